@@ -1,0 +1,1 @@
+"""How fast the pool is, beside its peers, and a load generator that checks every answer."""

@@ -1,0 +1,125 @@
+"""The whole benchmark: `python -m bench --help`."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench import environments, report
+from bench.environments import BenchError
+from bench.front import LAYERS
+from bench.guard import run_folder
+from bench.models import MODELS, ensure_exported
+from bench.peers import GROUPS, OURS
+from bench.suite import Plan, Results, run_part
+
+_RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",") if word]
+
+
+def _choice(known: Sequence[str], text: str) -> list[str]:
+    words = [word for word in text.split(",") if word]
+    if unknown := sorted(set(words) - set(known)):
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: not one of {', '.join(known)}")
+    return words
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    batches = sorted({batch for model in MODELS.values() for batch in model.batches})
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description="Measure mpspool beside its peers on this machine. The first run makes the peers' "
+        "environments (several GB, several minutes).",
+        epilog="Exit status: 1 when something did not run; how fast it was does not matter.",
+    )
+    add = parser.add_argument
+    add(
+        "--peers",
+        type=lambda text: _choice(list(GROUPS), text),
+        default=["triton", "mlserver", "litserve"],
+        help=f"of {', '.join(GROUPS)}; default: all but ray",
+    )
+    add("--models", type=lambda text: _choice(list(MODELS), text), default=list(MODELS))
+    add("--batches", type=_numbers, default=batches, help=f"default: {','.join(map(str, batches))}")
+    add("--concurrency", type=_numbers, help="connections, one request at a time on each; default: 1,8,32")
+    add("--seconds", type=float, help="of load in each cell and round; default: 3")
+    add("--repeat", type=int, help="rounds; default: 3")
+    add("--only", choices=("front", "pool", "inprocess"), help="one part of it")
+    add("--quick", action="store_true", help="concurrency 32, one round of 1 s: does everything run?")
+    add("--name", help="of the files under bench/results; default: the time, or quick")
+    add("--cache", type=Path, default=environments.DEFAULT_CACHE, help="for environments and models")
+    options = parser.parse_args(argv)
+    options.concurrency = options.concurrency or ([32] if options.quick else [1, 8, 32])
+    options.seconds = options.seconds or (1.0 if options.quick else 3.0)
+    options.repeat = options.repeat or (1 if options.quick else 3)
+    options.name = options.name or ("quick" if options.quick else time.strftime("%Y%m%d-%H%M%S"))
+    return options
+
+
+def _run(options: argparse.Namespace) -> int:
+    environments.ensure_h2load()
+    cache = options.cache.resolve()
+    plan = Plan(
+        models=options.models,
+        batches=options.batches,
+        concurrency=sorted(options.concurrency),
+        seconds=options.seconds,
+        repeat=options.repeat,
+        cache=cache,
+        exported=ensure_exported(cache),
+    )
+    results = Results()
+    try:
+        _run_parts(options, plan, results)
+    finally:
+        if results.samples:
+            _write(results, plan, options.name)
+    print("\n".join([*report.target_lines(results), ""]), flush=True)
+    return 1 if results.failures else 0
+
+
+def _run_parts(options: argparse.Namespace, plan: Plan, results: Results) -> None:
+    only = options.only
+    peers = [OURS, *(peer for group in options.peers for peer in GROUPS[group])]
+    with run_folder() as (mark, folder):
+        if only in (None, "front"):
+            highest = dataclasses.replace(plan, concurrency=plan.concurrency[-1:])
+            run_part("front", LAYERS, False, highest, results, mark, folder)
+        if only in (None, "pool"):
+            run_part("pool", peers, True, plan, results, mark, folder)
+        if only == "inprocess":
+            run_part("pool", [], True, plan, results, mark, folder)
+
+
+def _write(results: Results, plan: Plan, name: str) -> None:
+    _RESULTS.mkdir(exist_ok=True)
+    table = report.markdown(results, plan)
+    (_RESULTS / f"{name}.md").write_text(table)
+    (_RESULTS / f"{name}.json").write_text(report.as_json(results, plan))
+    report.plot(results, _RESULTS / f"{name}.png")
+    print(f"\n{table}\nbench: written to {_RESULTS / name}.md, .json, .png", flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _arguments(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        return _run(options)
+    except BenchError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("bench: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

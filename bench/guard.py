@@ -1,0 +1,46 @@
+"""Cleans up after a run however it ends, SIGKILL included.
+
+    python -m bench.guard MARK FOLDER     waits for the end of its stdin, then ends every process that
+                                          carries the mark and removes the folder
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench import measure
+from bench.environments import REPOSITORY
+
+
+@contextmanager
+def run_folder() -> Iterator[tuple[str, Path]]:
+    """A mark for a run's processes and a temporary folder for its files; both are gone afterwards."""
+    mark = uuid.uuid4().hex
+    # Short: UNIX sockets lie below it, and their paths end at 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="mpb-"))
+    command = [sys.executable, "-m", "bench.guard", mark, str(folder)]
+    # Reads from the pipe that we hold, so its stdin ends when we do.
+    guard = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, start_new_session=True)
+    try:
+        yield mark, folder
+    finally:
+        assert guard.stdin is not None
+        guard.stdin.close()
+        guard.wait()
+
+
+def _main(mark: str, folder: str) -> None:
+    sys.stdin.read()
+    measure.end_marked(mark)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -1,0 +1,124 @@
+"""The in-process limit: the engine's call in two processes, numpy in, numpy out, no server at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from bench import measure
+from bench.cell import Sample
+from bench.drive import Driven
+from bench.environments import BenchError
+from bench.models import MODELS, check, sample
+from bench.peers import THREADS, WORKERS
+
+_LOOP = Path(__file__).resolve().parent / "servers" / "call_loop.py"
+# The loops start together, this long after they are told to: time enough to read the inputs.
+_LEAD_S = 0.5
+
+
+class InProcess:
+    """Measured like a server. A context manager; on exit nothing of it is left."""
+
+    name, title = "inprocess", "in-process limit"
+
+    def __init__(self, model: str, mark: str, folder: Path, models: Path) -> None:
+        self.ready_s = 0.0
+        self._model = MODELS[model]
+        self._mark = f"{mark}.inprocess-{model}."
+        self._folder = folder / f"inprocess-{model}"
+        self._models = models
+        self._processes: list[subprocess.Popen[str]] = []
+
+    def __enter__(self) -> Self:
+        """Starts the processes and waits for the model. Raises BenchError."""
+        self._folder.mkdir()
+        environment = os.environ | {
+            measure.MARK: self._mark,
+            "BENCH_MODEL": self._model.name,
+            "BENCH_MODELS": str(self._models),
+            "BENCH_THREADS": str(THREADS),
+            "BENCH_CALL": "session",
+        }
+        start = time.monotonic()
+        try:
+            with (self._folder / "log").open("w") as log:
+                for _ in range(WORKERS):
+                    self._processes.append(
+                        subprocess.Popen(
+                            [sys.executable, str(_LOOP)],
+                            env=environment,
+                            stdin=subprocess.PIPE,
+                            stdout=subprocess.PIPE,
+                            stderr=log,
+                            text=True,
+                            start_new_session=True,
+                        )
+                    )
+            self._expect("ready")
+        except BaseException:
+            self._end()
+            raise
+        self.ready_s = time.monotonic() - start
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end()
+
+    def memory(self) -> measure.Memory:
+        return measure.memory(measure.marked(self._mark))
+
+    def measure(self, batch: int, concurrency: int, seconds: float) -> Sample:
+        """One cell; the concurrency is always one call per process.
+
+        Raises:
+            BenchError, AssertionError: a process ended, or its answer is wrong.
+        """
+        inputs = sample(self._model, batch)
+        np.savez(self._folder / "inputs.npz", **inputs)  # type: ignore[arg-type]
+        answers = [self._folder / f"answer{number}.npz" for number in range(len(self._processes))]
+        measure.wait_until_quiet()
+        start = time.monotonic() + _LEAD_S
+        for process, answer in zip(self._processes, answers, strict=True):
+            assert process.stdin is not None
+            process.stdin.write(f"{self._folder}/inputs.npz {answer} {start} {seconds}\n")
+            process.stdin.flush()
+        time.sleep(max(0.0, start - time.monotonic()))
+        pids = [process.pid for process in self._processes]
+        before, machine = measure.cpu_by_pid(pids), measure.machine_busy_s()
+        time.sleep(seconds)
+        used = measure.by_role(before, measure.cpu_by_pid(pids))
+        busy = measure.machine_busy_s() - machine
+        self._expect("done")
+        latencies = np.concatenate([self._checked(inputs, answer) for answer in answers])
+        driven = Driven(len(latencies), len(latencies), 0, latencies, client_cpu_s=0.0)
+        return Sample.of(driven, seconds, seconds, used, busy)
+
+    def _checked(self, inputs: dict[str, np.ndarray], file: Path) -> np.ndarray:  # type: ignore[type-arg]
+        with np.load(file) as answer:
+            check(self._model, inputs, answer)
+            latencies: np.ndarray = answer["latencies_ms"]  # type: ignore[type-arg]
+        return latencies
+
+    def _expect(self, word: str) -> None:
+        for process in self._processes:
+            assert process.stdout is not None
+            if process.stdout.readline().strip() != word:
+                log = (self._folder / "log").read_text(errors="replace")
+                raise BenchError(f"a process of the in-process limit ended: {log[-2000:]}")
+
+    def _end(self) -> None:
+        measure.end_marked(self._mark)
+        for process in self._processes:
+            process.wait(timeout=10)
+            for pipe in (process.stdin, process.stdout):
+                with contextlib.suppress(BrokenPipeError):
+                    assert pipe is not None
+                    pipe.close()

@@ -1,0 +1,267 @@
+"""What a run leaves: a table, the same figures as JSON, a plot; and which targets were reached."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from bench.cell import Sample
+from bench.environments import REPOSITORY
+from bench.suite import Cell, Plan, Results
+
+OURS = "mpspool"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """At concurrency 32, ours / theirs is to be at least this."""
+
+    model: str
+    batch: int
+    theirs: str
+    at_least: float
+
+
+TARGETS: Sequence[Target] = (
+    Target("half_plus_two", 1, "triton", 0.9),
+    Target("widedeep", 1, "triton", 1.2),
+    Target("widedeep", 32, "triton", 1.2),
+    Target("widedeep", 512, "triton", 1.0),
+    Target("widedeep", 512, "inprocess", 0.85),
+)
+_TARGET_CONCURRENCY = 32
+
+
+def markdown(results: Results, plan: Plan) -> str:
+    """The whole report."""
+    return "\n".join(
+        [
+            *_head(plan),
+            *_front_tables(results),
+            *_pool_tables(results),
+            *_footprints(results),
+            *target_lines(results),
+            *_failures(results),
+            "",
+        ]
+    )
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    facts = machine()
+    yield "# Benchmark"
+    yield ""
+    yield f"{facts['cpus']} CPUs ({facts['cpu']}), {facts['system']}, Python {facts['python']}, TensorFlow"
+    yield f"{facts['tensorflow']}, mpspool {facts['commit']}, {facts['time']}. {plan.repeat} rounds of"
+    yield f"{plan.seconds:g} s a cell; medians. Two model processes with one TensorFlow thread each, everywhere."
+    yield "The load driver runs on the same machine. What the figures mean: bench/README.md."
+
+
+def machine() -> dict[str, Any]:
+    """The circumstances, for whoever compares."""
+    git = ["git", "-C", str(REPOSITORY), "describe", "--always", "--dirty"]
+    commit = subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip()
+    names = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]
+    return {
+        "time": time.strftime("%Y-%m-%d %H:%M %Z"),
+        "cpus": len(os.sched_getaffinity(0)),
+        "cpu": names[0] if names else platform.machine(),
+        "system": f"Linux {platform.release()}",
+        "python": platform.python_version(),
+        "tensorflow": metadata.version("tensorflow"),
+        "commit": commit or "unknown",
+    }
+
+
+def _cpuinfo() -> list[str]:
+    return Path("/proc/cpuinfo").read_text().splitlines()
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    yield "| " + " | ".join(header) + " |"
+    yield "|" + "---|" * len(header)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def _groups(results: Results, part: str) -> list[tuple[str, int]]:
+    found = {(cell.model, cell.batch): None for cell in results.samples if cell.part == part}
+    return list(found)
+
+
+def _concurrencies(results: Results, part: str) -> list[int]:
+    return sorted({cell.concurrency for cell in results.samples if cell.part == part})
+
+
+def _names(results: Results, part: str, model: str, batch: int) -> list[str]:
+    """Who was measured there, in the order they started."""
+    rows = [row for cell, row in results.samples.items() if (cell.part, cell.model, cell.batch) == (part, model, batch)]
+    return [name for name in results.titles if any(name in row for row in rows)]
+
+
+def _front_tables(results: Results) -> Iterator[str]:
+    if not _groups(results, "front"):
+        return
+    yield from ("", "## The way in: CPU of each request", "")
+    header = ("model, batch, concurrency", "layers", "requests/s", "p50 / p99 ms", "us CPU per request", "of these by")
+    rows = []
+    for cell, row in results.samples.items():
+        if cell.part == "front":
+            for name, samples in row.items():
+                rows.append((f"{cell.model}, {cell.batch}, {cell.concurrency}", *_front_row(results, cell, name, samples)))
+    yield from _table(header, rows)
+
+
+def _front_row(results: Results, cell: Cell, name: str, samples: Sequence[Sample]) -> tuple[str, ...]:
+    one = results.median(cell, name)
+    assert one is not None
+    last = samples[-1]
+    total = sum(last.cpu_by_role.values()) or 1.0
+    shares = ", ".join(
+        f"{role} {1000 * one.cpu_s_per_1000 * cpu / total:.0f}"
+        for role, cpu in sorted(last.cpu_by_role.items(), key=lambda item: -item[1])
+        if cpu / total > 0.005
+    )
+    times = f"{one.p50_ms:.2f} / {one.p99_ms:.2f}"
+    return results.titles[name], f"{one.rate:.0f}", times, f"{1000 * one.cpu_s_per_1000:.0f}", shares
+
+
+def _pool_tables(results: Results) -> Iterator[str]:
+    concurrencies = _concurrencies(results, "pool")
+    for model, batch in _groups(results, "pool"):
+        yield from ("", f"## {model}, batch {batch}", "")
+        header = [
+            "",
+            *(f"c{c}: answers/s, p50 / p99 ms" for c in concurrencies),
+            *(f"c{c}: CPU s per 1000" for c in concurrencies),
+            *(f"c{c}: mpspool / it" for c in concurrencies),
+            "cores at the last: server + client + foreign",
+        ]
+        cells = [Cell("pool", model, batch, concurrency) for concurrency in concurrencies]
+        yield from _table(header, [_pool_row(results, cells, n) for n in _names(results, "pool", model, batch)])
+
+
+def _pool_row(results: Results, cells: Sequence[Cell], name: str) -> list[str]:
+    samples = [results.median(cell, name) for cell in cells]
+    ratios = [results.ratio(cell, OURS, name) for cell in cells]
+    last = samples[-1]
+    return [
+        results.titles[name],
+        *(f"{one.rate:.0f}, {one.p50_ms:.2f} / {one.p99_ms:.2f}" if one else "" for one in samples),
+        *(f"{one.cpu_s_per_1000:.3f}" if one else "" for one in samples),
+        *(f"{ratio:.2f}" if ratio and name != OURS else "" for ratio in ratios),
+        f"{last.server_cores:.2f} + {last.client_cores:.2f} + {last.foreign_cores:.2f}" if last else "",
+    ]
+
+
+def _footprints(results: Results) -> Iterator[str]:
+    if not results.footprints:
+        return
+    yield from ("", "## Start and memory", "")
+    rows = [
+        (
+            model,
+            results.titles[name],
+            f"{footprint.ready_s:.1f}",
+            str(footprint.memory.processes),
+            f"{footprint.memory.rss_mb:.0f}",
+            f"{footprint.memory.pss_mb:.0f}",
+        )
+        for (_, model, name), footprint in results.footprints.items()
+    ]
+    yield from _table(("model", "", "first answer, s", "processes", "RSS MB", "PSS MB"), rows)
+
+
+def target_lines(results: Results) -> Iterator[str]:
+    """The targets of those cells that were measured, each with the ratio and whether it is reached."""
+    rows = []
+    for target in TARGETS:
+        cell = Cell("pool", target.model, target.batch, _TARGET_CONCURRENCY)
+        ratio = results.ratio(cell, OURS, target.theirs)
+        if ratio is not None:
+            rows.append(
+                (
+                    f"{target.model}, batch {target.batch}",
+                    results.titles[target.theirs],
+                    f"{target.at_least:.2f}",
+                    f"{ratio:.2f}",
+                    "reached" if ratio >= target.at_least else "not reached",
+                )
+            )
+    if rows:
+        yield from ("", f"## Targets, concurrency {_TARGET_CONCURRENCY}", "")
+        yield from _table(("", "mpspool against", "at least", "ratio", ""), rows)
+
+
+def _failures(results: Results) -> Iterator[str]:
+    if results.failures:
+        yield from ("", "## Did not run", "")
+        yield from (f"- {failure.splitlines()[0]}" for failure in results.failures)
+
+
+def as_json(results: Results, plan: Plan) -> str:
+    """Every sample of every round."""
+    described = dataclasses.asdict(plan) | {"cache": str(plan.cache), "exported": str(plan.exported)}
+    cells = [
+        {**dataclasses.asdict(cell), "contender": name, "rounds": [dataclasses.asdict(one) for one in samples]}
+        for cell, row in results.samples.items()
+        for name, samples in row.items()
+    ]
+    footprints = [
+        {"part": part, "model": model, "contender": name, **dataclasses.asdict(footprint)}
+        for (part, model, name), footprint in results.footprints.items()
+    ]
+    whole = {
+        "machine": machine(),
+        "plan": described,
+        "cells": cells,
+        "footprints": footprints,
+        "failures": results.failures,
+    }
+    return json.dumps(whole, indent=1)
+
+
+def plot(results: Results, file: Path) -> None:
+    """Answers per second in each cell, and CPU per request of the front's layers."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    panels = [(part, *group) for part in ("front", "pool") for group in _groups(results, part)]
+    if not panels:
+        return
+    columns = min(4, len(panels))
+    lines = -(-len(panels) // columns)
+    figure, axes = plt.subplots(lines, columns, figsize=(5 * columns, 4 * lines), squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.remove()
+    for axis, (part, model, batch) in zip(axes.flat, panels, strict=False):
+        _panel(axis, results, part, model, batch)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+    plt.close(figure)
+
+
+def _panel(axis: Any, results: Results, part: str, model: str, batch: int) -> None:
+    concurrencies = _concurrencies(results, part)
+    names = _names(results, part, model, batch)
+    width = 0.8 / max(1, len(names))
+    for index, name in enumerate(names):
+        samples = [results.median(Cell(part, model, batch, c), name) for c in concurrencies]
+        values = [0.0 if one is None else one.rate if part == "pool" else 1000 * one.cpu_s_per_1000 for one in samples]
+        places = [place + index * width for place in range(len(concurrencies))]
+        axis.bar(places, values, width, label=results.titles[name])
+    axis.set_xticks([place + 0.4 - width / 2 for place in range(len(concurrencies))])
+    axis.set_xticklabels([f"concurrency {c}" for c in concurrencies])
+    axis.set_title(f"{model}, batch {batch}")
+    axis.set_ylabel("answers per second" if part == "pool" else "us of CPU per request")
+    axis.legend(fontsize=7)

@@ -1,0 +1,28 @@
+"""LitServe with JSON. Arguments: PORT WORKERS."""
+
+import sys
+
+import litserve
+import numpy as np
+import tf_model
+
+
+class Api(litserve.LitAPI):
+    def setup(self, device):
+        self._call = tf_model.load()
+
+    def decode_request(self, request):
+        return {
+            name: np.asarray(request["inputs"][name], dtype) for name, (dtype, _) in tf_model.INPUTS.items()
+        }
+
+    def predict(self, inputs):
+        return self._call(inputs)
+
+    def encode_response(self, outputs):
+        return {"outputs": {name: array.tolist() for name, array in outputs.items()}}
+
+
+if __name__ == "__main__":
+    server = litserve.LitServer(Api(), accelerator="cpu", workers_per_device=int(sys.argv[2]), timeout=60)
+    server.run(port=int(sys.argv[1]), host="127.0.0.1", generate_client_file=False, log_level="warning")

@@ -1,0 +1,190 @@
+"""Runs the cells: everyone side by side, round after round, in turn.
+
+All servers of one model are up at the same time and measured one after another in the same cell,
+so that a ratio is between two figures taken within seconds of each other; who comes first goes
+round. Ratios are built within a round, and the median over the rounds is taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, Self
+
+import grpc
+import psutil
+
+from bench import measure
+from bench.cell import Sample, median
+from bench.environments import BenchError
+from bench.inprocess import InProcess
+from bench.models import MODELS
+from bench.peers import Peer
+from bench.server import Server
+
+# What a server with two TensorFlow processes takes, at most.
+_SERVER_BYTES = 1.2e9
+_FAILURES = (BenchError, AssertionError, OSError, grpc.RpcError)
+
+
+class Contender(Protocol):
+    """What is measured: a server, or the in-process limit."""
+
+    name: str
+    title: str
+    ready_s: float
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *exception: object) -> None: ...
+    def memory(self) -> measure.Memory: ...
+    def measure(self, batch: int, concurrency: int, seconds: float) -> Sample: ...
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cell:
+    """One place in the tables. `part` is "pool" or "front"."""
+
+    part: str
+    model: str
+    batch: int
+    concurrency: int
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What it took to have a contender up: seconds to the first right answer, and memory at the end."""
+
+    ready_s: float
+    memory: measure.Memory
+
+
+@dataclass(slots=True)
+class Results:
+    """Everything measured.
+
+    Attributes:
+        samples: by cell and contender, one for each round.
+        titles: what the tables call a contender.
+        failures: what did not run, and why.
+    """
+
+    samples: dict[Cell, dict[str, list[Sample]]] = field(default_factory=dict)
+    titles: dict[str, str] = field(default_factory=dict)
+    footprints: dict[tuple[str, str, str], Footprint] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+    def median(self, cell: Cell, name: str) -> Sample | None:
+        samples = self.samples.get(cell, {}).get(name)
+        return median(samples) if samples else None
+
+    def ratio(self, cell: Cell, ours: str, theirs: str) -> float | None:
+        """The median over the rounds of ours / theirs, in answers per second."""
+        row = self.samples.get(cell, {})
+        pairs = zip(row.get(ours, []), row.get(theirs, []), strict=False)
+        ratios = [one.rate / other.rate for one, other in pairs if other.rate]
+        return statistics.median(ratios) if ratios else None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run.
+
+    Attributes:
+        batches: of these, each model has those it is measured with.
+        repeat: rounds.
+        seconds: of load in each cell and round.
+    """
+
+    models: Sequence[str]
+    batches: Sequence[int]
+    concurrency: Sequence[int]
+    seconds: float
+    repeat: int
+    cache: Path
+    exported: Path
+
+
+def run_part(
+    part: str, peers: Sequence[Peer], limit: bool, plan: Plan, results: Results, mark: str, folder: Path
+) -> None:
+    """Measures the peers, and the in-process limit too if asked; adds to the results as it goes."""
+    for model in plan.models:
+        makers: list[Callable[[], Contender]] = [
+            lambda peer=peer, model=model: Server(peer, model, mark, folder, plan.exported, plan.cache)  # type: ignore[misc]
+            for peer in peers
+        ]
+        if limit:
+            makers.append(lambda model=model: InProcess(model, mark, folder, plan.exported))  # type: ignore[misc]
+        batches = [batch for batch in MODELS[model].batches if batch in plan.batches]
+        if makers and batches:
+            _check_memory(len(makers))
+            with ExitStack() as stack:
+                contenders = list(_started(makers, stack, model, results))
+                measure.wait_until_quiet(limit_s=15.0)
+                _rounds(part, contenders, model, batches, plan, results)
+                for one in contenders:
+                    results.footprints[part, model, one.name] = Footprint(one.ready_s, one.memory())
+
+
+def _check_memory(servers: int) -> None:
+    available = psutil.virtual_memory().available
+    if available < servers * _SERVER_BYTES:
+        raise BenchError(
+            f"{servers} servers side by side may take {servers * _SERVER_BYTES / 1e9:.0f} GB and "
+            f"{available / 1e9:.0f} GB are available: choose fewer with --peers"
+        )
+
+
+def _started(
+    makers: Iterable[Callable[[], Contender]], stack: ExitStack, model: str, results: Results
+) -> Iterable[Contender]:
+    """Starts one after another; one that does not start is noted and left out."""
+    for make in makers:
+        contender = make()
+        results.titles[contender.name] = contender.title
+        try:
+            stack.enter_context(contender)
+        except _FAILURES as error:
+            _note(results, f"{contender.title}, {model}, did not start: {error}")
+            continue
+        print(f"bench: {contender.title} serves {model} after {contender.ready_s:.1f} s", flush=True)
+        yield contender
+
+
+def _rounds(
+    part: str, contenders: list[Contender], model: str, batches: Sequence[int], plan: Plan, results: Results
+) -> None:
+    for turn, batch, concurrency in itertools.product(range(plan.repeat), batches, plan.concurrency):
+        cell = Cell(part, model, batch, concurrency)
+        row = results.samples.setdefault(cell, {})
+        first = turn % max(1, len(contenders))
+        for one in [*contenders[first:], *contenders[:first]]:
+            if isinstance(one, InProcess) and concurrency != max(plan.concurrency):
+                continue
+            try:
+                sample = one.measure(batch, concurrency, plan.seconds)
+            except _FAILURES as error:
+                _note(results, f"{one.title}, {cell}: {error}")
+                contenders.remove(one)  # its samples must stay those of the first rounds
+                continue
+            row.setdefault(one.name, []).append(sample)
+            print(_line(turn, cell, one, sample), flush=True)
+
+
+def _line(turn: int, cell: Cell, one: Contender, sample: Sample) -> str:
+    return (
+        f"{turn + 1} {cell.model:13} b{cell.batch:<3} c{cell.concurrency:<2} {one.title:24}"
+        f" {sample.rate:8.0f}/s  p50 {sample.p50_ms:7.2f}  p99 {sample.p99_ms:7.2f} ms"
+        f"  cpu {sample.cpu_s_per_1000:7.3f} s/1000  cores {sample.server_cores:.2f}"
+        f" + client {sample.client_cores:.2f} + foreign {sample.foreign_cores:.2f}"
+    )
+
+
+def _note(results: Results, failure: str) -> None:
+    results.failures.append(failure)
+    print(f"bench: {failure}", file=sys.stderr, flush=True)

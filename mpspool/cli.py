@@ -1,0 +1,360 @@
+"""The command line. Only click is imported up front: `status` must not wait for anything else."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+import click
+
+from mpspool import __version__
+from mpspool.core.rundir import RunDir, default_run_dir
+
+if TYPE_CHECKING:
+    from mpspool.core.errors import StartError
+    from mpspool.core.settings import PoolSettings
+    from mpspool.supervisor.plan import Plan
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_NOTHING_STARTED = 2
+_DEFAULT_GRPC_PORT = 8500
+
+
+class _RunDirType(click.ParamType):
+    """A run folder; it need not be there."""
+
+    name = "dir"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> RunDir:  # noqa: ARG002  click's signature
+        return RunDir(Path(os.path.abspath(os.path.expanduser(value))))
+
+
+def run_dir_option(command: F) -> F:
+    """--run-dir, for the commands that look for a pool."""
+    return click.option(
+        "--run-dir",
+        "run",
+        type=_RunDirType(),
+        envvar="MPSPOOL_RUN_DIR",
+        default=lambda: str(default_run_dir()),
+        metavar="DIR",
+        help="The pool's run folder, as given to start. Default: one per user.",
+    )(command)
+
+
+def fail(text: str, status: int = 1) -> NoReturn:
+    """An error for a person, and the exit status for a script."""
+    click.echo(text, err=True)
+    sys.exit(status)
+
+
+def _examples(*lines: str) -> str:
+    """Below the help of a command, one a line."""
+    return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+@click.group(
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=_examples(
+        "mpspool start --model half_plus_two=/models/half_plus_two     # stays in the foreground",
+        "mpspool wait && mpspool status                                # in another terminal",
+        "mpspool predict half_plus_two --input '{\"x\": [1, 2, 5]}'",
+    ),
+)
+@click.version_option(__version__, prog_name="mpspool")
+def main() -> None:
+    """Serve TensorFlow models from a pool of worker processes.
+
+    On GPUs several workers share each device under NVIDIA MPS; without a GPU the same pool runs on
+    the CPU. Clients of TensorFlow Serving work unchanged.
+    """
+
+
+@main.command(
+    epilog=_examples(
+        "mpspool start --model half_plus_two=/models/half_plus_two",
+        "mpspool start --model wide=/models/wide --model ocr=/models/ocr --gpus 0,1 --contexts-per-gpu 6",
+        'mpspool start --model wide=/models/wide --gpus none --cpusets "0-3;4-7"',
+        "mpspool start pool.yaml --host 0.0.0.0 --detach",
+        "mpspool start pool.yaml --check",
+    ),
+)
+@click.argument(
+    "file", required=False, metavar="[POOL.yaml]", type=click.Path(path_type=Path, dir_okay=False)
+)
+@click.option(
+    "--model",
+    multiple=True,
+    metavar="NAME=BASE_PATH",
+    help="A model and the folder with its numeric version folders; repeat for more.",
+)
+@click.option(
+    "--gpus", metavar="0,2|all|none", help="GPUs, as CUDA_VISIBLE_DEVICES numbers them. Default: all."
+)
+@click.option("--contexts-per-gpu", metavar="N", help="Workers per model and GPU.  [default: 4]")
+@click.option("--cpu-slots", metavar="N", help="Workers per model on the CPU. Default: one per 2 cores.")
+@click.option("--cpusets", metavar="SETS", help='CPUs of each worker, as "2-4;5-7".')
+@click.option("--intra-op-threads", metavar="N", help="Threads within one operation, per worker.")
+@click.option("--inter-op-threads", metavar="N", help="Operations at once, per worker.")
+@click.option("--mps", metavar="auto|on|off", help="NVIDIA MPS on the GPUs.  [default: auto]")
+@click.option("--simulate-gpus", metavar="N", help="Stand-ins for GPUs; models run on the CPU.")
+@click.option("--simulate-cpus", metavar="N", help="Stand-ins for CPUs; nothing is pinned.")
+@click.option("--grpc-port", metavar="PORT", help="0 turns gRPC off.  [default: 8500]")
+@click.option("--rest-port", metavar="PORT", help="0 turns HTTP off.  [default: 8501]")
+@click.option("--host", metavar="ADDR", help="0.0.0.0 opens the ports to the network.  [default: 127.0.0.1]")
+@click.option("--run-dir", metavar="DIR", help="Sockets, settings and logs. Default: one per user.")
+@click.option(
+    "--detach", is_flag=True, help="Return when the pool is on its way; it runs on in the background."
+)
+@click.option("--check", is_flag=True, help="Validate everything, print the plan, start nothing.")
+def start(file: Path | None, detach: bool, check: bool, **flags: Any) -> None:
+    """Start a pool and stay until Ctrl-C or SIGTERM, which drain it first.
+
+    The same can be said in POOL.yaml, in the environment (MPSPOOL_GRPC_PORT=..., and DeepRec's
+    CONTEXTS_COUNT_PER_GPU and the like) and here; what is said here wins.
+    """
+    from mpspool.core.errors import StartError
+    from mpspool.supervisor import foreground
+
+    try:
+        settings, planned = _resolve(file, flags)
+        if check:
+            _print_plan(settings, planned)
+            click.echo("All is well; nothing was started.")
+            return
+        _print_plan(settings, planned)
+        if detach:
+            sys.exit(foreground.detach(settings, announce=_announce_detached(settings)))
+        sys.exit(foreground.run(settings, say=foreground.say_with_time))
+    except StartError as error:
+        _refuse(error)
+
+
+def _resolve(file: Path | None, flags: dict[str, Any]) -> tuple[PoolSettings, Plan]:
+    """Raises StartError."""
+    from mpspool.core.errors import StartError
+    from mpspool.supervisor import config, foreground, preflight
+
+    wanted = config.load_config(file, flags, os.environ)
+    problems = foreground.check(RunDir(wanted.run_dir))
+    try:
+        settings, planned = preflight.resolve(wanted, os.environ)
+    except StartError as error:
+        raise StartError(problems + error.problems) from error
+    if problems:
+        raise StartError(problems)
+    return settings, planned
+
+
+def _print_plan(settings: PoolSettings, planned: Plan) -> None:
+    for line in planned.facts:
+        click.echo(line)
+    ports = (("gRPC", settings.grpc_port), ("HTTP", settings.rest_port))
+    fronts = (
+        ", ".join(f"{name} on {settings.host}:{port}" for name, port in ports if port) or "both fronts off"
+    )
+    click.echo(f"{fronts}; run folder {settings.run_dir}")
+    for line in planned.warnings:
+        click.echo(f"warning: {line}", err=True)
+
+
+def _announce_detached(settings: PoolSettings) -> Callable[[str], None]:
+    where = "" if settings.run_dir == str(default_run_dir()) else f" --run-dir {settings.run_dir}"
+
+    def announce(text: str) -> None:
+        click.echo(f"started: {text}")
+        click.echo(f"until it is ready: mpspool wait{where}\nto end it:         mpspool stop{where}")
+
+    return announce
+
+
+def _refuse(error: StartError) -> NoReturn:
+    for problem in error.problems:
+        click.echo(f"error: {problem}", err=True)
+    fail("nothing was started", _NOTHING_STARTED)
+
+
+@main.command(
+    epilog=_examples(
+        "mpspool start pool.yaml --detach && mpspool wait --timeout 60",
+    ),
+)
+@run_dir_option
+@click.option(
+    "--timeout", type=float, default=300.0, show_default=True, metavar="S", help="How long to wait."
+)
+def wait(run: RunDir, timeout: float) -> None:
+    """Wait until every worker is READY.
+
+    It waits for a pool that is not there yet, too. Exit status 0 when all is ready; 1, with the reason,
+    when the time is over, when the pool has ended or when a worker was given up.
+    """
+    from mpspool.supervisor import ask
+
+    if reason := ask.why_not_ready(run, timeout):
+        fail(reason)
+
+
+@main.command(
+    epilog=_examples(
+        "mpspool status",
+        "mpspool status --json | jq '.workers[] | select(.state != \"READY\")'",
+    ),
+)
+@run_dir_option
+@click.option("--json", "as_json", is_flag=True, help="For scripts: names and values stay as they are.")
+def status(run: RunDir, as_json: bool) -> None:
+    """Show models, workers and processes."""
+    import json
+
+    from mpspool.supervisor import ask, report
+
+    try:
+        found = ask.status(run)
+    except ask.NoPoolError as error:
+        fail(str(error))
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        report.print_status(found)
+
+
+@main.command(
+    epilog=_examples(
+        "mpspool stop --timeout 60",
+    ),
+)
+@run_dir_option
+@click.option(
+    "--timeout", type=float, metavar="S", help="How long to wait. Default: the pool's grace time and some."
+)
+def stop(run: RunDir, timeout: float | None) -> None:
+    """Drain the pool, end it, and wait until nothing of it is left.
+
+    Exit status 0 when nothing is left, also when nothing was there.
+    """
+    from mpspool.supervisor import ask
+
+    try:
+        left = ask.stop(run, _stop_timeout_s(run) if timeout is None else timeout)
+    except ask.NoPoolError as none:
+        click.echo(str(none))
+        return
+    if left:
+        fail(left)
+    click.echo("stopped")
+
+
+def _stop_timeout_s(run: RunDir) -> float:
+    import msgspec
+
+    from mpspool.core import settings
+    from mpspool.supervisor import ask
+
+    try:
+        found = settings.load(run.settings_file("pool"), settings.PoolSettings)
+    except (OSError, msgspec.DecodeError):
+        return ask.STOP_MARGIN_S
+    return found.grace_s + ask.STOP_MARGIN_S
+
+
+@main.command(
+    epilog=_examples(
+        "mpspool logs router",
+        "mpspool logs half_plus_two@1.cpu0.0 -f",
+    ),
+)
+@run_dir_option
+@click.argument("process", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on with what is added, until Ctrl-C.")
+def logs(run: RunDir, process: str | None, follow: bool) -> None:
+    """Print the log of one process, or of all.
+
+    PROCESS is a worker's id or a process' name, as `mpspool status` shows them; "supervisord" and, with
+    --detach, "mpspool" have logs too.
+    """
+    from mpspool.supervisor import log_files
+
+    known = log_files.names(run)
+    if not known:
+        fail(f"there are no logs in {run.logs}")
+    path = log_files.find(run, process) if process else None
+    if process and path is None:
+        fail(f"there is no log of {process!r}; there are: {', '.join(known)}")
+    name = path.name.removesuffix(".log") if path else None
+    if not follow:
+        for each in [name] if name else known:
+            _print_log(run, each, titled=name is None)
+        return
+    for each, line in log_files.follow(run, name):
+        click.echo(line if name else f"{each} | {line}")
+
+
+def _print_log(run: RunDir, name: str, *, titled: bool) -> None:
+    if titled:
+        click.secho(f"==> {name} <==", bold=True)
+    with run.log_file(name).open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            click.echo(line, nl=False)
+
+
+@main.command(
+    epilog=_examples(
+        "mpspool predict half_plus_two --input '{\"x\": [1, 2, 5]}'",
+        "mpspool predict half_plus_two --input '[1, 2, 5]' --address 10.0.0.7:8500",
+    ),
+)
+@click.argument("name")
+@click.option(
+    "--input", "document", required=True, metavar="JSON", help="{input: value, ...}; - reads it from stdin."
+)
+@click.option("--signature", default="", metavar="S", help="Default: serving_default.")
+@click.option("--version", type=int, metavar="V", help="Default: the latest.")
+@click.option("--address", metavar="HOST:PORT", help="Default: this user's pool, else 127.0.0.1:8500.")
+@click.option(
+    "--timeout", type=float, default=60.0, show_default=True, metavar="S", help="The request's deadline."
+)
+def predict(
+    *, name: str, document: str, signature: str, version: int | None, address: str | None, timeout: float
+) -> None:
+    """Ask a model once, over gRPC, and print its outputs as JSON.
+
+    Works with any TensorFlow Serving. Bytes that are no text are written {"b64": "..."}; a model
+    with one input takes its value alone.
+    """
+    import json
+
+    from mpspool import client
+
+    text = sys.stdin.read() if document == "-" else document
+    try:
+        parsed = json.loads(text)
+    except ValueError as error:
+        fail(f"--input is no JSON ({error}); an example: --input '{{\"x\": [1, 2, 5]}}'")
+    try:
+        outputs = client.predict(
+            address or _default_address(),
+            name,
+            parsed,
+            signature=signature,
+            version=version,
+            timeout_s=timeout,
+        )
+    except client.CallError as error:
+        fail(str(error))
+    click.echo(json.dumps(outputs))
+
+
+def _default_address() -> str:
+    from mpspool.supervisor import ask
+
+    run = RunDir(Path(os.environ.get("MPSPOOL_RUN_DIR") or default_run_dir()))
+    return f"127.0.0.1:{ask.grpc_port(run) or _DEFAULT_GRPC_PORT}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""One Predict call from JSON, as the command line makes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import grpc
+
+from mpspool.core import json_tensors, tfs
+from mpspool.core.errors import PoolError
+
+_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+
+class CallError(Exception):
+    """The call failed: "CODE: text"."""
+
+
+def predict(
+    address: str, name: str, document: Any, *, signature: str, version: int | None, timeout_s: float
+) -> dict[str, Any]:
+    """Asks for the model's signatures, builds the request by them, and returns the outputs.
+
+    Raises:
+        CallError: the server's code and text, or what does not fit the signature.
+    """
+    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+        try:
+            signatures = _signatures(channel, name, version, timeout_s)
+            body = json_tensors.request(name, document, signatures, signature=signature, version=version)
+            return json_tensors.response(_call(channel, "Predict", body, timeout_s))
+        except PoolError as error:
+            raise CallError(f"{error.code.name}: {error.message}") from error
+        except grpc.RpcError as error:
+            text = error.details()
+            if error.code() is grpc.StatusCode.UNAVAILABLE and "connect" in text.lower():
+                text += f"; is a pool running at {address}? (mpspool status)"
+            raise CallError(f"{error.code().name}: {text}") from error
+
+
+def _signatures(channel: grpc.Channel, name: str, version: int | None, timeout_s: float) -> Any:
+    request = tfs.GetModelMetadataRequest(metadata_field=[tfs.SIGNATURE_DEF])
+    request.model_spec.name = name
+    if version is not None:
+        request.model_spec.version.value = version
+    answer = _call(channel, "GetModelMetadata", request.SerializeToString(), timeout_s)
+    metadata = tfs.GetModelMetadataResponse.FromString(answer).metadata
+    return tfs.SignatureDefMap.FromString(metadata[tfs.SIGNATURE_DEF].value)
+
+
+def _call(channel: grpc.Channel, method: str, body: bytes, timeout_s: float) -> bytes:
+    answer: bytes = channel.unary_unary(f"/{tfs.PREDICTION_SERVICE}/{method}")(body, timeout=timeout_s)
+    return answer

@@ -1,0 +1,157 @@
+"""The control sockets: one JSON line in, JSON lines out, over a UNIX socket of mode 0600.
+
+The router and the pool answer here; the CLI, the pool and the foreground process ask. A request is
+{"op": NAME, ...}; an answer is an object, {"error": TEXT} where it failed. A streaming op sends an
+object a line until either side closes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+Message = dict[str, Any]
+Handler = Callable[[Message], Awaitable[Message] | AsyncIterator[Message]]
+
+_MAX_LINE_BYTES = 64 * 2**20
+
+
+class ControlError(Exception):
+    """The other side is not there, went away, or answered {"error": ...}."""
+
+
+def _connect(path: Path, timeout_s: float | None) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(timeout_s)
+        connection.connect(str(path))
+    except OSError as error:
+        connection.close()
+        raise ControlError(f"nobody answers on {path}: {error.strerror or error}") from error
+    return connection
+
+
+def call(path: Path, op: str, *, timeout_s: float | None = 5.0, **arguments: Any) -> Message:
+    """Asks once and returns the answer. Raises ControlError."""
+    with contextlib.closing(stream(path, op, timeout_s=timeout_s, **arguments)) as answers:
+        for answer in answers:
+            return answer
+    raise ControlError(f"{path} closed the connection without an answer")
+
+
+def stream(path: Path, op: str, *, timeout_s: float | None = 5.0, **arguments: Any) -> Iterator[Message]:
+    """Asks once and yields answers until the other side closes. Raises ControlError."""
+    with _connect(path, timeout_s) as connection:
+        try:
+            connection.sendall(json.dumps({"op": op, **arguments}).encode() + b"\n")
+            with connection.makefile("rb") as lines:
+                for line in lines:
+                    answer: Message = json.loads(line)
+                    if "error" in answer:
+                        raise ControlError(answer["error"])
+                    yield answer
+        except OSError as error:
+            raise ControlError(f"{path}: {error.strerror or error}") from error
+
+
+async def acall(path: Path, op: str, *, timeout_s: float | None = 5.0, **arguments: Any) -> Message:
+    """call() for an event loop."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            async with contextlib.aclosing(astream(path, op, **arguments)) as answers:
+                async for answer in answers:
+                    return answer
+    except TimeoutError as error:
+        raise ControlError(f"{path}: no answer to {op!r} in {timeout_s} s") from error
+    raise ControlError(f"{path} closed the connection without an answer")
+
+
+async def astream(path: Path, op: str, **arguments: Any) -> AsyncIterator[Message]:
+    """stream() for an event loop, without a time limit of its own."""
+    try:
+        reader, writer = await asyncio.open_unix_connection(str(path), limit=_MAX_LINE_BYTES)
+    except OSError as error:
+        raise ControlError(f"nobody answers on {path}: {error.strerror or error}") from error
+    try:
+        writer.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
+        await writer.drain()
+        while line := await reader.readline():
+            answer: Message = json.loads(line)
+            if "error" in answer:
+                raise ControlError(answer["error"])
+            yield answer
+    except OSError as error:
+        raise ControlError(f"{path}: {error.strerror or error}") from error
+    finally:
+        writer.close()
+
+
+class ControlServer:
+    """Answers on one socket. `handlers` maps an op to a coroutine function or an async generator."""
+
+    def __init__(self, path: Path, handlers: dict[str, Handler]) -> None:
+        self._path = path
+        self._handlers = handlers
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Binds the socket, in place of one that a killed predecessor left."""
+        self._path.unlink(missing_ok=True)
+        before = os.umask(0o177)
+        try:
+            self._server = await asyncio.start_unix_server(self._accept, str(self._path), limit=_MAX_LINE_BYTES)
+        finally:
+            os.umask(before)
+
+    async def close(self) -> None:
+        if self._server is None:
+            return
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._path.unlink(missing_ok=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            await self._serve(reader, writer)
+        except (ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        line = await reader.readline()
+        if not line:
+            return
+        async for answer in self._answers(line):
+            writer.write(json.dumps(answer).encode() + b"\n")
+            await writer.drain()
+
+    async def _answers(self, line: bytes) -> AsyncIterator[Message]:
+        try:
+            request: Message = json.loads(line)
+            handler = self._handlers[request.pop("op")]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            yield {"error": f"not a request of ours: {error!r}"}
+            return
+        try:
+            answer = handler(request)
+            if isinstance(answer, AsyncIterator):
+                async for item in answer:
+                    yield item
+            else:
+                yield await answer
+        except Exception as error:  # whatever a handler raises is the asker's to read
+            yield {"error": f"{type(error).__name__}: {error}"}

@@ -1,0 +1,173 @@
+"""Which model a Predict request is for, read from its bytes without parsing the tensors.
+
+A request is walked field by field at the top level, each skipped by its length, so a large one
+costs no more than a small one, and one that was cut off is seen to be. What lies inside the
+tensors is the worker's to judge.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from mpspool.core.errors import Code, PoolError
+
+# Wire types of the protocol buffers encoding.
+_VARINT, _FIXED64, _LEN, _GROUP, _END_GROUP, _FIXED32 = range(6)
+_MODEL_SPEC_TAG = 1 << 3 | _LEN
+_MAX_VARINT_BYTES = 10
+_MAX_GROUP_DEPTH = 100
+_MASK64 = 2**64 - 1
+
+
+class ModelSpecPeek(NamedTuple):
+    """A request's model_spec. `version` and `label` are None where not set, and never both set."""
+
+    name: str
+    version: int | None
+    label: str | None
+    signature_name: str
+
+
+class _MalformedError(Exception):
+    pass
+
+
+def missing_spec() -> PoolError:
+    """The error for a request that names no model_spec, in TensorFlow Serving's words."""
+    return PoolError(Code.INVALID_ARGUMENT, "Missing ModelSpec")
+
+
+def missing_name() -> PoolError:
+    """The error for a model_spec without a name, in TensorFlow Serving's words."""
+    return PoolError(Code.INVALID_ARGUMENT, "ModelSpec has no name specified.")
+
+
+def malformed(body: bytes, message: str = "tensorflow.serving.PredictRequest") -> PoolError:
+    """The error for bytes that are not the message they should be."""
+    return PoolError(
+        Code.INVALID_ARGUMENT, f"The {len(body)} bytes received are not a {message}: truncated or malformed"
+    )
+
+
+def peek(body: bytes) -> ModelSpecPeek:
+    """The model_spec of a serialised PredictRequest.
+
+    Raises:
+        PoolError: INVALID_ARGUMENT, for bytes whose top level does not add up, a missing
+            model_spec, or one without a name.
+    """
+    try:
+        spec = _find_spec(body)
+        found = None if spec is None else _parse_spec(spec)
+    except (_MalformedError, IndexError, UnicodeDecodeError):
+        raise malformed(body) from None
+    if found is None:
+        raise missing_spec()
+    if not found.name:
+        raise missing_name()
+    return found
+
+
+def _find_spec(body: bytes) -> bytes | None:
+    """The content of the field model_spec; sent twice, both one after the other, which merges them."""
+    spec = None
+    position, end = 0, len(body)
+    while position < end:
+        tag = body[position]
+        if tag & 0x87 == _LEN and tag > 7:  # a tag of one byte, as it is nearly always
+            size = body[position + 1]
+            start = position + 2
+            if size >= 0x80:
+                size, start = _varint(body, position + 1)
+            position = start + size
+        else:
+            tag, start, position = _field(body, position)
+        if position > end:
+            raise _MalformedError
+        if tag == _MODEL_SPEC_TAG:
+            spec = body[start:position] if spec is None else spec + body[start:position]
+    return spec
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """A varint's value and the position after it. Raises IndexError or _MalformedError."""
+    value = 0
+    for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
+        byte = data[position]
+        position += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value & _MASK64, position
+    raise _MalformedError
+
+
+def _field(data: bytes, position: int, depth: int = 0) -> tuple[int, int, int]:
+    """One field: its tag, where its content starts, where it ends (past a group's end tag).
+
+    Raises:
+        IndexError, _MalformedError: it goes past the data, or is no field.
+    """
+    tag, position = _varint(data, position)
+    wire = tag & 7
+    if not 8 <= tag < 2**32 or wire > _FIXED32:
+        raise _MalformedError
+    start = position
+    if wire == _VARINT:
+        position = _varint(data, position)[1]
+    elif wire == _FIXED64:
+        position += 8
+    elif wire == _FIXED32:
+        position += 4
+    elif wire == _LEN:
+        size, start = _varint(data, position)
+        position = start + size
+    elif wire == _GROUP:
+        position = _skip_group(data, position, tag, depth + 1)
+    elif not depth:
+        raise _MalformedError  # the end of a group that never began
+    if position > len(data):
+        raise _MalformedError
+    return tag, start, position
+
+
+def _skip_group(data: bytes, position: int, opening: int, depth: int) -> int:
+    if depth > _MAX_GROUP_DEPTH:
+        raise _MalformedError
+    while True:
+        tag, _, position = _field(data, position, depth)
+        if tag & 7 == _END_GROUP:
+            if tag != opening + 1:
+                raise _MalformedError
+            return position
+
+
+@lru_cache(maxsize=1024)
+def _parse_spec(spec: bytes) -> ModelSpecPeek:
+    name, signature_name = "", ""
+    version: int | None = None
+    label: str | None = None
+    position = 0
+    while position < len(spec):
+        tag, start, position = _field(spec, position)
+        content = spec[start:position]
+        if tag == 1 << 3 | _LEN:
+            name = content.decode()
+        elif tag == 2 << 3 | _LEN:
+            version, label = _parse_int64_value(content, version or 0), None
+        elif tag == 3 << 3 | _LEN:
+            signature_name = content.decode()
+        elif tag == 4 << 3 | _LEN:
+            version, label = None, content.decode()
+    return ModelSpecPeek(name, version, label, signature_name)
+
+
+def _parse_int64_value(data: bytes, value: int) -> int:
+    """google.protobuf.Int64Value, merged into what an earlier one said."""
+    position = 0
+    while position < len(data):
+        tag, start, position = _field(data, position)
+        if tag == 1 << 3 | _VARINT:
+            unsigned = _varint(data, start)[0]
+            value = unsigned - 2**64 if unsigned >= 2**63 else unsigned
+    return value

@@ -1,0 +1,82 @@
+"""One error base: a canonical code (gRPC's names and numbers) and whose fault it was."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+# TensorFlow Serving cuts error texts at this many characters (util/grpc_status_util).
+MAX_ERROR_CHARS = 1024
+_CUT_MARK = "...TRUNCATED"
+
+
+class Code(enum.IntEnum):
+    """gRPC's canonical status codes."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+class Fault(enum.Enum):
+    """Whose fault an error is: what the caller should change, if anything."""
+
+    CLIENT = "client"
+    MODEL = "model"
+    WORKER_LOST = "worker_lost"
+    OVERLOADED = "overloaded"
+    SERVER = "server"
+
+
+class PoolError(Exception):
+    """A request or a command that cannot be served.
+
+    Attributes:
+        code: the canonical code every protocol maps from.
+        message: what the caller reads.
+        fault: whose fault it is.
+    """
+
+    def __init__(self, code: Code, message: str, fault: Fault = Fault.CLIENT) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.fault = fault
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with what the user asked for: where, what, and what to do about it."""
+
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.message}" if self.path else self.message
+
+
+class StartError(Exception):
+    """What was asked for cannot be started. Carries every problem found, not just the first."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(str(problem) for problem in problems))
+        self.problems = problems
+
+
+def cut(text: str) -> str:
+    """The text as TensorFlow Serving would send it: at most 1024 characters, then a mark."""
+    return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + _CUT_MARK

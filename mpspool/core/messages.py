@@ -1,0 +1,112 @@
+"""What a worker and the router say to each other: msgspec structs over ZeroMQ.
+
+A message is frame 0, one msgpack-encoded struct of this module, then raw payload frames: the
+request bodies of a Dispatch, or the response bodies of the OK outcomes of a Result, in order.
+Neither side ever unpickles. PROTOCOL travels in Hello; a mismatch is refused.
+
+A DEALER is not told that its router was replaced, and a ROUTER drops what it cannot address. So
+the router's epoch is in every message: a worker answers an unknown epoch with Hello, the router
+answers an unknown worker with WhoAreYou, and what carries an old epoch or dispatch is dropped.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+PROTOCOL = 1
+
+
+class Hello(msgspec.Struct, tag="hello", frozen=True):
+    """Worker to router, at first contact, at each change of state, and every beat while idle.
+
+    With epoch 0 it is a full introduction, to be answered by Welcome; otherwise only a beat.
+    """
+
+    protocol: int
+    epoch: int
+    worker: str
+    generation: int
+    pid: int
+    state: str
+    credits: int
+    progress: str
+    engine: str = ""
+    # A serialised tensorflow.serving.SignatureDefMap; only once READY, and only with epoch 0.
+    signatures: bytes = b""
+
+
+class Outcome(msgspec.Struct, frozen=True, array_like=True):
+    """How one request of a dispatch ended. Times in microseconds, as the worker measured them."""
+
+    code: int
+    message: str = ""
+    parse_us: int = 0
+    run_us: int = 0
+    encode_us: int = 0
+
+
+class Result(msgspec.Struct, tag="result", frozen=True):
+    """Worker to router: a dispatch is finished and its credit given back."""
+
+    epoch: int
+    dispatch: int
+    outcomes: list[Outcome]
+
+
+class Leaving(msgspec.Struct, tag="leaving", frozen=True):
+    """Worker to router: send me nothing more; I finish what I have and go."""
+
+    epoch: int
+
+
+class Request(msgspec.Struct, frozen=True, array_like=True):
+    """One request of a dispatch. deadline_ns is CLOCK_MONOTONIC, 0 for none."""
+
+    method: str
+    deadline_ns: int = 0
+
+
+class Dispatch(msgspec.Struct, tag="dispatch", frozen=True):
+    """Router to worker: whole requests to run in order; their bodies follow as frames."""
+
+    epoch: int
+    dispatch: int
+    requests: list[Request]
+
+
+class Welcome(msgspec.Struct, tag="welcome", frozen=True):
+    """Router to worker: you are known under this epoch."""
+
+    epoch: int
+
+
+class WhoAreYou(msgspec.Struct, tag="who", frozen=True):
+    """Router to worker: I have not met you (I was replaced); say Hello."""
+
+    epoch: int
+
+
+class Goodbye(msgspec.Struct, tag="goodbye", frozen=True):
+    """Router to worker, the answer to Leaving: nothing follows this message."""
+
+    epoch: int
+
+
+class Refused(msgspec.Struct, tag="refused", frozen=True):
+    """Router to worker: you may not join (protocol mismatch, or a newer generation is here)."""
+
+    epoch: int
+    reason: str
+
+
+FromWorker = Hello | Result | Leaving
+FromRouter = Dispatch | Welcome | WhoAreYou | Goodbye | Refused
+
+encode = msgspec.msgpack.Encoder().encode
+decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
+decode_from_router = msgspec.msgpack.Decoder(FromRouter).decode
+
+
+def worker_identity(worker: str, generation: int) -> bytes:
+    """The ZeroMQ routing id of one worker process."""
+    return f"{worker}#{generation}".encode()

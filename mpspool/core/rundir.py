@@ -1,0 +1,102 @@
+"""The run folder: every socket, settings file and log of one pool, and nothing of another."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+# sockaddr_un.sun_path holds 108 bytes, the last of them a zero.
+MAX_SOCKET_PATH_BYTES = 107
+
+
+def default_run_dir() -> Path:
+    """One folder per user: under XDG_RUNTIME_DIR, else under the temp folder."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return Path(runtime) / "mpspool"
+    return Path(tempfile.gettempdir()) / f"mpspool-{os.getuid()}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """Where each thing lies. `root` is absolute; it is created with mode 0700."""
+
+    root: Path
+
+    @property
+    def lock(self) -> Path:
+        """flock()ed by the foreground process, whose pid it holds."""
+        return self.root / "lock"
+
+    @property
+    def supervisord_conf(self) -> Path:
+        return self.root / "supervisord.conf"
+
+    @property
+    def programs(self) -> Path:
+        """supervisord's include folder: one file per worker."""
+        return self.root / "programs"
+
+    @property
+    def supervisord_socket(self) -> Path:
+        return self.root / "supervisord.sock"
+
+    @property
+    def router_socket(self) -> Path:
+        """ZeroMQ: workers connect here."""
+        return self.root / "router.sock"
+
+    @property
+    def router_control(self) -> Path:
+        return self.root / "router-control.sock"
+
+    @property
+    def pool_control(self) -> Path:
+        return self.root / "pool-control.sock"
+
+    @property
+    def settings(self) -> Path:
+        return self.root / "settings"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def progress(self) -> Path:
+        return self.root / "progress"
+
+    @property
+    def mps(self) -> Path:
+        return self.root / "mps"
+
+    def settings_file(self, program: str) -> Path:
+        return self.settings / f"{program}.json"
+
+    def log_file(self, program: str) -> Path:
+        return self.logs / f"{program}.log"
+
+    def progress_file(self, program: str, generation: int) -> Path:
+        return self.progress / f"{program}.{generation}"
+
+    def error_file(self, program: str) -> Path:
+        """Why a worker could not start, in one line, written by it just before it ends."""
+        return self.progress / f"{program}.error"
+
+    def mps_pipe(self, device: str) -> Path:
+        return self.mps / device / "pipe"
+
+    def mps_log(self, device: str) -> Path:
+        return self.mps / device / "log"
+
+    def sockets(self) -> list[Path]:
+        return [self.supervisord_socket, self.router_socket, self.router_control, self.pool_control]
+
+    def folders(self) -> list[Path]:
+        return [self.root, self.programs, self.settings, self.logs, self.progress, self.mps]
+
+    def longest_socket_bytes(self) -> int:
+        """supervisord binds its socket under a longer temporary name (".<pid>") first."""
+        return max(len(os.fsencode(path)) for path in self.sockets()) + len(".4194304")

@@ -1,0 +1,160 @@
+"""The resolved settings: what a child process reads, and nothing else.
+
+The supervisor resolves file, flags and environment once and writes one JSON file per process.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+MAX_MESSAGE_BYTES = 2**31 - 1
+
+
+class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One place for a worker.
+
+    Attributes:
+        device: "cpu0", or "gpu<index>" by visible index.
+        slot: the place on that device, from 0, per model.
+        cpus: the logical CPUs to pin to; empty for no pinning.
+        gpu_uuid: the device, for CUDA_VISIBLE_DEVICES; empty on a CPU slot.
+        mps_pipe: its daemon's pipe folder; empty without MPS.
+        simulated: the device is a stand-in, or the CPUs are: never pinned, run on the CPU.
+    """
+
+    device: str
+    slot: int
+    cpus: list[int] = []
+    gpu_uuid: str = ""
+    mps_pipe: str = ""
+    simulated: bool = False
+
+
+class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """One model version and where it runs.
+
+    Attributes:
+        path: the version folder, with the saved_model.pb.
+        quorum: READY workers that make the version AVAILABLE.
+        intra_op_threads, inter_op_threads: 0 leaves the choice to TensorFlow.
+        gpu_memory_growth: TensorFlow grows its pool instead of taking all memory at once.
+        gpu_memory_fraction: of the device, 0 for no limit.
+        gpu_memory_limit_bytes: 0 for no limit.
+        hang_timeout_s: the least time after which a running request counts as hung.
+        engine: "auto", "session" or "tf2".
+    """
+
+    name: str
+    version: int
+    path: str
+    slots: list[SlotSettings]
+    quorum: int = 1
+    intra_op_threads: int = 0
+    inter_op_threads: int = 0
+    custom_ops: list[str] = []
+    gpu_memory_growth: bool = True
+    gpu_memory_fraction: float = 0.0
+    gpu_memory_limit_bytes: int = 0
+    saved_model_tags: list[str] = msgspec.field(default_factory=lambda: ["serve"])
+    hang_timeout_s: float = 30.0
+    engine: str = "auto"
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """For `python -m mpspool.worker`. `model.slots` is left empty; `slot` is this worker's own."""
+
+    run_dir: str
+    worker: str
+    generation: int
+    credits: int
+    model: ModelSettings
+    slot: SlotSettings
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+
+
+class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """For `python -m mpspool.router`. Port 0 turns a front off.
+
+    Attributes:
+        dispatch: "least_loaded" or "round_robin".
+        max_queued_requests: per model version; one more is answered UNAVAILABLE.
+        max_queued_bytes: over all models, queue and in flight; more is RESOURCE_EXHAUSTED.
+        readiness: "any" model AVAILABLE makes /readyz answer 200, or "all" must be.
+        simulated: what is a stand-in ("gpus", "cpus"), for the metrics; empty for nothing.
+    """
+
+    run_dir: str
+    host: str
+    grpc_port: int
+    rest_port: int
+    dispatch: str = "least_loaded"
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    max_queued_requests: int = 10_000
+    max_queued_bytes: int = 2**32
+    readiness: str = "any"
+    simulated: str = ""
+
+
+class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """For `python -m mpspool.mps.daemon`: one control daemon for one GPU."""
+
+    device: str
+    gpu_uuid: str
+    pipe_dir: str
+    log_dir: str
+    control: list[str]
+    simulated: bool = False
+
+
+class RestartSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a slot is filled again.
+
+    The first restart is immediate, the nth after backoff_s * 2**(n-2), at most max_backoff_s.
+    After `retries` restarts in a row without the worker having been READY, the slot is FATAL.
+    """
+
+    retries: int = 3
+    backoff_s: float = 1.0
+    max_backoff_s: float = 60.0
+
+
+class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """For `python -m mpspool.supervisor`: the whole resolved plan.
+
+    Attributes:
+        mps: "on", "off" or "simulated".
+        grace_s: how long a drain may take before what is left is ended.
+    """
+
+    run_dir: str
+    host: str
+    grpc_port: int
+    rest_port: int
+    mps: str
+    models: list[ModelSettings]
+    mps_daemons: list[MpsSettings]
+    router: RouterSettings
+    restart: RestartSettings = RestartSettings()
+    simulated: str = ""
+    grace_s: float = 30.0
+
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+
+def load(path: Path, kind: type[T]) -> T:
+    """Reads a settings file. Raises OSError, or msgspec.ValidationError naming the field."""
+    return msgspec.json.decode(path.read_bytes(), type=kind)
+
+
+def save(path: Path, settings: msgspec.Struct) -> None:
+    """Writes a settings file whole or not at all, readable by its owner only."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(msgspec.json.format(msgspec.json.encode(settings), indent=1))
+    temporary.replace(path)

@@ -1,0 +1,125 @@
+"""Asks an MPS control daemon, by the program it comes with."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+from mpspool.core.settings import MpsSettings
+from mpspool.mps.environment import worker_environment
+
+PROGRAM = "nvidia-cuda-mps-control"
+# Where drivers put their programs without it being in PATH: the container toolkit, Google's
+# container-optimised nodes, the GPU operator's driver container, NixOS.
+_DRIVER_FOLDERS = (
+    "/usr/bin",
+    "/usr/local/nvidia/bin",
+    "/home/kubernetes/bin/nvidia/bin",
+    "/run/nvidia/driver/usr/bin",
+    "/run/opengl-driver/bin",
+)
+_ANSWER_LIMIT_S = 5.0
+
+
+class ControlError(Exception):
+    """The control daemon refused a command or said what cannot be read."""
+
+
+class NotAnsweringError(ControlError):
+    """There is no control daemon on that pipe folder, or it hangs."""
+
+
+def control_command(environ: Mapping[str, str]) -> list[str] | None:
+    """The command of nvidia-cuda-mps-control, from PATH or a driver's folder; None where it is not there."""
+    path = os.pathsep.join([environ.get("PATH", os.defpath), *_DRIVER_FOLDERS])
+    found = shutil.which(PROGRAM, path=path)
+    return [found] if found else None
+
+
+def daemon_environment(settings: MpsSettings, environ: Mapping[str, str]) -> dict[str, str]:
+    """What the daemon, its server and whoever asks it run with: the caller's environment and its own."""
+    return {
+        **environ,
+        **worker_environment(settings.gpu_uuid, settings.pipe_dir),
+        "CUDA_MPS_LOG_DIRECTORY": settings.log_dir,
+    }
+
+
+class Control:
+    """One daemon's commands. Each call runs the program once; none keeps a connection."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        """`environ` names the daemon by CUDA_MPS_PIPE_DIRECTORY."""
+        self._command = list(command)
+        self._environ = dict(environ)
+
+    @classmethod
+    def of(cls, settings: MpsSettings, environ: Mapping[str, str]) -> Self:
+        """The daemon that `settings` describes."""
+        return cls(settings.control, daemon_environment(settings, environ))
+
+    def raw(self, command: str, timeout_s: float = _ANSWER_LIMIT_S) -> str:
+        """Sends one line and returns what is printed.
+
+        Raises:
+            NotAnsweringError: no daemon, or no answer in time.
+            ControlError: the daemon refused the command.
+        """
+        try:
+            done = subprocess.run(
+                self._command,
+                input=f"{command}\n",
+                env=self._environ,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=timeout_s,
+                check=False,
+            )
+        except OSError as error:
+            raise NotAnsweringError(f"{self._command[0]} does not run: {error}") from error
+        except subprocess.TimeoutExpired as error:
+            raise NotAnsweringError(f"no answer to {command!r} in {timeout_s:g} s") from error
+        said = (done.stdout + done.stderr).strip()
+        if "Cannot find MPS control daemon" in said:
+            raise NotAnsweringError(f"no control daemon on {self._environ.get('CUDA_MPS_PIPE_DIRECTORY')}")
+        if done.returncode:
+            raise ControlError(f"{command!r} failed with status {done.returncode}: {said}")
+        return done.stdout
+
+    def answers(self) -> bool:
+        """Whether the daemon is there for clients: started is not enough."""
+        try:
+            self.server_list()
+        except ControlError:
+            return False
+        return True
+
+    def server_list(self) -> list[int]:
+        """Pids of the daemon's MPS servers; empty before the first client."""
+        return self._pids("get_server_list")
+
+    def server_status(self, server: int) -> str:
+        """As the daemon words it: "ACTIVE" while the server takes clients."""
+        return self.raw(f"get_server_status {server}").strip()
+
+    def client_list(self, server: int) -> list[int]:
+        """Pids of the processes attached to that server."""
+        return self._pids(f"get_client_list {server}")
+
+    def terminate_client(self, server: int, client: int, timeout_s: float = _ANSWER_LIMIT_S) -> None:
+        """Takes a client off its server, so that it can be killed without harm to the others."""
+        self.raw(f"terminate_client {server} {client}", timeout_s)
+
+    def quit(self, timeout_s: float = _ANSWER_LIMIT_S) -> None:
+        """Ends the servers and the daemon. It may still be there for a moment after the answer."""
+        self.raw("quit", timeout_s)
+
+    def _pids(self, command: str) -> list[int]:
+        words = self.raw(command).split()
+        if not all(word.isdigit() for word in words):
+            raise ControlError(f"{command!r} answered {' '.join(words)!r}, which is no list of pids")
+        return [int(word) for word in words]

@@ -1,0 +1,220 @@
+"""The GPUs a CUDA program started here would see, found through NVML without a CUDA context.
+
+NVML lists devices in PCI bus order and knows nothing of CUDA_VISIBLE_DEVICES, so that is applied here.
+CUDA itself numbers by CUDA_DEVICE_ORDER, whose default FASTEST_FIRST differs from bus order where a
+machine mixes GPU models; which of them is fastest only CUDA knows. An index therefore means bus order
+here, as with CUDA_DEVICE_ORDER=PCI_BUS_ID, and every process is given its device by UUID, so that an
+inventory entry and the device used under its name are the same one in any case.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+SYSFS_PCI = Path("/sys/bus/pci/devices")
+_MIG = "MIG-"
+_GPU = "GPU-"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuDevice:
+    """One device a worker can run on.
+
+    Attributes:
+        index: among the visible ones, the N of "gpuN".
+        uuid: "GPU-..." or "MIG-...", what CUDA_VISIBLE_DEVICES takes.
+        compute_capability: (major, minor).
+        memory_bytes: in all, used or not.
+        numa_node: the host memory it is attached to; None where the kernel does not know.
+        simulated: a stand-in, without a device behind it.
+    """
+
+    index: int
+    uuid: str
+    name: str
+    compute_capability: tuple[int, int]
+    memory_bytes: int
+    numa_node: int | None
+    simulated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """The visible devices; `reason` says why there are none, `driver` is its version where known."""
+
+    devices: list[GpuDevice]
+    reason: str = ""
+    driver: str = ""
+
+
+def visible(environ: Mapping[str, str]) -> list[GpuDevice]:
+    """The devices of inventory(), for callers that need no reason."""
+    return inventory(environ).devices
+
+
+def inventory(environ: Mapping[str, str], *, nvml: Any = None, sysfs: Path = SYSFS_PCI) -> Inventory:
+    """Finds the visible devices. Never raises for want of a driver, a library or a device.
+
+    Args:
+        environ: read for CUDA_VISIBLE_DEVICES.
+        nvml: a module with pynvml's functions; imported where None.
+        sysfs: the kernel's folder of PCI devices.
+    """
+    if nvml is None:
+        try:
+            nvml = importlib.import_module("pynvml")
+        except ImportError:
+            return Inventory([], "the Python package nvidia-ml-py is not installed")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return Inventory([], f"NVML does not start: {error}")
+    try:
+        return _inventory(environ.get(VISIBLE), nvml, sysfs)
+    except nvml.NVMLError as error:
+        return Inventory([], f"NVML fails: {error}")
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _inventory(mask: str | None, nvml: Any, sysfs: Path) -> Inventory:
+    driver = _text(nvml.nvmlSystemGetDriverVersion())
+    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    if not handles:
+        return Inventory([], "the driver finds no GPU", driver)
+    gpus = [_device(nvml, handle, sysfs) for handle in handles]
+    parts = {gpu.uuid: _mig_devices(nvml, handle, gpu) for gpu, handle in zip(gpus, handles, strict=True)}
+    devices = _seen_by_cuda(gpus, parts, mask)
+    reason = "" if devices else f"{VISIBLE}={mask!r} hides every GPU" if mask is not None else "no usable GPU"
+    return Inventory(devices, reason, driver)
+
+
+def _seen_by_cuda(
+    gpus: list[GpuDevice], parts: dict[str, list[GpuDevice] | None], mask: str | None
+) -> list[GpuDevice]:
+    """Applies the mask, and puts a MIG device in the place of each GPU in MIG mode.
+
+    A GPU in MIG mode cannot be used whole: CUDA takes its first instance. A mask of several MIG names
+    shows CUDA only the first of them in one process (NVIDIA's MIG guide); all are listed here, because
+    each of our processes is given one.
+    """
+    if mask is not None and mask.startswith(_MIG):
+        return renumber([part for found in parts.values() for part in found or []], mask)
+    chosen = [(gpu, parts[gpu.uuid]) for gpu in renumber(gpus, mask)]
+    return _numbered([gpu if found is None else found[0] for gpu, found in chosen if found != []])
+
+
+def renumber(devices: list[GpuDevice], mask: str | None) -> list[GpuDevice]:
+    """The devices that CUDA_VISIBLE_DEVICES=mask leaves, in its order, numbered from 0.
+
+    None (not set) leaves all, an empty mask or "-1" none. An entry is an index (leading digits count,
+    so "1gpu" is 1) or, in a list that starts with one, a UUID or enough of its beginning to be unique.
+    An invalid entry hides itself and all after it; an entry twice hides everything.
+
+    Sources: CUDA C++ Programming Guide, "CUDA Environment Variables" (order, prefixes, invalid entry);
+    for leading digits, duplicates and lists of one kind only, what torch.cuda found out of the driver
+    (torch/cuda/__init__.py, _parse_visible_devices, and its tests).
+    """
+    if mask is None:
+        return _numbered(devices)
+    entries = [entry.strip() for entry in mask.split(",")]
+    prefix = next((kind for kind in (_GPU, _MIG) if entries[0].startswith(kind)), "")
+    positions: list[int] = []
+    for entry in entries:
+        position = _by_uuid(devices, entry, prefix) if prefix else _by_index(entry)
+        if position in positions:
+            return []
+        if position is None:
+            break
+        positions.append(position)
+    return _numbered(_until_out_of_range(devices, positions))
+
+
+def _by_index(entry: str) -> int | None:
+    digits = re.match(r"\+?\d+", entry)
+    return int(digits[0]) if digits else None
+
+
+def _by_uuid(devices: list[GpuDevice], entry: str, prefix: str) -> int | None:
+    if not entry.startswith(prefix):
+        return None
+    found = [position for position, device in enumerate(devices) if device.uuid.startswith(entry)]
+    return found[0] if len(found) == 1 else None
+
+
+def _until_out_of_range(devices: list[GpuDevice], positions: list[int]) -> list[GpuDevice]:
+    chosen: list[GpuDevice] = []
+    for position in positions:
+        if position >= len(devices):
+            break
+        chosen.append(devices[position])
+    return chosen
+
+
+def _numbered(devices: list[GpuDevice]) -> list[GpuDevice]:
+    return [replace(device, index=index) for index, device in enumerate(devices)]
+
+
+def _device(nvml: Any, handle: Any, sysfs: Path) -> GpuDevice:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+    return GpuDevice(
+        index=0,
+        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
+        name=_text(nvml.nvmlDeviceGetName(handle)),
+        compute_capability=(int(major), int(minor)),
+        memory_bytes=_memory_bytes(nvml, handle),
+        numa_node=_numa_node(_text(nvml.nvmlDeviceGetPciInfo(handle).busId), sysfs),
+    )
+
+
+def _memory_bytes(nvml: Any, handle: Any) -> int:
+    """0 where the device shares the host's memory and NVML names no size of its own."""
+    try:
+        return int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+    except nvml.NVMLError_NotSupported:
+        return 0
+
+
+def _mig_devices(nvml: Any, handle: Any, gpu: GpuDevice) -> list[GpuDevice] | None:
+    """The GPU's MIG devices; None for a GPU that is not in MIG mode."""
+    try:
+        mode, _ = nvml.nvmlDeviceGetMigMode(handle)
+    except nvml.NVMLError_NotSupported:
+        return None
+    if mode != nvml.NVML_DEVICE_MIG_ENABLE:
+        return None
+    found = []
+    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+        except nvml.NVMLError_NotFound:
+            continue
+        found.append(
+            replace(
+                gpu,
+                uuid=_text(nvml.nvmlDeviceGetUUID(part)),
+                name=_text(nvml.nvmlDeviceGetName(part)),
+                memory_bytes=_memory_bytes(nvml, part),
+            )
+        )
+    return found
+
+
+def _numa_node(bus_id: str, sysfs: Path) -> int | None:
+    """NVML writes the PCI domain with eight digits and in capitals, sysfs with four and small."""
+    try:
+        node = int((sysfs / bus_id.lower()[-12:] / "numa_node").read_text())
+    except (OSError, ValueError):
+        return None
+    return node if node >= 0 else None
+
+
+def _text(value: str | bytes) -> str:
+    """Old versions of pynvml answer bytes."""
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,107 @@
+"""Stand-in of nvidia-cuda-mps-control, with its options and its three uses.
+
+    python -P -m mpspool.mps.simulated.nvidia_cuda_mps_control -f     the daemon, in the foreground
+    python -P -m mpspool.mps.simulated.nvidia_cuda_mps_control -d     the daemon, in the background
+    python -P -m mpspool.mps.simulated.nvidia_cuda_mps_control        commands from stdin to the daemon
+
+Which daemon is meant, and where it logs, is said by CUDA_MPS_PIPE_DIRECTORY and CUDA_MPS_LOG_DIRECTORY.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import time
+from typing import TextIO
+
+from mpspool.mps.simulated import control_command
+from mpspool.mps.simulated.paths import Paths, complain
+
+_ANSWER_LIMIT_S = 30.0
+_START_LIMIT_S = 10.0
+_USAGE = "usage: nvidia-cuda-mps-control [-d | -f]"
+
+
+def main(arguments: list[str]) -> int:
+    """Returns the exit status."""
+    paths = Paths.of(os.environ)
+    match arguments:
+        case []:
+            return _commands(paths, sys.stdin)
+        case ["-f"]:
+            return _foreground(paths)
+        case ["-d"]:
+            return _background(paths)
+    complain(_USAGE)
+    return 1
+
+
+def _commands(paths: Paths, lines: TextIO) -> int:
+    status = 0
+    for line in lines:
+        try:
+            failed, text = _ask(paths, line.strip())
+        except OSError:
+            complain("Cannot find MPS control daemon process")
+            return 1
+        print(text, end="", flush=True)
+        status = status or failed
+    return status
+
+
+def _ask(paths: Paths, line: str) -> tuple[int, str]:
+    """The exit status and the answer's text. Raises OSError where no daemon answers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_ANSWER_LIMIT_S)
+        connection.connect(str(paths.control))
+        connection.sendall(line.encode() + b"\n")
+        with connection.makefile("r", encoding="utf-8") as answer:
+            status = answer.readline().strip()
+            if not status:
+                raise ConnectionResetError("the daemon went away")
+            return int(status), answer.read()
+
+
+def _foreground(paths: Paths) -> int:
+    from mpspool.mps.simulated.control_daemon import AlreadyRunningError, ControlDaemon
+
+    async def serve() -> None:
+        await ControlDaemon(paths, os.environ.get("CUDA_VISIBLE_DEVICES", "all")).run()
+
+    for folder in (paths.pipe, paths.log):
+        folder.mkdir(parents=True, exist_ok=True)
+    try:
+        asyncio.run(serve())
+    except (AlreadyRunningError, OSError) as error:
+        complain(str(error))
+        return 1
+    return 0
+
+
+def _background(paths: Paths) -> int:
+    """Returns once the daemon answers, or has ended."""
+    daemon = subprocess.Popen(
+        [*control_command(), "-f"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + _START_LIMIT_S
+    while daemon.poll() is None and time.monotonic() < deadline:
+        try:
+            _ask(paths, "get_server_list")
+        except OSError:
+            time.sleep(0.02)
+        else:
+            if paths.pid.read_text() == str(daemon.pid):
+                return 0
+    complain(f"the daemon does not start; see {paths.log / 'control.log'}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""The front door: protocols, data plane, scheduler, ZeroMQ. Imports no TensorFlow."""

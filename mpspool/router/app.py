@@ -1,0 +1,113 @@
+"""Wires the router: link, data plane, fronts and control socket on one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from mpspool.core import log, process, settings
+from mpspool.core.control import ControlServer, Message
+from mpspool.core.errors import StartError
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import RouterSettings
+from mpspool.router.dataplane import Dataplane
+from mpspool.router.link import Link
+from mpspool.router.metrics import Metrics
+from mpspool.router.rest import RestFront
+from mpspool.router.tfs_grpc import GrpcFront
+
+_WATCH_MIN_S = 0.05
+_WATCH_MAX_S = 1.0
+# What is unanswered when the order to end comes: whoever stops the pool has drained us before.
+_LAST_CALLS_S = 1.0
+
+
+class Control:
+    """The control socket's operations."""
+
+    def __init__(self, dataplane: Dataplane) -> None:
+        self._dataplane = dataplane
+        self._change = asyncio.Event()
+        dataplane.on_change(self._on_change)
+
+    def _on_change(self) -> None:
+        self._change.set()
+
+    async def snapshot(self, request: Message) -> Message:
+        return self._dataplane.snapshot()
+
+    async def models(self, request: Message) -> Message:
+        self._dataplane.want(request["models"], request["restarts"])
+        return {}
+
+    async def drain(self, request: Message) -> Message:
+        return {"left": await self._dataplane.drain(request["timeout_s"])}
+
+    async def watch(self, request: Message) -> AsyncIterator[Message]:
+        while True:
+            change = self._change
+            yield self._dataplane.snapshot()
+            await asyncio.sleep(_WATCH_MIN_S)
+            try:
+                await asyncio.wait_for(change.wait(), _WATCH_MAX_S)
+            except TimeoutError:
+                continue
+            if self._change is change:  # the first of several watchers to see it arms the next one
+                self._change = asyncio.Event()
+
+
+async def serve(config: RouterSettings) -> None:
+    """Runs until SIGTERM or SIGINT. Raises StartError where a port cannot be had."""
+    run_dir = RunDir(Path(config.run_dir))
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    metrics = Metrics(config)
+    dataplane = Dataplane(config, metrics, lambda receive: Link(run_dir.router_socket, receive))
+    metrics.observe(dataplane)
+    control_ops = Control(dataplane)
+    control = ControlServer(
+        run_dir.router_control,
+        {
+            "snapshot": control_ops.snapshot,
+            "models": control_ops.models,
+            "drain": control_ops.drain,
+            "watch": control_ops.watch,
+        },
+    )
+    fronts: list[GrpcFront | RestFront] = []
+    try:
+        if config.grpc_port:
+            fronts.append(GrpcFront(dataplane, config, metrics))
+        if config.rest_port:
+            fronts.append(RestFront(dataplane, config, metrics))
+        for front in fronts:
+            await front.start()
+        await control.start()
+        log.get("router").info("serving", grpc_port=config.grpc_port, rest_port=config.rest_port)
+        await stop.wait()
+        dataplane.draining = True
+        await asyncio.gather(*(front.stop(_LAST_CALLS_S) for front in fronts))
+    finally:
+        await control.close()
+        await dataplane.close()
+
+
+def main(settings_file: str) -> int:
+    """`python -m mpspool.router SETTINGS`."""
+    process.die_with_parent(os.getppid())
+    log.configure(process="router")
+    config = settings.load(Path(settings_file), RouterSettings)
+    try:
+        import uvloop
+
+        uvloop.run(serve(config))
+    except StartError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0

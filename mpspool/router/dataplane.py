@@ -1,0 +1,418 @@
+"""The data plane: requests from any protocol on one side, workers on the other, the scheduler between.
+
+A thin shell: the scheduler, the model table and the liveness rule decide; this connects them to the
+link, to the kernel's word on each worker process (a pidfd and the progress page) and to the futures
+that the protocols wait on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from mpspool.core import log, messages, process
+from mpspool.core.envelope import peek
+from mpspool.core.errors import Code, Fault, PoolError
+from mpspool.core.ids import ModelVersion, WorkerId
+from mpspool.core.progress import ProgressReader
+from mpspool.core.settings import RouterSettings
+from mpspool.core.states import WorkerState
+from mpspool.router.link import Link
+from mpspool.router.liveness import hung
+from mpspool.router.models import Models, VersionStatus
+from mpspool.router.scheduler import Entry, Refuse, Scheduler
+
+logger = log.get("dataplane")
+
+_TICK_S = 0.1
+# After a pause of our own (a suspended machine, a throttled container) the workers' heartbeats are
+# old through no fault of theirs: they get this long to beat again.
+_PAUSE_NS = 500_000_000
+
+
+@dataclass(slots=True, eq=False)
+class _Pending(Entry):
+    future: asyncio.Future[bytes] = field(kw_only=True)
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A worker process that said Hello."""
+
+    identity: bytes
+    id: WorkerId
+    generation: int
+    pid: int
+    pidfd: int
+    progress: ProgressReader
+    state: WorkerState
+    engine: str
+    served: int = 0
+    hung: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.identity.decode()
+
+
+class Recorder(Protocol):
+    """Where finished requests are counted."""
+
+    def finished(
+        self,
+        model: str,
+        version: int,
+        worker: str,
+        code: Code,
+        total_s: float,
+        queue_s: float,
+        outcome: messages.Outcome | None,
+    ) -> None: ...
+
+
+class Dataplane:
+    """Serves what the fronts bring. Lives on one event loop; nothing here blocks it."""
+
+    def __init__(self, settings: RouterSettings, recorder: Recorder, link: Callable[..., Link]) -> None:
+        self._settings = settings
+        self._recorder = recorder
+        self._scheduler = Scheduler(
+            settings.dispatch, settings.max_queued_requests, settings.max_queued_bytes
+        )
+        self._models = Models()
+        self._workers: dict[bytes, _Worker] = {}
+        self._restarts: dict[str, int] = {}
+        self._hang_timeout_s: dict[ModelVersion, float] = {}
+        self._callbacks: list[Callable[[], None]] = []
+        self._loop = asyncio.get_running_loop()
+        self._pumping = False
+        self._last_tick_ns = time.monotonic_ns()
+        self._paused_until_ns = 0
+        # Unlike any predecessor's, so that a worker can tell that its router was replaced.
+        self.epoch = time.time_ns()
+        self.draining = False
+        self._link = link(self._on_message)
+        self._monitor = self._loop.create_task(self._watch_workers())
+
+    # -- what the fronts call ---------------------------------------------------------------------
+
+    async def predict(self, body: bytes, deadline_ns: int) -> bytes:
+        """Runs one serialised PredictRequest and returns the serialised PredictResponse.
+
+        Cancelling the task cancels the request.
+
+        Args:
+            body: the request as received.
+            deadline_ns: CLOCK_MONOTONIC, 0 for none.
+
+        Raises:
+            PoolError: what to answer instead.
+        """
+        if self.draining:
+            raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another", Fault.OVERLOADED)
+        arrived_ns = time.monotonic_ns()
+        model = ModelVersion("", 0)
+        try:
+            spec = peek(body)
+            version = self._models.resolve(spec.name, spec.version, spec.label)
+            model = version.model
+            pending = _Pending(
+                model, spec.signature_name, body, arrived_ns, deadline_ns, future=self._loop.create_future()
+            )
+            self._scheduler.arrive(pending, arrived_ns)
+        except PoolError as error:
+            self._recorder.finished(model.name, model.version, "", error.code, 0.0, 0.0, None)
+            raise
+        self._pump_soon()
+        try:
+            return await pending.future
+        except asyncio.CancelledError:
+            if not pending.over:
+                self._scheduler.cancel(pending)
+                self._count(pending, "", Code.CANCELLED, None)
+            raise
+
+    def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
+        """(version, serialised SignatureDefMap) of a model. Raises PoolError."""
+        found = self._models.resolve(name, version, label)
+        return found.model.version, found.signatures
+
+    def status(self, name: str, version: int | None) -> list[VersionStatus]:
+        """What GetModelStatus says, oldest version first. Raises PoolError."""
+        return self._models.status(name, version)
+
+    def unready(self) -> str:
+        """"" when requests can be served, else the reason why not."""
+        if self.draining:
+            return "shutting down"
+        return self._models.unready(every=self._settings.readiness == "all")
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        """Calls back after a worker or a model version changed state."""
+        self._callbacks.append(callback)
+
+    # -- what the pool calls ----------------------------------------------------------------------
+
+    def want(self, models: list[dict[str, Any]], restarts: dict[str, int]) -> None:
+        """Takes the pool's list of what should exist and what has failed."""
+        wanted = {}
+        for item in models:
+            model = ModelVersion(item["name"], item["version"])
+            wanted[model] = (item["quorum"], item["failed"])
+            self._hang_timeout_s[model] = item["hang_timeout_s"]
+        self._models.want(wanted)
+        self._restarts = restarts
+        for version in self._models.all():
+            if version.failed and not version.workers:
+                self._refuse(self._scheduler.fail(version.model, f"{version.model}: {version.failed}"))
+        self._changed()
+
+    async def drain(self, timeout_s: float) -> int:
+        """Accepts nothing more and waits until all is answered. Returns how many were left."""
+        self.draining = True
+        self._changed()
+        end = self._loop.time() + timeout_s
+        while (left := self._scheduler.unfinished()) and self._loop.time() < end:
+            await asyncio.sleep(0.01)
+        return left
+
+    def snapshot(self) -> dict[str, Any]:
+        """The control socket's answer: models, workers, queue."""
+        models: dict[str, list[dict[str, Any]]] = {}
+        for version in self._models.all():
+            models.setdefault(version.model.name, []).append(
+                {
+                    "version": version.model.version,
+                    "state": version.state.name,
+                    "error": "" if version.ready else version.failed,
+                    "queued": self._scheduler.queued(version.model),
+                }
+            )
+        return {
+            "epoch": self.epoch,
+            "draining": self.draining,
+            "models": [{"name": name, "versions": versions} for name, versions in models.items()],
+            "workers": [self._describe(worker) for worker in self._workers.values()],
+            "queued": self._scheduler.unfinished(),
+            "restarts": self._restarts,
+        }
+
+    def _describe(self, worker: _Worker) -> dict[str, Any]:
+        return {
+            "id": str(worker.id),
+            "generation": worker.generation,
+            "pid": worker.pid,
+            "state": worker.state.value,
+            "in_flight": self._scheduler.in_flight(worker.name),
+            "served": worker.served,
+            "engine": worker.engine,
+            "hung": worker.hung,
+        }
+
+    # -- what workers say -------------------------------------------------------------------------
+
+    def _on_message(self, identity: bytes, message: messages.FromWorker, frames: list[bytes]) -> None:
+        if isinstance(message, messages.Hello):
+            self._on_hello(identity, message)
+        elif (worker := self._workers.get(identity)) is None or message.epoch != self.epoch:
+            self._link.send(identity, messages.WhoAreYou(self.epoch), [])
+        elif isinstance(message, messages.Result):
+            self._on_result(worker, message, frames)
+        else:
+            self._on_leaving(worker)
+
+    def _on_hello(self, identity: bytes, hello: messages.Hello) -> None:
+        worker = self._workers.get(identity)
+        if worker is None:
+            worker = self._admit(identity, hello)
+            if worker is None:
+                return
+        if hello.epoch != self.epoch:
+            self._link.send(identity, messages.Welcome(self.epoch), [])
+        state = WorkerState(hello.state)
+        if worker.hung or state is worker.state:
+            return
+        worker.state, worker.engine = state, hello.engine
+        if state is WorkerState.READY:
+            self._models.get(worker.id.model_version).signatures = hello.signatures
+            self._scheduler.join(worker.name, worker.id.model_version, hello.credits)
+            logger.info("ready", worker=worker.name, engine=worker.engine)
+        self._recount(worker.id.model_version)
+        self._pump_soon()
+
+    def _admit(self, identity: bytes, hello: messages.Hello) -> _Worker | None:
+        """Takes in a worker that was not known, or says why not."""
+        if hello.protocol != messages.PROTOCOL:
+            reason = f"you speak protocol {hello.protocol}, this router {messages.PROTOCOL}"
+            self._link.send(identity, messages.Refused(self.epoch, reason), [])
+            return None
+        if hello.epoch:  # known to a predecessor of ours: this Hello is not a full one
+            self._link.send(identity, messages.WhoAreYou(self.epoch), [])
+            return None
+        worker_id = WorkerId.parse(hello.worker)
+        for other in [w for w in self._workers.values() if w.id == worker_id]:
+            if other.generation > hello.generation:
+                reason = f"generation {other.generation} has this slot"
+                self._link.send(identity, messages.Refused(self.epoch, reason), [])
+                return None
+            self._lose(other, "replaced")
+        try:
+            pidfd = os.pidfd_open(hello.pid)
+        except ProcessLookupError:
+            return None  # its last words
+        try:
+            progress = ProgressReader(Path(hello.progress))
+        except OSError as error:
+            os.close(pidfd)
+            logger.warning("no progress page", worker=identity.decode(), error=str(error))
+            return None
+        worker = _Worker(
+            identity, worker_id, hello.generation, hello.pid, pidfd, progress, WorkerState.STARTING, ""
+        )
+        self._workers[identity] = worker
+        self._loop.add_reader(pidfd, self._on_death, worker)
+        return worker
+
+    def _on_result(self, worker: _Worker, result: messages.Result, frames: list[bytes]) -> None:
+        entries = self._scheduler.finished(worker.name, result.dispatch)
+        if entries is None:
+            return  # of a worker that was given up, or sent twice
+        bodies = iter(frames)
+        for entry, outcome in zip(entries, result.outcomes, strict=True):
+            body = next(bodies) if outcome.code == Code.OK else b""
+            cost_us = outcome.parse_us + outcome.run_us + outcome.encode_us
+            self._scheduler.costs.observe(entry.model, entry.signature, len(entry.body), cost_us)
+            worker.served += 1
+            if not entry.over:
+                self._answer(entry, worker, outcome, body)
+        self._pump_soon()
+
+    def _answer(self, entry: Entry, worker: _Worker, outcome: messages.Outcome, body: bytes) -> None:
+        assert isinstance(entry, _Pending)
+        code = Code(outcome.code)
+        self._scheduler.answered(entry)
+        self._count(entry, str(worker.id), code, outcome)
+        if entry.future.done():
+            return  # cancelled, and its task has not run yet
+        if code is Code.OK:
+            entry.future.set_result(body)
+        else:
+            entry.future.set_exception(PoolError(code, outcome.message, Fault.MODEL))
+
+    def _on_leaving(self, worker: _Worker) -> None:
+        worker.state = WorkerState.DRAINING
+        self._scheduler.leave(worker.name)
+        self._link.send(worker.identity, messages.Goodbye(self.epoch), [])
+        self._recount(worker.id.model_version)
+
+    # -- what the kernel says of workers ----------------------------------------------------------
+
+    def _on_death(self, worker: _Worker) -> None:
+        self._link.drain()  # its last answers may be here already
+        if self._workers.get(worker.identity) is worker:
+            self._lose(worker, "died")
+
+    async def _watch_workers(self) -> None:
+        while True:
+            await asyncio.sleep(_TICK_S)
+            now_ns = time.monotonic_ns()
+            if now_ns - self._last_tick_ns > _TICK_S * 1e9 + _PAUSE_NS:
+                self._paused_until_ns = now_ns + 2 * _PAUSE_NS
+            self._last_tick_ns = now_ns
+            self._refuse(self._scheduler.expire(now_ns))
+            if now_ns >= self._paused_until_ns:
+                for worker in list(self._workers.values()):
+                    self._judge(worker, now_ns)
+
+    def _judge(self, worker: _Worker, now_ns: int) -> None:
+        if worker.hung or worker.state not in (WorkerState.READY, WorkerState.DRAINING):
+            return
+        reason = hung(
+            worker.progress.read(),
+            process.stat(worker.pid),
+            now_ns,
+            self._scheduler.predicted_us(worker.name),
+            self._hang_timeout_s.get(worker.id.model_version, 30.0),
+        )
+        if reason:
+            worker.hung = reason
+            worker.state = WorkerState.FAILED
+            self._give_up(worker, f"hangs: {reason}")
+
+    def _lose(self, worker: _Worker, why: str) -> None:
+        """Forgets a worker whose process has ended."""
+        del self._workers[worker.identity]
+        self._loop.remove_reader(worker.pidfd)
+        os.close(worker.pidfd)
+        self._give_up(worker, why)
+        worker.progress.close()
+
+    def _give_up(self, worker: _Worker, why: str) -> None:
+        """Runs a worker's requests elsewhere."""
+        progress = worker.progress.read()
+        started = (progress.dispatch, progress.index) if progress.dispatch else None
+        held = self._scheduler.in_flight(worker.name)
+        logger.warning("worker lost", worker=worker.name, pid=worker.pid, why=why, held=held)
+        self._refuse(self._scheduler.lost(worker.name, started))
+        self._recount(worker.id.model_version)
+        self._pump_soon()
+
+    # -- doing ------------------------------------------------------------------------------------
+
+    def _pump_soon(self) -> None:
+        """Dispatches once for all that happens in this turn of the loop."""
+        if not self._pumping:
+            self._pumping = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        self._pumping = False
+        now_ns = time.monotonic_ns()
+        self._refuse(self._scheduler.expire(now_ns))
+        for order in self._scheduler.dispatch(now_ns):
+            identity = order.worker.encode()
+            requests = [messages.Request("predict", entry.deadline_ns) for entry in order.entries]
+            message = messages.Dispatch(self.epoch, order.dispatch, requests)
+            if not self._link.send(identity, message, [entry.body for entry in order.entries]):
+                self._lose(self._workers[identity], "unreachable")
+
+    def _refuse(self, refusals: list[Refuse]) -> None:
+        for refusal in refusals:
+            entry = refusal.entry
+            assert isinstance(entry, _Pending)
+            self._count(entry, "", refusal.error.code, None)
+            if not entry.future.done():
+                entry.future.set_exception(refusal.error)
+
+    def _count(self, entry: Entry, worker: str, code: Code, outcome: messages.Outcome | None) -> None:
+        total_s = (time.monotonic_ns() - entry.arrived_ns) / 1e9
+        queue_s = (entry.sent_ns - entry.arrived_ns) / 1e9 if entry.sent_ns else total_s
+        self._recorder.finished(
+            entry.model.name, entry.model.version, worker, code, total_s, queue_s, outcome
+        )
+
+    def _recount(self, model: ModelVersion) -> None:
+        mine = [worker for worker in self._workers.values() if worker.id.model_version == model]
+        ready = sum(worker.state is WorkerState.READY for worker in mine)
+        self._models.count(model, len(mine), ready)
+        self._changed()
+
+    def _changed(self) -> None:
+        for callback in self._callbacks:
+            callback()
+
+    async def close(self) -> None:
+        self._monitor.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._monitor
+        for worker in list(self._workers.values()):
+            self._loop.remove_reader(worker.pidfd)
+            os.close(worker.pidfd)
+            worker.progress.close()
+        self._link.close()

@@ -1,0 +1,82 @@
+"""The router's end of the link to the workers: a ZeroMQ ROUTER on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from mpspool.core import log, messages
+
+logger = log.get("link")
+
+# A worker holds as many dispatches as it has credits, and a few words beside.
+_SEND_HIGH_WATER = 64
+Receiver = Callable[[bytes, messages.FromWorker, list[bytes]], None]
+
+
+class Link:
+    """Receives from every worker, sends to one.
+
+    Args:
+        path: the UNIX socket to bind, in place of one that a killed predecessor left.
+        receive: called on the event loop for each message: identity, message, payload frames.
+    """
+
+    def __init__(self, path: Path, receive: Receiver) -> None:
+        self._receive = receive
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        self._socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        self._socket.setsockopt(zmq.SNDHWM, _SEND_HIGH_WATER)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        before = os.umask(0o177)
+        try:
+            self._socket.bind(f"ipc://{path}")
+        finally:
+            os.umask(before)
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._on_readable)
+        self._loop.call_soon(self._on_readable)
+
+    def send(self, identity: bytes, message: messages.FromRouter, frames: list[bytes]) -> bool:
+        """False where the worker cannot be reached any more."""
+        try:
+            self._socket.send_multipart(
+                [identity, messages.encode(message), *frames], flags=zmq.NOBLOCK, copy=False
+            )
+        except zmq.ZMQError as error:
+            logger.warning("unreachable", worker=identity.decode(), error=str(error))
+            return False
+        # ZeroMQ's descriptor is edge-triggered and a send may swallow the edge of a receive.
+        self._loop.call_soon(self._on_readable)
+        return True
+
+    def drain(self) -> None:
+        """Takes in what has arrived so far."""
+        self._on_readable()
+
+    def _on_readable(self) -> None:
+        while not self._socket.closed:
+            try:
+                identity, head, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            except ValueError:
+                continue  # not even two frames: not from a worker of ours
+            try:
+                message = messages.decode_from_worker(head)
+            except msgspec.MsgspecError as error:
+                logger.warning("not understood", worker=identity.decode(errors="replace"), error=str(error))
+                continue
+            self._receive(identity, message, frames)
+
+    def close(self) -> None:
+        if not self._socket.closed:
+            self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
+            self._context.destroy(linger=0)

@@ -1,0 +1,116 @@
+"""HTTP for those who operate the pool: /healthz, /readyz and /metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from aiohttp import web
+
+from mpspool.core import log
+from mpspool.core.errors import Problem, StartError
+from mpspool.core.settings import RouterSettings
+
+logger = log.get("rest")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Readiness(Protocol):
+    """What decides whether the pool is ready."""
+
+    def unready(self) -> str:
+        """Why not; empty when ready."""
+
+
+class Exposition(Protocol):
+    """What renders the metrics."""
+
+    def exposition(self, accept: str) -> tuple[bytes, str]:
+        """Text and content type, for an Accept header."""
+
+
+class RestFront:
+    """An HTTP server on settings.host and settings.rest_port.
+
+    Attributes:
+        port: the port bound, which start() chooses where settings.rest_port is 0.
+    """
+
+    def __init__(self, dataplane: Readiness, settings: RouterSettings, metrics: Exposition) -> None:
+        self._dataplane = dataplane
+        self._metrics = metrics
+        self._host = settings.host
+        self._grpc_port = settings.grpc_port
+        self._runner = web.AppRunner(self._app(), access_log=None)
+        self.port = settings.rest_port
+
+    async def start(self) -> None:
+        """Binds and serves. Raises StartError naming the address where it cannot be had."""
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self.port)
+        try:
+            await site.start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise StartError([_cannot_bind(self._host, self.port, error)]) from error
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self, grace_s: float) -> None:
+        """Closes the port, gives running requests grace_s to finish, then ends all connections."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await self._runner.cleanup()
+
+    def _app(self) -> web.Application:
+        app = web.Application(middlewares=[_errors_as_json])
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._render_metrics)
+        app.router.add_route("*", "/v1/models/{call:.+}", self._grpc_only)
+        return app
+
+    async def _healthz(self, _request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, _request: web.Request) -> web.Response:
+        reason = self._dataplane.unready()
+        return web.Response(status=503, text=f"{reason}\n") if reason else web.Response(text="ok\n")
+
+    async def _render_metrics(self, request: web.Request) -> web.Response:
+        body, content_type = self._metrics.exposition(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    async def _grpc_only(self, _request: web.Request) -> web.Response:
+        where = f"port {self._grpc_port}" if self._grpc_port else "a pool that has its port turned on"
+        return _error(
+            501, f"Models are served by gRPC only; call tensorflow.serving.PredictionService on {where}"
+        )
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except web.HTTPMethodNotAllowed as error:
+        allowed = ", ".join(sorted(error.allowed_methods))
+        return _error(405, f"{request.path} does not take {request.method}, only {allowed}", Allow=allowed)
+    except web.HTTPNotFound:
+        return _error(404, f"There is no {request.path} here; there are /healthz, /readyz and /metrics")
+    except web.HTTPException as error:
+        return _error(error.status, error.reason)
+    except Exception:
+        logger.exception("request failed", path=request.path)
+        return _error(500, "The request failed inside the server")
+
+
+def _error(status: int, message: str, **headers: str) -> web.Response:
+    """An error as TensorFlow Serving's REST API words them: {"error": message}."""
+    return web.json_response({"error": message}, status=status, headers=headers)
+
+
+def _cannot_bind(host: str, port: int, error: OSError) -> Problem:
+    return Problem("rest_port", f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}")

@@ -1,0 +1,149 @@
+"""What a plan says to the person who started it: what was chosen, and what was hardly meant."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import Counter
+from collections.abc import Sequence
+
+from mpspool.core.settings import ModelSettings
+from mpspool.mps.devices import GpuDevice
+from mpspool.supervisor.config import PoolConfig
+from mpspool.supervisor.cpus import format_cpus
+from mpspool.supervisor.drafts import (
+    CORES_PER_CPU_SLOT,
+    Draft,
+    Machine,
+    default_cpu_slots,
+    device_name,
+    gpus_in_use,
+)
+
+
+def facts(drafts: Sequence[Draft], models: Sequence[ModelSettings], machine: Machine, mps: str) -> list[str]:
+    """One line each: stand-ins, why the CPU, each model's slots, MPS."""
+    lines = [_simulated(machine)] if machine.simulated else []
+    if fallback := _fallback(drafts, machine):
+        lines.append(fallback)
+    lines += [f"{model.name}@{model.version}: {_layout(model)}" for model in models]
+    if mps != "off":
+        lines.append(f"MPS {mps}: a control daemon each for {_names(gpus_in_use(drafts))}")
+    return lines
+
+
+def _simulated(machine: Machine) -> str:
+    what = {
+        "gpus": f"{len(machine.devices)} GPUs (models run on the CPU)",
+        "cpus": f"{len(machine.topology.cpus)} CPUs (nothing is pinned)",
+    }
+    return f"SIMULATED: {' and '.join(what[word] for word in machine.simulated.split(','))}"
+
+
+def _fallback(drafts: Sequence[Draft], machine: Machine) -> str:
+    """The choice of CPU slots, where nobody made it."""
+    on_cpu = [draft for draft in drafts if not gpus_in_use([draft])]
+    unasked = [draft for draft in on_cpu if draft.model.gpus is None and not draft.model.cpu_slots]
+    if not unasked or machine.devices:
+        return ""
+    reason = f" ({machine.no_gpu})" if machine.no_gpu else ""
+    each = " per model" if len(on_cpu) > 1 else ""
+    count = _count(default_cpu_slots(machine.topology, len(on_cpu)), "slot")
+    return f"no GPU visible{reason}: 1 CPU slot per {CORES_PER_CPU_SLOT} cores, {count}{each}"
+
+
+def _layout(model: ModelSettings) -> str:
+    per_device = Counter(slot.device for slot in model.slots)
+    devices = ", ".join(f"{_count(count, 'slot')} on {device}" for device, count in per_device.items())
+    if not any(slot.cpus for slot in model.slots):
+        return f"{devices}, not pinned"
+    sets = dict.fromkeys(format_cpus(slot.cpus) for slot in model.slots)
+    return f"{devices}, CPUs {' | '.join(sets)}"
+
+
+def _count(count: int, word: str) -> str:
+    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+
+
+def _names(gpus: Sequence[GpuDevice]) -> str:
+    return ", ".join(device_name(gpu) for gpu in gpus)
+
+
+def warnings(config: PoolConfig, drafts: Sequence[Draft], machine: Machine, mps: str) -> list[str]:
+    """One line each: what will run, but hardly as it was meant."""
+    lines = [_few_cpusets(draft) for draft in drafts] + [_memory(gpu, drafts) for gpu in gpus_in_use(drafts)]
+    lines += [_sharing(drafts, machine), _without_mps(config, drafts, mps), _unused(drafts, machine)]
+    lines += [_open_host(config), _no_front(config)]
+    return list(dict.fromkeys(line for line in lines if line))
+
+
+def _few_cpusets(draft: Draft) -> str:
+    sets = draft.model.cpusets
+    if not isinstance(sets, tuple) or len(sets) == len(draft.places):
+        return ""
+    slots = _count(len(draft.places), "slot")
+    given = f"{draft.path('cpusets')}: {_count(len(sets), 'set')} for {slots} of {draft.model.name}"
+    return f"{given}: shared in turn" if len(sets) < len(draft.places) else f"{given}: the last are not used"
+
+
+def _sharing(drafts: Sequence[Draft], machine: Machine) -> str:
+    slots = sum(len(draft.places) for draft in drafts if draft.model.cpusets in (None, "auto"))
+    cpus = len(machine.topology.cpus)
+    if slots <= cpus:
+        return ""
+    return f"{slots} slots on {_count(cpus, 'CPU')}: CPUs are shared in turn; ask for fewer slots, or cpusets: none"
+
+
+def _memory(gpu: GpuDevice, drafts: Sequence[Draft]) -> str:
+    wanted = sum(
+        draft.model.gpu_memory.limit_bytes or draft.model.gpu_memory.fraction * gpu.memory_bytes
+        for draft in drafts
+        for place in draft.places
+        if place.gpu == gpu
+    )
+    if not 0 < gpu.memory_bytes < wanted:
+        return ""
+    return (
+        f"{device_name(gpu)}: its workers may take {wanted / gpu.memory_bytes:.0%} of its memory;"
+        " lower gpu_memory.fraction or limit_bytes"
+    )
+
+
+def _without_mps(config: PoolConfig, drafts: Sequence[Draft], mps: str) -> str:
+    shared = [
+        gpu
+        for gpu in gpus_in_use(drafts)
+        if sum(place.gpu == gpu for draft in drafts for place in draft.places) > 1
+    ]
+    if mps != "off" or not shared:
+        return ""
+    reason = "MPS is off" if config.mps == "off" else "nvidia-cuda-mps-control is not found, so MPS is off"
+    return f"{reason}: the workers on {_names(shared)} take turns instead of running at once"
+
+
+def _unused(drafts: Sequence[Draft], machine: Machine) -> str:
+    """GPUs that were there for the taking, but cpu_slots alone was given."""
+    asked = [draft for draft in drafts if draft.model.gpus is None and draft.model.cpu_slots]
+    if not asked or not machine.devices:
+        return ""
+    return (
+        f"{asked[0].path('cpu_slots')} asks for the CPU: {_names(machine.devices)} not used by"
+        f" {', '.join(draft.model.name for draft in asked)}; give gpus to use them, or gpus: none to silence this"
+    )
+
+
+def _open_host(config: PoolConfig) -> str:
+    if config.host == "localhost" or _is_loopback(config.host):
+        return ""
+    return f"host {config.host}: whoever reaches this machine reaches the models, without TLS or a password"
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _no_front(config: PoolConfig) -> str:
+    both_off = config.grpc_port == config.rest_port == 0
+    return "grpc_port and rest_port are both 0: nobody can reach the models" if both_off else ""

@@ -1,0 +1,144 @@
+"""What the command line asks a pool that runs elsewhere: its status, to get ready, to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from mpspool.core import control, process
+from mpspool.core.control import ControlError, Message
+from mpspool.core.rundir import RunDir
+from mpspool.core.states import PoolState
+from mpspool.supervisor import lock, report
+
+_POLL_S = 0.1
+_SILENCE_S = 2.5
+# A pool process that was killed is back by then.
+_PATIENCE_S = 3.0
+# After the grace time: supervisord, and MPS daemons that quit.
+STOP_MARGIN_S = 30.0
+
+
+class NoPoolError(Exception):
+    """No pool runs in the run folder, or it does not answer."""
+
+
+def status(run: RunDir) -> Message:
+    """The pool's status. Raises NoPoolError."""
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return control.call(run.pool_control, "status")
+        except (ControlError, ValueError) as error:
+            pid = lock.holder(run)
+            if not pid:
+                raise NoPoolError(no_pool(run)) from error
+            if time.monotonic() > end:
+                raise NoPoolError(f"the pool of process {pid} does not answer: {error}") from error
+        time.sleep(_POLL_S)
+
+
+def no_pool(run: RunDir) -> str:
+    return f"no pool runs in {run.root}; start one with `mpspool start`, or name its folder with --run-dir"
+
+
+def why_not_ready(run: RunDir, timeout_s: float) -> str:
+    """Waits until every slot is READY, also while there is no pool yet.
+
+    Returns:
+        "" when all are READY; else why they are not: the time is over, a slot is FATAL, or the pool
+        that was there has ended.
+    """
+    end = time.monotonic() + timeout_s
+    seen = 0
+    last: Message | None = None
+    while time.monotonic() < end:
+        for last in _statuses(run, end):
+            if (verdict := _verdict(last)) is not None:
+                return verdict
+        holder = lock.holder(run)
+        if seen and holder != seen:
+            return f"the pool of process {seen} has ended; see `mpspool logs --run-dir {run.root}`"
+        seen = seen or holder
+        time.sleep(_POLL_S)
+    what = report.unready(last) if last else no_pool(run)
+    return f"not ready after {timeout_s:g} s: {what}"
+
+
+def _statuses(run: RunDir, end: float) -> Iterator[Message]:
+    """The pool's statuses until it goes away or the time is over."""
+    with (
+        contextlib.suppress(ControlError, ValueError),
+        contextlib.closing(control.stream(run.pool_control, "watch", timeout_s=_SILENCE_S)) as found,
+    ):
+        for item in found:
+            yield item
+            if time.monotonic() > end:
+                return
+
+
+def _verdict(found: Message) -> str | None:
+    """ "" for ready, a reason for never, None for not yet."""
+    state = found["pool"]["state"]
+    if fatal := report.fatal(found):
+        return "; ".join(fatal)
+    if state == PoolState.STOPPING.value:
+        return "the pool is stopping"
+    return "" if state == PoolState.RUNNING.value else None
+
+
+def stop(run: RunDir, timeout_s: float) -> str:
+    """Asks the foreground process to end and waits until nothing is left.
+
+    Returns:
+        "" when nothing is left, else what is.
+
+    Raises:
+        NoPoolError: none runs there; what a killed one left has been cleared.
+    """
+    from mpspool.supervisor import leftovers
+
+    pid = lock.holder(run)
+    if not pid:
+        if pids := leftovers.end(run):
+            leftovers.remove_sockets(run)
+            raise NoPoolError(f"ended what a killed pool had left: {', '.join(map(str, pids))}")
+        raise NoPoolError(f"no pool runs in {run.root}: nothing to stop")
+    if not _terminated(pid, timeout_s):
+        return f"process {pid} is still there after {timeout_s:g} s; see {run.logs}"
+    if not leftovers.gone(leftovers.find(run), _PATIENCE_S):
+        return f"still running: {', '.join(map(str, leftovers.find(run)))}"
+    sockets = [str(path) for path in run.sockets() if path.exists()]
+    return f"still there: {', '.join(sockets)}" if sockets else ""
+
+
+def _terminated(pid: int, timeout_s: float) -> bool:
+    """SIGTERM by pidfd, if the process is one of ours; whether it ended in time."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        if b"mpspool" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            raise NoPoolError(f"process {pid} holds the lock but is no mpspool: left alone")
+        signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+        ended, _, _ = select.select([pidfd], [], [], timeout_s)
+        return bool(ended)
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+    finally:
+        os.close(pidfd)
+
+
+def grpc_port(run: RunDir) -> int:
+    """The gRPC port of the pool that runs there, 0 where none does (or its front is off)."""
+    if not lock.holder(run) or not process.alive(lock.holder(run)):
+        return 0
+    with contextlib.suppress(NoPoolError):
+        return int(status(run)["pool"]["grpc_port"])
+    return 0

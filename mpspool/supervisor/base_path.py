@@ -1,0 +1,82 @@
+"""Where a model lies: base_path holds numeric version folders, the latest of them is served."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+# As TensorFlow Serving's int64; longer names of digits are no versions.
+MAX_VERSION = 2**63 - 1
+SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
+
+_NUMBER = re.compile(r"[0-9]+", re.ASCII)
+
+
+class BasePathError(Exception):
+    """A base_path that cannot be served; the text names the folder and the remedy."""
+
+
+def latest_version(base_path: Path) -> tuple[int, Path]:
+    """Finds the latest version and its folder, which holds a saved_model.pb or .pbtxt.
+
+    Folders whose names are not plain numbers, and files, are ignored. Leading zeros do not count:
+    "007" is version 7, as in TensorFlow Serving. Of two folders for one version the name without
+    zeros is taken (TensorFlow Serving takes whichever the file system lists last).
+
+    Raises:
+        BasePathError: nothing there, not a folder, not readable, no version, or no SavedModel in it.
+    """
+    base_path = Path(os.path.abspath(base_path))
+    versions = _versions(base_path, _names(base_path))
+    if not versions:
+        raise BasePathError(_no_version(base_path))
+    latest = max(versions)
+    folder = versions[latest]
+    if not any(name in _names(folder) for name in SAVED_MODEL_FILES):
+        raise BasePathError(
+            f"{folder} is not a SavedModel: it holds neither {SAVED_MODEL_FILES[0]} nor {SAVED_MODEL_FILES[1]}; "
+            f"export the model there, or remove the folder if version {latest} is not to be served"
+        )
+    return latest, folder
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except FileNotFoundError:
+        raise BasePathError(_no_such_path(folder)) from None
+    except NotADirectoryError:
+        raise BasePathError(
+            f"{folder} is not a folder; name the one that holds the version folders"
+        ) from None
+    except OSError as error:
+        raise BasePathError(f"{folder} cannot be read: {error.strerror}") from None
+
+
+def _no_such_path(folder: Path) -> str:
+    if re.search(r"(^|/)[A-Za-z][A-Za-z0-9+]*:/", str(folder)):
+        return f"{folder} is not a local folder; copy or mount the model first"
+    there = next((parent for parent in folder.parents if parent.is_dir()), folder.parent)
+    return f"no such path: {folder} ({there} is there, {folder.relative_to(there).parts[0]} is not)"
+
+
+def _versions(base_path: Path, names: list[str]) -> dict[int, Path]:
+    # Longest first, so that the spelling without zeros is what stays.
+    numeric = sorted((name for name in names if _NUMBER.fullmatch(name)), key=len, reverse=True)
+    return {
+        int(name): base_path / name
+        for name in numeric
+        if len(name.lstrip("0")) <= len(str(MAX_VERSION))
+        and int(name) <= MAX_VERSION
+        and (base_path / name).is_dir()
+    }
+
+
+def _no_version(base_path: Path) -> str:
+    if any((base_path / name).exists() for name in SAVED_MODEL_FILES):
+        return (
+            f"{base_path} is itself a SavedModel, but should hold version folders; "
+            f"move it to {base_path / '1'}, or name its parent if this folder's name is a number"
+        )
+    return f"no version folder in {base_path}; a SavedModel belongs in a folder named by a number, such as {base_path / '1'}"

@@ -1,0 +1,304 @@
+"""What a user can ask for, as pydantic models, and `load_config`, which merges file, environment and flags.
+
+Flags win over the environment, the environment over the file. A flag or variable for something that
+each model can also say for itself (`gpus`, `contexts_per_gpu`, ...) holds for every model, whatever
+the file says about one of them.
+
+This is the only module that imports pydantic: import it where it is used, not at the top of the CLI.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    ValidationError,
+    model_validator,
+)
+
+from mpspool.core.errors import Problem, StartError
+from mpspool.core.ids import escape
+from mpspool.core.rundir import default_run_dir
+from mpspool.core.settings import MAX_MESSAGE_BYTES
+from mpspool.supervisor.cpus import MAX_CPUS, parse_cpusets
+from mpspool.supervisor.environment import read_affinity, read_environment
+from mpspool.supervisor.explain import explain
+from mpspool.supervisor.layers import Layer, Location, overlay, rebase
+from mpspool.supervisor.model_entries import Entry, check_names, override, put_flags, take_entries
+from mpspool.supervisor.pool_file import read_file
+
+DEFAULT_CONTEXTS_PER_GPU = 4
+# A name, escaped, is part of file names, which end at 255 bytes.
+_MAX_NAME_BYTES = 180
+_MAX_SIMULATED_GPUS = 64
+
+
+def _read_gpus(value: object) -> object:
+    if value in ("all", "none"):
+        return value
+    items = (
+        value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    )
+    texts = [str(item).strip() for item in items]
+    if not texts or not all(text.isdecimal() for text in texts):
+        raise ValueError('expected "all", "none", or ids such as 0,2')
+    ids = [int(text) for text in texts]
+    if len(set(ids)) < len(ids):
+        raise ValueError("names a GPU twice; contexts_per_gpu is how to have more workers on one")
+    return tuple(ids)
+
+
+def _read_cpusets(value: object) -> object:
+    if value in ("auto", "none"):
+        return value
+    if isinstance(value, list | tuple):
+        value = ";".join(
+            ",".join(map(str, item)) if isinstance(item, list | tuple) else str(item) for item in value
+        )
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        # pydantic takes a ValueError for a validation error, a TypeError for a bug.
+        raise ValueError('expected "auto", "none", sets such as "2-4;5-7", or a list')  # noqa: TRY004
+    return tuple(tuple(cpus) for cpus in parse_cpusets(str(value)))
+
+
+def _read_name(value: str) -> str:
+    if len(escape(value)) > _MAX_NAME_BYTES:
+        raise ValueError(f"too long to be part of file names; keep it within {_MAX_NAME_BYTES} bytes")
+    return value
+
+
+def _on_off(value: object) -> object:
+    """YAML reads a bare on or off as a boolean."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Gpus = Annotated[
+    Literal["all", "none"] | tuple[int, ...],
+    PlainValidator(_read_gpus, json_schema_input_type=list[int] | str),
+]
+Cpusets = Annotated[
+    Literal["auto", "none"] | tuple[tuple[int, ...], ...],
+    PlainValidator(_read_cpusets, json_schema_input_type=str | list[str | list[int]]),
+]
+Threads = Annotated[int, Field(ge=0, le=MAX_CPUS)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
+Name = Annotated[str, Field(min_length=1), AfterValidator(_read_name)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Placement(_Section):
+    """Where workers run. Said for the pool it holds for every model that does not say otherwise."""
+
+    gpus: Gpus | None = None
+    """GPUs to use, by visible id (CUDA_VISIBLE_DEVICES renumbers): "all", "none" or a list such as 0,2.
+    Not given: all that are visible, and CPU slots where none is."""
+    contexts_per_gpu: Annotated[int, Field(ge=1)] | None = None
+    """Worker processes of each model on each of its GPUs; 4 when not given."""
+    cpu_slots: Annotated[int, Field(ge=1, le=MAX_CPUS)] | None = None
+    """Worker processes of each model where it runs on the CPU; not given, one per 2 cores, shared by
+    the models, at least 1 each. Given without gpus, it asks for the CPU even where GPUs are visible."""
+    cpusets: Cpusets | None = None
+    """CPUs of each slot: "2-4;5-7" or "2,3,4;5,6,7", slot i taking set i; "auto", the default, shares
+    out the CPUs we may use, evenly and NUMA-aware; "none" pins nothing."""
+    intra_op_threads: Threads | None = None
+    """Threads within one operation; 0 leaves it to TensorFlow. Not given: a CPU slot's number of CPUs."""
+    inter_op_threads: Threads | None = None
+    """Operations at once; 0 leaves it to TensorFlow. Not given: a CPU slot's number of CPUs."""
+
+
+class GpuMemory(_Section):
+    """How much of its GPU's memory a worker takes."""
+
+    growth: bool = True
+    """Take memory as it is needed, rather than all of it at the start."""
+    fraction: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """At most this part of the device, per worker; 0 for no limit."""
+    limit_bytes: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
+    """At most this much per worker, in bytes or as "2GiB"; 0 for no limit."""
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        if self.fraction and self.limit_bytes:
+            raise ValueError("fraction and limit_bytes are two ways to say one thing; give one of them")
+        return self
+
+
+class ModelConfig(Placement):
+    """One model."""
+
+    name: Name
+    """What clients ask for in model_spec.name."""
+    base_path: Annotated[str, Field(min_length=1)]
+    """The folder that holds the numbered version folders; the latest is served."""
+    custom_ops: Texts = ()
+    """Shared libraries with operators of your own, loaded before the model."""
+    quorum: Annotated[int, Field(ge=1)] = 1
+    """READY workers that make the version AVAILABLE."""
+    gpu_memory: GpuMemory = GpuMemory()
+    """The limits of each worker on a GPU: growth, and fraction or limit_bytes."""
+    hang_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
+    """The least seconds after which a running request counts as hung."""
+    engine: Literal["auto", "session", "tf2"] = "auto"
+    """How the model is run; auto takes the Session and falls back to the TF2 loader."""
+    saved_model_tags: Texts = ("serve",)
+    """Which of the SavedModel's graphs to serve."""
+
+
+class RestartConfig(_Section):
+    """How a slot whose worker ended is filled again."""
+
+    retries: Annotated[int, Field(ge=0)] = 3
+    """Restarts in a row without success before the slot is FATAL."""
+    backoff_s: Seconds = 1.0
+    """The wait before the second restart; it doubles from there. The first is immediate."""
+    max_backoff_s: Seconds = 60.0
+    """The longest wait between restarts."""
+
+
+class PoolConfig(Placement):
+    """The whole pool."""
+
+    models: tuple[ModelConfig, ...]
+    """The models to serve: a list, or a mapping from name to the rest."""
+    mps: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = "auto"
+    """NVIDIA MPS: on, off, or auto: on where a GPU is used and nvidia-cuda-mps-control is found."""
+    simulate_gpus: Annotated[int, Field(ge=0, le=_MAX_SIMULATED_GPUS)] = 0
+    """Run on this many stand-in GPUs, with engines on the CPU: to try a layout, never to serve."""
+    simulate_cpus: Annotated[int, Field(ge=0, le=MAX_CPUS)] = 0
+    """Plan for this many stand-in CPUs, and pin to none of them."""
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """The address both fronts listen on; 0.0.0.0 for every network of this machine."""
+    grpc_port: Port = 8500
+    """The port for gRPC; 0 turns it off."""
+    rest_port: Port = 8501
+    """The port for HTTP; 0 turns it off."""
+    run_dir: Path = Field(default_factory=default_run_dir)
+    """The folder for this pool's sockets, settings and logs; none other may use it."""
+    dispatch: Literal["least_loaded", "round_robin"] = "least_loaded"
+    """Which worker takes the next request."""
+    max_message_bytes: Annotated[ByteSize, Field(ge=1, le=MAX_MESSAGE_BYTES)] = ByteSize(MAX_MESSAGE_BYTES)
+    """The largest request or response, in bytes or as "64MiB"."""
+    max_queued_requests: Annotated[int, Field(ge=1)] = 10_000
+    """Requests waiting per model version; one more is answered UNAVAILABLE."""
+    max_queued_bytes: Annotated[ByteSize, Field(ge=1)] = ByteSize(2**32)
+    """Bytes waiting or running over all models; more is answered RESOURCE_EXHAUSTED."""
+    readiness: Literal["any", "all"] = "any"
+    """/readyz answers 200 when any model is AVAILABLE, or only when all are."""
+    grace_s: Seconds = 30.0
+    """Seconds a drain may take before what is left is ended."""
+    restart: RestartConfig = RestartConfig()
+    """How a slot whose worker ended is filled again: retries, backoff_s, max_backoff_s."""
+
+    def resolved(self, model: ModelConfig) -> ModelConfig:
+        """The model with the pool's placement where it has none of its own."""
+        own = {name: value for name in Placement.model_fields if (value := getattr(model, name)) is not None}
+        pool = {name: getattr(self, name) for name in Placement.model_fields}
+        return model.model_copy(update=pool | own)
+
+
+# The keys under which fields of their own stand.
+_SECTIONS: dict[str, type[BaseModel]] = {
+    "": PoolConfig,
+    "models": ModelConfig,
+    "gpu_memory": GpuMemory,
+    "restart": RestartConfig,
+}
+
+
+def pool_fields() -> list[str]:
+    """Every pool-level field that one word can set, "restart.retries" for those of a section."""
+    sections = [f"restart.{name}" for name in RestartConfig.model_fields]
+    return [name for name in PoolConfig.model_fields if name not in _SECTIONS] + sections
+
+
+def load_config(file: Path | None, flags: Mapping[str, object], environ: Mapping[str, str]) -> PoolConfig:
+    """Merges file, environment and flags, and validates the whole.
+
+    Paths in the file (base_path, custom_ops, run_dir) are taken from the file's folder, those on the
+    command line and in the environment from the working folder.
+
+    Args:
+        file: YAML; None for none.
+        flags: by pool-level field name ("restart.retries" for one of a section), None where not given;
+            and "model", a sequence of NAME=BASE_PATH: such a model is added, or, where the file has
+            one of that name, is given that base_path.
+        environ: the environment; supervisor/environment.py says what is read.
+
+    Raises:
+        StartError: with every problem at once, each with its path, its value, where that stands, and
+            what to do.
+    """
+    layer, entries = _merge(file, flags, environ)
+    layer.values["models"] = [entry.values for entry in entries]
+    for index, entry in enumerate(entries):
+        layer.sources |= {("models", index, *location): source for location, source in entry.sources.items()}
+    layer.problems += check_names(entries)
+    if not entries and layer.complete:
+        layer.problems.append(
+            Problem("models", "there is none; give --model NAME=BASE_PATH, or models: in a file")
+        )
+    try:
+        config = PoolConfig.model_validate(layer.values)
+    except ValidationError as error:
+        layer.problems += _explain(error, layer, entries)
+    if layer.problems:
+        raise StartError(layer.problems)
+    return config
+
+
+def _merge(
+    file: Path | None, flags: Mapping[str, object], environ: Mapping[str, str]
+) -> tuple[Layer, list[Entry]]:
+    here = Path.cwd()
+    below = Layer() if file is None else read_file(file)
+    folder = here if file is None else file.absolute().parent
+    entries = take_entries(below, folder)
+    below.values = rebase(below.values, ("run_dir",), folder)
+    above = overlay(read_environment(environ, pool_fields()), _read_flags(flags))
+    above.values = rebase(above.values, ("run_dir",), here)
+    override(entries, set(Placement.model_fields) & set(above.values))
+    models = flags.get("model") or ()
+    assert isinstance(models, list | tuple)
+    above.problems += put_flags(entries, models, here)
+    return overlay(overlay(read_affinity(environ), below), above), entries
+
+
+def _read_flags(flags: Mapping[str, object]) -> Layer:
+    layer = Layer()
+    for name, value in flags.items():
+        if name != "model" and value is not None:
+            layer.put(name, value, "--" + name.replace("_", "-").replace(".", "-"))
+    return layer
+
+
+def _explain(error: ValidationError, layer: Layer, entries: list[Entry]) -> list[Problem]:
+    sections = {
+        key: {name: field.description or "" for name, field in section.model_fields.items()}
+        for key, section in _SECTIONS.items()
+    }
+
+    def shown(location: Location) -> Location:
+        match location:
+            case ("models", int(index), *rest):
+                return (*entries[index].location, *rest)
+        return location
+
+    return explain(error.errors(), sections, layer.sources, shown)

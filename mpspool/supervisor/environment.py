@@ -1,0 +1,95 @@
+"""The environment as a configuration layer: DeepRec's variables, and MPSPOOL_<FIELD> for every pool-level field.
+
+DeepRec's keep their meaning, for every model of the pool:
+
+CONTEXTS_COUNT_PER_GPU
+    How many places each GPU has, per model (`contexts_per_gpu`).
+ENABLE_MPS
+    1 is `mps: on` and 0 is `mps: off`; without it, `auto`.
+SESSION_GROUP_CPUSET
+    "2-4;5-7" or "2,3,4;5,6,7": the nth slot's CPUs (`cpusets`).
+SET_SESSION_THREAD_POOL_AFFINITY
+    What happens where nobody gave cpusets: 1 shares the CPUs we may use over the slots, NUMA-aware.
+    That is our default as well, because processes that share every CPU get in each other's way;
+    0 says not to pin (`cpusets: none`). Given cpusets, in a file too, stand whatever it says.
+
+DeepRec's other variables steer streams inside one process, and have no meaning here.
+A variable that is set but empty counts as not set.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+
+from mpspool.core.errors import Problem
+from mpspool.supervisor.layers import Layer
+
+PREFIX = "MPSPOOL_"
+AFFINITY = "SET_SESSION_THREAD_POOL_AFFINITY"
+
+_SWITCH = {"1": True, "true": True, "0": False, "false": False}
+# Alike enough to be a slip; what Kubernetes sets for a Service named mpspool is less so.
+_SLIP = 0.9
+
+
+def read_environment(environ: Mapping[str, str], fields: Iterable[str]) -> Layer:
+    """What the environment says about the pool.
+
+    Args:
+        environ: the variables.
+        fields: the pool-level fields, "section.field" for those of a section.
+
+    Returns:
+        The layer, in which a malformed or misspelt variable is a problem.
+    """
+    layer = Layer()
+    known = {PREFIX + name.replace(".", "_").upper(): name for name in fields}
+    _put(layer, environ, "CONTEXTS_COUNT_PER_GPU", "contexts_per_gpu")
+    _put(layer, environ, "SESSION_GROUP_CPUSET", "cpusets")
+    enabled = _switch(layer, environ, "ENABLE_MPS", "mps")
+    if enabled is not None:
+        layer.put("mps", "on" if enabled else "off", "ENABLE_MPS")
+    for variable, name in known.items():
+        _put(layer, environ, variable, name)
+    layer.problems += _misspelt(environ, known)
+    return layer
+
+
+def read_affinity(environ: Mapping[str, str]) -> Layer:
+    """What holds where neither flag, variable nor file gives cpusets: weaker than the file."""
+    layer = Layer()
+    pinned = _switch(layer, environ, AFFINITY, "cpusets")
+    if pinned is not None:
+        layer.put("cpusets", "auto" if pinned else "none", AFFINITY)
+    return layer
+
+
+def _put(layer: Layer, environ: Mapping[str, str], variable: str, name: str) -> None:
+    value = environ.get(variable, "").strip()
+    if value and not _service_link(value):
+        layer.put(name, value, variable)
+
+
+def _switch(layer: Layer, environ: Mapping[str, str], variable: str, name: str) -> bool | None:
+    value = environ.get(variable, "").strip()
+    if not value:
+        return None
+    if value.lower() not in _SWITCH:
+        layer.problems.append(Problem(name, f"{value!r} in {variable}: expected 1 or 0"))
+    return _SWITCH.get(value.lower())
+
+
+def _service_link(value: str) -> bool:
+    """Kubernetes sets MPSPOOL_GRPC_PORT=tcp://... in every pod beside a Service named mpspool-grpc."""
+    return value.startswith(("tcp://", "udp://", "sctp://"))
+
+
+def _misspelt(environ: Mapping[str, str], known: Mapping[str, str]) -> list[Problem]:
+    problems = []
+    for variable, value in environ.items():
+        if not variable.startswith(PREFIX) or variable in known or _service_link(value):
+            continue
+        if near := difflib.get_close_matches(variable, known, n=1, cutoff=_SLIP):
+            problems.append(Problem(variable, f"unknown variable; did you mean {near[0]}?"))
+    return problems

@@ -1,0 +1,78 @@
+"""pydantic's errors in a user's words: where, which value, from which source, what to do."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from mpspool.core.errors import Problem
+from mpspool.supervisor.layers import Location, dotted, source_of
+
+# A section's fields and what each is for.
+Fields = Mapping[str, str]
+
+
+def explain(
+    errors: Iterable[Mapping[str, Any]],
+    sections: Mapping[str, Fields],
+    sources: Mapping[Location, str],
+    shown: Callable[[Location], Location],
+) -> list[Problem]:
+    """Turns validation errors into problems.
+
+    Args:
+        errors: what ValidationError.errors() gives.
+        sections: by the key a section stands under ("" for the top), its fields and their descriptions.
+        sources: where each value stands.
+        shown: a location as the user wrote it.
+    """
+    return [_problem(error, sections, sources, shown) for error in errors]
+
+
+def _problem(
+    error: Mapping[str, Any],
+    sections: Mapping[str, Fields],
+    sources: Mapping[Location, str],
+    shown: Callable[[Location], Location],
+) -> Problem:
+    location: Location = error["loc"]
+    words = [part for part in location if isinstance(part, str)]
+    key = words[-1] if words else ""
+    fields = sections[next((word for word in reversed(words[:-1]) if word in sections), "")]
+    source = source_of(sources, location)
+    where = f" in {source}" if source else ""
+    return Problem(dotted(shown(location)), _message(error, key, fields, where))
+
+
+def _message(error: Mapping[str, Any], key: str, fields: Fields, where: str) -> str:
+    match error["type"]:
+        case "extra_forbidden":
+            return f"unknown key{where}; {_suggest(key, fields)}"
+        case "missing":
+            return f"missing{where}{_remark(fields.get(key, ''))}"
+        case "value_error":
+            text = str(error["ctx"]["error"])
+        case "model_type":
+            text = "expected fields of its own"
+        case _:
+            must = re.sub(r"^(?:Input|String|Tuple|Value) should ", "must ", str(error["msg"]))
+            text = f"{must}{_remark(fields.get(key, ''))}"
+    return f"{_value(error['input'])}{where}: {text}"
+
+
+def _suggest(key: str, fields: Fields) -> str:
+    near = difflib.get_close_matches(key, fields, n=1)
+    return f"did you mean {near[0]}?" if near else f"known are {', '.join(fields)}"
+
+
+def _remark(description: str) -> str:
+    """What the field is for, in its first words."""
+    words = re.split(r"[.;:] ", " ".join(description.split()))[0].rstrip(".")
+    return f" ({words[:1].lower()}{words[1:]})" if words else ""
+
+
+def _value(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:80] + "..."

@@ -1,0 +1,333 @@
+"""`mpspool start`: the process around supervisord. It takes the signals, and leaves nothing behind.
+
+supervisord ends its groups one after another and restarts everything at SIGHUP, so it lives in a
+session of its own and never sees a signal of the user's: the pool ends the workers, all at once, and
+supervisord is shut down after that. It dies with us, and its children with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from mpspool.core import process, settings
+from mpspool.core.control import ControlError, Message, astream
+from mpspool.core.errors import Problem, StartError
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import PoolSettings
+from mpspool.core.states import PoolState
+from mpspool.supervisor import leftovers, lock, programs, report
+from mpspool.supervisor.supervisord import Supervisord, SupervisordError
+
+_START_S = 15.0
+_POLL_S = 0.05
+# Of the grace time, what the pool may take; the rest is for supervisord and what it still has.
+_POOL_SHARE = 0.9
+_POOL_BACK_S = 3.0
+_SHUTDOWN_S = 8.0
+_MPS_SHUTDOWN_S = 20.0
+_LEFT_S = 0.3
+_MPS_LEFT_S = 12.0
+_LOG_LINES = 8
+
+Say = Callable[[str], None]
+
+
+def run(config: PoolSettings, *, say: Say, started: Callable[[], None] = lambda: None) -> int:
+    """Starts the pool and stays until it has ended.
+
+    Args:
+        config: the resolved plan.
+        say: takes one line at a time for whoever watches.
+        started: called once when the lock is held and supervisord answers.
+
+    Returns:
+        0 after an end that was asked for, 1 when supervisord ended by itself.
+
+    Raises:
+        StartError: nothing was started.
+    """
+    folder = RunDir(Path(config.run_dir))
+    if problems := check(folder):
+        raise StartError(problems)
+    with lock.held(folder):
+        if pids := leftovers.end(folder):
+            say(f"ended what an earlier pool left in {folder.root}: {', '.join(map(str, pids))}")
+        leftovers.remove_files(folder)
+        write_files(folder, config)
+        process.become_subreaper()
+        return asyncio.run(_Foreground(folder, config, say).serve(started))
+
+
+def check(folder: RunDir) -> list[Problem]:
+    """What supervisord's configuration could not carry."""
+    texts = [programs.refusal(path) for path in (folder.root, sys.executable)]
+    return [Problem("run_dir", text) for text in texts if text]
+
+
+def write_files(folder: RunDir, config: PoolSettings) -> None:
+    """supervisord.conf and the settings of every process but the workers."""
+    settings.save(folder.settings_file(programs.ROUTER), config.router)
+    settings.save(folder.settings_file(programs.POOL), config)
+    for daemon in config.mps_daemons:
+        settings.save(folder.settings_file(programs.mps_program(daemon.device)), daemon)
+    programs.write(folder.supervisord_conf, programs.supervisord_conf(folder, config))
+
+
+class _Foreground:
+    def __init__(self, folder: RunDir, config: PoolSettings, say: Say) -> None:
+        self._folder = folder
+        self._config = config
+        self._say = say
+        self._supervisord = Supervisord(folder.supervisord_socket)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._asked = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._died = asyncio.Event()
+
+    async def serve(self, started: Callable[[], None]) -> int:
+        loop = asyncio.get_running_loop()
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(signum, self._on_stop_signal)
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        follow: asyncio.Task[None] | None = None
+        try:
+            await self._start()
+            started()
+            follow = asyncio.create_task(self._follow())
+            await _first(self._asked.wait(), self._died.wait())
+            if not self._died.is_set():
+                await self._stop()
+                return 0
+            self._say(
+                f"supervisord ended unexpectedly, so the pool ends; see {self._folder.log_file('supervisord')}"
+            )
+            return 1
+        finally:
+            if follow is not None:
+                follow.cancel()
+            await self._clear()
+            self._say("stopped")
+
+    def _on_stop_signal(self) -> None:
+        if self._asked.is_set():
+            self._hurry.set()
+        self._asked.set()
+
+    # -- supervisord ------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        """Raises StartError where supervisord does not come up."""
+        output = self._folder.logs / "supervisord.out"
+        with output.open("wb") as file:
+            self._child = subprocess.Popen(  # noqa: ASYNC220  nothing else runs yet
+                programs.supervisord_command(self._folder),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509  no thread yet
+            )
+        end = time.monotonic() + _START_S
+        while time.monotonic() < end and not self._died.is_set():
+            with contextlib.suppress(SupervisordError):
+                await self._supervisord.processes()
+                return
+            await asyncio.sleep(_POLL_S)
+        lines = _tail(output) + _tail(self._folder.log_file("supervisord"))
+        raise StartError([Problem("", "\n  ".join(["supervisord does not start:", *lines]))])
+
+    def _reap(self) -> None:
+        """Takes every ended child: supervisord's status stays with its Popen, orphans are forgotten."""
+        while True:
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if found is None:
+                return
+            if self._child is not None and found.si_pid == self._child.pid:
+                self._child.poll()
+                self._died.set()
+            else:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(found.si_pid, os.WNOHANG)
+
+    # -- while it runs ----------------------------------------------------------------------------
+
+    async def _follow(self) -> None:
+        """Says what happens. While the pool is not there, supervisord is made to look after it."""
+        last: Message | None = None
+        tried = False
+        while True:
+            with contextlib.suppress(ControlError, ValueError):
+                async with contextlib.aclosing(astream(self._folder.pool_control, "watch")) as statuses:
+                    async for status in statuses:
+                        for line in report.changes(last, status):
+                            self._say(line)
+                        if not tried and status["pool"]["state"] == PoolState.RUNNING.value:
+                            self._say(f"try: {report.how_to_try(status)}")
+                            tried = True
+                        last = status
+            await self._supervisord.turn()
+            await asyncio.sleep(_POLL_S)
+
+    # -- the end ----------------------------------------------------------------------------------
+
+    async def _stop(self) -> None:
+        self._say(f"stopping: what is in flight may take {self._config.grace_s:g} s (once more to hurry)")
+        await self._until_hurried(self._end_workers(self._config.grace_s * _POOL_SHARE))
+        await self._until_hurried(self._shut_down())
+
+    async def _until_hurried(self, work: Coroutine[Any, Any, None]) -> None:
+        await _first(work, self._hurry.wait(), self._died.wait())
+
+    async def _end_workers(self, grace_s: float) -> None:
+        """Has the pool do it; one that was killed meanwhile is waited for, one that stays away is not."""
+        end = time.monotonic() + grace_s
+        gone_since = time.monotonic()
+        while time.monotonic() < end and time.monotonic() - gone_since < _POOL_BACK_S:
+            left_s = end - time.monotonic()
+            with contextlib.suppress(ControlError, ValueError, TimeoutError):
+                async with (
+                    asyncio.timeout(left_s + _POOL_BACK_S),
+                    contextlib.aclosing(
+                        astream(self._folder.pool_control, "stop", grace_s=left_s)
+                    ) as answers,
+                ):
+                    gone_since = time.monotonic()
+                    async for answer in answers:
+                        if answer["left"]:
+                            self._say(f"{answer['left']} workers did not end")
+                        return
+            await self._supervisord.turn()
+            await asyncio.sleep(_POLL_S)
+        self._say("the pool process does not answer: going on without it")
+
+    async def _shut_down(self) -> None:
+        with contextlib.suppress(SupervisordError):
+            await self._supervisord.shutdown()
+        end = time.monotonic() + (_MPS_SHUTDOWN_S if self._config.mps_daemons else _SHUTDOWN_S)
+        while time.monotonic() < end and not self._died.is_set():
+            await self._supervisord.turn()
+            await asyncio.sleep(_POLL_S)
+
+    async def _clear(self) -> None:
+        """Kills and reaps everything below us, supervisord first: without it nothing is started again."""
+        if self._child is not None and self._child.poll() is None:
+            self._child.kill()
+        patience_s = _MPS_LEFT_S if self._config.mps_daemons else _LEFT_S
+        end = time.monotonic() + (0.0 if self._hurry.is_set() else patience_s)
+        while True:
+            self._reap()
+            if not (left := process.descendants(os.getpid())):
+                break
+            if time.monotonic() > end:
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            await asyncio.sleep(_POLL_S)
+        leftovers.remove_sockets(self._folder)
+
+
+async def _first(*works: Coroutine[Any, Any, Any]) -> None:
+    """Until one of them is done; the others are cancelled."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _tail(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").splitlines()[-_LOG_LINES:]
+    except OSError:
+        return []
+
+
+def detach(config: PoolSettings, *, announce: Say) -> int:
+    """run() in a process of its own session, which writes to logs/mpspool.log.
+
+    Returns:
+        0 once the pool's lock is held and supervisord runs.
+
+    Raises:
+        StartError: nothing was started.
+    """
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        _become_daemon(config, write)
+    os.close(write)
+    os.waitpid(child, 0)
+    with os.fdopen(read, "r", encoding="utf-8") as file:
+        answer = file.read()
+    first, _, rest = answer.partition("\n")
+    if first != "started":
+        raise StartError([Problem("", rest.strip() or "the detached process ended before it had started")])
+    announce(rest.strip())
+    return 0
+
+
+def _become_daemon(config: PoolSettings, report_to: int) -> None:
+    """The first child: leaves the caller's session, and ends once the second one is on its way."""
+    os.setsid()
+    if os.fork():
+        os._exit(0)
+    status = 1
+    try:
+        status = _run_detached(config, report_to)
+    finally:
+        os._exit(status)
+
+
+def _run_detached(config: PoolSettings, report_to: int) -> int:
+    folder = RunDir(Path(config.run_dir))
+
+    def answer(text: str) -> None:
+        with contextlib.suppress(OSError):
+            os.write(report_to, text.encode())
+            os.close(report_to)
+
+    def started() -> None:
+        _redirect(folder.log_file("mpspool"))
+        answer(f"started\nprocess {os.getpid()}, log {folder.log_file('mpspool')}")
+
+    try:
+        return run(config, say=say_with_time, started=started)
+    except StartError as error:
+        answer(f"failed\n{error}")
+        return 2
+    except BaseException as error:
+        answer(f"failed\n{type(error).__name__}: {error}")
+        raise
+
+
+def _redirect(log_file: Path) -> None:
+    """Standard input from nowhere, output to the log."""
+    descriptor = os.open(log_file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+
+
+def say_with_time(line: str) -> None:
+    """A line to standard output; a terminal that is gone is no reason to end."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)

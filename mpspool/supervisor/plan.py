@@ -1,0 +1,264 @@
+"""From what the user asked for to who runs where. Pure: the machine comes in as an argument."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from mpspool.core.errors import Problem, StartError
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import (
+    ModelSettings,
+    MpsSettings,
+    PoolSettings,
+    RestartSettings,
+    RouterSettings,
+    SlotSettings,
+)
+from mpspool.mps.limits import max_clients
+from mpspool.supervisor.announce import facts, warnings
+from mpspool.supervisor.config import ModelConfig, PoolConfig
+from mpspool.supervisor.cpus import Topology, assign, format_cpus
+from mpspool.supervisor.drafts import Draft, Machine, Place, device_name, draft_places, gpus_in_use
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who runs where.
+
+    Attributes:
+        models: each with its slots; one without a version is left out.
+        mps: "on", "off" or "simulated".
+        mps_daemons: one per GPU in use, where MPS is on or simulated.
+        simulated: what is a stand-in: "gpus", "cpus" or "gpus,cpus"; empty for nothing.
+        facts: what was chosen, a line each.
+        warnings: what will run but was hardly meant, a line each.
+    """
+
+    models: list[ModelSettings]
+    mps: str
+    mps_daemons: list[MpsSettings]
+    simulated: str
+    facts: list[str]
+    warnings: list[str]
+
+
+def plan(config: PoolConfig, machine: Machine, versions: Mapping[str, tuple[int, Path]]) -> Plan:
+    """Places every model's slots.
+
+    Slots are counted GPU by GPU in the order given; slot i takes cpuset i. Where no threads are given,
+    a GPU slot leaves them to TensorFlow, and a CPU slot gets as many as it has CPUs (or its share of the
+    cgroup's CPU quota, if that is less), within an operation and between operations alike: more would
+    only take turns on the same CPUs, and TensorFlow's own choice does not see the quota.
+
+    Args:
+        config: what was asked for.
+        machine: what there is.
+        versions: by model name, the version to serve and its folder.
+
+    Raises:
+        StartError: with everything that does not fit this machine.
+    """
+    drafts, problems = draft_places(config, machine)
+    mps, mps_problems = _resolve_mps(config, machine, drafts)
+    problems += mps_problems + _check_quorum(drafts) + _check_cpus(drafts, machine.topology)
+    if mps != "off":
+        problems += _check_clients(drafts, machine)
+    if problems:
+        raise StartError(list(dict.fromkeys(problems)))
+    models = _models(drafts, machine, versions)
+    daemons = [] if mps == "off" else _daemons(drafts, machine, RunDir(config.run_dir))
+    return Plan(
+        models=[_with_mps(model, daemons) for model in models],
+        mps=mps,
+        mps_daemons=daemons,
+        simulated=machine.simulated,
+        facts=facts(drafts, models, machine, mps),
+        warnings=warnings(config, drafts, machine, mps),
+    )
+
+
+def _resolve_mps(config: PoolConfig, machine: Machine, drafts: list[Draft]) -> tuple[str, list[Problem]]:
+    gpus = gpus_in_use(drafts)
+    if not all(draft.places for draft in drafts):
+        return "off", []  # whether a GPU is used is not known yet
+    if not gpus:
+        text = "on, but no GPU is used, and MPS shares GPUs; use auto, or off"
+        return "off", [Problem("mps", text)] if config.mps == "on" else []
+    if config.mps == "off":
+        return "off", []
+    if machine.mps_control is not None:
+        return ("simulated" if any(gpu.simulated for gpu in gpus) else "on"), []
+    text = "on, but nvidia-cuda-mps-control is not found; install it (it comes with the driver) or use auto"
+    return "off", [Problem("mps", text)] if config.mps == "on" else []
+
+
+def _check_clients(drafts: list[Draft], machine: Machine) -> list[Problem]:
+    problems = []
+    for gpu in gpus_in_use(drafts):
+        here = [(draft, sum(place.gpu == gpu for place in draft.places)) for draft in drafts]
+        here = [(draft, count) for draft, count in here if count]
+        total, limit = sum(count for _, count in here), max_clients(gpu.compute_capability, machine.driver)
+        if total > limit:
+            each = ", ".join(f"{draft.model.name} {count}" for draft, count in here)
+            path = here[0][0].path("contexts_per_gpu") if len(here) == 1 else "contexts_per_gpu"
+            text = f"{total} workers on {device_name(gpu)} ({each}), where MPS takes {limit} clients; ask for fewer"
+            problems.append(Problem(path, text))
+    return problems
+
+
+def _check_quorum(drafts: list[Draft]) -> list[Problem]:
+    return [
+        Problem(
+            f"models.{draft.model.name}.quorum",
+            f"{draft.model.quorum} of {len(draft.places)} slots can never be READY; at most {len(draft.places)}",
+        )
+        for draft in drafts
+        if draft.places and draft.model.quorum > len(draft.places)
+    ]
+
+
+def _check_cpus(drafts: list[Draft], topology: Topology) -> list[Problem]:
+    problems = []
+    for draft in drafts:
+        if missing := set(itertools.chain(*_given(draft.model))) - set(topology.numbers):
+            text = f"no CPU {format_cpus(missing)} here; there are {format_cpus(topology.numbers)}"
+            problems.append(Problem(draft.path("cpusets"), text))
+    return problems
+
+
+def _given(model: ModelConfig) -> tuple[tuple[int, ...], ...]:
+    return model.cpusets if isinstance(model.cpusets, tuple) else ()
+
+
+def _models(
+    drafts: list[Draft], machine: Machine, versions: Mapping[str, tuple[int, Path]]
+) -> list[ModelSettings]:
+    slots = sum(len(draft.places) for draft in drafts)
+    cpus = _cpus(drafts, machine.topology)
+    return [
+        _settings(draft, given, versions[draft.model.name], machine.topology, slots)
+        for draft, given in zip(drafts, cpus, strict=True)
+        if draft.model.name in versions
+    ]
+
+
+def _cpus(drafts: list[Draft], topology: Topology) -> list[list[list[int]]]:
+    """For each model, for each of its places, the CPUs; none for no pinning.
+
+    What is shared out are the CPUs that nobody was given by name, if any are left.
+    """
+    named = set(itertools.chain(*(itertools.chain(*_given(draft.model)) for draft in drafts)))
+    left = tuple(cpu for cpu in topology.cpus if cpu.number not in named) or topology.cpus
+    sharing = [place for draft in drafts if _shares(draft.model) for place in draft.places]
+    near = [None if place.gpu is None else place.gpu.numa_node for place in sharing]
+    shared = iter(assign(replace(topology, cpus=left), near) if near else [])
+    return [
+        list(itertools.islice(shared, len(draft.places))) if _shares(draft.model) else _named_cpus(draft)
+        for draft in drafts
+    ]
+
+
+def _shares(model: ModelConfig) -> bool:
+    return model.cpusets in (None, "auto")
+
+
+def _named_cpus(draft: Draft) -> list[list[int]]:
+    sets = _given(draft.model) or ((),)
+    return [list(sets[index % len(sets)]) for index in range(len(draft.places))]
+
+
+def _settings(
+    draft: Draft, cpus: list[list[int]], version: tuple[int, Path], topology: Topology, slots: int
+) -> ModelSettings:
+    model = draft.model
+    threads = _default_threads(draft, cpus, topology, slots)
+    return ModelSettings(
+        name=model.name,
+        version=version[0],
+        path=str(version[1]),
+        slots=[_slot(place, given, topology) for place, given in zip(draft.places, cpus, strict=True)],
+        quorum=model.quorum,
+        intra_op_threads=threads if model.intra_op_threads is None else model.intra_op_threads,
+        inter_op_threads=threads if model.inter_op_threads is None else model.inter_op_threads,
+        custom_ops=list(model.custom_ops),
+        gpu_memory_growth=model.gpu_memory.growth,
+        gpu_memory_fraction=model.gpu_memory.fraction,
+        gpu_memory_limit_bytes=int(model.gpu_memory.limit_bytes),
+        saved_model_tags=list(model.saved_model_tags),
+        hang_timeout_s=model.hang_timeout_s,
+        engine=model.engine,
+    )
+
+
+def _default_threads(draft: Draft, cpus: list[list[int]], topology: Topology, slots: int) -> int:
+    if any(place.gpu is not None and not place.gpu.simulated for place in draft.places):
+        return 0
+    unpinned = max(1, len(topology.cpus) // slots)
+    share = topology.share(slots) or len(topology.cpus)
+    # One number for all of a model's slots: where they differ in size, none takes more than it has.
+    return min(share, *(len(given) or unpinned for given in cpus))
+
+
+def _slot(place: Place, cpus: list[int], topology: Topology) -> SlotSettings:
+    gpu = place.gpu
+    return SlotSettings(
+        device=place.device,
+        slot=place.slot,
+        cpus=cpus,
+        gpu_uuid="" if gpu is None else gpu.uuid,
+        simulated=topology.simulated or (gpu is not None and gpu.simulated),
+    )
+
+
+def _daemons(drafts: list[Draft], machine: Machine, run_dir: RunDir) -> list[MpsSettings]:
+    return [
+        MpsSettings(
+            device=device_name(gpu),
+            gpu_uuid=gpu.uuid,
+            pipe_dir=str(run_dir.mps_pipe(device_name(gpu))),
+            log_dir=str(run_dir.mps_log(device_name(gpu))),
+            control=list(machine.mps_control or ()),
+            simulated=gpu.simulated,
+        )
+        for gpu in gpus_in_use(drafts)
+    ]
+
+
+def _with_mps(model: ModelSettings, daemons: list[MpsSettings]) -> ModelSettings:
+    pipes = {daemon.device: daemon.pipe_dir for daemon in daemons}
+    slots = [msgspec.structs.replace(slot, mps_pipe=pipes.get(slot.device, "")) for slot in model.slots]
+    return msgspec.structs.replace(model, slots=slots)
+
+
+def to_settings(planned: Plan, config: PoolConfig) -> PoolSettings:
+    """What the pool process and, within it, the router read."""
+    router = RouterSettings(
+        run_dir=str(config.run_dir),
+        host=config.host,
+        grpc_port=config.grpc_port,
+        rest_port=config.rest_port,
+        dispatch=config.dispatch,
+        max_message_bytes=int(config.max_message_bytes),
+        max_queued_requests=config.max_queued_requests,
+        max_queued_bytes=int(config.max_queued_bytes),
+        readiness=config.readiness,
+        simulated=planned.simulated,
+    )
+    return PoolSettings(
+        run_dir=str(config.run_dir),
+        host=config.host,
+        grpc_port=config.grpc_port,
+        rest_port=config.rest_port,
+        mps=planned.mps,
+        models=planned.models,
+        mps_daemons=planned.mps_daemons,
+        router=router,
+        restart=RestartSettings(**config.restart.model_dump()),
+        simulated=planned.simulated,
+        grace_s=config.grace_s,
+    )

@@ -1,0 +1,354 @@
+"""The pool process: brings what runs together with what was asked for, and says how things stand.
+
+It can be killed at any time: serving goes on without it, and its successor adopts what runs from
+supervisord's processes, the router's snapshot and the records it keeps in the run folder.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mpspool.core import log, process, settings
+from mpspool.core.control import ControlError, ControlServer, Message, acall, astream
+from mpspool.core.ids import WorkerId
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import PoolSettings
+from mpspool.core.states import SlotState
+from mpspool.supervisor import reconcile, status
+from mpspool.supervisor.slots import GiveUp, Slot, SlotRecord, StartAt
+from mpspool.supervisor.supervisord import Fault, ProcessInfo, Supervisord, SupervisordError
+from mpspool.supervisor.workers import Workers
+
+logger = log.get("pool")
+
+_RECORDS = "slots"
+_PERIOD_S = 1.0
+_SOON_S = 0.02
+_WATCH_MIN_S = 0.05
+_RECONNECT_S = 0.1
+_SETTLE_S = 1.0
+# Of the time to stop in, how much the router may take to drain; the rest is for workers to leave.
+_DRAIN_SHARE = 0.8
+
+
+class _Records(msgspec.Struct, frozen=True):
+    """What the pool's successor reads, by worker id."""
+
+    slots: dict[str, SlotRecord] = {}
+
+
+class Pool:
+    """One pool of workers.
+
+    Args:
+        config: the resolved plan.
+    """
+
+    def __init__(self, config: PoolSettings) -> None:
+        self._config = config
+        self._run = RunDir(Path(config.run_dir))
+        self._supervisord = Supervisord(self._run.supervisord_socket)
+        self._workers = Workers(self._run, config, self._supervisord, self._look)
+        self._slots = self._recall()
+        self._processes: dict[str, ProcessInfo] = {}
+        self._router: Message | None = None
+        self._told: Message | None = None
+        self._ending: dict[WorkerId, asyncio.Task[None]] = {}
+        self._stopping = False
+        self._wake = asyncio.Event()
+        self._changed = asyncio.Event()
+        self._acting = asyncio.Lock()
+        self._settled = asyncio.Event()
+
+    async def serve(self) -> None:
+        """Runs until SIGTERM or SIGINT. The workers stay: they are ended by `stop`, not by our end."""
+        stop = asyncio.Event()
+        for signum in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+        control = ControlServer(
+            self._run.pool_control, {"status": self._status, "watch": self._watch, "stop": self._stop}
+        )
+        await control.start()
+        tasks = [asyncio.create_task(self._reconcile_for_ever()), asyncio.create_task(self._follow_router())]
+        tasks.append(asyncio.create_task(_returns(stop)))
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in tasks:
+                if task.done():
+                    task.result()
+        finally:
+            for task in [*tasks, *self._ending.values()]:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await control.close()
+
+    # -- reconciling ------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Something happened: reconcile now."""
+        self._wake.set()
+
+    async def _reconcile_for_ever(self) -> None:
+        while True:
+            self._wake.clear()
+            try:
+                async with self._acting:
+                    acted = await self._reconcile()
+                await self._tell_router()
+            except SupervisordError as error:
+                acted = False
+                if error.fault == Fault.SHUTDOWN_STATE:
+                    self._stopping = True
+                else:
+                    logger.warning("supervisord refused", reason=str(error))
+            self._changed.set()
+            if not acted:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._wake.wait(), self._patience_s())
+
+    def _patience_s(self) -> float:
+        """How long nothing can be due."""
+        if self._workers.unreaped():
+            return _SOON_S
+        dues = [slot.due for slot in self._slots.values() if slot.due is not None]
+        return max(_SOON_S, min([_PERIOD_S, *(due - time.monotonic() for due in dues)]))
+
+    async def _reconcile(self) -> bool:
+        """One round; True when something was done, so that another should follow at once."""
+        self._processes = await self._supervisord.processes()
+        for worker, slot in self._slots.items():
+            if slot.state is SlotState.OCCUPIED and self._processes_pid(worker) == slot.pid:
+                self._workers.watch(worker, slot.pid)
+        actions = reconcile.reconcile(
+            self._slots,
+            self._processes,
+            reports=reconcile.worker_reports(self._router),
+            ending=self._ending,
+            now=time.monotonic(),
+        )
+        done = False
+        for action in actions:
+            if not self._stopping or isinstance(action, reconcile.Ended):
+                await self._perform(action)
+                done = True
+        if done:
+            records = {str(worker): slot.record() for worker, slot in self._slots.items()}
+            settings.save(self._run.settings_file(_RECORDS), _Records(records))
+        return done
+
+    def _processes_pid(self, worker: WorkerId) -> int:
+        found = self._processes.get(worker.program)
+        return found.pid if found else 0
+
+    async def _perform(self, action: reconcile.Action) -> None:
+        match action:
+            case reconcile.AddPrograms(workers):
+                await self._workers.add(workers)
+            case reconcile.Adopt(worker, pid):
+                self._slots[worker].started(pid, max(1, self._workers.generation(worker)))
+                self._workers.watch(worker, pid)
+                logger.info("worker adopted", worker=str(worker), pid=pid)
+            case reconcile.Start(worker, generation):
+                await self._start(worker, max(generation, self._workers.generation(worker) + 1))
+            case reconcile.Ended(worker, exit_status, spawn_error):
+                await self._ended(worker, exit_status, spawn_error)
+            case reconcile.MarkReady(worker):
+                self._slots[worker].ready(time.monotonic())
+                logger.info("worker ready", worker=str(worker), generation=self._slots[worker].generation)
+            case reconcile.EndHung(worker, pid, reason):
+                logger.warning("worker hangs", worker=str(worker), pid=pid, reason=reason)
+                self._ending[worker] = asyncio.create_task(self._end_hung(worker, reason))
+            case reconcile.Remove(program, pid):
+                logger.info("removing", program=program, pid=pid)
+                await self._workers.remove(program, pid)
+
+    async def _start(self, worker: WorkerId, generation: int) -> None:
+        slot = self._slots[worker]
+        try:
+            pid = await self._workers.start(worker, generation)
+        except SupervisordError as error:
+            if error.fault == Fault.SHUTDOWN_STATE:
+                raise
+            slot.started(0, generation)
+            self._note_end(worker, -1, str(error))
+            return
+        slot.started(pid, generation)
+        self._workers.watch(worker, pid)
+        logger.info("worker started", worker=str(worker), generation=generation, pid=pid)
+
+    async def _ended(self, worker: WorkerId, exit_status: int, spawn_error: str) -> None:
+        self._workers.forget(worker)
+        self._note_end(worker, exit_status, await self._workers.why(worker, exit_status, spawn_error))
+
+    def _note_end(self, worker: WorkerId, exit_status: int, reason: str) -> None:
+        slot = self._slots[worker]
+        instruction = slot.ended(exit_status, time.monotonic(), reason)
+        event = {"worker": str(worker), "generation": slot.generation, "reason": reason}
+        match instruction:
+            case GiveUp(reason=final):
+                logger.error("slot given up", **{**event, "reason": final})
+            case StartAt(at):
+                logger.warning("worker ended", **event, next_start_in_s=round(at - time.monotonic(), 1))
+            case _:
+                logger.warning("worker ended", **event)
+
+    async def _end_hung(self, worker: WorkerId, reason: str) -> None:
+        try:
+            error_file = self._run.error_file(worker.program)
+            error_file.write_text(f"hung and killed: {reason}\n", encoding="utf-8")
+            await self._workers.end_hung(worker)
+        finally:
+            del self._ending[worker]
+            self._look()
+
+    def _recall(self) -> dict[WorkerId, Slot]:
+        """The slots as a pool before this one recorded them, else new ones."""
+        try:
+            records = settings.load(self._run.settings_file(_RECORDS), _Records).slots
+        except (OSError, msgspec.DecodeError):
+            records = {}
+        return {
+            worker: Slot(str(worker), self._config.restart, records.get(str(worker)))
+            for worker in status.desired(self._config)
+        }
+
+    # -- the router -------------------------------------------------------------------------------
+
+    async def _follow_router(self) -> None:
+        """Its snapshots, for ever. While it is not there, supervisord is made to look after it."""
+        while True:
+            with contextlib.suppress(ControlError, ValueError):
+                async with contextlib.aclosing(astream(self._run.router_control, "watch")) as snapshots:
+                    async for snapshot in snapshots:
+                        self._take(snapshot)
+            if self._router is not None:
+                logger.warning("the router went away")
+            self._router = self._told = None
+            self._look()
+            await asyncio.sleep(_RECONNECT_S)
+
+    def _take(self, snapshot: Message) -> None:
+        before = reconcile.worker_reports(self._router)
+        after = reconcile.worker_reports(snapshot)
+        new = self._router is None
+        self._router = snapshot
+        self._changed.set()
+        self._settled.set()
+        if new or {name: _essence(found) for name, found in before.items()} != {
+            name: _essence(found) for name, found in after.items()
+        }:
+            self._look()
+
+    async def _tell_router(self) -> None:
+        """What should exist, at every change and after every reconnect."""
+        if self._router is None:
+            return
+        message = self._models_message()
+        if message == self._told:
+            return
+        with contextlib.suppress(ControlError):
+            await acall(self._run.router_control, "models", **message)
+            self._told = message
+
+    def _models_message(self) -> Message:
+        failed = status.failures(self._slots)
+        versions: dict[Any, Message] = {}
+        for worker, (model, _) in status.desired(self._config).items():
+            versions.setdefault(
+                worker.model_version,
+                {
+                    "name": model.name,
+                    "version": model.version,
+                    "quorum": model.quorum,
+                    "failed": failed.get(worker.model_version, ""),
+                    "hang_timeout_s": model.hang_timeout_s,
+                },
+            )
+        restarts = {str(worker): slot.restarts for worker, slot in self._slots.items()}
+        return {"models": list(versions.values()), "restarts": restarts}
+
+    # -- the control socket -----------------------------------------------------------------------
+
+    async def _status(self, _request: Message | None = None) -> Message:
+        with contextlib.suppress(TimeoutError):  # a router that is there has its say first
+            await asyncio.wait_for(self._settled.wait(), _SETTLE_S)
+        self._settled.set()
+        return status.build(
+            status.View(
+                self._config,
+                self._slots,
+                self._processes,
+                self._router,
+                _foreground_pid(self._run),
+                self._stopping,
+            )
+        )
+
+    async def _watch(self, _request: Message) -> AsyncIterator[Message]:
+        while True:
+            changed = self._changed
+            yield await self._status()
+            await asyncio.sleep(_WATCH_MIN_S)
+            try:
+                await asyncio.wait_for(changed.wait(), _PERIOD_S)
+            except TimeoutError:
+                continue
+            if self._changed is changed:  # the first of several watchers to see it arms the next one
+                self._changed = asyncio.Event()
+
+    async def _stop(self, request: Message) -> Message:
+        """Drains the router, then ends the workers; nothing is started from here on."""
+        grace_s = float(request["grace_s"])
+        end = time.monotonic() + grace_s
+        self._stopping = True
+        self._changed.set()
+        await self._drain(grace_s * _DRAIN_SHARE)
+        async with self._acting:  # a start that was under way is over, and known
+            left = await self._workers.end_all(max(0.0, end - time.monotonic()))
+        self._look()
+        return {"left": left}
+
+    async def _drain(self, timeout_s: float) -> None:
+        with contextlib.suppress(ControlError, TimeoutError):
+            async with (
+                asyncio.timeout(timeout_s + 1),
+                contextlib.aclosing(
+                    astream(self._run.router_control, "drain", timeout_s=timeout_s)
+                ) as answers,
+            ):
+                async for answer in answers:
+                    logger.info("router drained", left=answer["left"])
+                    return
+
+
+async def _returns(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def _essence(report: reconcile.WorkerReport) -> tuple[int, int, str, str]:
+    """What of a report can make a difference to the slots."""
+    return report.generation, report.pid, report.state, report.hung
+
+
+def _foreground_pid(run: RunDir) -> int:
+    try:
+        return int(run.lock.read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def main(settings_file: str) -> int:
+    """`python -m mpspool.supervisor SETTINGS`."""
+    process.die_with_parent(os.getppid())
+    log.configure(process="pool")
+    asyncio.run(Pool(settings.load(Path(settings_file), PoolSettings)).serve())
+    return 0

@@ -1,0 +1,167 @@
+"""Everything that can be known to fail is found here, at once, before anything is started.
+
+`resolve` is the whole way from a configuration to settings; `check_all` looks at the world around it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+from mpspool.core.errors import Problem, StartError
+from mpspool.core.rundir import MAX_SOCKET_PATH_BYTES, RunDir
+from mpspool.core.settings import PoolSettings
+from mpspool.mps.control import control_command
+from mpspool.mps.devices import Inventory, inventory
+from mpspool.mps.simulated import control_command as simulated_control_command
+from mpspool.mps.simulated.inventory import simulated
+from mpspool.supervisor import lock
+from mpspool.supervisor.base_path import BasePathError, latest_version
+from mpspool.supervisor.config import PoolConfig
+from mpspool.supervisor.cpus import Topology, read_topology
+from mpspool.supervisor.drafts import Machine
+from mpspool.supervisor.plan import Plan, plan, to_settings
+from mpspool.supervisor.ports import check_fronts
+from mpspool.supervisor.saved_model import check_saved_model
+
+Versions = dict[str, tuple[int, Path]]
+
+_ELF_MAGIC = b"\x7fELF"
+# The MPS control daemon's longest socket name in its pipe folder.
+_MPS_SOCKET = "control_privileged"
+_ANY_GPU = "gpu99"
+
+
+def resolve(config: PoolConfig, environ: Mapping[str, str]) -> tuple[PoolSettings, Plan]:
+    """Finds versions, plans and checks; starts and creates nothing.
+
+    The run folder must not be locked by the caller yet: a lock counts as another pool's.
+
+    Raises:
+        StartError: with every problem found.
+    """
+    versions, problems = find_versions(config)
+    planned = None
+    try:
+        planned = plan(config, read_machine(config, environ), versions)
+    except StartError as error:
+        problems += error.problems
+    problems += check_all(config, versions)
+    if problems or planned is None:
+        raise StartError(problems)
+    return to_settings(planned, config), planned
+
+
+def read_machine(config: PoolConfig, environ: Mapping[str, str]) -> Machine:
+    """The devices and CPUs there are, or the stand-ins that were asked for."""
+    stand_ins = simulated(config.simulate_gpus, environ)
+    found = Inventory(stand_ins) if config.simulate_gpus else inventory(environ)
+    return Machine(
+        devices=found.devices,
+        topology=Topology.simulate(config.simulate_cpus) if config.simulate_cpus else read_topology(),
+        mps_control=simulated_control_command() if config.simulate_gpus else control_command(environ),
+        driver=found.driver,
+        no_gpu=found.reason,
+    )
+
+
+def find_versions(config: PoolConfig) -> tuple[Versions, list[Problem]]:
+    """Each model's latest version and its folder, by name; a problem for each that has none."""
+    versions: Versions = {}
+    problems = []
+    for model in config.models:
+        try:
+            versions[model.name] = latest_version(Path(model.base_path))
+        except BasePathError as error:
+            problems.append(Problem(f"models.{model.name}.base_path", str(error)))
+    return versions, problems
+
+
+def check_all(config: PoolConfig, versions: Mapping[str, tuple[int, Path]]) -> list[Problem]:
+    """Every problem with ports, run folder, operator libraries and SavedModels. Changes nothing."""
+    problems = check_fronts(config.host, {"grpc_port": config.grpc_port, "rest_port": config.rest_port})
+    problems += check_run_dir(RunDir(config.run_dir))
+    for model in config.models:
+        path = f"models.{model.name}"
+        problems += [
+            Problem(f"{path}.custom_ops", text)
+            for name in model.custom_ops
+            for text in check_library(Path(name))
+        ]
+        if model.name in versions:
+            found = check_saved_model(versions[model.name][1])
+            problems += [Problem(f"{path}.base_path", text) for text in found]
+    return problems
+
+
+def check_library(path: Path) -> list[str]:
+    """Is there a shared library that can be read?"""
+    try:
+        with path.open("rb") as file:
+            is_library = file.read(len(_ELF_MAGIC)) == _ELF_MAGIC
+    except OSError as error:
+        return [f"{path} cannot be read: {error.strerror}; name the shared library (.so) of the operators"]
+    return [] if is_library else [f"{path} is not a shared library; name the compiled .so of the operators"]
+
+
+def check_run_dir(run_dir: RunDir) -> list[Problem]:
+    """Is the run folder ours to use, short enough for sockets, and nobody else's at the moment?"""
+    texts = [_check_length(run_dir), _check_folder(run_dir.root), _check_taken(run_dir)]
+    return [Problem("run_dir", text) for text in texts if text]
+
+
+def _check_length(run_dir: RunDir) -> str:
+    longest = max(run_dir.longest_socket_bytes(), len(os.fsencode(run_dir.mps_pipe(_ANY_GPU) / _MPS_SOCKET)))
+    excess = longest - MAX_SOCKET_PATH_BYTES
+    if excess <= 0:
+        return ""
+    return f"{run_dir.root} is {excess} bytes too long for the UNIX sockets in it; choose a shorter --run-dir"
+
+
+def _check_folder(root: Path) -> str:
+    try:
+        found = os.lstat(root)
+        if stat.S_ISLNK(found.st_mode) and found.st_uid == os.geteuid():
+            found = os.stat(root)
+    except FileNotFoundError:
+        return _check_creatable(root)
+    except OSError as error:
+        return f"{root} cannot be used: {error.strerror}; choose another --run-dir"
+    if not stat.S_ISDIR(found.st_mode):
+        return f"{root} is not a folder; choose another --run-dir"
+    if found.st_uid != os.geteuid():
+        return f"{root} belongs to user {found.st_uid}, and we are {os.geteuid()}; choose another --run-dir"
+    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO) and not _can_be_closed(root, found.st_mode):
+        mode = stat.S_IMODE(found.st_mode)
+        return f"{root} is open to other users (mode {mode:04o}); chmod 700 {root}, or choose another --run-dir"
+    return "" if _is_writable(root) else f"{root} is not writable; choose another --run-dir"
+
+
+def _can_be_closed(root: Path, mode: int) -> bool:
+    """A folder just made for us, with the usual mode: nobody else could put anything there, or rely on it."""
+    return not mode & (stat.S_IWGRP | stat.S_IWOTH) and not os.listdir(root)
+
+
+def _check_creatable(root: Path) -> str:
+    if os.path.islink(root):
+        return f"{root} is a link to nowhere; remove it, or choose another --run-dir"
+    parent = next(parent for parent in root.parents if os.path.lexists(parent))
+    if not parent.is_dir():
+        return f"{root} cannot be created: {parent} is not a folder; choose another --run-dir"
+    return (
+        ""
+        if _is_writable(parent)
+        else f"{root} cannot be created: {parent} is not writable; choose another --run-dir"
+    )
+
+
+def _is_writable(folder: Path) -> bool:
+    return os.access(folder, os.W_OK | os.X_OK, effective_ids=True)
+
+
+def _check_taken(run_dir: RunDir) -> str:
+    if pid := lock.holder(run_dir):
+        return f"{run_dir.root} is in use by a pool with pid {pid}; stop that, or choose another --run-dir"
+    return ""

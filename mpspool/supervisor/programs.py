@@ -1,0 +1,164 @@
+"""supervisord.conf and its program sections.
+
+supervisord's file format has traps: "%" begins an expansion, in some values one more after the first;
+";" or "#" after a blank begins a comment even inside quotes, the include folder is a glob pattern, and
+quotes in `environment=` cannot be escaped. Paths that would fall into one are refused (see refusal());
+model names never do, since a program's name is escaped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from mpspool.core.ids import WorkerId
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import PoolSettings, SlotSettings
+from mpspool.mps.environment import worker_environment
+
+ROUTER = "router"
+POOL = "pool"
+MPS_PREFIX = "mps."
+
+_UNCARRIABLE = re.compile(r"""["'\\\[\]*?;#%\x00-\x1f\x7f]""")
+_LOG_BYTES = "20MB"
+_LOG_BACKUPS = 2
+# Stopped last to first: workers (the default 999), the pool, the router, then the GPUs' daemons.
+_PRIORITY = {"mps": 100, ROUTER: 200, POOL: 300, "worker": 999}
+
+
+def refusal(path: Path | str) -> str:
+    """Why supervisord's file format cannot carry this path; "" when it can."""
+    found = _UNCARRIABLE.search(str(path))
+    if found is None:
+        return ""
+    return f"{str(path)!r} holds {found[0]!r}, which supervisord's configuration cannot carry: choose another path"
+
+
+def mps_program(device: str) -> str:
+    return MPS_PREFIX + device
+
+
+def supervisord_command(run: RunDir) -> list[str]:
+    """How the foreground process starts supervisord."""
+    return [sys.executable, "-P", "-m", "supervisor.supervisord", "-n", "-c", str(run.supervisord_conf)]
+
+
+def supervisord_conf(run: RunDir, settings: PoolSettings) -> str:
+    """The whole file: supervisord itself and every process but the workers."""
+    sections = [
+        _section("unix_http_server", {"file": run.supervisord_socket, "chmod": "0600"}),
+        _section(
+            "rpcinterface:supervisor",
+            {"supervisor.rpcinterface_factory": "supervisor.rpcinterface:make_main_rpcinterface"},
+        ),
+        _section(
+            "supervisord",
+            {
+                "nodaemon": "true",
+                "silent": "true",
+                "logfile": run.log_file("supervisord"),
+                "logfile_maxbytes": _LOG_BYTES,
+                "logfile_backups": _LOG_BACKUPS,
+                "pidfile": run.root / "supervisord.pid",
+                "childlogdir": run.logs,
+                "nocleanup": "true",
+                "minfds": 1024,
+                # More than RLIMIT_NPROC allows would keep supervisord from starting at all.
+                "minprocs": 1,
+                **({"user": "root"} if os.geteuid() == 0 else {}),
+            },
+        ),
+        _infrastructure(run, ROUTER, "mpspool.router", _PRIORITY[ROUTER]),
+        _infrastructure(run, POOL, "mpspool.supervisor", _PRIORITY[POOL]),
+        *(
+            _infrastructure(run, mps_program(daemon.device), "mpspool.mps.daemon", _PRIORITY["mps"])
+            for daemon in settings.mps_daemons
+        ),
+        _section("include", {"files": "programs/*.conf"}),
+    ]
+    return "\n".join(sections)
+
+
+def worker_conf(run: RunDir, worker: WorkerId, slot: SlotSettings) -> str:
+    """One worker's section. The pool starts it, and supervisord never starts it again by itself."""
+    values: dict[str, object] = {
+        "autostart": "false",
+        "autorestart": "false",
+        "startretries": 0,
+        "stopwaitsecs": 30,
+        "priority": _PRIORITY["worker"],
+    }
+    if environment := _environment(slot):
+        values["environment"] = _assignments(environment)
+    return _program(run, worker.program, "mpspool.worker", values)
+
+
+def worker_conf_file(run: RunDir, worker: WorkerId) -> Path:
+    return run.programs / f"{worker.program}.conf"
+
+
+def _environment(slot: SlotSettings) -> dict[str, str]:
+    """What CUDA must find from the first instruction on; stand-ins keep away from real devices."""
+    if not slot.gpu_uuid:
+        return {}
+    if slot.mps_pipe:
+        found = worker_environment(slot.gpu_uuid, slot.mps_pipe)
+    else:
+        found = {"CUDA_VISIBLE_DEVICES": slot.gpu_uuid}
+    return {**found, "CUDA_VISIBLE_DEVICES": "-1"} if slot.simulated else found
+
+
+def _infrastructure(run: RunDir, name: str, module: str, priority: int) -> str:
+    """startsecs=0 keeps it out of supervisord's BACKOFF and FATAL: it is started again for ever."""
+    values = {
+        "autostart": "true",
+        "autorestart": "true",
+        "startretries": 1_000_000,
+        "stopwaitsecs": 10,
+        "priority": priority,
+    }
+    return _program(run, name, module, values)
+
+
+def _program(run: RunDir, name: str, module: str, values: Mapping[str, object]) -> str:
+    command = shlex.join([sys.executable, "-P", "-m", module, str(run.settings_file(name))])
+    return _section(
+        f"program:{name}",
+        {
+            "command": command,
+            "startsecs": 0,
+            "stopsignal": "TERM",
+            "stopasgroup": "false",
+            "killasgroup": "true",
+            "redirect_stderr": "true",
+            "stdout_logfile": run.log_file(name),
+            "stdout_logfile_maxbytes": _LOG_BYTES,
+            "stdout_logfile_backups": _LOG_BACKUPS,
+            **values,
+        },
+    )
+
+
+def _section(name: str, values: Mapping[str, object]) -> str:
+    return "".join([f"[{name}]\n", *(f"{key}={value}\n" for key, value in values.items())])
+
+
+def _assignments(environment: Mapping[str, str]) -> str:
+    for name, text in environment.items():
+        if reason := refusal(text):
+            raise ValueError(f"{name}: {reason}")
+    return ",".join(f'{name}="{text}"' for name, text in environment.items())
+
+
+def write(path: Path, text: str) -> None:
+    """Writes a configuration file whole or not at all, readable by its owner only."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    temporary.replace(path)

@@ -1,0 +1,145 @@
+"""The `status --json` object, from the slots, supervisord's processes and the router's snapshot. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpspool.core.ids import WORKER_PREFIX, ModelVersion, WorkerId
+from mpspool.core.settings import ModelSettings, PoolSettings, SlotSettings
+from mpspool.core.states import ModelVersionState, PoolState, SlotState, WorkerState
+from mpspool.supervisor.reconcile import Processes, WorkerReport, worker_reports
+from mpspool.supervisor.slots import Slot
+
+Status = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """All that the status is made of.
+
+    Attributes:
+        foreground_pid: of `mpspool start`.
+        router: its last snapshot; None while it does not answer.
+    """
+
+    settings: PoolSettings
+    slots: Mapping[WorkerId, Slot]
+    processes: Processes
+    router: Mapping[str, Any] | None
+    foreground_pid: int
+    stopping: bool = False
+
+
+def desired(settings: PoolSettings) -> dict[WorkerId, tuple[ModelSettings, SlotSettings]]:
+    """Every slot of the pool, in the order of the settings."""
+    return {
+        WorkerId(model.name, model.version, slot.device, slot.slot): (model, slot)
+        for model in settings.models
+        for slot in model.slots
+    }
+
+
+def build(view: View) -> Status:
+    """The object scripts read: names and values stay."""
+    reports = worker_reports(view.router)
+    places = desired(view.settings)
+    workers = [
+        _worker(worker, slot, places[worker][1], reports.get(str(worker)))
+        for worker, slot in view.slots.items()
+    ]
+    pool = {
+        "state": _pool_state(view, workers).value,
+        "pid": view.foreground_pid,
+        "run_dir": view.settings.run_dir,
+        "grpc_port": view.settings.grpc_port,
+        "rest_port": view.settings.rest_port,
+        "mps": view.settings.mps,
+    }
+    return {
+        "pool": {**pool, **_simulated(view.settings.simulated)},
+        "models": _models(view),
+        "workers": workers,
+        "processes": [
+            {"name": process.name, "state": process.state.value, "pid": process.pid}
+            for process in view.processes.values()
+            if not process.name.startswith(WORKER_PREFIX)
+        ],
+    }
+
+
+def failures(slots: Mapping[WorkerId, Slot]) -> dict[ModelVersion, str]:
+    """The versions that no slot will ever serve, each with the reason of its first slot."""
+    states: dict[ModelVersion, list[Slot]] = {}
+    for worker, slot in slots.items():
+        states.setdefault(worker.model_version, []).append(slot)
+    return {
+        version: mine[0].reason
+        for version, mine in states.items()
+        if all(slot.state is SlotState.FATAL for slot in mine)
+    }
+
+
+def _worker(worker: WorkerId, slot: Slot, place: SlotSettings, report: WorkerReport | None) -> Status:
+    current = report if report is not None and report.generation == slot.generation else None
+    described: Status = {
+        "id": str(worker),
+        "model": worker.model,
+        "version": worker.version,
+        "device": worker.device,
+        "slot": worker.slot,
+        "generation": slot.generation,
+        "pid": slot.pid,
+        "state": _worker_state(slot, current),
+        "restarts": slot.restarts,
+        "in_flight": current.in_flight if current else 0,
+        "served": current.served if current else 0,
+        "cpus": place.cpus,
+    }
+    if slot.reason:
+        described["error"] = slot.reason
+    return {**described, **_simulated(place.simulated)}
+
+
+def _worker_state(slot: Slot, report: WorkerReport | None) -> str:
+    """The router's word on a worker that lives, else the slot's own state."""
+    if slot.state is not SlotState.OCCUPIED:
+        return str(slot.state.value)
+    return report.state if report else WorkerState.STARTING.value
+
+
+def _pool_state(view: View, workers: Iterable[Status]) -> PoolState:
+    if view.stopping:
+        return PoolState.STOPPING
+    if all(worker["state"] == WorkerState.READY.value for worker in workers):
+        return PoolState.RUNNING
+    if all(slot.proved or slot.state is SlotState.FATAL for slot in view.slots.values()):
+        return PoolState.DEGRADED
+    return PoolState.STARTING
+
+
+def _models(view: View) -> list[Status]:
+    """As the router sees them; without it, a version is LOADING until it is known to have failed."""
+    if view.router is not None and view.router.get("models"):
+        return [
+            {"name": model["name"], "versions": [_version(version) for version in model["versions"]]}
+            for model in view.router["models"]
+        ]
+    failed = failures(view.slots)
+    models: dict[str, list[Status]] = {}
+    for model in view.settings.models:
+        reason = failed.get(ModelVersion(model.name, model.version))
+        state = ModelVersionState.LOADING if reason is None else ModelVersionState.END
+        models.setdefault(model.name, []).append(
+            {"version": model.version, "state": state.name, "error": reason or ""}
+        )
+    return [{"name": name, "versions": versions} for name, versions in models.items()]
+
+
+def _version(found: Mapping[str, Any]) -> Status:
+    return {"version": found["version"], "state": found["state"], "error": found["error"]}
+
+
+def _simulated(what: str | bool) -> Status:
+    return {"simulated": what} if what else {}

@@ -1,0 +1,233 @@
+"""The worker processes: their programs, their settings files, and how they are ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from mpspool.core import log, process, settings
+from mpspool.core.ids import WorkerId
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import PoolSettings, WorkerSettings
+from mpspool.mps.control import Control, ControlError
+from mpspool.supervisor import programs, status
+from mpspool.supervisor.supervisord import Supervisord, SupervisordError
+
+logger = log.get("workers")
+
+# Two, so that a worker parses the next batch while its device runs this one.
+CREDITS = 2
+_DUMP_S = 0.5
+_KILL_S = 5.0
+_POLL_S = 0.02
+
+
+@dataclass(slots=True)
+class _Watched:
+    """A worker process that we hold by its pidfd, so that no signal ever reaches another's pid."""
+
+    pid: int
+    pidfd: int
+    gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def signal(self, signum: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signum)
+
+
+class Workers:
+    """Performs what reconcile() and the slots decided.
+
+    Args:
+        on_end: called when a watched worker has ended.
+    """
+
+    def __init__(
+        self, run: RunDir, config: PoolSettings, supervisord: Supervisord, on_end: Callable[[], None]
+    ) -> None:
+        self._run = run
+        self._config = config
+        self._places = status.desired(config)
+        self._supervisord = supervisord
+        self._on_end = on_end
+        self._watched: dict[WorkerId, _Watched] = {}
+
+    async def add(self, workers: Iterable[WorkerId]) -> None:
+        """Makes supervisord know these workers. Raises SupervisordError."""
+        names = []
+        for worker in workers:
+            _, slot = self._places[worker]
+            programs.write(
+                programs.worker_conf_file(self._run, worker), programs.worker_conf(self._run, worker, slot)
+            )
+            names.append(worker.program)
+        await self._supervisord.add(names)
+
+    async def remove(self, program: str, pid: int) -> None:
+        """Ends a program that is not ours to run, and forgets it once it is over."""
+        if pid:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            return
+        (self._run.programs / f"{program}.conf").unlink(missing_ok=True)
+        await self._supervisord.remove(program)
+
+    async def start(self, worker: WorkerId, generation: int) -> int:
+        """Writes the settings of this generation and starts its process.
+
+        Returns:
+            The pid, 0 for a process that has ended already.
+
+        Raises:
+            SupervisordError: it could not be started.
+        """
+        model, slot = self._places[worker]
+        self._run.error_file(worker.program).unlink(missing_ok=True)
+        settings.save(
+            self._run.settings_file(worker.program),
+            WorkerSettings(
+                run_dir=str(self._run.root),
+                worker=str(worker),
+                generation=generation,
+                credits=CREDITS,
+                model=msgspec.structs.replace(model, slots=[]),
+                slot=slot,
+                max_message_bytes=self._config.router.max_message_bytes,
+            ),
+        )
+        return await self._supervisord.start(worker.program)
+
+    def generation(self, worker: WorkerId) -> int:
+        """The one its settings file was last written for, 0 where there is none."""
+        try:
+            return settings.load(self._run.settings_file(worker.program), WorkerSettings).generation
+        except (OSError, msgspec.DecodeError):
+            return 0
+
+    def watch(self, worker: WorkerId, pid: int) -> None:
+        """Holds the process until forget(); one that is gone, or not supervisord's, is left alone."""
+        watched = self._watched.get(worker)
+        if watched is not None and watched.pid == pid:
+            return
+        self.forget(worker)
+        found = process.stat(pid)
+        if found is None or found.ppid != os.getppid():
+            return
+        try:
+            watched = _Watched(pid, os.pidfd_open(pid))
+        except ProcessLookupError:
+            return
+        self._watched[worker] = watched
+        asyncio.get_running_loop().add_reader(watched.pidfd, self._ended, watched)
+
+    def forget(self, worker: WorkerId) -> None:
+        if (watched := self._watched.pop(worker, None)) is not None:
+            asyncio.get_running_loop().remove_reader(watched.pidfd)
+            os.close(watched.pidfd)
+
+    def unreaped(self) -> bool:
+        """Whether a worker has ended that is still held: supervisord has not said so yet."""
+        return any(watched.gone.is_set() for watched in self._watched.values())
+
+    def _ended(self, watched: _Watched) -> None:
+        asyncio.get_running_loop().remove_reader(watched.pidfd)
+        watched.gone.set()
+        self._on_end()
+
+    async def why(self, worker: WorkerId, exit_status: int, spawn_error: str) -> str:
+        """Why it ended, in one line: its own last words, else supervisord's."""
+        with contextlib.suppress(OSError):
+            words = self._run.error_file(worker.program).read_text(encoding="utf-8", errors="replace")
+            if line := words.strip():
+                return line
+        if exit_status > 0:
+            return f"exit status {exit_status}"
+        with contextlib.suppress(SupervisordError):
+            if words := await self._supervisord.how_it_ended(worker.program):
+                return words
+        return spawn_error or "ended without being asked to"
+
+    async def end_hung(self, worker: WorkerId) -> None:
+        """A stack dump into its log if it can still give one, then its end."""
+        if (watched := self._watched.get(worker)) is None:
+            return
+        file = self._run.log_file(worker.program)
+        before = _size(file)
+        watched.signal(signal.SIGUSR1)
+        watched.signal(signal.SIGCONT)
+        await _grown(file, before, watched.gone)
+        await self._kill([(worker, watched)])
+
+    async def end_all(self, grace_s: float) -> int:
+        """Ends every worker, all at once: asked to drain and go, killed when `grace_s` is over.
+
+        Returns:
+            How many are still there.
+        """
+        watched = list(self._watched.items())
+        for _, worker in watched:
+            worker.signal(signal.SIGTERM)
+            worker.signal(signal.SIGCONT)  # a stopped one must wake up to leave
+        await _gone([worker for _, worker in watched], grace_s)
+        late = [(worker, held) for worker, held in watched if not held.gone.is_set()]
+        if late:
+            logger.warning("killing what did not leave in time", workers=[str(worker) for worker, _ in late])
+            await self._kill(late)
+        return sum(not held.gone.is_set() for _, held in watched)
+
+    async def _kill(self, workers: list[tuple[WorkerId, _Watched]]) -> None:
+        """Under MPS the client is cut off first: killing a busy one can wedge its server."""
+        await asyncio.gather(*(self._terminate_client(worker, held.pid) for worker, held in workers))
+        for _, held in workers:
+            held.signal(signal.SIGKILL)
+        await _gone([held for _, held in workers], _KILL_S)
+
+    async def _terminate_client(self, worker: WorkerId, pid: int) -> None:
+        _, slot = self._places[worker]
+        daemon = next((found for found in self._config.mps_daemons if found.device == slot.device), None)
+        if daemon is None:
+            return
+        try:
+            await asyncio.to_thread(_terminate_client, Control.of(daemon, os.environ), pid)
+        except ControlError as error:
+            logger.warning("the MPS daemon did not end the client", worker=str(worker), error=str(error))
+
+
+def _terminate_client(control: Control, pid: int) -> None:
+    """Raises ControlError."""
+    for server in control.server_list():
+        if pid in control.client_list(server):
+            control.terminate_client(server, pid)
+
+
+async def _gone(workers: Iterable[_Watched], timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            for worker in workers:
+                await worker.gone.wait()
+
+
+async def _grown(file: Path, before: int, gone: asyncio.Event) -> None:
+    """Waits until something was added to the file and nothing more comes, for as long as a dump may take."""
+    end = time.monotonic() + _DUMP_S
+    size = before
+    while time.monotonic() < end and not gone.is_set():
+        await asyncio.sleep(_POLL_S * 2)
+        last, size = size, _size(file)
+        if before < size == last:
+            return
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except OSError:
+        return 0

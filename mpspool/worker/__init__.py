@@ -1,0 +1,1 @@
+"""One model version in one process: link, engine, codec, warm-up; all that needs TensorFlow."""

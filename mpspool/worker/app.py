@@ -1,0 +1,168 @@
+"""A worker process: prepare the device, load one model version, warm it, serve it, leave."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from mpspool.core import log, messages, process, settings
+from mpspool.core.errors import Code, PoolError, cut
+from mpspool.core.ids import ModelVersion, WorkerId
+from mpspool.core.messages import Hello, Outcome, Request
+from mpspool.core.progress import ProgressWriter
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import WorkerSettings
+from mpspool.core.states import WORKER_MOVES, Lifecycle, WorkerState
+from mpspool.worker.engine.base import Engine
+from mpspool.worker.link import Link, Refusal, wake_on_signals
+from mpspool.worker.predict import predict
+
+logger = log.get("worker")
+
+_BEAT_S = 0.1
+
+
+class Worker:
+    """One model version in one process.
+
+    Args:
+        config: the resolved settings of this worker.
+    """
+
+    def __init__(self, config: WorkerSettings) -> None:
+        self._config = config
+        self._model = ModelVersion(config.model.name, config.model.version)
+        self._state = Lifecycle(config.worker, WORKER_MOVES, WorkerState.STARTING)
+        self._stopping = False
+        run_dir = RunDir(Path(config.run_dir))
+        program = WorkerId.parse(config.worker).program
+        self._error_file = run_dir.error_file(program)
+        self._error_file.unlink(missing_ok=True)
+        progress = run_dir.progress_file(program, config.generation)
+        self._progress = ProgressWriter(progress)
+        hello = Hello(
+            protocol=messages.PROTOCOL,
+            epoch=0,
+            worker=config.worker,
+            generation=config.generation,
+            pid=os.getpid(),
+            state=self._state.state.value,
+            credits=config.credits,
+            progress=str(progress),
+        )
+        self._link = Link(run_dir.router_socket, hello, self._run)
+        self._engine: Engine | None = None
+
+    def serve(self) -> int:
+        """Runs to the end and returns the exit status."""
+        wakeup = wake_on_signals()
+        signal.signal(signal.SIGTERM, self._on_stop)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        from mpspool.worker import device  # noqa: PLC0415  the environment comes before TensorFlow
+
+        device.prepare(self._config)
+        attachment = device.attach_simulated(self._config)
+        try:
+            self._load()
+            self._link.serve(lambda: self._stopping, wakeup)
+        except Refusal as refusal:
+            return self.fail(f"the router refused this worker: {refusal}", process.EXIT_NEVER)
+        finally:
+            if attachment is not None:
+                attachment.close()
+        self._state.to(WorkerState.DRAINING, "asked to stop")
+        self._link.close()
+        self._progress.close()
+        self._state.to(WorkerState.STOPPED, "drained")
+        logger.info("stopped")
+        return 0
+
+    def _load(self) -> None:
+        from mpspool.worker import device, warmup  # noqa: PLC0415
+        from mpspool.worker.engine.load import load  # noqa: PLC0415
+
+        start = time.monotonic()
+        self._to(WorkerState.LOADING)
+        engine = load(self._config.model, device.session_config(self._config))
+        loaded = time.monotonic()
+        self._to(WorkerState.WARMING)
+        warmup.warm_up(engine, self._model, Path(self._config.model.path))
+        self._engine = engine
+        logger.info(
+            "ready",
+            engine=engine.name,
+            load_s=round(loaded - start, 2),
+            warm_s=round(time.monotonic() - loaded, 2),
+        )
+        self._state.to(WorkerState.READY, "warm")
+        self._link.announce(WorkerState.READY, engine.name, engine.signature_def_map)
+
+    def _to(self, state: WorkerState) -> None:
+        self._state.to(state, "start")
+        self._link.announce(state)
+
+    def _run(self, dispatch: int, index: int, request: Request, body: bytes) -> tuple[Outcome, bytes]:
+        """One request. Whatever it raises is its own answer and never another's."""
+        assert self._engine is not None
+        self._progress.start(dispatch, index)
+        try:
+            if request.deadline_ns and time.monotonic_ns() >= request.deadline_ns:
+                return Outcome(Code.DEADLINE_EXCEEDED, "Deadline exceeded before the request was run"), b""
+            response, times = predict(self._engine, self._model, body)
+            return Outcome(Code.OK, "", times.parse_us, times.run_us, times.encode_us), response
+        except PoolError as error:
+            return Outcome(error.code, cut(error.message)), b""
+        except Exception:
+            logger.exception("request failed")
+            return Outcome(Code.INTERNAL, "The worker failed on this request; see its log"), b""
+        finally:
+            self._progress.finish()
+
+    def _beat(self) -> None:
+        while True:
+            self._progress.beat()
+            time.sleep(_BEAT_S)
+
+    def _on_stop(self, signum: int, frame: object) -> None:
+        self._stopping = True
+        if self._engine is None:  # nothing was promised yet
+            os._exit(0)
+
+    def fail(self, reason: str, status: int) -> int:
+        """Says why in the one place that outlives us, and returns the status."""
+        logger.error("failed", reason=reason)
+        self._error_file.write_text(reason + "\n", encoding="utf-8")
+        return status
+
+
+def main(settings_file: str) -> int:
+    """`python -m mpspool.worker SETTINGS`."""
+    process.die_with_parent(os.getppid())
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    config = settings.load(Path(settings_file), WorkerSettings)
+    log.configure(worker=config.worker, generation=config.generation)
+    worker = Worker(config)
+    try:
+        return worker.serve()
+    except Exception as error:
+        from mpspool.worker.engine.load import LoadError  # noqa: PLC0415
+
+        if isinstance(error, LoadError):
+            return worker.fail(str(error), process.EXIT_NEVER)
+        logger.exception("crashed")
+        return worker.fail(f"{type(error).__name__}: {error}", 1)
+
+
+def run(settings_file: str) -> None:
+    """Ends the process without TensorFlow's own teardown, which may hang and has nothing left to save."""
+    status = main(settings_file)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)

@@ -1,0 +1,321 @@
+"""Tensors between the wire and numpy: TensorProto bytes to arrays and back.
+
+Decoding follows TensorFlow's Tensor::FromProto, so what it accepts and refuses is accepted and
+refused here: tensor_content must be of the right size; a list that is too short repeats its last
+value, an empty one gives zeros, one that is too long is cut; a tensor without elements ignores
+its values. Two things are refused beside it: more dimensions than an array can have, and a list
+so short that filling the shape would allocate what nobody sent.
+
+Encoding writes the bytes directly: TensorFlow Serving's answers are typed lists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+from google.protobuf import unknown_fields
+from google.protobuf.message import DecodeError
+
+from mpspool.core import tfs
+from mpspool.worker import varints
+from mpspool.worker.engine.base import Array
+
+# A list shorter than its tensor is filled up to this many bytes; a client that means a larger
+# tensor can afford to send it.
+MAX_FILLED_BYTES = 256 * 2**20
+_MAX_DIMENSIONS = 64
+# Below this an array's bytes are copied at once; above, they are handed on as a view.
+_VIEW_FROM_BYTES = 4096
+
+_FIXED_FIELDS: dict[str, np.dtype[Any]] = {
+    "float_val": np.dtype("<f4"),
+    "double_val": np.dtype("<f8"),
+    "scomplex_val": np.dtype("<c8"),
+    "dcomplex_val": np.dtype("<c16"),
+}
+_CONTENT_FIELD = 4
+_FIELD_NUMBERS: dict[str, int] = {field.name: field.number for field in tfs.TensorProto.DESCRIPTOR.fields}
+
+
+class TensorError(ValueError):
+    """A TensorProto that is no tensor: TensorFlow says "tensor parsing error" of it."""
+
+
+@lru_cache(maxsize=4096)
+def _dimensions(shape: bytes) -> tuple[tuple[int, ...], int]:
+    """The sizes and the element count of a serialised TensorShapeProto.
+
+    unknown_rank means nothing here: TensorFlow takes the dimensions that are listed.
+    """
+    sizes = tuple(dimension.size for dimension in tfs.TensorShapeProto.FromString(shape).dim)
+    if len(sizes) > _MAX_DIMENSIONS or any(size < 0 for size in sizes):
+        raise TensorError
+    if math.prod(size or 1 for size in sizes) >= 2**59:  # an array of 16-byte elements ends there
+        raise TensorError
+    return sizes, math.prod(sizes)
+
+
+@cache
+def array_dtype(number: int) -> np.dtype[Any]:
+    """The dtype TensorFlow takes an array of this type in.
+
+    As numpy_dtype(), but a quantized type is a structure of one field, named after the type.
+
+    Raises:
+        TensorError: it has no arrays (resource, variant, a reference, an unknown number).
+    """
+    try:
+        dtype = tfs.numpy_dtype(number)
+    except KeyError:
+        raise TensorError from None
+    text = tfs.DATA_TYPES[number].text
+    return np.dtype([(text, dtype)]) if text.startswith("q") else dtype
+
+
+def decode(raw: Any, reparse: Callable[[], Any]) -> Array:
+    """The array of a tensor.
+
+    Args:
+        raw: a tfs.RawTensor.
+        reparse: gives the same tensor as a tfs.TensorProto; called where a list was sent unpacked.
+
+    Returns:
+        An array that may be read-only and may share the tensor's memory. Strings are an object
+        array of bytes.
+
+    Raises:
+        TensorError: it is no tensor, or none of an array's.
+    """
+    shape, count = _dimensions(raw.tensor_shape.SerializeToString())
+    number = raw.dtype
+    dtype = array_dtype(number)
+    if not count:
+        return np.empty(shape, dtype)
+    content = raw.tensor_content
+    if content:
+        flat = _from_content(content, number, dtype, count)
+    else:
+        flat = _from_list(raw, number, dtype, count, reparse)
+    return flat.reshape(shape)
+
+
+def decode_bytes(data: bytes) -> Array:
+    """The array of a serialised TensorProto; see decode().
+
+    Raises:
+        TensorError: also for bytes that are no TensorProto.
+    """
+    try:
+        return decode(tfs.RawTensor.FromString(data), lambda: tfs.TensorProto.FromString(data))
+    except DecodeError:
+        raise TensorError from None
+
+
+def _from_content(content: bytes, number: int, dtype: np.dtype[Any], count: int) -> Array:
+    if number == tfs.DT_STRING:
+        return _strings_from_content(content, count)
+    if len(content) != count * dtype.itemsize:
+        raise TensorError
+    array = np.frombuffer(content, dtype)
+    if dtype.kind == "b" and array.view(np.uint8).max() > 1:
+        raise TensorError
+    return array
+
+
+def _strings_from_content(content: bytes, count: int) -> Array:
+    """All lengths as varints, then all bytes."""
+    if count > len(content):
+        raise TensorError
+    try:
+        sizes, position = varints.read(content, count)
+    except ValueError:
+        raise TensorError from None
+    if sum(sizes) != len(content) - position:
+        raise TensorError
+    strings = np.empty(count, object)
+    for index, size in enumerate(sizes):
+        strings[index] = content[position : position + size]
+        position += size
+    return strings
+
+
+def _from_list(raw: Any, number: int, dtype: np.dtype[Any], count: int, reparse: Callable[[], Any]) -> Array:
+    field = tfs.DATA_TYPES[number].field
+    if len(unknown_fields.UnknownFieldSet(raw)):
+        return _fill(_unpacked_values(reparse(), number, field), dtype, count)
+    if field == "string_val":
+        return _fill(_objects(list(raw.string_val)), dtype, count)
+    if field == "float8_val":
+        return _fill(np.frombuffer(raw.float8_val, dtype), dtype, count)
+    chunks = getattr(raw, field)
+    return _fill(_packed_values(chunks[0] if len(chunks) == 1 else b"".join(chunks), number), dtype, count)
+
+
+def _packed_values(data: bytes, number: int) -> Array:
+    """The values of a packed list, in the integer or floating type the tensor is stored as."""
+    fixed = _FIXED_FIELDS.get(tfs.DATA_TYPES[number].field)
+    if fixed is not None:
+        part = fixed.itemsize // (2 if fixed.kind == "c" else 1)
+        if len(data) % part:
+            raise TensorError
+        return np.frombuffer(data, fixed, len(data) // fixed.itemsize)
+    try:
+        return _narrowed(varints.decode(data), number)
+    except ValueError:
+        raise TensorError from None
+
+
+def _unpacked_values(tensor: Any, number: int, field: str) -> Array:
+    """As _packed_values, from a parsed TensorProto."""
+    values = getattr(tensor, field)
+    if field == "string_val":
+        return _objects(list(values))
+    if field == "float8_val":
+        return np.frombuffer(values, tfs.numpy_dtype(number))
+    fixed = _FIXED_FIELDS.get(field)
+    if fixed is None:
+        return _narrowed(np.array([value & 2**64 - 1 for value in values], np.uint64), number)
+    if fixed.kind == "c":
+        parts = np.array(values[: len(values) // 2 * 2], f"<f{fixed.itemsize // 2}")
+        return parts.view(fixed)
+    return np.array(values, fixed)
+
+
+def _narrowed(values: np.ndarray[Any, np.dtype[np.uint64]], number: int) -> Array:
+    """Varint values as the type's own: the low bits count, as in a C++ conversion."""
+    dtype = tfs.numpy_dtype(number)
+    if tfs.DATA_TYPES[number].field == "half_val":
+        return values.astype(np.uint16).view(dtype)
+    if dtype.kind == "b":
+        return values.astype(np.bool_)
+    if dtype.kind == "V":  # int4 and its like: no wider conversion is defined for them
+        bits = 4 if "4" in dtype.name else 2
+        low = (values & np.uint64(2**bits - 1)).astype(np.int8)
+        if not dtype.name.startswith("u"):
+            low = (low ^ (1 << bits - 1)) - (1 << bits - 1)  # sign extension
+        return low.view(dtype)
+    return values.astype(dtype)
+
+
+def _objects(values: list[bytes]) -> Array:
+    array = np.empty(len(values), object)
+    array[:] = values
+    return array
+
+
+def _fill(values: Array, dtype: np.dtype[Any], count: int) -> Array:
+    """Exactly `count` values: cut, or with the last one repeated."""
+    given = len(values)
+    if given > count:
+        values = values[:count]
+    elif given < count:
+        if count * dtype.itemsize > MAX_FILLED_BYTES:
+            raise TensorError
+        filled = np.empty(count, values.dtype)
+        filled[:given] = values
+        filled[given:] = values[-1] if given else _zero(dtype)
+        values = filled
+    return values if values.dtype == dtype else values.view(dtype)
+
+
+def _zero(dtype: np.dtype[Any]) -> Any:
+    return b"" if dtype.kind == "O" else 0
+
+
+@cache
+def _key(field: int, wire: int) -> bytes:
+    return varints.one(field << 3 | wire)
+
+
+@lru_cache(maxsize=4096)
+def _head(number: int, shape: tuple[int, ...]) -> bytes:
+    """The fields dtype and tensor_shape."""
+    sizes = [b"\x08" + varints.one(size) if size else b"" for size in shape]
+    dims = b"".join(b"\x12" + varints.one(len(size)) + size for size in sizes)
+    return b"\x08" + varints.one(number) + b"\x12" + varints.one(len(dims)) + dims
+
+
+def encode(array: Array, number: int, *, as_content: bool = False) -> tuple[bytes, bytes | memoryview]:
+    """A TensorProto's bytes in two parts, to be sent one after the other.
+
+    The second part may be a view of the array's memory.
+
+    Args:
+        array: strings as objects (bytes), or in numpy's own string types; a quantized type as a
+            structure or as its plain integer.
+        number: the type, a tensorflow.DataType; 0 takes it from the array.
+        as_content: writes tensor_content instead of the type's list.
+
+    Raises:
+        TensorError: no tensor has such values.
+    """
+    try:
+        number = number or tfs.number_of(array.dtype)
+        field = tfs.DATA_TYPES[number].field
+        payload = _content(array, number) if as_content else _payload(array, number, field)
+    except (KeyError, TypeError):
+        raise TensorError(f"cannot send an array of {array.dtype} as {tfs.type_text(number)}") from None
+    head = _head(number, array.shape)
+    size = len(payload)
+    if not size or (field == "string_val" and not as_content):
+        return head, payload
+    field_number = _CONTENT_FIELD if as_content else _FIELD_NUMBERS[field]
+    return head + _key(field_number, 2) + varints.one(size), payload
+
+
+def encode_bytes(array: Array, number: int = 0, *, as_content: bool = False) -> bytes:
+    """A serialised TensorProto; see encode()."""
+    return b"".join(encode(array, number, as_content=as_content))
+
+
+def _plain(array: Array, number: int) -> Array:
+    """The array in the type's own dtype and contiguous, a quantized one as its integers."""
+    dtype = tfs.numpy_dtype(number)
+    if array.dtype.names:
+        array = array.view(dtype)
+    if array.dtype != dtype:
+        if array.dtype.kind not in "OSU" and dtype.kind != "O":
+            array = array.astype(dtype)
+        else:
+            raise TypeError
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+
+
+def _bytes_of(array: Array) -> bytes | memoryview:
+    if array.nbytes < _VIEW_FROM_BYTES:
+        return array.tobytes()
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _payload(array: Array, number: int, field: str) -> bytes | memoryview:
+    if field == "string_val":
+        serialised: bytes = tfs.RawTensor(string_val=_strings(array)).SerializeToString()
+        return serialised
+    array = _plain(array, number)
+    if field in _FIXED_FIELDS or field in ("float8_val", "bool_val"):
+        return _bytes_of(array)
+    if field == "half_val":
+        array = array.view(np.uint16)
+    elif array.dtype.kind == "V":
+        array = array.astype(np.int8)
+    return varints.encode(array.reshape(-1))
+
+
+def _content(array: Array, number: int) -> bytes | memoryview:
+    if number != tfs.DT_STRING:
+        return _bytes_of(_plain(array, number))
+    strings = _strings(array)
+    return b"".join([*(varints.one(len(value)) for value in strings), *strings])
+
+
+def _strings(array: Array) -> list[bytes]:
+    if array.dtype.kind == "U":
+        return [value.encode() for value in array.reshape(-1).tolist()]
+    if array.dtype.kind not in "OS":
+        raise TypeError
+    strings: list[bytes] = array.reshape(-1).tolist()
+    return strings

@@ -1,0 +1,153 @@
+"""The worker's place: its CPUs, its GPU, its MPS daemon, and what TensorFlow may take of them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mpspool.core import log
+from mpspool.core.settings import SlotSettings, WorkerSettings
+
+logger = log.get("device")
+
+# TensorFlow then sees no GPU, and never makes a CUDA context.
+_NO_GPU = "-1"
+# Where the stand-in for the MPS daemon takes its clients, in the pipe folder.
+_SIMULATED_CLIENTS = "clients"
+
+
+def prepare(settings: WorkerSettings) -> None:
+    """Pins the process and sets its environment. Call before NumPy and TensorFlow are imported.
+
+    The device is ours to say: CUDA_VISIBLE_DEVICES and CUDA_MPS_PIPE_DIRECTORY are overwritten.
+    Everything else is a default that the caller's own environment wins over.
+    """
+    _pin(settings.slot)
+    os.environ.update(placement(settings.slot))
+    for name, value in defaults(settings).items():
+        os.environ.setdefault(name, value)
+    # Its notes on deprecated loaders are for us, not for who reads a worker's log.
+    logging.getLogger("tensorflow").setLevel(logging.ERROR)
+
+
+def placement(slot: SlotSettings) -> Mapping[str, str]:
+    """The environment that puts a process on its device, and on no other."""
+    on_gpu = bool(slot.gpu_uuid) and not slot.simulated
+    environment = {"CUDA_VISIBLE_DEVICES": slot.gpu_uuid if on_gpu else _NO_GPU}
+    if slot.mps_pipe:
+        environment["CUDA_MPS_PIPE_DIRECTORY"] = slot.mps_pipe
+    return environment
+
+
+def defaults(settings: WorkerSettings) -> Mapping[str, str]:
+    """The environment where the caller has not set it.
+
+    With 0 intra- or inter-op threads, TensorFlow takes TF_NUM_INTRAOP_THREADS and
+    TF_NUM_INTEROP_THREADS where the caller has set them, else as many as the process may run on.
+    """
+    # NumPy multiplies nothing here, and custom ops that use OpenMP keep to the worker's share.
+    chosen = {"TF_CPP_MIN_LOG_LEVEL": "1", "OPENBLAS_NUM_THREADS": "1"}
+    threads = settings.model.intra_op_threads or len(settings.slot.cpus)
+    if threads:
+        chosen["OMP_NUM_THREADS"] = str(threads)
+    if settings.slot.gpu_uuid and not settings.slot.simulated:
+        # Also where neither ConfigProto nor tf.config reaches: a memory limit's logical device.
+        chosen["TF_FORCE_GPU_ALLOW_GROWTH"] = "true" if settings.model.gpu_memory_growth else "false"
+    return chosen
+
+
+def _pin(slot: SlotSettings) -> None:
+    """All threads that are there already: sched_setaffinity alone moves the calling one."""
+    if slot.simulated or not slot.cpus:
+        return
+    if absent := set(slot.cpus) - os.sched_getaffinity(0):
+        logger.warning("not pinned", cpus=slot.cpus, not_available=sorted(absent))
+        return
+    for thread in os.listdir("/proc/self/task"):
+        os.sched_setaffinity(int(thread), slot.cpus)
+
+
+def attach_simulated(settings: WorkerSettings) -> socket.socket | None:
+    """Makes us a client of the stand-in MPS daemon for as long as the connection is held open.
+
+    As with CUDA, a daemon that cannot be reached is no error here: the pool sees that the
+    daemon's client list lacks our pid.
+    """
+    slot = settings.slot
+    if not (slot.simulated and slot.mps_pipe):
+        return None
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    path = Path(slot.mps_pipe) / _SIMULATED_CLIENTS
+    try:
+        connection.connect(str(path))
+    except OSError as error:
+        connection.close()
+        logger.warning("not attached to the simulated MPS daemon", socket=str(path), error=error.strerror)
+        return None
+    return connection
+
+
+def session_config(settings: WorkerSettings) -> Any:
+    """The tf.compat.v1.ConfigProto of this worker.
+
+    A limit in bytes becomes a virtual device with that limit: it is exact and needs no knowledge
+    of the device's size. TensorFlow refuses it together with a fraction, so the limit wins.
+    """
+    import tensorflow as tf  # noqa: PLC0415  prepare() comes first
+
+    model = settings.model
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=model.intra_op_threads,
+        inter_op_parallelism_threads=model.inter_op_threads,
+        # A model exported with device names of another machine runs all the same.
+        allow_soft_placement=True,
+    )
+    gpu = config.gpu_options
+    gpu.allow_growth = model.gpu_memory_growth
+    if model.gpu_memory_limit_bytes:
+        gpu.experimental.virtual_devices.add().memory_limit_mb.append(_mib(model.gpu_memory_limit_bytes))
+    else:
+        gpu.per_process_gpu_memory_fraction = model.gpu_memory_fraction
+    return config
+
+
+def configure_eager(config: Any) -> None:
+    """Gives the TF2 runtime what session_config() gives a Session. Call before anything runs in it."""
+    import tensorflow as tf  # noqa: PLC0415
+
+    tf.config.threading.set_intra_op_parallelism_threads(config.intra_op_parallelism_threads)
+    tf.config.threading.set_inter_op_parallelism_threads(config.inter_op_parallelism_threads)
+    tf.config.set_soft_device_placement(config.allow_soft_placement)
+    for gpu in tf.config.list_physical_devices("GPU"):
+        if limit_mib := _limit_mib(config.gpu_options):
+            # TF_FORCE_GPU_ALLOW_GROWTH has it grow: tf.config takes one or the other.
+            tf.config.set_logical_device_configuration(gpu, [tf.config.LogicalDeviceConfiguration(limit_mib)])
+        else:
+            tf.config.experimental.set_memory_growth(gpu, config.gpu_options.allow_growth)
+
+
+def _limit_mib(options: Any) -> float:
+    """tf.config knows no fraction: it is taken of the device's size. 0 for no limit."""
+    for device in options.experimental.virtual_devices:
+        return float(device.memory_limit_mb[0])
+    fraction = options.per_process_gpu_memory_fraction
+    return float(fraction * _mib(_visible_gpu_bytes())) if fraction else 0.0
+
+
+def _visible_gpu_bytes() -> int:
+    import pynvml  # noqa: PLC0415
+
+    pynvml.nvmlInit()
+    try:
+        handle = pynvml.nvmlDeviceGetHandleByUUID(os.environ["CUDA_VISIBLE_DEVICES"])
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _mib(size_bytes: int) -> float:
+    return size_bytes / 2**20

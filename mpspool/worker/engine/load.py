@@ -1,0 +1,136 @@
+"""Loads one model version with the engine that can serve it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from mpspool.core import log
+from mpspool.core.errors import Code
+from mpspool.core.settings import ModelSettings
+from mpspool.worker import device
+from mpspool.worker.engine.base import Engine
+from mpspool.worker.engine.failure import status_text
+from mpspool.worker.engine.saved_model import LoadError as LoadError
+from mpspool.worker.engine.saved_model import Signatures
+from mpspool.worker.engine.session import SessionEngine
+from mpspool.worker.engine.tf2 import Tf2Engine
+
+logger = log.get("engine")
+
+T = TypeVar("T")
+
+# These may pass: the device is full or not there yet. Anything else lies in the model's own files.
+_PASSING = frozenset(
+    {
+        Code.CANCELLED,
+        Code.DEADLINE_EXCEEDED,
+        Code.RESOURCE_EXHAUSTED,
+        Code.ABORTED,
+        Code.INTERNAL,
+        Code.UNAVAILABLE,
+    }
+)
+_NODE = "\n\t [[{{"
+_UNREGISTERED_OP = re.compile(r"Op type not registered '([^']+)'")
+
+
+def load(settings: ModelSettings, config: Any | None = None) -> Engine:
+    """Loads the version folder of the settings.
+
+    With `engine` "auto" that is a Session; and the TF2 loader where the Session would lack what a
+    signature reads, which is found out here and not at the first request.
+
+    Args:
+        settings: which model, and how.
+        config: the ConfigProto of device.session_config(); None for TensorFlow's defaults.
+
+    Raises:
+        LoadError: it can never be loaded as it is.
+        tf.errors.OpError: it could not be loaded this time.
+    """
+    path = Path(settings.path)
+    for library in settings.custom_ops:
+        _load_ops(library)
+    signatures = Signatures.read(path, settings.saved_model_tags)
+    if settings.engine == "tf2":
+        return _chosen(_tf2_engine(settings, signatures, config), "configured")
+    try:
+        engine = _session_engine(settings, signatures, config)
+    except LoadError as error:
+        if settings.engine == "session":
+            raise
+        return _chosen(
+            _fall_back(settings, signatures, config, error), f"the Session cannot serve it: {error}"
+        )
+    return _chosen(engine, "configured" if settings.engine == "session" else "the Session can serve it")
+
+
+def _chosen(engine: Engine, reason: str) -> Engine:
+    logger.info("engine", engine=engine.name, reason=reason)
+    return engine
+
+
+def _load_ops(library: str) -> None:
+    if not Path(library).exists():
+        raise LoadError(f"custom_ops: there is no file {library}")
+    try:
+        tf.load_op_library(library)
+    except tf.errors.OpError as error:
+        raise LoadError(f"custom_ops: {library} cannot be loaded: {status_text(error)}") from error
+
+
+def _session_engine(settings: ModelSettings, signatures: Signatures, config: Any | None) -> SessionEngine:
+    path = Path(settings.path)
+
+    def make() -> SessionEngine:
+        engine = SessionEngine(path, settings.saved_model_tags, signatures, config)
+        if reason := engine.unready():
+            engine.close()
+            raise LoadError(f"{path}: {reason}")
+        return engine
+
+    return _never(path, make)
+
+
+def _tf2_engine(settings: ModelSettings, signatures: Signatures, config: Any | None) -> Tf2Engine:
+    path = Path(settings.path)
+    if config is not None:
+        device.configure_eager(config)
+    return _never(path, lambda: Tf2Engine(path, settings.saved_model_tags, signatures))
+
+
+def _fall_back(
+    settings: ModelSettings, signatures: Signatures, config: Any | None, error: LoadError
+) -> Tf2Engine:
+    """Raises the Session's error where the TF2 loader fails too: it is the plainer one."""
+    try:
+        return _tf2_engine(settings, signatures, config)
+    except LoadError:
+        raise error from None
+
+
+def _never(path: Path, make: Callable[[], T]) -> T:
+    """Calls make, and turns what lies in the model's files into LoadError."""
+    try:
+        return make()
+    except tf.errors.OpError as error:
+        if error.error_code in _PASSING:
+            raise
+        raise LoadError(_explain(path, status_text(error))) from error
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, IndexError) as error:
+        raise LoadError(_explain(path, str(error))) from error
+
+
+def _explain(path: Path, text: str) -> str:
+    if match := _UNREGISTERED_OP.search(text):
+        return (
+            f'{path}: the op "{match[1]}" is not registered in TensorFlow {tf.__version__}: '
+            "name the shared library that defines it under custom_ops"
+        )
+    # What follows names the loader's own node, and says nothing to the reader.
+    return f"{path} cannot be loaded: {text.partition(_NODE)[0]}"

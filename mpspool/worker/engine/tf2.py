@@ -1,0 +1,64 @@
+"""The fallback engine: TensorFlow's TF2 loader, for models whose variables only it can find."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mpspool.core.errors import PoolError
+from mpspool.worker.engine.base import Array, Signature
+from mpspool.worker.engine.failure import pool_error
+from mpspool.worker.engine.saved_model import Signatures
+
+
+class Tf2Engine:
+    """A loaded model version. Implements Engine.
+
+    All outputs of a signature are computed, whichever are asked for.
+
+    Args:
+        path: the version folder.
+        tags: of the meta graph to load.
+        signatures: what the meta graph promises.
+
+    Raises:
+        tf.errors.OpError, OSError, ValueError, RuntimeError: the loader's, when it cannot be loaded.
+    """
+
+    name = "tf2"
+
+    def __init__(self, path: Path, tags: Sequence[str], signatures: Signatures) -> None:
+        self._signatures = signatures
+        # Kept: the variables live as long as the loaded root does.
+        self._root: Any = tf.saved_model.load(str(path), tags=list(tags))
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        return self._signatures.specs
+
+    @property
+    def signature_def_map(self) -> bytes:
+        return self._signatures.serialised
+
+    def run(self, signature: str, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """See Engine.run."""
+        self._signatures.require_plain(signature)
+        feeds = {**self._signatures.specs[signature].defaults, **inputs}
+        try:
+            results = self._root.signatures[signature](
+                **{alias: tf.constant(value) for alias, value in feeds.items()}
+            )
+            return [_as_array(results[alias].numpy()) for alias in outputs]
+        except PoolError:
+            raise
+        except Exception as error:
+            raise pool_error(error) from error
+
+
+def _as_array(value: Any) -> Array:
+    """Scalars come as NumPy scalars, and as bytes where they are strings."""
+    return np.array(value, dtype=object) if isinstance(value, bytes) else np.asarray(value)

@@ -1,0 +1,155 @@
+"""The worker's end of the link to the router: a ZeroMQ DEALER that outlives router after router."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from mpspool.core import log, messages
+from mpspool.core.errors import Code
+from mpspool.core.messages import Hello, Outcome, Request
+from mpspool.core.states import WorkerState
+
+logger = log.get("link")
+
+# Idle, a worker says Hello this often: so a replaced router learns of it.
+BEAT_MS = 250
+# Leaving, it waits at most this many beats of silence for the router's Goodbye.
+_GOODBYE_BEATS = 8
+# Runs one request: its dispatch, its index in it, what is asked and the body. Gives the outcome, and
+# the response's bytes where that is OK.
+Runner = Callable[[int, int, Request, bytes], tuple[Outcome, bytes]]
+
+
+class Refusal(Exception):
+    """The router does not want this worker, and says why."""
+
+
+class Link:
+    """Says Hello until it is heard, runs dispatches, leaves in good order.
+
+    Args:
+        path: the router's socket.
+        hello: what to say of this worker; epoch and state are filled in here.
+        run: called for each request of each dispatch, in order.
+    """
+
+    def __init__(self, path: Path, hello: Hello, run: Runner) -> None:
+        self._hello = hello
+        self._run = run
+        self._epoch = 0
+        self._signatures = b""
+        self._leaving = False
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.ROUTING_ID, messages.worker_identity(hello.worker, hello.generation))
+        # Nothing is kept for a router that is not there: what it was told is void for its successor.
+        self._socket.setsockopt(zmq.IMMEDIATE, 1)
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 50)
+        self._socket.setsockopt(zmq.LINGER, 2_000)
+        self._socket.connect(f"ipc://{path}")
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def announce(self, state: WorkerState, engine: str = "", signatures: bytes = b"") -> None:
+        """Tells the router a new state, once it is true."""
+        self._hello = msgspec.structs.replace(self._hello, state=state.value, engine=engine)
+        self._signatures = signatures
+        self._epoch = 0
+        self._say_hello()
+
+    def serve(self, stopping: Callable[[], bool], wakeup: int) -> None:
+        """Runs dispatches until `stopping()` and the router's Goodbye.
+
+        Args:
+            stopping: whether to leave; asked after each message and each wake-up.
+            wakeup: a descriptor that becomes readable when `stopping` may have changed.
+
+        Raises:
+            Refusal: the router does not want this worker.
+        """
+        self._poller.register(wakeup, zmq.POLLIN)
+        silent_beats = 0
+        while silent_beats < _GOODBYE_BEATS:
+            if stopping() and not self._leave():
+                return
+            ready = dict(self._poller.poll(BEAT_MS))
+            if wakeup in ready:
+                os.read(wakeup, 4096)
+            if self._socket in ready:
+                if not self._take_all(stopping):
+                    return
+            elif self._leaving:
+                silent_beats += 1
+            else:
+                self._say_hello()
+
+    def close(self) -> None:
+        """Waits a moment for what was said last to be sent."""
+        self._context.destroy()
+
+    def _take_all(self, stopping: Callable[[], bool]) -> bool:
+        """Handles what has arrived. False after the router's Goodbye."""
+        while True:
+            try:
+                head, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return True
+            if not self._take(messages.decode_from_router(head), frames):
+                return False
+            if stopping() and not self._leave():
+                return False
+
+    def _take(self, message: messages.FromRouter, frames: list[bytes]) -> bool:
+        if isinstance(message, messages.Dispatch):
+            if message.epoch == self._epoch:
+                self._on_dispatch(message, frames)
+        elif isinstance(message, messages.Welcome):
+            self._epoch = message.epoch
+        elif isinstance(message, messages.WhoAreYou):
+            self._epoch = 0
+            self._say_hello()
+        elif isinstance(message, messages.Goodbye):
+            return False
+        else:
+            raise Refusal(message.reason)
+        return True
+
+    def _on_dispatch(self, dispatch: messages.Dispatch, frames: list[bytes]) -> None:
+        outcomes, bodies = [], []
+        for index, (request, body) in enumerate(zip(dispatch.requests, frames, strict=True)):
+            outcome, response = self._run(dispatch.dispatch, index, request, body)
+            outcomes.append(outcome)
+            if outcome.code == Code.OK:
+                bodies.append(response)
+        self._send(messages.Result(dispatch.epoch, dispatch.dispatch, outcomes), bodies)
+
+    def _say_hello(self) -> None:
+        signatures = b"" if self._epoch else self._signatures
+        self._send(msgspec.structs.replace(self._hello, epoch=self._epoch, signatures=signatures), [])
+
+    def _leave(self) -> bool:
+        """Tells the router once that we go. False where there is no router to wait for."""
+        if not self._leaving:
+            self._leaving = True
+            return self._send(messages.Leaving(self._epoch), []) and bool(self._epoch)
+        return True
+
+    def _send(self, message: messages.FromWorker, frames: list[bytes]) -> bool:
+        try:
+            self._socket.send_multipart([messages.encode(message), *frames], flags=zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+
+def wake_on_signals() -> int:
+    """A descriptor that becomes readable when a signal with a Python handler arrives."""
+    reading, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    return reading

@@ -1,0 +1,126 @@
+"""Warm-up before READY: the model's own recorded requests, else one synthetic call per signature."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import tensorflow as tf
+from google.protobuf.message import DecodeError
+
+from mpspool.core import log, tfs
+from mpspool.core.errors import PoolError
+from mpspool.core.ids import ModelVersion
+from mpspool.worker.engine.base import Array, Engine, Signature, TensorSpec
+from mpspool.worker.engine.failure import status_text
+from mpspool.worker.engine.saved_model import LoadError
+from mpspool.worker.predict import predict
+
+logger = log.get("warmup")
+
+# Place, limit and rules are TensorFlow Serving's (servables/tensorflow/saved_model_warmup_util).
+REQUESTS_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
+MAX_RECORDS = 1000
+_REFUSED = frozenset({"predict_streamed_log", "session_run_log"})
+
+
+def warm_up(engine: Engine, model: ModelVersion, path: Path) -> None:
+    """Runs the model before a client does.
+
+    Args:
+        engine: what was loaded.
+        model: its name and version.
+        path: the version folder, where the recorded requests lie.
+
+    Raises:
+        LoadError: a recorded request fails, or the file cannot be read. A synthetic call that
+            fails is only logged: it is our invention, and zeros may mean nothing to the model.
+    """
+    start = time.monotonic()
+    requests = path / REQUESTS_FILE
+    if requests.exists():
+        count = _replay(engine, model, requests)
+    else:
+        count = sum(_synthetic_call(engine, signature) for signature in engine.signatures.values())
+    logger.info("warm", recorded=requests.exists(), calls=count, seconds=round(time.monotonic() - start, 3))
+
+
+def _replay(engine: Engine, model: ModelVersion, path: Path) -> int:
+    count = 0
+    for count, record in enumerate(_records(path), 1):  # noqa: B007  the count outlives the loop
+        if count > MAX_RECORDS:
+            raise LoadError(f"Number of warmup records exceeds the maximum ({MAX_RECORDS}) at {path}")
+        try:
+            log_entry = tfs.PredictionLog.FromString(record)
+        except DecodeError as error:
+            raise LoadError(f"Failed to parse warmup record {count} from {path}") from error
+        try:
+            _replay_one(engine, model, log_entry)
+        except PoolError as error:
+            raise LoadError(f"warm-up record {count} of {path} failed: {error.message}") from error
+    return count
+
+
+def _replay_one(engine: Engine, model: ModelVersion, entry: tfs.PredictionLog) -> None:
+    kind = entry.WhichOneof("log_type")
+    if kind == "predict_log":
+        # Recorded under whatever name the model had then: TensorFlow Serving does not look at it.
+        request = entry.predict_log.request
+        request.model_spec.name = model.name
+        predict(engine, model, request.SerializeToString())
+    elif kind in _REFUSED:
+        raise LoadError(f"Unsupported log_type for warmup: {kind}")
+    elif kind:
+        logger.warning("warm-up record skipped: its method is not served", log_type=kind)
+
+
+def _records(path: Path) -> Iterator[bytes]:
+    try:
+        yield from tf.compat.v1.io.tf_record_iterator(str(path))
+    except tf.errors.OpError as error:
+        hint = ". Please verify your warmup data is in TFRecord format." if _is_garbled(error) else ""
+        raise LoadError(f"{path}: {status_text(error)}{hint}") from error
+
+
+def _is_garbled(error: tf.errors.OpError) -> bool:
+    return isinstance(error, tf.errors.DataLossError)
+
+
+def _synthetic_call(engine: Engine, signature: Signature) -> bool:
+    """Whether there was a call."""
+    inputs = synthetic_inputs(signature)
+    if inputs is None:
+        logger.info("not warmed: its shapes are open", signature=signature.name)
+        return False
+    try:
+        engine.run(signature.name, inputs, list(signature.outputs))
+    except PoolError as error:
+        logger.warning("synthetic warm-up call failed", signature=signature.name, error=error.message)
+    return True
+
+
+def synthetic_inputs(signature: Signature) -> Mapping[str, Array] | None:
+    """A batch of one, zeros and empty strings; None where a shape leaves more than the batch open."""
+    inputs = dict(signature.defaults)
+    for alias, spec in signature.inputs.items():
+        if alias in inputs:
+            continue
+        if not _known(spec):
+            return None
+        inputs[alias] = _zeros(spec)
+    return inputs
+
+
+def _known(spec: TensorSpec) -> bool:
+    return (
+        spec.shape is not None and None not in spec.shape[1:] and tf.as_dtype(spec.dtype).is_numpy_compatible
+    )
+
+
+def _zeros(spec: TensorSpec) -> Array:
+    assert spec.shape is not None
+    shape = [1 if size is None else size for size in spec.shape]
+    dtype = tf.as_dtype(spec.dtype)
+    return np.full(shape, b"", object) if dtype == tf.string else np.zeros(shape, dtype.as_numpy_dtype)

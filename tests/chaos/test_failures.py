@@ -1,0 +1,118 @@
+"""Every kind of process killed under load, each answer counted and checked for its value.
+
+One pool with two workers serves the module; each test leaves it whole again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PoolStarter
+from tests.polling import until
+from tests.pool import Load, Pool, processes_of
+
+RATE = 200
+LoadStarter = Callable[..., Load]
+
+
+@pytest.fixture(scope="module")
+def pool(start_module_pool: PoolStarter, model_dir: Callable[[str], Path]) -> Pool:
+    model = f"half_plus_two={model_dir('half_plus_two')}"
+    args = ("--cpu-slots", 2, "--intra-op-threads", 1, "--inter-op-threads", 1)
+    return start_module_pool("--model", model, *args).wait()
+
+
+@pytest.fixture(autouse=True)
+def whole(pool: Pool) -> None:
+    """Each test starts from a pool whose slots are all READY."""
+    until(pool.all_ready, 60, "the pool is whole again")
+
+
+def clean(report: dict[str, object]) -> None:
+    assert report["ok"] == report["sent"], report
+    assert report["wrong"] == 0
+    assert not report["errors"]
+
+
+def first_worker(pool: Pool) -> dict[str, object]:
+    return pool.workers()["half_plus_two@1.cpu0.0"]
+
+
+def test_killed_worker_costs_no_request(pool: Pool, load: LoadStarter) -> None:
+    """kill -9 a worker: no failed request, the slot READY again by itself, restarts counts up."""
+    before = first_worker(pool)
+    running = load(pool, "half_plus_two", RATE, 14)
+    until(lambda: sum(w["served"] for w in pool.workers().values()) > before["served"] + 200, 20)
+    os.kill(int(str(before["pid"])), signal.SIGKILL)
+    until(lambda: first_worker(pool)["generation"] == before["generation"] + 1, 20)
+    after = until(lambda: (w := first_worker(pool))["state"] == "READY" and w, 60)
+    assert after["restarts"] == before["restarts"] + 1
+    assert after["pid"] != before["pid"]
+    clean(running.report())
+
+
+def test_stopped_worker_is_replaced(pool: Pool, load: LoadStarter) -> None:
+    """kill -STOP a worker: its requests run elsewhere in time, its stack is in its log, it is replaced."""
+    before = first_worker(pool)
+    log = pool.run_dir / "logs" / "worker.half_plus_two@1.cpu0.0.log"
+    dumps = log.read_text().count("most recent call first")
+    running = load(pool, "half_plus_two", RATE, 10, "--timeout", 5)
+    until(lambda: sum(w["served"] for w in pool.workers().values()) > before["served"] + 200, 20)
+    os.kill(int(str(before["pid"])), signal.SIGSTOP)
+    until(lambda: first_worker(pool)["generation"] == before["generation"] + 1, 30)
+    assert log.read_text().count("most recent call first") > dumps, "no stack dump in the log"
+    until(lambda: first_worker(pool)["state"] == "READY", 60)
+    clean(running.report())
+    assert not os.path.exists(f"/proc/{before['pid']}")
+
+
+def test_killed_pool_process_is_replaced_and_adopts(pool: Pool, load: LoadStarter) -> None:
+    """kill -9 the pool process: serving goes on, its successor adopts the same workers."""
+    before = pool.workers()
+    running = load(pool, "half_plus_two", RATE, 8)
+    old = pool.process_pid("pool")
+    os.kill(old, signal.SIGKILL)
+    until(lambda: pool.process_pid("pool") not in (0, old), 20)
+    until(pool.all_ready, 20)
+    after = pool.workers()
+    for key in ("pid", "generation", "restarts"):
+        assert {w["id"]: w[key] for w in after.values()} == {w["id"]: w[key] for w in before.values()}
+    clean(running.report())
+    os.kill(int(first_worker(pool)["pid"]), signal.SIGKILL)  # the successor is in charge
+    until(lambda: first_worker(pool)["generation"] == before["half_plus_two@1.cpu0.0"]["generation"] + 1, 30)
+
+
+def test_killed_router_is_replaced_and_workers_rejoin(pool: Pool, load: LoadStarter) -> None:
+    """kill -9 the router: the same workers rejoin, clients are served again within a few seconds."""
+    before = pool.workers()
+    running = load(pool, "half_plus_two", RATE, 12, "--wait-for-ready")
+    until(lambda: sum(w["served"] for w in pool.workers().values()) > 200, 20)
+    os.kill(pool.process_pid("router"), signal.SIGKILL)
+    until(pool.all_ready, 20)
+    after = pool.workers()
+    assert {w["pid"] for w in after.values()} == {w["pid"] for w in before.values()}
+    report = running.report()
+    assert report["wrong"] == 0
+    assert report["longest_gap_s"] < 5
+    assert report["ok"] > report["sent"] * 0.7
+    clean(load(pool, "half_plus_two", RATE, 2).report())
+
+
+@pytest.mark.parametrize("name", ["worker", "pool", "router"])
+def test_nothing_runs_twice_after_a_kill(pool: Pool, name: str) -> None:
+    """After the kill of each kind of process there is exactly one of each again, and no orphan."""
+    victim = int(first_worker(pool)["pid"]) if name == "worker" else pool.process_pid(name)
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: not os.path.exists(f"/proc/{victim}"), 20)
+    until(pool.all_ready, 60)
+    status = pool.status()
+    known = {item["pid"] for item in status["workers"] + status["processes"]} | {status["pool"]["pid"]}
+    commands = processes_of(pool.run_dir)
+    supervisord = {pid for pid, command in commands.items() if "supervisord.conf" in command}
+    assert len(supervisord) == 1
+    assert set(commands) - supervisord == known

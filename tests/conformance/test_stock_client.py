@@ -1,0 +1,332 @@
+"""The official tensorflow-serving-api client against a real pool: answers and errors as TF Serving's."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+from tests.conftest import PoolStarter
+from tests.polling import until
+from tests.pool import Pool
+
+MESSAGE_LIMIT = 4 * 2**20
+
+
+@pytest.fixture(scope="module")
+def tf() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import tensorflow  # noqa: PLC0415
+    return tensorflow
+
+
+@pytest.fixture(scope="module")
+def apis(tf: Any) -> Any:
+    """The stock client's modules."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from tensorflow_serving.apis import (  # noqa: PLC0415
+            classification_pb2,
+            get_model_metadata_pb2,
+            get_model_status_pb2,
+            model_service_pb2_grpc,
+            predict_pb2,
+            prediction_service_pb2_grpc,
+        )
+
+    class Apis:
+        classify = classification_pb2
+        metadata = get_model_metadata_pb2
+        status = get_model_status_pb2
+        model_service = model_service_pb2_grpc
+        predict = predict_pb2
+        service = prediction_service_pb2_grpc
+
+    return Apis
+
+
+@pytest.fixture(scope="module")
+def pool(
+    start_module_pool: PoolStarter,
+    model_dir: Callable[[str], Path],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Pool:
+    config = tmp_path_factory.mktemp("config") / "pool.yaml"
+    names = ["half_plus_two", "multi_signature", "all_dtypes", "widedeep"]
+    lines = [f"  - {{name: {name}, base_path: {model_dir(name)}, cpu_slots: 1}}" for name in names]
+    config.write_text("models:\n" + "\n".join(lines) + f"\nmax_message_bytes: {MESSAGE_LIMIT}\n")
+    return start_module_pool(config).wait()
+
+
+@pytest.fixture(scope="module")
+def channel(pool: Pool) -> Iterator[grpc.Channel]:
+    with grpc.insecure_channel(pool.address, options=[("grpc.max_send_message_length", -1)]) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def stub(channel: grpc.Channel, apis: Any) -> Any:
+    return apis.service.PredictionServiceStub(channel)
+
+
+def request(apis: Any, tf: Any, model: str = "half_plus_two", **inputs: Any) -> Any:
+    made = apis.predict.PredictRequest()
+    made.model_spec.name = model
+    for alias, value in inputs.items():
+        made.inputs[alias].CopyFrom(tf.make_tensor_proto(value))
+    return made
+
+
+X = np.array([1, 2, 5], np.float32)
+
+
+def test_predict_answers_like_tensorflow_serving(stub: Any, apis: Any, tf: Any) -> None:
+    """Values in float_val, model_spec with name, version and signature, as TF Serving answers."""
+    answer = stub.Predict(request(apis, tf, x=X), timeout=10)
+    assert answer.model_spec.name == "half_plus_two"
+    assert answer.model_spec.version.value == 1
+    assert answer.model_spec.signature_name == "serving_default"
+    assert list(answer.outputs["y"].float_val) == [2.5, 3, 4.5]
+    assert not answer.outputs["y"].tensor_content
+
+
+def test_predict_by_version(stub: Any, apis: Any, tf: Any) -> None:
+    """The version named is the one that answers."""
+    asked = request(apis, tf, x=X)
+    asked.model_spec.version.value = 1
+    assert stub.Predict(asked, timeout=10).model_spec.version.value == 1
+
+
+def test_zero_batch_is_no_error(stub: Any, apis: Any, tf: Any) -> None:
+    """An empty batch gives empty outputs."""
+    answer = stub.Predict(request(apis, tf, x=np.zeros(0, np.float32)), timeout=10)
+    assert tf.make_ndarray(answer.outputs["y"]).shape == (0,)
+
+
+def test_every_signature_is_served(stub: Any, apis: Any, tf: Any) -> None:
+    """Each signature of GetModelMetadata answers to its own inputs."""
+    asked = apis.metadata.GetModelMetadataRequest()
+    asked.model_spec.name = "multi_signature"
+    asked.metadata_field.append("signature_def")
+    answer = stub.GetModelMetadata(asked, timeout=10)
+    signatures = apis.metadata.SignatureDefMap()
+    assert answer.metadata["signature_def"].Unpack(signatures)
+    assert len(signatures.signature_def) >= 3
+    served = 0
+    for name, signature in signatures.signature_def.items():
+        if any(info.dtype != 1 for info in signature.inputs.values()):
+            continue
+        call = request(apis, tf, "multi_signature", **dict.fromkeys(signature.inputs, X))
+        call.model_spec.signature_name = name
+        assert set(stub.Predict(call, timeout=10).outputs) == set(signature.outputs)
+        served += 1
+    assert served >= 2
+
+
+def test_output_filter(stub: Any, apis: Any, tf: Any) -> None:
+    """Only the outputs asked for come back; unknown and doubled ones are refused."""
+    asked = request(apis, tf, x=X)
+    asked.output_filter.append("y")
+    assert set(stub.Predict(asked, timeout=10).outputs) == {"y"}
+    asked.output_filter.append("y")
+    refused(stub, asked, grpc.StatusCode.INVALID_ARGUMENT, "duplicate output tensor alias: y")
+    del asked.output_filter[:]
+    asked.output_filter.append("z")
+    refused(
+        stub,
+        asked,
+        grpc.StatusCode.INVALID_ARGUMENT,
+        "output tensor alias not found in signature: z Outputs expected to be in the set {y}.",
+    )
+
+
+def test_status_metadata_and_unimplemented(stub: Any, apis: Any, channel: grpc.Channel, tf: Any) -> None:
+    """GetModelStatus says AVAILABLE; what is not served says UNIMPLEMENTED."""
+    asked = apis.status.GetModelStatusRequest()
+    asked.model_spec.name = "half_plus_two"
+    (version,) = (
+        apis.model_service.ModelServiceStub(channel).GetModelStatus(asked, timeout=10).model_version_status
+    )
+    assert (version.version, version.state) == (1, 30)
+    with pytest.raises(grpc.RpcError) as refusal:
+        stub.Classify(apis.classify.ClassificationRequest(), timeout=10)
+    assert refusal.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def refused(stub: Any, asked: Any, code: grpc.StatusCode, text: str) -> None:
+    with pytest.raises(grpc.RpcError) as refusal:
+        stub.Predict(asked, timeout=10)
+    assert refusal.value.code() is code, refusal.value
+    assert text in refusal.value.details()
+
+
+INVALID = grpc.StatusCode.INVALID_ARGUMENT
+NOT_FOUND = grpc.StatusCode.NOT_FOUND
+
+
+def _spec(**fields: Any) -> Callable[[Any], None]:
+    def change(asked: Any) -> None:
+        for name, value in fields.items():
+            if name == "version":
+                asked.model_spec.version.value = value
+            else:
+                setattr(asked.model_spec, name, value)
+
+    return change
+
+
+BAD = {
+    "no model_spec": (lambda asked: asked.ClearField("model_spec"), INVALID, "Missing ModelSpec"),
+    "empty name": (_spec(name="", signature_name="s"), INVALID, "ModelSpec has no name specified."),
+    "unknown model": (_spec(name="nobody"), NOT_FOUND, "Servable not found for request: Latest(nobody)"),
+    "unknown version": (
+        _spec(version=7),
+        NOT_FOUND,
+        "Servable not found for request: Specific(half_plus_two, 7)",
+    ),
+    "unknown label": (_spec(version_label="l"), INVALID, "Unrecognized servable version label: l"),
+    "unknown signature": (
+        _spec(signature_name="s"),
+        grpc.StatusCode.FAILED_PRECONDITION,
+        'Serving signature key "s" not found.',
+    ),
+    "missing input": (
+        lambda asked: asked.inputs.clear(),
+        INVALID,
+        "input size does not match signature: 0!=1 len({}) != len({x}). Sent extra: {}. "
+        "Missing but required: {x}.",
+    ),
+    "extra input": (
+        lambda asked: asked.inputs["z"].CopyFrom(asked.inputs["x"]),
+        INVALID,
+        "input size does not match signature: 2!=1 len({x,z}) != len({x}). Sent extra: {z}. "
+        "Missing but required: {}.",
+    ),
+    "wrong element count": (
+        lambda asked: setattr(asked.inputs["x"], "tensor_content", b"123"),
+        INVALID,
+        "x",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input(case: str, stub: Any, apis: Any, tf: Any) -> None:
+    """TF Serving's code and text for each kind of bad input."""
+    change, code, text = BAD[case]
+    asked = request(apis, tf, x=X)
+    change(asked)
+    refused(stub, asked, code, text)
+
+
+def test_wrong_dtype_shape_and_name(stub: Any, apis: Any, tf: Any) -> None:
+    """The wrong dtype, shape and input name are the client's error and harm nobody."""
+    refused(
+        stub,
+        request(apis, tf, x=np.array([True])),
+        INVALID,
+        "Expects arg[0] to be float but bool is provided",
+    )
+    refused(stub, request(apis, tf, z=X), INVALID, "x")
+    wide = request(
+        apis, tf, "widedeep", cat=np.zeros((2, 3), np.int64), dense=np.zeros((2, 13), np.float32)
+    )
+    refused(stub, wide, INVALID, "")
+    assert stub.Predict(request(apis, tf, x=X), timeout=10).outputs["y"].float_val[0] == 2.5
+
+
+def test_garbage_and_truncated_bytes(channel: grpc.Channel, apis: Any, tf: Any) -> None:
+    """Bytes that are no PredictRequest are INVALID_ARGUMENT, not INTERNAL, and harm nobody."""
+    raw = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+    whole = request(apis, tf, x=X).SerializeToString()
+    for body in (b"\xff\xfe\xfd garbage", whole[:-1], whole[: len(whole) // 2], whole + b"\x12\x7f"):
+        with pytest.raises(grpc.RpcError) as refusal:
+            raw(body, timeout=10)
+        assert refusal.value.code() is INVALID, body
+    assert raw(whole, timeout=10)
+
+
+def test_message_over_the_limit(stub: Any, apis: Any, tf: Any) -> None:
+    """A message over max_message_bytes is RESOURCE_EXHAUSTED; one below it is served."""
+    big = request(apis, tf, x=np.zeros(MESSAGE_LIMIT // 4 + 1, np.float32))
+    refused(stub, big, grpc.StatusCode.RESOURCE_EXHAUSTED, "")
+    fits = request(apis, tf, x=np.zeros(MESSAGE_LIMIT // 8, np.float32))
+    assert len(stub.Predict(fits, timeout=30).outputs["y"].float_val) == MESSAGE_LIMIT // 8
+
+
+def test_dtypes_both_encodings(stub: Any, apis: Any, tf: Any) -> None:
+    """Every dtype that the identity model takes comes back as it went, by content and by typed list."""
+    asked = apis.metadata.GetModelMetadataRequest()
+    asked.model_spec.name = "all_dtypes"
+    asked.metadata_field.append("signature_def")
+    signatures = apis.metadata.SignatureDefMap()
+    stub.GetModelMetadata(asked, timeout=10).metadata["signature_def"].Unpack(signatures)
+    inputs = signatures.signature_def["serving_default"].inputs
+    assert len(inputs) >= 14
+    for count in (3, 1):  # make_tensor_proto writes tensor_content for arrays, typed lists for scalars' kin
+        call = apis.predict.PredictRequest()
+        call.model_spec.name = "all_dtypes"
+        sent = {}
+        for alias, info in inputs.items():
+            dtype = tf.dtypes.as_dtype(info.dtype)
+            if dtype == tf.string:
+                value = np.array([b"a\x00", b"", b"\xff"][:count], object)
+            else:
+                value = np.array([0, 1, 3][:count]).astype(dtype.as_numpy_dtype)
+            call.inputs[alias].CopyFrom(tf.make_tensor_proto(value, dtype))
+            sent[alias] = value
+        outputs = stub.Predict(call, timeout=20).outputs
+        for alias, value in sent.items():
+            got = tf.make_ndarray(outputs[alias])
+            assert got.dtype == value.dtype, alias
+            assert got.tolist() == value.tolist(), alias
+
+
+def http(pool: Pool, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{pool.rest_port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_http_health_and_metrics(pool: Pool, stub: Any, apis: Any, tf: Any) -> None:
+    """/healthz, /readyz and /metrics answer; the metrics count what was served."""
+    stub.Predict(request(apis, tf, x=X), timeout=10)
+    assert http(pool, "/healthz")[0] == 200
+    assert http(pool, "/readyz")[0] == 200
+    status, metrics = http(pool, "/metrics")
+    assert status == 200
+    assert 'mpspool_requests_total{' in metrics
+    assert 'model="half_plus_two"' in metrics
+    assert http(pool, "/v1/models/half_plus_two:predict")[0] in (404, 405, 501)
+
+
+def test_status_json_has_the_promised_shape(pool: Pool) -> None:
+    """Scripts read these names and values."""
+    status = until(lambda: (s := pool.status())["pool"]["state"] == "RUNNING" and s, 10)
+    assert {"state", "pid", "run_dir", "grpc_port", "rest_port", "mps"} <= status["pool"].keys()
+    assert status["pool"]["pid"] == pool.pid
+    assert status["pool"]["mps"] == "off"
+    model = next(model for model in status["models"] if model["name"] == "half_plus_two")
+    assert model["versions"] == [{"version": 1, "state": "AVAILABLE", "error": ""}]
+    worker = next(worker for worker in status["workers"] if worker["id"] == "half_plus_two@1.cpu0.0")
+    assert worker.keys() >= {
+        "id", "model", "version", "device", "slot", "generation", "pid", "state", "restarts",
+        "in_flight", "served", "cpus",
+    }  # fmt: skip
+    assert (worker["model"], worker["version"], worker["device"], worker["slot"]) == (
+        "half_plus_two", 1, "cpu0", 0,
+    )  # fmt: skip
+    assert {"router", "pool"} <= {item["name"] for item in status["processes"]}
+    json.dumps(status)

@@ -1,0 +1,107 @@
+"""Fixtures: test models built once, real pools that leave nothing behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.pool import Load, Pool
+
+PoolStarter = Callable[..., Pool]
+
+
+@pytest.fixture(scope="session")
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Builds a test model on first use, in a process of its own, and gives its base path."""
+    from tests.models import build  # noqa: PLC0415
+
+    root = tmp_path_factory.mktemp("models")
+    built: dict[str, Path] = {}
+
+    def base_path(name: str) -> Path:
+        if name not in built:
+            built[name] = build(name, root)
+        return built[name]
+
+    return base_path
+
+
+@pytest.fixture(scope="session")
+def testing_ops(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The test operators (abort, sleep), compiled against the installed TensorFlow."""
+    from tests.native.build import build  # noqa: PLC0415
+
+    return build(tmp_path_factory.mktemp("ops"))
+
+
+@contextlib.contextmanager
+def short_dir() -> Iterator[Path]:
+    """A folder whose path is short enough for UNIX sockets in it."""
+    root = Path(tempfile.mkdtemp(prefix="mps-"))
+    try:
+        yield root
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def pools() -> Iterator[PoolStarter]:
+    """Starts pools; at the end each is stopped and must have left nothing."""
+    with short_dir() as root:
+        started: list[Pool] = []
+
+        def make(*args: object, **kwargs: dict[str, str]) -> Pool:
+            pool = Pool(root / f"run{len(started)}", *args, **kwargs)
+            started.append(pool)
+            return pool.start()
+
+        try:
+            yield make
+            for pool in started:
+                pool.stop()
+                pool.assert_nothing_left()
+        finally:
+            for pool in started:
+                pool.clear()
+
+
+@pytest.fixture
+def start_pool() -> Iterator[PoolStarter]:
+    """Starts pools for one test."""
+    with pools() as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def start_module_pool() -> Iterator[PoolStarter]:
+    """Starts pools that a module's tests share."""
+    with pools() as make:
+        yield make
+
+
+@pytest.fixture
+def load() -> Iterator[Callable[..., Load]]:
+    """Starts load generators and ends those that a failed test left."""
+    running: list[Load] = []
+
+    def make(*args: object, **kwargs: object) -> Load:
+        running.append(Load(*args, **kwargs))  # type: ignore[arg-type]
+        return running[-1]
+
+    yield make
+    for one in running:
+        one.kill()
+
+
+@pytest.fixture(autouse=True)
+def _no_leaked_descriptors() -> Iterator[None]:
+    """A test opens no descriptor that it does not close."""
+    before = len(os.listdir("/proc/self/fd"))
+    yield
+    assert len(os.listdir("/proc/self/fd")) <= before + 8, "descriptors leaked"

@@ -1,0 +1,106 @@
+"""A data plane without workers: the request says what is to happen to it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from mpspool.core import tfs
+from mpspool.core.errors import Code, PoolError
+from mpspool.core.states import ModelVersionState
+from mpspool.router.models import VersionStatus
+
+SIGNATURES = tfs.SignatureDefMap()
+SIGNATURES.signature_def[tfs.DEFAULT_SIGNATURE].method_name = "tensorflow/serving/predict"
+
+
+class FakeDataplane:
+    """Has model "half" in version 3 AVAILABLE and in version 4 failed.
+
+    Predict answers b"wait" never, b"break" with an error of its own making, b"refuse:TEXT" with
+    RESOURCE_EXHAUSTED and the text, and anything else with itself.
+
+    Attributes:
+        reason: what unready() answers; tell() lets the fronts know of a change.
+        deadlines: of each predict, in nanoseconds of CLOCK_MONOTONIC.
+        waiting: how many predicts run.
+        cancelled: how many were cancelled.
+    """
+
+    def __init__(self) -> None:
+        self.draining = False
+        self.reason = ""
+        self.deadlines: list[int] = []
+        self.waiting = 0
+        self.cancelled = 0
+        self.release = asyncio.Event()
+        self._callbacks: list[Callable[[], None]] = []
+
+    async def predict(self, body: bytes, deadline_ns: int) -> bytes:
+        self.deadlines.append(deadline_ns)
+        if body == b"break":
+            raise ZeroDivisionError("a secret of the server")
+        if body.startswith(b"refuse:"):
+            raise PoolError(Code.RESOURCE_EXHAUSTED, body[7:].decode(errors="surrogateescape"))
+        if body == b"wait":
+            await self._wait()
+        return body
+
+    async def _wait(self) -> None:
+        self.waiting += 1
+        try:
+            await self.release.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.waiting -= 1
+
+    def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
+        if label is not None:
+            raise PoolError(Code.INVALID_ARGUMENT, f"Unrecognized servable version label: {label}")
+        if name != "half" or version not in (None, 3):
+            raise PoolError(Code.NOT_FOUND, f"Servable not found for request: Latest({name})")
+        return 3, SIGNATURES.SerializeToString()
+
+    def status(self, name: str, version: int | None) -> list[VersionStatus]:
+        found = [
+            VersionStatus(3, ModelVersionState.AVAILABLE, Code.OK, ""),
+            VersionStatus(4, ModelVersionState.END, Code.UNKNOWN, "no such file"),
+        ]
+        mine = [status for status in found if name == "half" and version in (None, status.version)]
+        if not mine:
+            raise PoolError(Code.NOT_FOUND, f"Could not find any versions of model {name}")
+        return mine
+
+    def unready(self) -> str:
+        return self.reason
+
+    def on_change(self, callback: Callable[[], None]) -> None:
+        self._callbacks.append(callback)
+
+    def tell(self) -> None:
+        for callback in self._callbacks:
+            callback()
+
+    def snapshot(self) -> dict[str, Any]:
+        return {
+            "epoch": 1,
+            "draining": self.draining,
+            "models": [
+                {
+                    "name": "half",
+                    "versions": [
+                        {"version": 3, "state": "AVAILABLE", "error": "", "queued": 7},
+                        {"version": 4, "state": "END", "error": "no such file", "queued": 0},
+                    ],
+                }
+            ],
+            "workers": [
+                {"id": "half@3.cpu0.0", "generation": 1, "state": "FAILED", "in_flight": 2, "served": 9},
+                {"id": "half@3.cpu0.0", "generation": 2, "state": "READY", "in_flight": 1, "served": 0},
+            ],
+            "queued": 10,
+            "restarts": {"half@3.cpu0.0": 1, "half@3.cpu0.1": 4},
+        }

@@ -1,0 +1,41 @@
+"""An engine without TensorFlow: it answers with what the test gives it and notes what it was asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from mpspool.core import tfs
+from mpspool.worker.engine.base import Array, Signature
+
+Answer = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+
+
+class FakeEngine:
+    """Answers every call with `answer(inputs)`.
+
+    The tensor fed for an alias is named after it, unless `feed_names` says otherwise.
+    """
+
+    name = "fake"
+
+    def __init__(
+        self, signatures: Sequence[Signature], answer: Answer, feed_names: Mapping[str, str] | None = None
+    ) -> None:
+        self.signatures = {signature.name: signature for signature in signatures}
+        self.calls: list[tuple[str, dict[str, Array], tuple[str, ...]]] = []
+        self._answer = answer
+        self._feed_names = feed_names or {}
+
+    @property
+    def signature_def_map(self) -> bytes:
+        definitions = tfs.SignatureDefMap()
+        for key, signature in self.signatures.items():
+            for alias in signature.inputs:
+                info = definitions.signature_def[key].inputs[alias]
+                info.name = self._feed_names.get(alias, f"{alias}:0")
+        return definitions.SerializeToString()
+
+    def run(self, signature: str, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        self.calls.append((signature, dict(inputs), tuple(outputs)))
+        answer = self._answer(inputs)
+        return [answer[alias] for alias in outputs]

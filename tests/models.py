@@ -1,0 +1,377 @@
+"""SavedModels for tests, built in a child process so that pytest itself need not import TensorFlow.
+
+`build(NAME, root)` returns the base path, with version 1 in it; `python -m tests.models NAME DIR` is the child.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.native.build import build as build_library
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+DTYPES = (
+    "bfloat16 bool complex128 complex64 float16 float32 float64 int16 int32 int64 int8 string uint16 uint32 uint64 uint8"
+).split()
+VOCABULARY = ["apple", "pear", "plum"]
+# What can be wrong with a checkpoint, and how to make it so.
+CORRUPTIONS: dict[str, Callable[[Path, Path], object]] = {
+    "truncated": lambda data, index: os.truncate(data, data.stat().st_size // 2),
+    "missing_shard": lambda data, index: data.unlink(),
+    "missing_index": lambda data, index: index.unlink(),
+    "bad_index": lambda data, index: index.write_bytes(b"\0" * index.stat().st_size),
+    "flipped": lambda data, index: flip_byte(data),
+}
+
+
+def build(name: str, root: Path) -> Path:
+    """Builds the model under root, once, whoever asks and however often. Returns root/NAME.
+
+    A child imports TensorFlow for seconds and saves a small model in a fraction of one: so it
+    builds all models of the group.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    group = next(names for names in _GROUPS if name in names)
+    with open(root / ".lock", "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (root / name).is_dir():
+            environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+            child = subprocess.run(
+                [sys.executable, "-m", "tests.models", ",".join(group), str(root)],
+                check=False,
+                cwd=REPOSITORY,
+                env=environment,
+                timeout=300,
+                capture_output=True,
+                text=True,
+            )
+            assert child.returncode == 0, child.stderr
+    return root / name
+
+
+def ops_library(root: Path) -> Path:
+    """The shared library that "aborter" and "sleeper" need, for custom_ops."""
+    return build_library(root / ".native")
+
+
+def corrupt(base_path: Path, how: str, into: Path) -> Path:
+    """A copy of the model under into, its checkpoint damaged in one of the ways of CORRUPTIONS."""
+    shutil.copytree(base_path, into)
+    variables = into / "1" / "variables"
+    CORRUPTIONS[how](variables / "variables.data-00000-of-00001", variables / "variables.index")
+    return into
+
+
+def flip_byte(path: Path) -> None:
+    """Inverts the first byte of a file."""
+    content = bytearray(path.read_bytes())
+    content[0] ^= 0xFF
+    path.write_bytes(content)
+
+
+def _half_plus_two(tf: Any, path: str) -> None:
+    class Half(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = tf.Variable(0.5), tf.Variable(2.0)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
+        def predict(self, x: Any) -> Any:
+            return {"y": self.a * x + self.b}
+
+    half = Half()
+    tf.saved_model.save(half, path, signatures={"serving_default": half.predict})
+
+
+def _half_plus_two_tf1(tf: Any, path: str) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        a = v1.get_variable("a", initializer=0.5, use_resource=False)
+        b = v1.get_variable("b", initializer=2.0, use_resource=False)
+        x = v1.placeholder(tf.float32, [None], name="x")
+        y = tf.add(tf.multiply(a, x), b, name="y")
+        session.run(v1.global_variables_initializer())
+        v1.saved_model.simple_save(session, path, {"x": x}, {"y": y})
+
+
+def save_widedeep(
+    tf: Any,
+    path: str,
+    *,
+    columns: int = 26,
+    vocabulary: int = 1000,
+    dimension: int = 8,
+    dense: int = 13,
+    hidden: tuple[int, int] = (64, 32),
+    seed: int = 7,
+) -> None:
+    """An embedding per categorical column and an MLP, plus a linear part: a recommender's usual shape."""
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+
+    def weights(*shape: int) -> Any:
+        return tf.Variable(random.normal(0, 0.05, shape).astype(np.float32))
+
+    class WideDeep(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            widths = (columns * dimension + dense, *hidden, 1)
+            self.embeddings = [weights(vocabulary, dimension) for _ in range(columns)]
+            self.wide = weights(columns * vocabulary)
+            self.wide_dense = weights(dense, 1)
+            self.w = [weights(*pair) for pair in zip(widths, widths[1:], strict=False)]
+            self.b = [weights(width) for width in widths[1:]]
+            self.offsets = tf.constant(np.arange(columns, dtype=np.int64) * vocabulary)
+
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec([None, columns], tf.int64, name="cat"),
+                tf.TensorSpec([None, dense], tf.float32, name="dense"),
+            ]
+        )
+        def predict(self, cat: Any, dense: Any) -> Any:
+            parts = [tf.gather(table, cat[:, i]) for i, table in enumerate(self.embeddings)]
+            deep = tf.concat([*parts, dense], axis=1)
+            for w, b in zip(self.w[:-1], self.b[:-1], strict=True):
+                deep = tf.nn.relu(deep @ w + b)
+            wide = tf.reduce_sum(tf.gather(self.wide, cat + self.offsets), axis=1, keepdims=True)
+            return {"score": tf.sigmoid(deep @ self.w[-1] + self.b[-1] + wide + dense @ self.wide_dense)}
+
+    model = WideDeep()
+    tf.saved_model.save(model, path, signatures={"serving_default": model.predict})
+
+
+def _multi_signature(tf: Any, path: str) -> None:
+    class Several(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = tf.Variable([1.0, 2.0, 3.0])
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 3], tf.float32, name="x")])
+        def predict(self, x: Any) -> Any:
+            scaled = x * self.scale
+            return {"scaled": scaled, "total": tf.reduce_sum(scaled, axis=1)}
+
+        @tf.function(
+            input_signature=[
+                tf.TensorSpec([None], tf.float32, name="a"),
+                tf.TensorSpec([], tf.float32, name="b"),
+            ]
+        )
+        def add(self, a: Any, b: Any) -> Any:
+            return {"sum": a + b}
+
+        @tf.function(input_signature=[tf.TensorSpec([None, None], tf.int32, name="x")])
+        def transpose(self, x: Any) -> Any:
+            return {"y": tf.transpose(x)}
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="inputs")])
+        def classify(self, inputs: Any) -> Any:
+            count = tf.shape(inputs)[0]
+            return {
+                "classes": tf.tile([["short", "long"]], [count, 1]),
+                "scores": tf.stack([tf.cast(tf.strings.length(inputs) < 5, tf.float32)] * 2, axis=1),
+            }
+
+    several = Several()
+    names = {"serving_default": several.predict, "add": several.add}
+    names |= {"transpose": several.transpose, "classify": several.classify}
+    tf.saved_model.save(several, path, signatures=names)
+
+
+def _write_vocabulary(path: str) -> str:
+    file = Path(path).with_name("vocabulary.txt")
+    file.write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
+    return str(file)
+
+
+def _strings(tf: Any, path: str) -> None:
+    class Lookup(tf.Module):
+        def __init__(self, file: str) -> None:
+            super().__init__()
+            initializer = tf.lookup.TextFileInitializer(
+                file,
+                tf.string,
+                tf.lookup.TextFileIndex.WHOLE_LINE,
+                tf.int64,
+                tf.lookup.TextFileIndex.LINE_NUMBER,
+            )
+            self.table = tf.lookup.StaticVocabularyTable(initializer, num_oov_buckets=1)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="word")])
+        def predict(self, word: Any) -> Any:
+            return {"id": self.table.lookup(word), "twice": tf.strings.join([word, word])}
+
+    file = _write_vocabulary(path)
+    lookup = Lookup(file)
+    tf.saved_model.save(lookup, path, signatures={"serving_default": lookup.predict})
+    os.unlink(file)
+
+
+def _strings_tf1(tf: Any, path: str) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        file = _write_vocabulary(path)
+        asset = tf.constant(file)
+        v1.add_to_collection(v1.GraphKeys.ASSET_FILEPATHS, asset)
+        initializer = tf.lookup.TextFileInitializer(
+            asset,
+            tf.string,
+            tf.lookup.TextFileIndex.WHOLE_LINE,
+            tf.int64,
+            tf.lookup.TextFileIndex.LINE_NUMBER,
+        )
+        table = tf.lookup.StaticVocabularyTable(initializer, num_oov_buckets=1)
+        word = v1.placeholder(tf.string, [None], name="word")
+        session.run(v1.tables_initializer())
+        v1.saved_model.simple_save(
+            session,
+            path,
+            {"word": word},
+            {"id": table.lookup(word), "twice": tf.strings.join([word, word])},
+            legacy_init_op=v1.tables_initializer(),
+        )
+        os.unlink(file)
+
+
+def _dtypes(tf: Any, path: str) -> None:
+    """One signature with an input "x" and an output "y" (its identity) per dtype, named by the dtype."""
+    module = tf.Module()
+
+    def echo(name: str) -> Any:
+        spec = tf.TensorSpec(None, getattr(tf, name), name="x")
+        return tf.function(lambda x: {"y": tf.identity(x)}, input_signature=[spec])
+
+    module.echoes = {name: echo(name) for name in DTYPES}
+    tf.saved_model.save(module, path, signatures=module.echoes)
+
+
+def _alias(tf: Any, path: str) -> None:
+    """Outputs that are one tensor under two aliases and an input; and "twice", one placeholder for two inputs."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None], name="x")
+        y = x + 1.0
+        define = v1.saved_model.predict_signature_def
+        _save_signatures(
+            v1,
+            session,
+            path,
+            serving_default=define({"x": x}, {"x": x, "y": y, "also_y": y}),
+            twice=define({"x": x, "again": x}, {"y": y}),
+        )
+
+
+def _save_signatures(v1: Any, session: Any, path: str, **signatures: Any) -> None:
+    builder = v1.saved_model.Builder(path)
+    builder.add_meta_graph_and_variables(session, ["serve"], signatures)
+    builder.save()
+
+
+def _defaults(tf: Any, path: str) -> None:
+    """A signature whose input "b" may be left out, and is 5 then."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        a, b = v1.placeholder(tf.float32, [None], name="a"), v1.placeholder(tf.float32, [], name="b")
+        signature = v1.saved_model.predict_signature_def({"a": a, "b": b}, {"sum": a + b})
+        signature.defaults["b"].CopyFrom(tf.make_tensor_proto(5.0, tf.float32))
+        _save_signatures(v1, session, path, serving_default=signature)
+
+
+def _sparse(tf: Any, path: str) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.sparse_placeholder(tf.float32, [None, 4], name="x")
+        dense = v1.placeholder(tf.float32, [None], name="dense")
+        define = v1.saved_model.predict_signature_def
+        _save_signatures(
+            v1,
+            session,
+            path,
+            serving_default=define({"x": x}, {"y": tf.sparse.reduce_sum(x)}),
+            dense=define({"x": dense}, {"y": dense + 1.0}),
+        )
+
+
+def _training_tags(tf: Any, path: str) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None], name="x")
+        signature = v1.saved_model.predict_signature_def({"x": x}, {"y": x + 1.0})
+        builder = v1.saved_model.Builder(path)
+        builder.add_meta_graph_and_variables(session, ["train"], {"serving_default": signature})
+        builder.add_meta_graph(["serve", "gpu"], {"serving_default": signature})
+        builder.save()
+
+
+def _keras(tf: Any) -> Any:
+    tf.keras.utils.set_random_seed(3)
+    layers = tf.keras.layers
+    inputs = tf.keras.Input((4,), name="x")
+    hidden = layers.BatchNormalization()(layers.Dense(8, activation="relu")(inputs))
+    return tf.keras.Model(inputs, layers.Dense(1, name="y")(hidden))
+
+
+def _keras_saved(tf: Any, path: str) -> None:
+    tf.saved_model.save(_keras(tf), path)
+
+
+def _keras_exported(tf: Any, path: str) -> None:
+    _keras(tf).export(path, verbose=False)
+
+
+def _through(op: str) -> Callable[[Any, str], None]:
+    """y is x after a test op of tests/native has seen it."""
+
+    def save(tf: Any, path: str) -> None:
+        library = tf.load_op_library(str(ops_library(Path(path).parents[1])))
+        module = tf.Module()
+        spec = tf.TensorSpec([None], tf.float32, name="x")
+        module.f = tf.function(lambda x: {"y": getattr(library, op)(x=x)}, input_signature=[spec])
+        tf.saved_model.save(module, path, signatures={"serving_default": module.f})
+
+    return save
+
+
+_BUILDERS: dict[str, Callable[[Any, str], None]] = {
+    "half_plus_two": _half_plus_two,
+    "half_plus_two_tf1": _half_plus_two_tf1,
+    "widedeep": save_widedeep,
+    "multi_signature": _multi_signature,
+    "strings": _strings,
+    "strings_tf1": _strings_tf1,
+    "dtypes": _dtypes,
+    "alias": _alias,
+    "defaults": _defaults,
+    "sparse": _sparse,
+    "training_tags": _training_tags,
+    "keras_saved": _keras_saved,
+    "keras_exported": _keras_exported,
+    "aborter": _through("testing_abort"),
+    "sleeper": _through("testing_sleep"),
+}
+_CUSTOM, _KERAS = ("aborter", "sleeper"), ("keras_saved", "keras_exported")
+_GROUPS = (_CUSTOM, _KERAS, tuple(name for name in _BUILDERS if name not in _CUSTOM + _KERAS))
+
+
+def main(names: str, root: str) -> None:
+    """Builds each of the comma-separated names under root, whole or not at all."""
+    import tensorflow as tf
+
+    for name in names.split(","):
+        unfinished = Path(root) / f".{name}.{os.getpid()}"
+        unfinished.mkdir()
+        _BUILDERS[name](tf, str(unfinished / "1"))
+        unfinished.rename(Path(root) / name)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

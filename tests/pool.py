@@ -1,0 +1,152 @@
+"""A real pool, started the way a user starts it, and looked at the way a user looks at it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.polling import until
+
+ROOT = Path(__file__).parent.parent
+CLI = [sys.executable, "-m", "mpspool"]
+START_TIMEOUT_S = 120
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def cli(*args: object, timeout: float = 60, **kwargs: Any) -> subprocess.CompletedProcess[str]:
+    """Runs `mpspool ARGS` to its end."""
+    command = [*CLI, *map(str, args)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT, **kwargs
+    )
+
+
+def processes_of(run_dir: Path) -> dict[int, str]:
+    """Every living process that names the run folder on its command line: pid -> command line."""
+    found = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            try:
+                command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:
+                continue
+            if str(run_dir) in command and " -m bench.load " not in command:
+                found[int(entry)] = command
+    return found
+
+
+class Pool:
+    """`mpspool start` in the foreground, in a process group of its own.
+
+    Args:
+        run_dir: a short path: it holds sockets.
+        args: for `mpspool start`, beside ports and run folder.
+    """
+
+    def __init__(self, run_dir: Path, *args: object, env: dict[str, str] | None = None) -> None:
+        self.run_dir = run_dir
+        self.grpc_port, self.rest_port = free_port(), free_port()
+        self.args = [str(arg) for arg in args]
+        self.env = {**os.environ, **(env or {})}
+        self.process: subprocess.Popen[str] | None = None
+        self.output = run_dir.with_suffix(".out")
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self.grpc_port}"
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def start(self) -> Pool:
+        ports = ["--grpc-port", str(self.grpc_port), "--rest-port", str(self.rest_port)]
+        command = [*CLI, "start", "--run-dir", str(self.run_dir), *ports, *self.args]
+        with self.output.open("a") as out:
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=out, text=True, cwd=ROOT, env=self.env, start_new_session=True
+            )
+        return self
+
+    def wait(self, timeout_s: float = START_TIMEOUT_S) -> Pool:
+        done = cli("wait", "--run-dir", self.run_dir, "--timeout", timeout_s, timeout=timeout_s + 10)
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.output.read_text()}\n{self.logs()}"
+        return self
+
+    def status(self) -> dict[str, Any]:
+        done = cli("status", "--run-dir", self.run_dir, "--json")
+        assert done.returncode == 0, done.stderr + self.output.read_text()
+        answer: dict[str, Any] = json.loads(done.stdout)
+        return answer
+
+    def workers(self) -> dict[str, dict[str, Any]]:
+        return {worker["id"]: worker for worker in self.status()["workers"]}
+
+    def process_pid(self, name: str) -> int:
+        return int(next(item["pid"] for item in self.status()["processes"] if item["name"] == name))
+
+    def all_ready(self) -> bool:
+        return self.status()["pool"]["state"] == "RUNNING"
+
+    def logs(self) -> str:
+        files = sorted((self.run_dir / "logs").glob("*")) if (self.run_dir / "logs").exists() else []
+        return "\n".join(f"== {file.name}\n{file.read_text(errors='replace')[-3000:]}" for file in files)
+
+    def stop(self, timeout_s: float = 60) -> int:
+        """SIGTERM, then the exit status."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout_s)
+
+    def clear(self) -> None:
+        """Ends whatever is left, for a test that has failed."""
+        if self.process is not None:
+            for pid in [self.process.pid, *processes_of(self.run_dir)]:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            self.process.wait(10)
+
+    def assert_nothing_left(self) -> None:
+        """No process, socket, page or lock holder of this pool."""
+        until(lambda: not processes_of(self.run_dir), 15, f"processes left: {processes_of(self.run_dir)}")
+        sockets = [path for path in self.run_dir.rglob("*") if path.is_socket()]
+        assert not sockets
+        assert not list((self.run_dir / "progress").glob("worker.*.[0-9]*"))
+
+
+class Load:
+    """The checking load generator, running beside the test."""
+
+    def __init__(self, pool: Pool, model: str, rate: float, seconds: float, *args: object) -> None:
+        command = [
+            sys.executable, "-m", "bench.load", "--address", pool.address, "--model", model,
+            "--rate", str(rate), "--seconds", str(seconds), *map(str, args),
+        ]  # fmt: skip
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        )
+
+    def report(self, timeout_s: float = 120) -> dict[str, Any]:
+        out, err = self.process.communicate(timeout=timeout_s)
+        assert out.strip(), err
+        answer: dict[str, Any] = json.loads(out)
+        return answer
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.communicate()

@@ -1,0 +1,150 @@
+"""The command line: quick to start, plain in its refusals."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mpspool.cli import main
+from mpspool.core.rundir import RunDir
+from mpspool.supervisor import lock, report
+
+HEAVY = ("tensorflow", "grpc", "zmq", "pydantic", "numpy", "rich", "asyncio", "structlog")
+
+
+@pytest.mark.parametrize("module", ["mpspool.cli", "mpspool.supervisor.ask", "mpspool.supervisor.pool"])
+def test_imports_stay_light(module: str) -> None:
+    """The command line needs next to nothing, and nothing but a worker ever imports TensorFlow."""
+    code = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    forbidden = HEAVY if module == "mpspool.cli" else ("tensorflow", "grpc", "zmq", "pydantic", "numpy")
+    assert not set(forbidden) & set(done.stdout.split())
+
+
+@pytest.mark.parametrize("command", ["start", "wait", "status", "stop", "logs", "predict"])
+def test_help_teaches_by_example(command: str) -> None:
+    """Every command's help ends with commands to copy."""
+    done = CliRunner().invoke(main, [command, "--help"])
+    assert done.exit_code == 0
+    assert f"mpspool {command}" in done.output.split("Examples:")[1]
+
+
+def test_start_names_every_problem_and_starts_nothing(tmp_path: Path) -> None:
+    """Each problem has its own line; the exit status is 2, and no run folder is made."""
+    run = tmp_path / "run"
+    args = ["--model", f"a={tmp_path}/none", "--model", f"b={tmp_path}/nothing", "--run-dir", str(run)]
+    done = CliRunner().invoke(main, ["start", *args, "--check"])
+    assert done.exit_code == 2
+    problems = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(problems) == 2
+    assert "nothing was started" in done.stderr
+    assert not run.exists()
+
+
+def test_a_run_folder_supervisord_cannot_carry_is_refused(tmp_path: Path) -> None:
+    """The problem is found before anything is started."""
+    done = CliRunner().invoke(main, ["start", "--model", "a=/none", "--run-dir", str(tmp_path / "a;b"), "--check"])
+    assert done.exit_code == 2
+    assert "';'" in done.stderr
+
+
+def test_status_without_a_pool_says_what_to_do(tmp_path: Path) -> None:
+    """Exit 1, the folder that was looked at, and how to start one."""
+    done = CliRunner().invoke(main, ["status", "--run-dir", str(tmp_path)])
+    assert done.exit_code == 1
+    assert str(tmp_path) in done.stderr
+    assert "mpspool start" in done.stderr
+
+
+def test_stop_without_a_pool_is_content(tmp_path: Path) -> None:
+    """Nothing is left, which is what was asked for."""
+    done = CliRunner().invoke(main, ["stop", "--run-dir", str(tmp_path)])
+    assert (done.exit_code, "nothing to stop" in done.output) == (0, True)
+
+
+def test_wait_without_a_pool_times_out_with_the_reason(tmp_path: Path) -> None:
+    """It waits for a pool that is not there yet, until its time is over."""
+    done = CliRunner().invoke(main, ["wait", "--run-dir", str(tmp_path), "--timeout", "0.3"])
+    assert done.exit_code == 1
+    assert "not ready after 0.3 s: no pool runs in" in done.stderr
+
+
+def test_logs_prints_one_process_or_all_and_lists_those_there_are(tmp_path: Path) -> None:
+    """A worker goes by its id or its program; an unknown name is answered with the known ones."""
+    logs = RunDir(tmp_path).logs
+    logs.mkdir()
+    (logs / "router.log").write_text("from the router\n")
+    (logs / "worker.half@1.cpu0.0.log").write_text("from the worker\n")
+    base = ["logs", "--run-dir", str(tmp_path)]
+    for name in ("half@1.cpu0.0", "worker.half@1.cpu0.0"):
+        assert CliRunner().invoke(main, [*base, name]).output == "from the worker\n"
+    everything = CliRunner().invoke(main, base).output
+    assert "==> router <==" in everything
+    assert "from the worker" in everything
+    unknown = CliRunner().invoke(main, [*base, "../lock"])
+    assert unknown.exit_code == 1
+    assert "router, worker.half@1.cpu0.0" in unknown.stderr
+
+
+def test_predict_refuses_what_is_no_json() -> None:
+    """The error shows what would do."""
+    done = CliRunner().invoke(main, ["predict", "half", "--input", "{x: 1}"])
+    assert done.exit_code == 1
+    assert "--input '{\"x\": [1, 2, 5]}'" in done.stderr
+
+
+def test_predict_shows_code_and_text() -> None:
+    """A server that is not there: the code, the reason and a hint."""
+    done = CliRunner().invoke(
+        main, ["predict", "half", "--input", "[1]", "--address", "127.0.0.1:1", "--timeout", "5"]
+    )
+    assert done.exit_code == 1
+    assert done.stderr.startswith("UNAVAILABLE: ")
+
+
+def test_the_lock_refuses_a_second_pool_and_names_the_first(tmp_path: Path) -> None:
+    """The holder's pid is known while it holds the run folder, and 0 once it has gone."""
+    from mpspool.core.errors import StartError
+
+    run = RunDir(tmp_path / "run")
+    assert lock.holder(run) == 0
+    with lock.held(run):
+        assert lock.holder(run) == os.getpid()
+        with pytest.raises(StartError, match=str(os.getpid())), lock.held(run):
+            pass
+    assert lock.holder(run) == 0
+
+
+STATUS = {
+    "pool": {"state": "DEGRADED", "pid": 1, "run_dir": "/r", "grpc_port": 8500, "rest_port": 0, "mps": "off"},
+    "models": [{"name": "half", "versions": [{"version": 1, "state": "AVAILABLE", "error": ""}]}],
+    "workers": [
+        {
+            "id": "half@1.cpu0.0", "model": "half", "version": 1, "device": "cpu0", "slot": 0, "generation": 2,
+            "pid": 0, "state": "FATAL", "restarts": 1, "in_flight": 0, "served": 0, "cpus": [0, 1],
+            "error": "no such [op]", "simulated": True,
+        }
+    ],
+    "processes": [{"name": "router", "state": "RUNNING", "pid": 5}],
+}  # fmt: skip
+
+
+def test_the_table_shows_states_errors_and_stand_ins(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a person looks at holds every worker whole, also where the output is no terminal."""
+    report.print_status(json.loads(json.dumps(STATUS)))
+    text = capsys.readouterr().out
+    for word in ("DEGRADED", "half@1.cpu0.0 SIMULATED", "FATAL", "no such [op]", "0-1", "router", "AVAILABLE"):
+        assert word in text
+
+
+def test_changes_are_told_once() -> None:
+    """A line for what is new, nothing for what stays."""
+    first = list(report.changes(None, STATUS))
+    assert any("FATAL, given up: no such [op]" in line for line in first)
+    assert list(report.changes(STATUS, STATUS)) == []

@@ -1,0 +1,313 @@
+"""The configuration: three layers, one meaning, every mistake at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from mpspool.core.errors import StartError
+from mpspool.core.rundir import default_run_dir
+from mpspool.supervisor.config import ModelConfig, PoolConfig, Placement, load_config, pool_fields
+
+HALF = {"model": ["half=/models/half"]}
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "pool.yaml"
+    path.write_text(text)
+    return path
+
+
+def problems(
+    file: Path | None = None, flags: dict[str, object] | None = None, environ: dict[str, str] | None = None
+) -> list[str]:
+    """What load_config refuses, in lines."""
+    with pytest.raises(StartError) as caught:
+        load_config(file, flags or {}, environ or {})
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_one_flag_is_enough() -> None:
+    """A model and nothing else: the documented defaults."""
+    config = load_config(None, HALF, {})
+    assert [(model.name, model.base_path) for model in config.models] == [("half", "/models/half")]
+    assert (config.grpc_port, config.rest_port, config.host) == (8500, 8501, "127.0.0.1")
+    assert (config.mps, config.dispatch, config.readiness, config.grace_s) == (
+        "auto",
+        "least_loaded",
+        "any",
+        30.0,
+    )
+    assert config.max_message_bytes == 2**31 - 1
+    assert config.run_dir == default_run_dir()
+    assert config.gpus is None
+    assert config.models[0].saved_model_tags == ("serve",)
+
+
+def test_a_file_says_it_all(tmp_path: Path) -> None:
+    """Every kind of value, in the file's own types; paths start from the file."""
+    config = load_config(
+        write(
+            tmp_path,
+            """
+            gpus: [0, 2]
+            mps: on
+            max_message_bytes: 64MiB
+            run_dir: run
+            restart: {retries: 5, backoff_s: 0.5}
+            models:
+              - name: half
+                base_path: models/half
+                cpusets: 0-1;2-3
+                custom_ops: [ops/a.so, /abs/b.so]
+                gpu_memory: {limit_bytes: 2GiB}
+              - name: wide
+                base_path: ~/wide
+                gpus: none
+                cpusets: [[0, 1], "2-3"]
+                saved_model_tags: serve
+            """,
+        ),
+        {},
+        {},
+    )
+    half, wide = config.models
+    assert (config.gpus, config.mps, int(config.max_message_bytes)) == ((0, 2), "on", 64 * 2**20)
+    assert (config.run_dir, config.restart.retries) == (tmp_path / "run", 5)
+    assert half.base_path == str(tmp_path / "models/half")
+    assert half.custom_ops == (str(tmp_path / "ops/a.so"), "/abs/b.so")
+    assert half.cpusets == wide.cpusets == ((0, 1), (2, 3))
+    assert int(half.gpu_memory.limit_bytes) == 2 * 2**30
+    assert wide.base_path == str(Path.home() / "wide")
+    assert wide.saved_model_tags == ("serve",)
+    assert (config.resolved(half).gpus, config.resolved(wide).gpus) == ((0, 2), "none")
+
+
+def test_models_may_be_a_mapping(tmp_path: Path) -> None:
+    """By name, with fields or just a base_path; a name of digits stays a name."""
+    file = write(tmp_path, "models:\n  half: {base_path: a, quorum: 2}\n  2024: b\n")
+    assert [(model.name, Path(model.base_path).name, model.quorum) for model in load_config(file, {}, {}).models] == [
+        ("half", "a", 2),
+        ("2024", "b", 1),
+    ]
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
+    """Each layer shows where no layer above it speaks."""
+    file = write(tmp_path, "models: {half: a}\ngrpc_port: 1\nrest_port: 1\nhost: file\ngrace_s: 1\n")
+    environ = {"MPSPOOL_GRPC_PORT": "2", "MPSPOOL_REST_PORT": "2", "MPSPOOL_RESTART_RETRIES": "7"}
+    config = load_config(file, {"grpc_port": 3, "host": None}, environ)
+    assert (config.grpc_port, config.rest_port, config.host) == (3, 2, "file")
+    assert (config.restart.retries, config.restart.backoff_s) == (7, 1.0)
+
+
+def test_what_is_said_above_holds_for_every_model(tmp_path: Path) -> None:
+    """A flag or variable wins over the file for one model as well as for the pool."""
+    file = write(
+        tmp_path, "contexts_per_gpu: 2\nmodels:\n  a: {base_path: a, contexts_per_gpu: 6, gpus: none}\n  b: b\n"
+    )
+    config = load_config(file, {"gpus": "1"}, {"CONTEXTS_COUNT_PER_GPU": "3"})
+    assert [config.resolved(model).contexts_per_gpu for model in config.models] == [3, 3]
+    assert [config.resolved(model).gpus for model in config.models] == [(1,), (1,)]
+    config = load_config(file, {}, {})
+    assert [config.resolved(model).contexts_per_gpu for model in config.models] == [6, 2]
+
+
+@pytest.mark.parametrize("text", ["2-4;5-7", "2,3,4;5,6,7"])
+def test_deeprec_environment(text: str) -> None:
+    """CONTEXTS_COUNT_PER_GPU, ENABLE_MPS and both forms of SESSION_GROUP_CPUSET."""
+    environ = {"CONTEXTS_COUNT_PER_GPU": "8", "ENABLE_MPS": "1", "SESSION_GROUP_CPUSET": text}
+    config = load_config(None, HALF, environ)
+    assert (config.contexts_per_gpu, config.mps, config.cpusets) == (8, "on", ((2, 3, 4), (5, 6, 7)))
+
+
+@pytest.mark.parametrize(
+    ("file", "environ", "cpusets"),
+    [
+        ("", {"SET_SESSION_THREAD_POOL_AFFINITY": "1"}, "auto"),
+        ("", {"SET_SESSION_THREAD_POOL_AFFINITY": "0"}, "none"),
+        ("", {"SET_SESSION_THREAD_POOL_AFFINITY": "0", "SESSION_GROUP_CPUSET": "1"}, ((1,),)),
+        ("cpusets: 2;3", {"SET_SESSION_THREAD_POOL_AFFINITY": "1"}, ((2,), (3,))),
+        ("", {}, None),
+    ],
+)
+def test_affinity_is_what_holds_without_cpusets(
+    tmp_path: Path, file: str, environ: dict[str, str], cpusets: object
+) -> None:
+    """SET_SESSION_THREAD_POOL_AFFINITY never overrides cpusets that somebody gave, as in DeepRec."""
+    assert load_config(write(tmp_path, file), HALF, environ).cpusets == cpusets
+
+
+def test_model_flags_add_and_replace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """--model adds a model, or gives the file's model of that name another place; paths start from here."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf").mkdir()
+    file = write(tmp_path / "conf", "models: {half: {base_path: a, quorum: 2}, wide: b}")
+    config = load_config(file, {"model": ("half=new", "extra=/x=y")}, {})
+    assert [(model.name, model.base_path, model.quorum) for model in config.models] == [
+        ("half", str(tmp_path / "new"), 2),
+        ("wide", str(tmp_path / "conf/b"), 1),
+        ("extra", "/x=y", 1),
+    ]
+
+
+@pytest.mark.parametrize("value", ["0,2", " 0, 2", [0, 2], (0, 2), ["0", 2]])
+def test_gpus_in_every_form(value: object) -> None:
+    """Text from a flag, a list from a file."""
+    assert load_config(None, {**HALF, "gpus": value}, {}).gpus == (0, 2)
+
+
+@pytest.mark.parametrize("value", ["", "0;2", "-1", "two", "0,", [], [True], [None], {"0": 1}, 1.5])
+def test_malformed_gpus(value: object) -> None:
+    """What is no list of ids is refused with the forms there are."""
+    (text,) = problems(flags={**HALF, "gpus": value})
+    assert text == f'gpus: {value!r} in --gpus: expected "all", "none", or ids such as 0,2'
+
+
+def test_a_gpu_twice() -> None:
+    """Naming a GPU twice was meant as contexts_per_gpu."""
+    assert "twice; contexts_per_gpu" in problems(flags={**HALF, "gpus": "1,1"})[0]
+
+
+def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
+    """Four sources, one answer: each problem with its path, value, place and remedy."""
+    file = write(
+        tmp_path,
+        "grpc_prt: 1\n"
+        "readiness: most\n"
+        "models:\n"
+        "- name: half\n"
+        "  base_path: a\n"
+        "  contexts_per_gpu: 0\n"
+        "- name: half\n"
+        "  base_pat: a\n"
+        '  cpusets: "2-4;x"\n'
+        "- 7\n",
+    )
+    told = problems(
+        file,
+        {"rest_port": 70000, "model": ["nonsense"]},
+        {"ENABLE_MPS": "2", "MPSPOOL_RESTART_RETRIES": "-1"},
+    )
+    assert sorted(told) == sorted(
+        [
+            "grpc_prt: unknown key in pool.yaml line 1; did you mean grpc_port?",
+            "readiness: 'most' in pool.yaml line 2: must be 'any' or 'all' "
+            "(/readyz answers 200 when any model is AVAILABLE, or only when all are)",
+            "models[0].contexts_per_gpu: 0 in pool.yaml line 6: must be greater than or equal to 1 "
+            "(worker processes of each model on each of its GPUs)",
+            "models[1].name: 'half' in pool.yaml line 7: models[0] has this name already; rename one",
+            "models[1].base_path: missing in pool.yaml line 7 (the folder that holds the numbered version folders)",
+            "models[1].base_pat: unknown key in pool.yaml line 8; did you mean base_path?",
+            "models[1].cpusets: '2-4;x' in pool.yaml line 9: cpuset 2 of '2-4;x': "
+            "'x' is neither a CPU nor a range such as 2-4",
+            "models[2]: 7 in pool.yaml line 10: expected fields of its own",
+            "rest_port: 70000 in --rest-port: must be less than or equal to 65535 "
+            "(the port for HTTP)",
+            "--model: 'nonsense': expected NAME=BASE_PATH",
+            "mps: '2' in ENABLE_MPS: expected 1 or 0",
+            "restart.retries: '-1' in MPSPOOL_RESTART_RETRIES: must be greater than or equal to 0 "
+            "(restarts in a row without success before the slot is FATAL)",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "message"),
+    [
+        ("models: [}", "{file}", "line 1, column 10:"),
+        ("models:\n\t- a", "{file}", "line 2, column 1:"),
+        ("grpc_port: !!python/name:os.system x", "{file}", "line 1"),
+        ("- a\n- b", "{file}", "expected fields such as `models:`"),
+        ("a: &a [*a]", "{file}", "refers to itself"),
+        ("? [a, b]\n: c", "{file}", "a key must be one word"),
+        ("grace_s: 2024-13-45", "{file}", "put it in quotes"),
+        ("models: half", "models", "'half' in pool.yaml line 1: expected a list, or a mapping by name"),
+        ("models: {a: {base_path: x, name: b}}", "models.a.name", "the key says 'a'; leave this out"),
+        ("models: {a: x}\nmodels: {b: y}", "models", "given in pool.yaml line 1 and again in pool.yaml line 2"),
+        ("models:\n  a: x\n  a: y", "models.a", "given in pool.yaml line 2 and again in pool.yaml line 3"),
+        ("models: {a: {}}", "models.a.base_path", "missing in pool.yaml line 1"),
+        ("models: {a: {base_path: x, quorum: 0}}", "models.a.quorum", "must be greater than or equal to 1"),
+        ("models: {a: x}\nrestart: 3", "restart", "3 in pool.yaml line 2: expected fields of its own"),
+        ("models: {a: {base_path: x, colour: red}}", "models.a.colour", "known are gpus, contexts_per_gpu"),
+        ("models: {a: {base_path: x, custom_ops: ['']}}", "models.a.custom_ops[0]", "at least 1 character"),
+        (
+            "models: {a: {base_path: x, gpu_memory: {fraction: 0.5, limit_bytes: 1}}}",
+            "models.a.gpu_memory",
+            "two ways to say one thing",
+        ),
+        ("models: [{name: 2024, base_path: x}]", "models[0].name", "must be a valid string"),
+    ],
+)
+def test_a_faulty_file(tmp_path: Path, text: str, path: str, message: str) -> None:
+    """What can be wrong with a file is told with its path and line, and nothing is made up beside it."""
+    file = write(tmp_path, text)
+    (told,) = problems(file)
+    assert told.startswith(path.format(file=file) + ": ")
+    assert message in told
+
+
+def test_an_empty_file_is_no_mistake(tmp_path: Path) -> None:
+    """Nothing in it, nothing said."""
+    assert load_config(write(tmp_path, "# later\n"), HALF, {}).models[0].name == "half"
+
+
+@pytest.mark.parametrize("make", ["missing", "folder", "bytes"])
+def test_a_file_that_cannot_be_read(tmp_path: Path, make: str) -> None:
+    """Missing, a folder, not text: named, with no complaint about the models it may hold."""
+    file = tmp_path / "pool.yaml"
+    if make == "folder":
+        file.mkdir()
+    elif make == "bytes":
+        file.write_bytes(b"\xff\xfe\x00")
+    (told,) = problems(file)
+    assert told.startswith(f"{file}: ")
+
+
+def test_no_model_at_all() -> None:
+    """A pool of nothing is refused with the two ways to name a model."""
+    assert problems() == ["models: there is none; give --model NAME=BASE_PATH, or models: in a file"]
+
+
+@pytest.mark.parametrize("flag", ["half", "=x", "half=", ""])
+def test_a_malformed_model_flag(flag: str) -> None:
+    """Both halves are needed."""
+    assert f"--model: {flag!r}: expected NAME=BASE_PATH" in problems(flags={"model": [flag]})
+
+
+def test_a_model_flag_twice() -> None:
+    """Two places for one name cannot both be meant."""
+    assert problems(flags={"model": ["a=x", "a=y"]}) == ["--model: 'a=y': 'a' is given twice; keep one"]
+
+
+def test_a_name_too_long_for_files() -> None:
+    """Names end up in file names, escaped; names of any script are fine within that."""
+    assert load_config(None, {"model": ["模型/1:x=/m"]}, {}).models[0].name == "模型/1:x"
+    assert "too long" in problems(flags={"model": ["ü" * 40 + "=/m"]})[0]
+
+
+def test_a_message_limit_above_grpcs() -> None:
+    """2 GiB - 1 is the most a message can have."""
+    assert "must be less than or equal to 2147483647" in problems(flags={**HALF, "max_message_bytes": "2GiB"})[0]
+
+
+def test_every_pool_field_can_be_set_by_flag_and_variable() -> None:
+    """The fields the environment knows are the fields there are."""
+    assert set(pool_fields()) == (
+        {*PoolConfig.model_fields} - {"models", "restart"}
+    ) | {"restart.retries", "restart.backoff_s", "restart.max_backoff_s"}
+
+
+def test_every_field_tells_what_it_is_for() -> None:
+    """The schema, which users read, has a text for each field."""
+    for model in (PoolConfig, ModelConfig, Placement):
+        assert all(field.description for field in model.model_fields.values())
+    assert PoolConfig.model_json_schema()["properties"]["gpus"]["description"].startswith("GPUs to use")
+
+
+def test_a_configuration_does_not_change() -> None:
+    """What was validated stays as it was."""
+    with pytest.raises(ValidationError):
+        load_config(None, HALF, {}).grpc_port = 1  # type: ignore[misc]

@@ -1,0 +1,163 @@
+"""Ids, lifecycles, the progress page, settings files and the control sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpspool.core import control, process, settings
+from mpspool.core.control import ControlError, ControlServer, Message
+from mpspool.core.errors import MAX_ERROR_CHARS, cut
+from mpspool.core.ids import WorkerId, escape, unescape
+from mpspool.core.progress import ProgressReader, ProgressWriter
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import RouterSettings
+from mpspool.core.states import SLOT_MOVES, WORKER_MOVES, InvalidTransition, Lifecycle, SlotState, WorkerState
+from tests.conftest import short_dir
+
+
+@given(st.text())
+def test_escape_is_reversible_and_safe(name: str) -> None:
+    """Any model name becomes a supervisord name and a file name, and comes back."""
+    safe = escape(name)
+    assert unescape(safe) == name
+    assert not set(safe) & set(":/ %~") - {"~"}
+
+
+@given(st.text(min_size=1), st.integers(0, 2**63), st.integers(0, 100))
+def test_worker_ids_parse_back(model: str, version: int, slot: int) -> None:
+    """An id's text and program name give the id back, whatever the model is called."""
+    worker = WorkerId(model, version, "gpu3", slot)
+    assert WorkerId.parse(str(worker)) == worker
+    assert WorkerId.from_program(worker.program) == worker
+
+
+def test_lifecycle_refuses_what_its_table_does_not_allow() -> None:
+    """An illegal move raises with the history that led to it."""
+    life = Lifecycle("w", WORKER_MOVES, WorkerState.STARTING)
+    life.to(WorkerState.LOADING, "go")
+    with pytest.raises(InvalidTransition, match=r"LOADING cannot become READY .*STARTING .*LOADING \(go\)"):
+        life.to(WorkerState.READY, "too early")
+
+
+@pytest.mark.parametrize(("states", "moves"), [(WorkerState, WORKER_MOVES), (SlotState, SLOT_MOVES)])
+def test_tables_are_complete(states: type, moves: dict) -> None:  # type: ignore[type-arg]
+    """Every state has its row."""
+    assert set(states) == set(moves)
+
+
+def test_progress_survives_its_writer(tmp_path: Path) -> None:
+    """What a process stored before kill -9 can be read after it."""
+    page = tmp_path / "page"
+    script = (
+        "import os, signal, sys; from pathlib import Path; from mpspool.core.progress import ProgressWriter\n"
+        f"w = ProgressWriter(Path({str(page)!r})); w.start(7, 2); os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    subprocess.run([sys.executable, "-c", script], check=False, cwd=Path(__file__).parents[2])
+    reader = ProgressReader(page)
+    found = reader.read()
+    reader.close()
+    assert (found.dispatch, found.index, found.done) == (7, 2, 0)
+    assert found.beat_ns <= found.started_ns
+
+
+def test_progress_is_idle_between_requests(tmp_path: Path) -> None:
+    """A finished request is nobody's suspect."""
+    writer = ProgressWriter(tmp_path / "page")
+    reader = ProgressReader(tmp_path / "page")
+    writer.start(7, 0)
+    writer.finish()
+    assert (reader.read().dispatch, reader.read().done) == (0, 1)
+    reader.close()
+    writer.close()
+    assert not (tmp_path / "page").exists()
+
+
+def test_settings_are_private_and_whole(tmp_path: Path) -> None:
+    """A settings file comes back as written and only its owner can read it."""
+    written = RouterSettings(run_dir="/r", host="::1", grpc_port=1, rest_port=0)
+    settings.save(tmp_path / "router.json", written)
+    assert settings.load(tmp_path / "router.json", RouterSettings) == written
+    assert stat.S_IMODE((tmp_path / "router.json").stat().st_mode) == 0o600
+    assert os.listdir(tmp_path) == ["router.json"]
+
+
+def test_long_run_folders_are_measured() -> None:
+    """The longest socket path counts what supervisord appends while binding."""
+    assert RunDir(Path("/" + "x" * 100)).longest_socket_bytes() > 107 > RunDir(Path("/x")).longest_socket_bytes()
+
+
+def test_cut_is_tensorflow_servings() -> None:
+    """1024 characters, then the mark."""
+    assert cut("x" * MAX_ERROR_CHARS) == "x" * MAX_ERROR_CHARS
+    assert cut("x" * 2000) == "x" * MAX_ERROR_CHARS + "...TRUNCATED"
+
+
+def test_control_call_stream_and_errors() -> None:
+    """Answers, streams, a handler's failure and an absent server, each as the asker sees it."""
+
+    async def double(request: Message) -> Message:
+        return {"twice": 2 * request["n"]}
+
+    async def count(request: Message) -> AsyncIterator[Message]:
+        for n in range(request["n"]):
+            yield {"n": n}
+
+    async def fail(request: Message) -> Message:
+        raise ValueError("no")
+
+    async def scenario(path: Path) -> None:
+        server = ControlServer(path, {"double": double, "count": count, "fail": fail})
+        await server.start()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert await control.acall(path, "double", n=4) == {"twice": 8}
+        assert await asyncio.to_thread(control.call, path, "double", n=1) == {"twice": 2}
+        streamed = await asyncio.to_thread(lambda: [a["n"] for a in control.stream(path, "count", n=3)])
+        assert streamed == [0, 1, 2]
+        for op, text in (("fail", "ValueError: no"), ("unknown", "not a request of ours")):
+            with pytest.raises(ControlError, match=text):
+                await control.acall(path, op)
+        await server.close()
+        assert not path.exists()
+        with pytest.raises(ControlError, match="nobody answers"):
+            await control.acall(path, "double", n=1)
+
+    with short_dir() as root:
+        asyncio.run(scenario(root / "c.sock"))
+
+
+def test_die_with_parent() -> None:
+    """A child that asked for it is gone when its parent is killed."""
+    script = """
+import os, sys, time
+from mpspool.core import process
+parent = os.getpid()
+child = os.fork()
+if child == 0:
+    process.die_with_parent(parent)
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+time.sleep(60)
+"""
+    parent = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+    )
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert process.alive(child)
+    assert child in process.descendants(os.getpid())
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    from tests.polling import until  # noqa: PLC0415
+
+    until(lambda: not process.alive(child), 5)

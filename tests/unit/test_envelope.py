@@ -1,0 +1,159 @@
+"""The peek at a request's model_spec agrees with protobuf's own parse, whatever the bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from mpspool.core import envelope, tfs
+from mpspool.core.envelope import ModelSpecPeek
+from mpspool.core.errors import Code, PoolError
+
+
+def _parse(body: bytes) -> ModelSpecPeek | None:
+    """What protobuf makes of it; None where it has no model_spec."""
+    request = tfs.PredictRequest.FromString(body)
+    if not request.HasField("model_spec"):
+        return None
+    spec = request.model_spec
+    choice = spec.WhichOneof("version_choice")
+    return ModelSpecPeek(
+        spec.name,
+        spec.version.value if choice == "version" else None,
+        spec.version_label if choice == "version_label" else None,
+        spec.signature_name,
+    )
+
+
+def _request(**spec: Any) -> Any:
+    request = tfs.PredictRequest()
+    request.model_spec.SetInParent()
+    version = spec.pop("version", None)
+    for name, value in spec.items():
+        setattr(request.model_spec, name, value)
+    if version is not None:
+        request.model_spec.version.value = version
+    return request
+
+
+def _peek(body: bytes) -> ModelSpecPeek | PoolError:
+    try:
+        return envelope.peek(body)
+    except PoolError as error:
+        return error
+
+
+def _check(body: bytes) -> None:
+    found = _peek(body)
+    if isinstance(found, PoolError):
+        assert found.code is Code.INVALID_ARGUMENT
+    try:
+        expected = _parse(body)
+    except DecodeError:
+        return  # what is wrong may lie within a tensor, where peek does not look
+    if isinstance(found, ModelSpecPeek):
+        assert found == expected
+    elif expected is None:
+        assert found.message == "Missing ModelSpec"
+    else:
+        assert (expected.name, found.message) == ("", "ModelSpec has no name specified.")
+
+
+names = st.text(st.characters(codec="utf-8"), max_size=8)
+specs = st.builds(
+    lambda name, signature, version, label: _request(
+        name=name,
+        signature_name=signature,
+        **({"version": version} if version is not None else {}),
+        **({"version_label": label} if label is not None else {}),
+    ).SerializeToString(),
+    names,
+    names,
+    st.none() | st.integers(-(2**63), 2**63 - 1),
+    st.none() | names,
+)
+tensors = st.builds(
+    lambda alias, content: tfs.PredictRequest(
+        inputs={alias: tfs.TensorProto(dtype=1, tensor_content=content)}
+    ).SerializeToString(),
+    names,
+    st.binary(max_size=300),
+)
+# Fields that PredictRequest does not know, of every wire type, groups within groups among them.
+unknown = st.sampled_from(
+    [
+        b"\x58\x96\x01",
+        b"\x5d\x01\x02\x03\x04",
+        b"\x59\x01\x02\x03\x04\x05\x06\x07\x08",
+        b"\x5a\x02hi",
+        b"\x5b\x08\x01\x13\x14\x5c",
+        b"\x08\x05",  # model_spec's number with another wire type
+        b"\x8a\x00\x06\x0a\x04over",  # model_spec's tag in two bytes
+        b"\xa2\x06\x00",
+    ]
+)
+
+
+@given(st.lists(specs | tensors | unknown, max_size=6).map(b"".join))
+def test_agrees_with_protobuf_on_requests(body: bytes) -> None:
+    """Fields in any order, repeated, merged, unknown: peek reads the model_spec that protobuf reads."""
+    _check(body)
+
+
+@given(st.binary(max_size=64))
+@example(b"\x0b\x0c")
+@example(b"\x0c")
+@example(b"\x00")
+@example(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
+@example(b"\x0b" * 500)
+def test_agrees_with_protobuf_on_garbage(body: bytes) -> None:
+    """Any bytes at all: what protobuf parses is read alike, the rest ends in INVALID_ARGUMENT or is read."""
+    _check(body)
+
+
+@given(st.lists(specs | tensors | unknown, min_size=1, max_size=4).map(b"".join), st.data())
+def test_agrees_with_protobuf_on_damage(body: bytes, data: st.DataObject) -> None:
+    """A request with one byte changed is judged as protobuf judges it, and never raises anything else."""
+    at = data.draw(st.integers(0, max(0, len(body) - 1)))
+    _check(body[:at] + bytes([data.draw(st.integers(0, 255))]) + body[at + 1 :])
+
+
+@given(specs, tensors)
+def test_truncation_is_seen(spec: bytes, tensor: bytes) -> None:
+    """A request cut off anywhere inside a field is refused, with the message's type and the length."""
+    body = spec + tensor
+    for cut in range(len(spec) + 1, len(body)):
+        with pytest.raises(
+            PoolError, match=rf"The {cut} bytes received are not a tensorflow\.serving\.PredictReq"
+        ):
+            envelope.peek(body[:cut])
+
+
+def test_reads_name_version_and_signature() -> None:
+    """The common request is read, with tensors of any size after the spec or before it."""
+    spec = _request(name="half", version=3, signature_name="sum").SerializeToString()
+    tensor = tfs.PredictRequest(
+        inputs={"x": tfs.TensorProto(tensor_content=b"x" * 10**6)}
+    ).SerializeToString()
+    expected = ModelSpecPeek("half", 3, None, "sum")
+    assert envelope.peek(spec + tensor) == envelope.peek(tensor + spec) == expected
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "Missing ModelSpec"),
+        (tfs.PredictRequest(output_filter=["y"]).SerializeToString(), "Missing ModelSpec"),
+        (_request().SerializeToString(), "ModelSpec has no name specified."),
+        (_request(version=1).SerializeToString(), "ModelSpec has no name specified."),
+    ],
+)
+def test_refuses_in_the_words_of_tensorflow_serving(body: bytes, message: str) -> None:
+    """A request for no model is the client's error, in TensorFlow Serving's words."""
+    with pytest.raises(PoolError) as raised:
+        envelope.peek(body)
+    assert (raised.value.code, raised.value.message) == (Code.INVALID_ARGUMENT, message)

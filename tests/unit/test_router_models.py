@@ -1,0 +1,112 @@
+"""Which version a request means, what state each is in, and when the pool is ready."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpspool.core.errors import Code, PoolError
+from mpspool.core.ids import ModelVersion
+from mpspool.core.states import ModelVersionState as State
+from mpspool.router.models import Models
+
+V1, V2, OTHER = ModelVersion("m", 1), ModelVersion("m", 2), ModelVersion("o", 1)
+
+
+def table(*versions: ModelVersion, quorum: int = 1) -> Models:
+    models = Models()
+    models.want(dict.fromkeys(versions, (quorum, "")))
+    return models
+
+
+def refusal(models: Models, name: str, version: int | None = None, label: str | None = None) -> PoolError:
+    with pytest.raises(PoolError) as refused:
+        models.resolve(name, version, label)
+    return refused.value
+
+
+def test_states_follow_the_workers() -> None:
+    """START, LOADING, AVAILABLE at the quorum, LOADING again below it, END when none will come."""
+    models = table(V1, quorum=2)
+    states = [models.get(V1).state]
+    for workers, ready in ((1, 0), (2, 1), (2, 2), (2, 1)):
+        models.count(V1, workers, ready)
+        states.append(models.get(V1).state)
+    models.count(V1, 0, 0)
+    models.want({V1: (2, "every slot is FATAL")})
+    states.append(models.get(V1).state)
+    assert states == [State.START, State.LOADING, State.LOADING, State.AVAILABLE, State.LOADING, State.END]
+
+
+def test_latest_is_the_newest_that_can_serve() -> None:
+    """A newer version takes over once it has been AVAILABLE, not before."""
+    models = table(V1, V2)
+    models.count(V1, 1, 1)
+    models.count(V2, 1, 0)
+    assert models.resolve("m", None, None).model == V1
+    models.count(V2, 1, 1)
+    assert models.resolve("m", None, None).model == V2
+    assert models.resolve("m", 1, None).model == V1
+
+
+def test_refusals_are_tensorflow_servings() -> None:
+    """Unknown model, version and label, and a version that never was AVAILABLE."""
+    models = table(V1)
+    assert refusal(models, "m").message == "Servable not found for request: Latest(m)"
+    models.count(V1, 1, 1)
+    assert refusal(models, "x").message == "Servable not found for request: Latest(x)"
+    assert refusal(models, "m", 9).message == "Servable not found for request: Specific(m, 9)"
+    unknown = refusal(models, "m", None, "stable")
+    assert (unknown.code, unknown.message) == (
+        Code.INVALID_ARGUMENT,
+        "Unrecognized servable version label: stable",
+    )
+
+
+def test_a_version_that_served_waits_for_its_workers_until_none_will_come() -> None:
+    """Between two workers requests wait; after the last hope they are UNAVAILABLE."""
+    models = table(V1)
+    models.count(V1, 1, 1)
+    models.count(V1, 0, 0)
+    assert models.resolve("m", None, None).model == V1
+    models.want({V1: (1, "crashed 4 times")})
+    gone = refusal(models, "m")
+    assert gone.code is Code.UNAVAILABLE
+    assert "crashed 4 times" in gone.message
+
+
+def test_readiness_any_and_all() -> None:
+    """One bad model does not make the pool unready, unless all are asked for."""
+    models = table(V1, OTHER)
+    assert models.unready(every=False)
+    models.count(V1, 1, 1)
+    assert not models.unready(every=False)
+    assert models.unready(every=True) == "not AVAILABLE: o"
+    models.count(OTHER, 1, 1)
+    assert not models.unready(every=True)
+    assert Models().unready(every=False)
+
+
+def test_status_of_versions() -> None:
+    """All versions in order, one by number, TF Serving's texts for none."""
+    models = table(V2, V1)
+    models.want({V1: (1, "corrupt"), V2: (1, "")})
+    assert [(s.version, s.state, s.message) for s in models.status("m", None)] == [
+        (1, State.END, "corrupt"),
+        (2, State.START, ""),
+    ]
+    assert [s.version for s in models.status("m", 2)] == [2]
+    for number, text in ((None, "any versions of model x"), (3, "version 3 of model x")):
+        with pytest.raises(PoolError) as refused:
+            models.status("x", number)
+        assert refused.value.message == f"Could not find {text}"
+
+
+def test_versions_no_longer_wanted_go_with_their_last_worker() -> None:
+    """A version stays while a worker of it lives."""
+    models = table(V1, V2)
+    models.count(V1, 1, 1)
+    models.want({V2: (1, "")})
+    assert [version.model for version in models.all()] == [V1, V2]
+    models.count(V1, 0, 0)
+    models.want({V2: (1, "")})
+    assert [version.model for version in models.all()] == [V2]

@@ -1,0 +1,411 @@
+"""The scheduler's laws, for hand-picked stories and for every order of events hypothesis can find."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mpspool.core.errors import Code, PoolError
+from mpspool.core.ids import ModelVersion
+from mpspool.router.scheduler import MAX_DEATHS, QUARANTINE_NS, Entry, Scheduler, Send
+
+MODEL = ModelVersion("half", 1)
+OTHER = ModelVersion("other", 3)
+
+
+def make(policy: str = "least_loaded", requests: int = 1000, size: int = 10**9) -> Scheduler:
+    return Scheduler(policy, requests, size)
+
+
+def entry(body: bytes = b"x", model: ModelVersion = MODEL, deadline_ns: int = 0) -> Entry:
+    return Entry(model, "", body, 0, deadline_ns)
+
+
+def arrive(scheduler: Scheduler, *bodies: bytes) -> list[Entry]:
+    entries = [entry(body) for body in bodies]
+    for item in entries:
+        scheduler.arrive(item, 0)
+    return entries
+
+
+def cheap(scheduler: Scheduler, cost_us: int = 10) -> None:
+    """Teaches it that one-byte requests are short, so that they share dispatches."""
+    scheduler.costs.observe(MODEL, "", 1, cost_us)
+
+
+def test_spreads_over_idle_workers_first() -> None:
+    """Two requests go to two idle workers, not both to one with credits to spare."""
+    scheduler = make()
+    cheap(scheduler)
+    scheduler.join("a", MODEL, 2)
+    scheduler.join("b", MODEL, 2)
+    arrive(scheduler, b"1", b"2")
+    assert {send.worker for send in scheduler.dispatch(0)} == {"a", "b"}
+
+
+def test_no_second_dispatch_behind_an_unknown_or_long_one() -> None:
+    """Nobody waits behind a busy worker unless what it runs is known to end soon."""
+    scheduler = make()
+    scheduler.join("a", MODEL, 2)
+    arrive(scheduler, b"1", b"2")
+    assert len(scheduler.dispatch(0)) == 1
+    cheap(scheduler, 50_000)
+    scheduler.finished("a", 1)
+    arrive(scheduler, b"3")
+    assert len(scheduler.dispatch(0)) == 1
+    assert scheduler.dispatch(0) == []
+
+
+def test_short_requests_share_a_dispatch_fairly() -> None:
+    """Ten short requests make one dispatch per worker, five in each."""
+    scheduler = make()
+    cheap(scheduler)
+    scheduler.join("a", MODEL, 1)
+    scheduler.join("b", MODEL, 1)
+    arrive(scheduler, *[b"%d" % n for n in range(10)])
+    assert [len(send.entries) for send in scheduler.dispatch(0)] == [5, 5]
+
+
+def test_a_shared_dispatch_is_bounded_by_cost() -> None:
+    """Requests of 400 us go two to a dispatch: three would make the first wait too long."""
+    scheduler = make()
+    cheap(scheduler, 400)
+    scheduler.join("a", MODEL, 1)
+    arrive(scheduler, b"1", b"2", b"3", b"4")
+    assert [len(send.entries) for send in scheduler.dispatch(0)] == [2]
+
+
+def test_round_robin_takes_turns() -> None:
+    """round_robin goes round even when the same worker would be idle again."""
+    scheduler = make("round_robin")
+    scheduler.join("a", MODEL, 1)
+    scheduler.join("b", MODEL, 1)
+    order = []
+    for n in range(4):
+        arrive(scheduler, b"%d" % n)
+        (send,) = scheduler.dispatch(0)
+        order.append(send.worker)
+        scheduler.finished(send.worker, send.dispatch)
+    assert order == ["a", "b", "a", "b"]
+
+
+def test_models_do_not_share_workers() -> None:
+    """A request never reaches a worker of another model version."""
+    scheduler = make()
+    scheduler.join("a", OTHER, 2)
+    arrive(scheduler, b"1")
+    assert scheduler.dispatch(0) == []
+    scheduler.arrive(entry(model=OTHER), 0)
+    assert [send.worker for send in scheduler.dispatch(0)] == ["a"]
+
+
+def test_unstarted_requests_of_a_lost_worker_run_elsewhere_in_order() -> None:
+    """What was not started is not suspected, and keeps its place before what came later."""
+    scheduler = make()
+    cheap(scheduler)
+    scheduler.join("a", MODEL, 1)
+    entries = arrive(scheduler, b"1", b"2", b"3")
+    (send,) = scheduler.dispatch(0)
+    late = arrive(scheduler, b"4")
+    scheduler.lost("a", None)
+    scheduler.join("b", MODEL, 1)
+    (again,) = scheduler.dispatch(0)
+    assert again.entries == entries + late
+    assert all(item.deaths == 0 for item in again.entries)
+
+
+def test_only_the_started_request_is_suspect_and_reruns_alone() -> None:
+    """Of three requests in a dispatch the running one reruns alone; the others run at once."""
+    scheduler = make()
+    cheap(scheduler)
+    scheduler.join("a", MODEL, 1)
+    entries = arrive(scheduler, b"1", b"2", b"3")
+    (send,) = scheduler.dispatch(0)
+    scheduler.lost("a", (send.dispatch, 1))
+    scheduler.join("b", MODEL, 2)
+    scheduler.join("c", MODEL, 2)
+    worker_of = {item: send.worker for send in scheduler.dispatch(0) for item in send.entries}
+    alone = worker_of.pop(entries[1])
+    assert worker_of.keys() == {entries[0], entries[2]}
+    assert alone not in worker_of.values()
+    arrive(scheduler, b"4")
+    assert all(send.worker != alone for send in scheduler.dispatch(0)), "the suspect's worker runs it alone"
+
+
+def test_a_suspect_waits_until_its_worker_is_empty() -> None:
+    """With every worker busy one is emptied for the suspect first."""
+    scheduler = make()
+    scheduler.join("a", MODEL, 1)
+    scheduler.join("b", MODEL, 1)
+    (first, second) = arrive(scheduler, b"1", b"2")
+    sends = {send.worker: send for send in scheduler.dispatch(0)}
+    scheduler.lost("a", (sends["a"].dispatch, 0))
+    arrive(scheduler, b"3")
+    assert scheduler.dispatch(0) == []
+    scheduler.finished("b", sends["b"].dispatch)
+    (alone,) = scheduler.dispatch(0)
+    assert alone.entries == sends["a"].entries
+
+
+def test_second_death_refuses_and_quarantines() -> None:
+    """The second worker lost to a request refuses it, keeps its like out, and lets it in later."""
+    scheduler = make()
+    (poison,) = arrive(scheduler, b"p")
+    for name in ("a", "b"):
+        scheduler.join(name, MODEL, 1)
+        (send,) = scheduler.dispatch(0)
+        refusals = scheduler.lost(name, (send.dispatch, 0))
+    assert [refusal.entry for refusal in refusals] == [poison]
+    assert refusals[0].error.code is Code.INTERNAL
+    with pytest.raises(PoolError) as refused:
+        scheduler.arrive(entry(b"p"), 1)
+    assert refused.value.code is Code.INTERNAL
+    scheduler.arrive(entry(b"q"), 1)
+    scheduler.arrive(entry(b"p"), QUARANTINE_NS)
+
+
+def test_a_suspect_not_started_again_gets_no_second_death() -> None:
+    """A worker lost before it started the suspect says nothing against the suspect."""
+    scheduler = make()
+    (suspect,) = arrive(scheduler, b"p")
+    scheduler.join("a", MODEL, 1)
+    (send,) = scheduler.dispatch(0)
+    scheduler.lost("a", (send.dispatch, 0))
+    scheduler.join("b", MODEL, 1)
+    scheduler.dispatch(0)
+    assert scheduler.lost("b", None) == []
+    assert suspect.deaths == 1
+    scheduler.join("c", MODEL, 1)
+    assert [send.entries for send in scheduler.dispatch(0)] == [[suspect]]
+
+
+def test_one_suspect_at_a_time_in_the_pool() -> None:
+    """Two suspects, of two models even, never run at the same time."""
+    scheduler = make()
+    for name, model in (("a", MODEL), ("b", OTHER)):
+        scheduler.join(name, model, 1)
+        scheduler.arrive(entry(name.encode(), model), 0)
+    sends = {send.worker: send for send in scheduler.dispatch(0)}
+    for name, send in sends.items():
+        scheduler.lost(name, (send.dispatch, 0))
+    scheduler.join("c", MODEL, 1)
+    scheduler.join("d", OTHER, 1)
+    (running,) = scheduler.dispatch(0)
+    scheduler.finished(running.worker, running.dispatch)
+    assert len(scheduler.dispatch(0)) == 1
+
+
+def test_leaving_worker_is_sent_nothing() -> None:
+    """A draining worker keeps what it has and gets no more."""
+    scheduler = make()
+    scheduler.join("a", MODEL, 2)
+    scheduler.leave("a")
+    arrive(scheduler, b"1")
+    assert scheduler.dispatch(0) == []
+
+
+def test_expired_requests_are_refused_and_never_sent() -> None:
+    """A deadline that passes in the queue is answered and the request not run."""
+    scheduler = make()
+    late = entry(deadline_ns=5)
+    scheduler.arrive(late, 0)
+    scheduler.join("a", MODEL, 1)
+    assert scheduler.dispatch(6) == []
+    (refusal,) = scheduler.expire(6)
+    assert refusal.entry is late
+    assert refusal.error.code is Code.DEADLINE_EXCEEDED
+    assert scheduler.unfinished() == 0
+
+
+def test_cancelled_requests_leave_the_queue() -> None:
+    """A cancelled request is neither sent nor counted, and frees its place and bytes."""
+    scheduler = make(requests=1, size=1)
+    (gone,) = arrive(scheduler, b"1")
+    scheduler.cancel(gone)
+    arrive(scheduler, b"2")
+    scheduler.join("a", MODEL, 1)
+    (send,) = scheduler.dispatch(0)
+    assert send.entries[0].body == b"2"
+
+
+@pytest.mark.parametrize(
+    ("requests", "size", "code"), [(1, 100, Code.UNAVAILABLE), (100, 1, Code.RESOURCE_EXHAUSTED)]
+)
+def test_bounds_refuse_at_the_door(requests: int, size: int, code: Code) -> None:
+    """A full queue is UNAVAILABLE, too many bytes RESOURCE_EXHAUSTED, both at once."""
+    scheduler = make(requests=requests, size=size)
+    arrive(scheduler, b"1")
+    with pytest.raises(PoolError) as refused:
+        scheduler.arrive(entry(), 0)
+    assert refused.value.code is code
+
+
+def test_fail_refuses_all_that_wait() -> None:
+    """When no worker will come, those that wait for one are told so."""
+    scheduler = make()
+    entries = arrive(scheduler, b"1", b"2")
+    refusals = scheduler.fail(MODEL, "half@1: no worker can be started")
+    assert [refusal.entry for refusal in refusals] == entries
+    assert {refusal.error.code for refusal in refusals} == {Code.UNAVAILABLE}
+
+
+class Pool(RuleBasedStateMachine):
+    """Arrivals, deaths, deadlines, cancels, results and drains in any order, against the laws."""
+
+    models = st.sampled_from([MODEL, OTHER])
+    requests = Bundle("requests")
+
+    @initialize(policy=st.sampled_from(["least_loaded", "round_robin"]))
+    def start(self, policy: str) -> None:
+        self.scheduler = make(policy)
+        self.now = 0
+        self.names = 0
+        self.credits: dict[str, int] = {}
+        self.held: dict[str, list[Send]] = {}
+        self.leaving: set[str] = set()
+        self.wanted: set[Entry] = set()
+        self.answers: dict[Entry, str] = {}
+        for model in (MODEL, OTHER):
+            self.scheduler.costs.observe(model, "", 1, 100)
+
+    @rule(target=requests, model=models, deadline=st.integers(0, 30), size=st.integers(1, 3))
+    def arrival(self, model: ModelVersion, deadline: int, size: int) -> Entry:
+        body = bytes([len(self.answers) % 256, len(self.wanted) % 256, self.now % 256][:size])
+        item = entry(body, model, deadline and self.now + deadline)
+        try:
+            self.scheduler.arrive(item, self.now)
+        except PoolError as error:
+            assert error.code is Code.INTERNAL, "only quarantine refuses below the bounds"
+            item.over = True
+        else:
+            self.wanted.add(item)
+        return item
+
+    @rule(model=models, credits=st.integers(1, 3))
+    def worker_joins(self, model: ModelVersion, credits: int) -> None:
+        self.names += 1
+        name = f"w{self.names}"
+        self.scheduler.join(name, model, credits)
+        self.credits[name], self.held[name] = credits, []
+
+    def _answer(self, item: Entry, how: str) -> None:
+        assert item in self.wanted, f"{how}: nobody wants this answer (any more)"
+        self.wanted.remove(item)
+        self.answers[item] = how
+
+    @rule()
+    def dispatches(self) -> None:
+        for send in self.scheduler.dispatch(self.now):
+            assert send.worker not in self.leaving
+            self.held[send.worker].append(send)
+            assert len(self.held[send.worker]) <= self.credits[send.worker], "sent without a credit"
+            assert send.entries, "an empty dispatch"
+            for item in send.entries:
+                assert item in self.wanted, "sent though nobody wants it"
+                assert not item.deadline_ns or item.deadline_ns > self.now, "sent though expired"
+                if item.deaths:
+                    assert self.held[send.worker] == [send], "a suspect does not run alone"
+                    assert send.entries == [item]
+            if any(i.deaths for held in self.held[send.worker][:-1] for i in held.entries):
+                raise AssertionError("sent beside a suspect")
+        suspects = [i for sends in self.held.values() for s in sends for i in s.entries if i.deaths]
+        assert len(suspects) <= 1, "two suspects at once"
+        copies = [i for sends in self.held.values() for s in sends for i in s.entries]
+        assert len(copies) == len(set(map(id, copies))), "one request in two places"
+
+    def _pick(self, data: st.DataObject, among: Callable[[str], bool]) -> str:
+        return data.draw(st.sampled_from([name for name in self.held if among(name)]))
+
+    @precondition(lambda self: any(self.held.values()))
+    @rule(data=st.data())
+    def result(self, data: st.DataObject) -> None:
+        name = self._pick(data, lambda name: bool(self.held[name]))
+        send = self.held[name].pop(0)
+        assert self.scheduler.finished(name, send.dispatch) == send.entries
+        for item in send.entries:
+            if not item.over:
+                self.scheduler.answered(item)
+                self._answer(item, "result")
+        assert self.scheduler.finished(name, send.dispatch) is None, "a result counted twice"
+
+    @precondition(lambda self: bool(self.held))
+    @rule(data=st.data(), running=st.booleans())
+    def worker_dies(self, data: st.DataObject, running: bool) -> None:
+        name = self._pick(data, lambda name: True)
+        sends = self.held.pop(name)
+        started = None
+        if running and sends:
+            index = data.draw(st.integers(0, len(sends[0].entries) - 1))
+            started = (sends[0].dispatch, index)
+        before = {item: item.deaths for send in sends for item in send.entries}
+        for refusal in self.scheduler.lost(name, started):
+            assert refusal.entry.deaths == MAX_DEATHS
+            self._answer(refusal.entry, "refused")
+        guilty = sends[0].entries[started[1]] if started else None
+        for item, deaths in before.items():
+            assert item.deaths == deaths + (item is guilty and item not in self._gone())
+        if sends:
+            assert self.scheduler.finished(name, sends[0].dispatch) is None, "a dead worker's result counted"
+
+    def _gone(self) -> set[Entry]:
+        return {item for item, how in self.answers.items() if how in ("cancelled", "expired")}
+
+    @precondition(lambda self: bool(self.held))
+    @rule(data=st.data())
+    def worker_leaves(self, data: st.DataObject) -> None:
+        name = self._pick(data, lambda name: True)
+        self.leaving.add(name)
+        self.scheduler.leave(name)
+
+    @rule(item=requests)
+    def cancel(self, item: Entry) -> None:
+        self.scheduler.cancel(item)
+        if item in self.wanted:
+            self._answer(item, "cancelled")
+
+    @rule(step=st.integers(1, 10))
+    def time_passes(self, step: int) -> None:
+        self.now += step
+        for refusal in self.scheduler.expire(self.now):
+            assert refusal.entry.deadline_ns <= self.now
+            self._answer(refusal.entry, "expired")
+
+    @invariant()
+    def counts_agree(self) -> None:
+        assert self.scheduler.unfinished() == len(self.wanted)
+        assert all(item.over for item in self.answers)
+        assert not any(item.over for item in self.wanted)
+
+    def teardown(self) -> None:
+        """Nothing is lost: with fresh workers and no more trouble, everything wanted is answered."""
+        if not hasattr(self, "scheduler"):
+            return
+        for name in list(self.held):
+            sends = self.held.pop(name)
+            started = (sends[0].dispatch, 0) if sends else None
+            for refusal in self.scheduler.lost(name, started):
+                self._answer(refusal.entry, "refused")
+        self.leaving.clear()
+        self.worker_joins(MODEL, 1)
+        self.worker_joins(OTHER, 2)
+        for refusal in self.scheduler.expire(self.now):
+            self._answer(refusal.entry, "expired")
+        for _ in range(3 * len(self.wanted) + 3):
+            self.dispatches()
+            for name, sends in self.held.items():
+                for send in sends:
+                    self.scheduler.finished(name, send.dispatch)
+                    for item in send.entries:
+                        self.scheduler.answered(item)
+                        self._answer(item, "result")
+                sends.clear()
+        assert not self.wanted, "a request was lost"
+        assert self.scheduler.unfinished() == 0
+
+
+TestPool = Pool.TestCase
+TestPool.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)

@@ -1,0 +1,146 @@
+"""The slot machine: when a worker is started again, waited for, or given up."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpspool.core.process import EXIT_NEVER
+from mpspool.core.settings import RestartSettings
+from mpspool.core.states import InvalidTransition, SlotState
+from mpspool.supervisor.slots import PROVEN_S, GiveUp, Instruction, Slot, StartAt, StartNow, delay_s
+
+SETTINGS = RestartSettings(retries=3, backoff_s=1.0, max_backoff_s=10.0)
+
+
+def live(slot: Slot, at: float, ready_s: float | None, status: int = -1) -> tuple[Instruction, float]:
+    """One worker's life, begun when the slot wants it: the instruction at its end, and when that was."""
+    instruction = slot.tick(at)
+    if isinstance(instruction, StartAt):
+        at = instruction.at
+        instruction = slot.tick(at)
+    assert isinstance(instruction, StartNow)
+    slot.started(100, instruction.generation)
+    if ready_s is not None:
+        slot.ready(at)
+        at += ready_s
+    return slot.ended(status, at, "it died"), at
+
+
+def test_empty_slot_starts_its_first_generation() -> None:
+    """A new slot wants a worker at once, of generation 1."""
+    assert Slot("s", SETTINGS).tick(0.0) == StartNow(1)
+
+
+def test_occupied_slot_wants_nothing() -> None:
+    """While its worker lives, time changes nothing."""
+    slot = Slot("s", SETTINGS)
+    slot.started(7, 1)
+    assert slot.tick(1e9) is None
+    assert (slot.state, slot.pid) == (SlotState.OCCUPIED, 7)
+
+
+def test_never_ready_backs_off_and_is_given_up_after_the_retries() -> None:
+    """First restart at once, then 1 s, 2 s, and FATAL after the third restart in a row."""
+    slot = Slot("s", SETTINGS)
+    assert [live(slot, 0.0, None)[0] for _ in range(4)] == [
+        StartNow(2),
+        StartAt(1.0),
+        StartAt(1.0 + 2.0),
+        GiveUp("not READY after 3 restarts: it died"),
+    ]
+    assert (slot.state, slot.restarts, slot.tick(1e9)) == (SlotState.FATAL, 3, None)
+
+
+def test_exit_never_is_final_at_once() -> None:
+    """A worker that says it can never work is not tried again, and its reason is kept."""
+    slot = Slot("s", SETTINGS)
+    assert live(slot, 0.0, None, EXIT_NEVER)[0] == GiveUp("it died")
+    assert slot.reason == "it died"
+
+
+def test_dying_young_but_ready_backs_off_without_end() -> None:
+    """READY for less than the proof: the pauses grow to the most and the slot is never FATAL."""
+    slot, at, pauses = Slot("s", SETTINGS), 0.0, []
+    for _ in range(12):
+        instruction, at = live(slot, at, 1.0)
+        pauses.append(instruction.at - at if isinstance(instruction, StartAt) else 0.0)
+    assert pauses == [0, 1, 2, 4, 8, 10, 10, 10, 10, 10, 10, 10]
+
+
+def test_a_proven_worker_starts_the_count_anew() -> None:
+    """READY for long enough: its end is followed by a restart at once, whatever came before."""
+    slot, at = Slot("s", SETTINGS), 0.0
+    for _ in range(4):
+        _, at = live(slot, at, 1.0)
+    assert live(slot, at, PROVEN_S)[0] == StartNow(6)
+
+
+def test_ready_takes_the_unready_restarts_back() -> None:
+    """FATAL counts restarts in a row without READY: one that was READY in between breaks the row."""
+    slot, at = Slot("s", SETTINGS), 0.0
+    for ready_s in (None, None, None, 1.0, None, None):
+        instruction, at = live(slot, at, ready_s)
+    assert isinstance(instruction, StartAt)
+    assert isinstance(live(slot, at, None)[0], GiveUp)
+
+
+def test_no_retries_gives_up_at_the_first_death() -> None:
+    """retries=0 means none."""
+    assert isinstance(live(Slot("s", RestartSettings(retries=0)), 0.0, None)[0], GiveUp)
+
+
+def test_a_worker_in_an_occupied_slot_is_refused() -> None:
+    """Two workers in one slot are an illegal move."""
+    slot = Slot("s", SETTINGS)
+    slot.started(7, 1)
+    with pytest.raises(InvalidTransition):
+        slot.started(8, 2)
+
+
+def test_adopted_worker_is_no_restart() -> None:
+    """A worker found running counts as started, not as started again."""
+    slot = Slot("s", SETTINGS)
+    slot.started(7, 5)
+    assert (slot.generation, slot.restarts) == (5, 0)
+
+
+@pytest.mark.parametrize(("row", "wait_s"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 4), (6, 10), (10_000, 10)])
+def test_delay_doubles_up_to_the_most(row: int, wait_s: float) -> None:
+    """The pause by the number of restarts in a row, without overflow."""
+    assert delay_s(row, SETTINGS) == wait_s
+
+
+LIVES = st.lists(st.one_of(st.none(), st.floats(0, 100)), max_size=30)
+
+
+@given(lives=LIVES, cut=st.integers(0, 30), retries=st.integers(0, 5))
+def test_a_slot_goes_on_from_its_record(lives: list[float | None], cut: int, retries: int) -> None:
+    """Recorded and restored at any point, a slot decides as if nothing had happened."""
+    settings = RestartSettings(retries=retries)
+    kept, restored, at = Slot("s", settings), Slot("s", settings), 0.0
+    for number, ready_s in enumerate(lives):
+        if number == cut:
+            restored = Slot("s", settings, restored.record())
+        instruction, end = live(kept, at, ready_s)
+        assert live(restored, at, ready_s) == (instruction, end)
+        at = end
+        if isinstance(instruction, GiveUp):
+            break
+    assert restored.record() == kept.record()
+
+
+@given(lives=LIVES, retries=st.integers(0, 5))
+def test_generations_only_grow_and_fatal_needs_unready_restarts(
+    lives: list[float | None], retries: int
+) -> None:
+    """Each start is a new generation; a slot is given up exactly after `retries` unready restarts in a row."""
+    slot, at, row = Slot("s", RestartSettings(retries=retries)), 0.0, 0
+    for number, ready_s in enumerate(lives, start=1):
+        instruction, at = live(slot, at, ready_s)
+        assert slot.generation == number
+        row = 1 if ready_s is not None else row + 1
+        assert isinstance(instruction, GiveUp) == (ready_s is None and row > retries)
+        if isinstance(instruction, GiveUp):
+            break
