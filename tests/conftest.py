@@ -11,33 +11,27 @@ from pathlib import Path
 
 import pytest
 
+from tests import models
 from tests.pool import Load, Pool
 
 PoolStarter = Callable[..., Pool]
 
 
 @pytest.fixture(scope="session")
-def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Builds a test model on first use, in a process of its own, and gives its base path."""
-    from tests.models import build  # noqa: PLC0415
-
-    root = tmp_path_factory.mktemp("models")
-    built: dict[str, Path] = {}
-
-    def base_path(name: str) -> Path:
-        if name not in built:
-            built[name] = build(name, root)
-        return built[name]
-
-    return base_path
+def models_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
 
 
 @pytest.fixture(scope="session")
-def testing_ops(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The test operators (abort, sleep), compiled against the installed TensorFlow."""
-    from tests.native.build import build  # noqa: PLC0415
+def model_dir(models_root: Path) -> Callable[[str], Path]:
+    """Builds a test model on first use, in a process of its own, and gives its base path."""
+    return lambda name: models.build(name, models_root)
 
-    return build(tmp_path_factory.mktemp("ops"))
+
+@pytest.fixture(scope="session")
+def testing_ops(models_root: Path) -> Path:
+    """The test operators (abort, sleep), compiled against the installed TensorFlow."""
+    return models.ops_library(models_root)
 
 
 @contextlib.contextmanager

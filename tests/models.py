@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shutil
 import subprocess
@@ -127,7 +128,7 @@ def save_widedeep(
             self.embeddings = [weights(vocabulary, dimension) for _ in range(columns)]
             self.wide = weights(columns * vocabulary)
             self.wide_dense = weights(dense, 1)
-            self.w = [weights(*pair) for pair in zip(widths, widths[1:], strict=False)]
+            self.w = [weights(*pair) for pair in itertools.pairwise(widths)]
             self.b = [weights(width) for width in widths[1:]]
             self.offsets = tf.constant(np.arange(columns, dtype=np.int64) * vocabulary)
 
@@ -329,7 +330,7 @@ def _keras_exported(tf: Any, path: str) -> None:
 
 
 def _through(op: str) -> Callable[[Any, str], None]:
-    """y is x after a test op of tests/native has seen it."""
+    """Output y is x after a test op of tests/native has seen it."""
 
     def save(tf: Any, path: str) -> None:
         library = tf.load_op_library(str(ops_library(Path(path).parents[1])))

@@ -17,6 +17,7 @@ _VARINT, _FIXED64, _LEN, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _MODEL_SPEC_TAG = 1 << 3 | _LEN
 _MAX_VARINT_BYTES = 10
 _MAX_GROUP_DEPTH = 100
+_MAX_REMEMBERED_BYTES = 512
 _MASK64 = 2**64 - 1
 
 
@@ -59,7 +60,7 @@ def peek(body: bytes) -> ModelSpecPeek:
     """
     try:
         spec = _find_spec(body)
-        found = None if spec is None else _parse_spec(spec)
+        found = None if spec is None else _read_spec(spec)
     except (_MalformedError, IndexError, UnicodeDecodeError):
         raise malformed(body) from None
     if found is None:
@@ -142,7 +143,11 @@ def _skip_group(data: bytes, position: int, opening: int, depth: int) -> int:
             return position
 
 
-@lru_cache(maxsize=1024)
+def _read_spec(spec: bytes) -> ModelSpecPeek:
+    # What a client makes up is remembered only while it is small.
+    return _known_spec(spec) if len(spec) <= _MAX_REMEMBERED_BYTES else _parse_spec(spec)
+
+
 def _parse_spec(spec: bytes) -> ModelSpecPeek:
     name, signature_name = "", ""
     version: int | None = None
@@ -160,6 +165,9 @@ def _parse_spec(spec: bytes) -> ModelSpecPeek:
         elif tag == 4 << 3 | _LEN:
             version, label = None, content.decode()
     return ModelSpecPeek(name, version, label, signature_name)
+
+
+_known_spec = lru_cache(maxsize=1024)(_parse_spec)
 
 
 def _parse_int64_value(data: bytes, value: int) -> int:

@@ -14,7 +14,7 @@ SET_SESSION_THREAD_POOL_AFFINITY
     0 says not to pin (`cpusets: none`). Given cpusets, in a file too, stand whatever it says.
 
 DeepRec's other variables steer streams inside one process, and have no meaning here.
-A variable that is set but empty counts as not set.
+Of two names for one field, MPSPOOL_... wins. A variable that is set but empty counts as not set.
 """
 
 from __future__ import annotations

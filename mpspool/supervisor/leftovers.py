@@ -108,8 +108,7 @@ def remove_files(run: RunDir) -> None:
 def remove_sockets(run: RunDir) -> None:
     """Removes the sockets and progress pages: all that means something only while a pool runs."""
     for path in (*run.sockets(), *run.progress.glob("*")):
-        if not path.name.endswith(".error"):
-            path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
 
 
 def _pipes(run: RunDir) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
@@ -114,13 +115,12 @@ def _lines(path: Path) -> list[str]:
 
 
 def _open_files(process: Path) -> set[str]:
-    """Empty for a process that is gone, or another user's."""
+    """What its descriptors stand for; empty for a process that is gone, or another user's."""
     files = set()
-    try:
-        for descriptor in os.scandir(process / "fd"):
-            files.add(os.readlink(descriptor.path))
-    except OSError:
-        return files
+    with contextlib.suppress(OSError), os.scandir(process / "fd") as descriptors:
+        for descriptor in descriptors:
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                files.add(os.readlink(descriptor.path))
     return files
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -135,7 +136,9 @@ def _check_folder(root: Path) -> str:
         return f"{root} belongs to user {found.st_uid}, and we are {os.geteuid()}; choose another --run-dir"
     if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO) and not _can_be_closed(root, found.st_mode):
         mode = stat.S_IMODE(found.st_mode)
-        return f"{root} is open to other users (mode {mode:04o}); chmod 700 {root}, or choose another --run-dir"
+        return (
+            f"{root} is open to other users (mode {mode:04o}); chmod 700 {root}, or choose another --run-dir"
+        )
     return "" if _is_writable(root) else f"{root} is not writable; choose another --run-dir"
 
 
@@ -158,7 +161,12 @@ def _check_creatable(root: Path) -> str:
 
 
 def _is_writable(folder: Path) -> bool:
-    return os.access(folder, os.W_OK | os.X_OK, effective_ids=True)
+    """Tried with a file that has no name and is gone at once: permission bits do not tell all, to root least."""
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError:
+        return False
+    return True
 
 
 def _check_taken(run_dir: RunDir) -> str:

@@ -91,6 +91,8 @@ class Workers:
         """
         model, slot = self._places[worker]
         self._run.error_file(worker.program).unlink(missing_ok=True)
+        # The router may still read the page of the generation that has just died, none before that.
+        self._run.progress_file(worker.program, generation - 2).unlink(missing_ok=True)
         settings.save(
             self._run.settings_file(worker.program),
             WorkerSettings(

@@ -28,6 +28,7 @@ from mpspool.worker.engine.base import Array
 # tensor can afford to send it.
 MAX_FILLED_BYTES = 256 * 2**20
 _MAX_DIMENSIONS = 64
+_MAX_REMEMBERED_BYTES = 512
 # Below this an array's bytes are copied at once; above, they are handed on as a view.
 _VIEW_FROM_BYTES = 4096
 
@@ -45,7 +46,6 @@ class TensorError(ValueError):
     """A TensorProto that is no tensor: TensorFlow says "tensor parsing error" of it."""
 
 
-@lru_cache(maxsize=4096)
 def _dimensions(shape: bytes) -> tuple[tuple[int, ...], int]:
     """The sizes and the element count of a serialised TensorShapeProto.
 
@@ -57,6 +57,9 @@ def _dimensions(shape: bytes) -> tuple[tuple[int, ...], int]:
     if math.prod(size or 1 for size in sizes) >= 2**59:  # an array of 16-byte elements ends there
         raise TensorError
     return sizes, math.prod(sizes)
+
+
+_known_dimensions = lru_cache(maxsize=4096)(_dimensions)
 
 
 @cache
@@ -90,7 +93,9 @@ def decode(raw: Any, reparse: Callable[[], Any]) -> Array:
     Raises:
         TensorError: it is no tensor, or none of an array's.
     """
-    shape, count = _dimensions(raw.tensor_shape.SerializeToString())
+    sizes = raw.tensor_shape.SerializeToString()
+    # What a client makes up is remembered only while it is small.
+    shape, count = (_known_dimensions if len(sizes) <= _MAX_REMEMBERED_BYTES else _dimensions)(sizes)
     number = raw.dtype
     dtype = array_dtype(number)
     if not count:

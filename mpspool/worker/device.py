@@ -97,7 +97,7 @@ def session_config(settings: WorkerSettings) -> Any:
     A limit in bytes becomes a virtual device with that limit: it is exact and needs no knowledge
     of the device's size. TensorFlow refuses it together with a fraction, so the limit wins.
     """
-    import tensorflow as tf  # noqa: PLC0415  prepare() comes first
+    import tensorflow as tf  # prepare() comes first
 
     model = settings.model
     config = tf.compat.v1.ConfigProto(
@@ -117,7 +117,7 @@ def session_config(settings: WorkerSettings) -> Any:
 
 def configure_eager(config: Any) -> None:
     """Gives the TF2 runtime what session_config() gives a Session. Call before anything runs in it."""
-    import tensorflow as tf  # noqa: PLC0415
+    import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(config.intra_op_parallelism_threads)
     tf.config.threading.set_inter_op_parallelism_threads(config.inter_op_parallelism_threads)
@@ -139,7 +139,7 @@ def _limit_mib(options: Any) -> float:
 
 
 def _visible_gpu_bytes() -> int:
-    import pynvml  # noqa: PLC0415
+    import pynvml
 
     pynvml.nvmlInit()
     try:

@@ -49,7 +49,7 @@ def warm_up(engine: Engine, model: ModelVersion, path: Path) -> None:
 
 def _replay(engine: Engine, model: ModelVersion, path: Path) -> int:
     count = 0
-    for count, record in enumerate(_records(path), 1):  # noqa: B007  the count outlives the loop
+    for count, record in enumerate(_records(path), 1):
         if count > MAX_RECORDS:
             raise LoadError(f"Number of warmup records exceeds the maximum ({MAX_RECORDS}) at {path}")
         try:

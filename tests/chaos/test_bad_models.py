@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests import models
 from tests.conftest import PoolStarter
 from tests.polling import until
 from tests.pool import Load, Pool, cli
@@ -24,18 +26,19 @@ def test_a_worker_that_cannot_start_is_fatal_and_the_rest_serves(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path, load: LoadStarter
 ) -> None:
     """Backoff, then FATAL with its last error; `wait` says so; the other model is served meanwhile."""
-    crash = tmp_path / "crash.py"
+    not_a_library = tmp_path / "ops.so"
+    not_a_library.write_text("not a shared library")
+    corrupt = models.corrupt(model_dir("half_plus_two"), "flipped", tmp_path / "corrupt")
     config = write_pool(
         tmp_path / "pool.yaml",
         f"""
 models:
   - {{name: half_plus_two, base_path: {model_dir("half_plus_two")}, cpu_slots: 1}}
-  - {{name: corrupt, base_path: {model_dir("corrupt")}, cpu_slots: 1}}
-  - {{name: aborts, base_path: {model_dir("half_plus_two")}, cpu_slots: 1, custom_ops: [{crash}]}}
+  - {{name: corrupt, base_path: {corrupt}, cpu_slots: 1}}
+  - {{name: no_ops, base_path: {model_dir("half_plus_two")}, cpu_slots: 1, custom_ops: [{not_a_library}]}}
 restart: {{retries: 2, backoff_s: 0.5}}
 """,
     )
-    crash.write_text("not a shared library")
     pool = start_pool(config)
     done = cli("wait", "--run-dir", pool.run_dir, "--timeout", 120, timeout=130)
     assert done.returncode == 1
@@ -52,14 +55,18 @@ restart: {{retries: 2, backoff_s: 0.5}}
 
 
 def test_a_worker_killed_at_every_start_backs_off(
-    start_pool: PoolStarter, model_dir: Callable[[str], Path], testing_ops: Path, tmp_path: Path
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """A model that aborts in its warm-up: restarts count up with growing pauses, then FATAL."""
+    """A model whose operators abort when loaded: restarts count up with growing pauses, then FATAL."""
+    source = tmp_path / "aborts.c"
+    source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void end(void) { abort(); }\n")
+    library = tmp_path / "aborts.so"
+    subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source], check=True)
     config = write_pool(
         tmp_path / "pool.yaml",
         f"""
 models:
-  - {{name: crasher, base_path: {model_dir("crasher")}, cpu_slots: 1, custom_ops: [{testing_ops}]}}
+  - {{name: crasher, base_path: {model_dir("half_plus_two")}, cpu_slots: 1, custom_ops: [{library}]}}
 restart: {{retries: 2, backoff_s: 0.5}}
 """,
     )

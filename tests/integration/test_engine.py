@@ -252,7 +252,7 @@ def test_automatic_choice(
 
 def test_forced_session_that_cannot(model_dir: ModelDir) -> None:
     """engine: session on a model that only the TF2 loader can load fails at load, with the reason."""
-    with pytest.raises(LoadError, match="resources are not initialised: .*batch_normalization"):
+    with pytest.raises(LoadError, match=r"resources are not initialised: .*batch_normalization"):
         load(settings(model_dir("keras_saved"), engine="session"))
 
 
@@ -310,7 +310,7 @@ def test_library_that_cannot_be_loaded(model_dir: ModelDir, tmp_path: Path) -> N
 def test_custom_ops(model_dir: ModelDir, testing_ops: Path) -> None:
     """A model with an op of its own: without the library the error names it, with it the model serves."""
     base_path = model_dir("aborter")
-    with pytest.raises(LoadError, match='op "TestingAbort" is not registered in TensorFlow .* custom_ops'):
+    with pytest.raises(LoadError, match=r'op "TestingAbort" is not registered in TensorFlow .* custom_ops'):
         load(settings(base_path))
     model = load(settings(base_path, custom_ops=[str(testing_ops)]))
     assert model.run("serving_default", {"x": floats(1, 2)}, ["y"])[0].tolist() == [1, 2]

@@ -42,7 +42,7 @@ def test_the_largest_version_there_can_be(tmp_path: Path) -> None:
 
 
 def test_leading_zeros_do_not_count(tmp_path: Path) -> None:
-    """ "007" is version 7, in its own folder; the plain spelling wins over it."""
+    """Version 7 may be spelt "007", in its own folder; the plain spelling wins over it."""
     assert latest_version(export(tmp_path, "007", "05")) == (7, tmp_path / "007")
     assert latest_version(export(tmp_path, "7")) == (7, tmp_path / "7")
 

@@ -212,6 +212,15 @@ def test_absurd_shapes_are_refused(sizes: list[int], given: dict[str, Any]) -> N
         codec.decode_bytes(tensor.SerializeToString())
 
 
+def test_a_long_shape_is_not_remembered() -> None:
+    """Shapes that a client makes up (here by a long name) do not pile up, and are read all the same."""
+    before = codec._known_dimensions.cache_info().currsize
+    shape = {"dim": [{"size": 2, "name": "n" * 10**5}]}
+    sent = tfs.TensorProto(dtype=1, tensor_shape=shape, float_val=[1]).SerializeToString()
+    assert codec.decode_bytes(sent).tolist() == [1, 1]
+    assert codec._known_dimensions.cache_info().currsize == before
+
+
 @pytest.mark.parametrize("number", [0, 20, 21, 34, 101, 10**6, -1])
 def test_types_that_cannot_be_fed_are_refused(number: int) -> None:
     """Resources, variants, references and numbers that mean nothing are refused, not looked into."""

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from mpspool.core.errors import StartError
 from mpspool.core.rundir import default_run_dir
-from mpspool.supervisor.config import ModelConfig, PoolConfig, Placement, load_config, pool_fields
+from mpspool.supervisor.config import ModelConfig, Placement, PoolConfig, load_config, pool_fields
 
 HALF = {"model": ["half=/models/half"]}
 
@@ -88,7 +88,9 @@ def test_a_file_says_it_all(tmp_path: Path) -> None:
 def test_models_may_be_a_mapping(tmp_path: Path) -> None:
     """By name, with fields or just a base_path; a name of digits stays a name."""
     file = write(tmp_path, "models:\n  half: {base_path: a, quorum: 2}\n  2024: b\n")
-    assert [(model.name, Path(model.base_path).name, model.quorum) for model in load_config(file, {}, {}).models] == [
+    assert [
+        (model.name, Path(model.base_path).name, model.quorum) for model in load_config(file, {}, {}).models
+    ] == [
         ("half", "a", 2),
         ("2024", "b", 1),
     ]
@@ -106,7 +108,8 @@ def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
 def test_what_is_said_above_holds_for_every_model(tmp_path: Path) -> None:
     """A flag or variable wins over the file for one model as well as for the pool."""
     file = write(
-        tmp_path, "contexts_per_gpu: 2\nmodels:\n  a: {base_path: a, contexts_per_gpu: 6, gpus: none}\n  b: b\n"
+        tmp_path,
+        "contexts_per_gpu: 2\nmodels:\n  a: {base_path: a, contexts_per_gpu: 6, gpus: none}\n  b: b\n",
     )
     config = load_config(file, {"gpus": "1"}, {"CONTEXTS_COUNT_PER_GPU": "3"})
     assert [config.resolved(model).contexts_per_gpu for model in config.models] == [3, 3]
@@ -194,22 +197,29 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
     assert sorted(told) == sorted(
         [
             "grpc_prt: unknown key in pool.yaml line 1; did you mean grpc_port?",
-            "readiness: 'most' in pool.yaml line 2: must be 'any' or 'all' "
-            "(/readyz answers 200 when any model is AVAILABLE, or only when all are)",
-            "models[0].contexts_per_gpu: 0 in pool.yaml line 6: must be greater than or equal to 1 "
-            "(worker processes of each model on each of its GPUs)",
+            (
+                "readiness: 'most' in pool.yaml line 2: must be 'any' or 'all' "
+                "(/readyz answers 200 when any model is AVAILABLE, or only when all are)"
+            ),
+            (
+                "models[0].contexts_per_gpu: 0 in pool.yaml line 6: must be greater than or equal to 1 "
+                "(worker processes of each model on each of its GPUs)"
+            ),
             "models[1].name: 'half' in pool.yaml line 7: models[0] has this name already; rename one",
             "models[1].base_path: missing in pool.yaml line 7 (the folder that holds the numbered version folders)",
             "models[1].base_pat: unknown key in pool.yaml line 8; did you mean base_path?",
-            "models[1].cpusets: '2-4;x' in pool.yaml line 9: cpuset 2 of '2-4;x': "
-            "'x' is neither a CPU nor a range such as 2-4",
+            (
+                "models[1].cpusets: '2-4;x' in pool.yaml line 9: cpuset 2 of '2-4;x': "
+                "'x' is neither a CPU nor a range such as 2-4"
+            ),
             "models[2]: 7 in pool.yaml line 10: expected fields of its own",
-            "rest_port: 70000 in --rest-port: must be less than or equal to 65535 "
-            "(the port for HTTP)",
+            "rest_port: 70000 in --rest-port: must be less than or equal to 65535 (the port for HTTP)",
             "--model: 'nonsense': expected NAME=BASE_PATH",
             "mps: '2' in ENABLE_MPS: expected 1 or 0",
-            "restart.retries: '-1' in MPSPOOL_RESTART_RETRIES: must be greater than or equal to 0 "
-            "(restarts in a row without success before the slot is FATAL)",
+            (
+                "restart.retries: '-1' in MPSPOOL_RESTART_RETRIES: must be greater than or equal to 0 "
+                "(restarts in a row without success before the slot is FATAL)"
+            ),
         ]
     )
 
@@ -226,7 +236,11 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
         ("grace_s: 2024-13-45", "{file}", "put it in quotes"),
         ("models: half", "models", "'half' in pool.yaml line 1: expected a list, or a mapping by name"),
         ("models: {a: {base_path: x, name: b}}", "models.a.name", "the key says 'a'; leave this out"),
-        ("models: {a: x}\nmodels: {b: y}", "models", "given in pool.yaml line 1 and again in pool.yaml line 2"),
+        (
+            "models: {a: x}\nmodels: {b: y}",
+            "models",
+            "given in pool.yaml line 1 and again in pool.yaml line 2",
+        ),
         ("models:\n  a: x\n  a: y", "models.a", "given in pool.yaml line 2 and again in pool.yaml line 3"),
         ("models: {a: {}}", "models.a.base_path", "missing in pool.yaml line 1"),
         ("models: {a: {base_path: x, quorum: 0}}", "models.a.quorum", "must be greater than or equal to 1"),
@@ -290,14 +304,18 @@ def test_a_name_too_long_for_files() -> None:
 
 def test_a_message_limit_above_grpcs() -> None:
     """2 GiB - 1 is the most a message can have."""
-    assert "must be less than or equal to 2147483647" in problems(flags={**HALF, "max_message_bytes": "2GiB"})[0]
+    assert (
+        "must be less than or equal to 2147483647" in problems(flags={**HALF, "max_message_bytes": "2GiB"})[0]
+    )
 
 
 def test_every_pool_field_can_be_set_by_flag_and_variable() -> None:
     """The fields the environment knows are the fields there are."""
-    assert set(pool_fields()) == (
-        {*PoolConfig.model_fields} - {"models", "restart"}
-    ) | {"restart.retries", "restart.backoff_s", "restart.max_backoff_s"}
+    assert set(pool_fields()) == ({*PoolConfig.model_fields} - {"models", "restart"}) | {
+        "restart.retries",
+        "restart.backoff_s",
+        "restart.max_backoff_s",
+    }
 
 
 def test_every_field_tells_what_it_is_for() -> None:

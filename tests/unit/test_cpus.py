@@ -218,7 +218,7 @@ def test_this_machine_can_be_read() -> None:
     ],
 )
 def test_the_least_quota_upwards_counts(tmp_path: Path, files: dict[str, str], quota: float | None) -> None:
-    """cgroup v2: our own limit or a parent's, whichever is less; where our path is not here, the root's."""
+    """Cgroup v2: our own limit or a parent's, whichever is less; where our path is not here, the root's."""
     write(tmp_path / "self/cgroup", "0::/a/b\n")
     for name, text in files.items():
         write(tmp_path / "fs/cgroup" / name, text)
@@ -227,7 +227,7 @@ def test_the_least_quota_upwards_counts(tmp_path: Path, files: dict[str, str], q
 
 @pytest.mark.parametrize(("limit", "quota"), [("300000", 3.0), ("-1", None)])
 def test_the_quota_of_cgroup_v1(tmp_path: Path, limit: str, quota: float | None) -> None:
-    """cgroup v1 keeps limit and period apart, and -1 is none."""
+    """Cgroup v1 keeps limit and period apart, and -1 is none."""
     write(tmp_path / "self/cgroup", "4:cpu,cpuacct:/pod\n3:memory:/\n")
     write(tmp_path / "fs/cgroup/cpu/pod/cpu.cfs_quota_us", limit)
     write(tmp_path / "fs/cgroup/cpu/pod/cpu.cfs_period_us", "100000")

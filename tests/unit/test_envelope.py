@@ -143,6 +143,14 @@ def test_reads_name_version_and_signature() -> None:
     assert envelope.peek(spec + tensor) == envelope.peek(tensor + spec) == expected
 
 
+def test_a_long_name_is_not_remembered() -> None:
+    """Names that a client makes up do not pile up in memory, and are read all the same."""
+    before = envelope._known_spec.cache_info().currsize
+    long = "x" * 10**6
+    assert envelope.peek(_request(name=long).SerializeToString()).name == long
+    assert envelope._known_spec.cache_info().currsize == before
+
+
 @pytest.mark.parametrize(
     ("body", "message"),
     [

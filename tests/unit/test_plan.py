@@ -19,7 +19,9 @@ CONTROL = ["/usr/bin/nvidia-cuda-mps-control"]
 RUN_DIR = "/run/pool"
 
 
-def gpu(index: int, numa_node: int | None = None, *, simulated: bool = False, volta: bool = True) -> GpuDevice:
+def gpu(
+    index: int, numa_node: int | None = None, *, simulated: bool = False, volta: bool = True
+) -> GpuDevice:
     return GpuDevice(
         index, f"GPU-{index}", "Test GPU", (9, 0) if volta else (6, 0), 80 * 2**30, numa_node, simulated
     )
@@ -37,7 +39,9 @@ def machine(
 
 def configure(models: list[str] | None = None, **fields: object) -> PoolConfig:
     return load_config(
-        None, {"model": [f"{name}=/models/{name}" for name in models or ["half"]], "run_dir": RUN_DIR, **fields}, {}
+        None,
+        {"model": [f"{name}=/models/{name}" for name in models or ["half"]], "run_dir": RUN_DIR, **fields},
+        {},
     )
 
 
@@ -153,8 +157,10 @@ def test_cpu_slots_alone_ask_for_the_cpu() -> None:
     made = make(configure(cpu_slots=2), machine(gpu(0), gpu(1)))
     assert len(made.models[0].slots) == 2
     assert made.warnings == [
-        "cpu_slots asks for the CPU: gpu0, gpu1 not used by half; "
-        "give gpus to use them, or gpus: none to silence this"
+        (
+            "cpu_slots asks for the CPU: gpu0, gpu1 not used by half; "
+            "give gpus to use them, or gpus: none to silence this"
+        )
     ]
 
 
@@ -271,7 +277,7 @@ def test_default_threads(on: Machine, fields: dict[str, object], threads: int) -
     ],
 )
 def test_mps_resolved(mps: str, control: list[str] | None, on: list[GpuDevice], resolved: str) -> None:
-    """auto is on where a GPU is used and the daemon is there; stand-ins are never said to be on."""
+    """Auto is on where a GPU is used and the daemon is there; stand-ins are never said to be on."""
     made = make(configure(mps=mps), machine(*on, control=control))
     assert made.mps == resolved
     assert bool(made.mps_daemons) == (resolved != "off")
@@ -371,7 +377,8 @@ def test_memory_that_cannot_suffice_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "said"), [("127.0.0.1", 0), ("::1", 0), ("localhost", 0), ("0.0.0.0", 1), ("::", 1), ("10.0.0.5", 1)]
+    ("host", "said"),
+    [("127.0.0.1", 0), ("::1", 0), ("localhost", 0), ("0.0.0.0", 1), ("::", 1), ("10.0.0.5", 1)],
 )
 def test_an_open_host_is_said_aloud(host: str, said: int) -> None:
     """Anything but loopback reaches further than this machine."""
@@ -418,7 +425,12 @@ def test_settings_carry_the_whole_plan(tmp_path: Path) -> None:
         simulated="gpus",
     )
     assert (settings.restart.retries, settings.restart.backoff_s, settings.restart.max_backoff_s) == (1, 2, 3)
-    assert (settings.run_dir, settings.mps, settings.simulated, settings.grace_s) == (RUN_DIR, "simulated", "gpus", 5)
+    assert (settings.run_dir, settings.mps, settings.simulated, settings.grace_s) == (
+        RUN_DIR,
+        "simulated",
+        "gpus",
+        5,
+    )
     assert (settings.host, settings.grpc_port, settings.rest_port) == ("0.0.0.0", 1234, 0)
     assert settings.mps_daemons == made.mps_daemons
     (model,) = settings.models

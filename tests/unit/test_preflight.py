@@ -90,7 +90,7 @@ def test_a_port_taken_on_one_address_is_taken_on_all(taken: int) -> None:
 
 
 def test_a_listener_that_would_share_its_port_counts_as_taken() -> None:
-    """gRPC servers set SO_REUSEPORT: two could listen and each get half of the clients."""
+    """GRPC servers set SO_REUSEPORT: two could listen and each get half of the clients."""
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind(("127.0.0.1", 0))
@@ -142,7 +142,9 @@ def test_a_host_that_is_not_ours() -> None:
 
 def test_a_privileged_port() -> None:
     """What only root may use says from where on it is free; the refusal is given, as tests may run as root."""
-    problem = explain_failure(PermissionError(errno.EACCES, "Permission denied"), "grpc_port", 80, "127.0.0.1")
+    problem = explain_failure(
+        PermissionError(errno.EACCES, "Permission denied"), "grpc_port", 80, "127.0.0.1"
+    )
     assert str(problem).startswith("grpc_port: port 80 needs privileges we lack; choose one from ")
 
 
@@ -186,7 +188,10 @@ def test_a_run_folder_that_is_a_file(root: Path) -> None:
     """A file, and a file in the place of a parent."""
     (root / "file").write_text("")
     assert run_dir(root / "file") == [f"run_dir: {root / 'file'} is not a folder; choose another --run-dir"]
-    assert "is not a folder" in run_dir(root / "file" / "run")[0] or "cannot be used" in run_dir(root / "file" / "run")[0]
+    assert (
+        "is not a folder" in run_dir(root / "file" / "run")[0]
+        or "cannot be used" in run_dir(root / "file" / "run")[0]
+    )
 
 
 def test_a_run_folder_that_is_a_link(root: Path) -> None:
@@ -198,12 +203,12 @@ def test_a_run_folder_that_is_a_link(root: Path) -> None:
     assert "is a link to nowhere" in run_dir(root / "dangling")[0]
 
 
-def test_a_run_folder_that_is_not_writable(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither it, nor where it would be made; the refusal is given, as tests may run as root."""
-    monkeypatch.setattr(os, "access", lambda path, mode, **kwargs: False)
-    assert run_dir(root) == [f"run_dir: {root} is not writable; choose another --run-dir"]
-    assert run_dir(root / "new") == [
-        f"run_dir: {root / 'new'} cannot be created: {root} is not writable; choose another --run-dir"
+def test_a_run_folder_that_is_not_writable() -> None:
+    """Neither it, nor where it would be made: folders of /proc, which refuse root as well."""
+    private = Path("/proc/self/map_files")
+    assert run_dir(private) == [f"run_dir: {private} is not writable; choose another --run-dir"]
+    assert run_dir(Path("/proc/new/run")) == [
+        "run_dir: /proc/new/run cannot be created: /proc is not writable; choose another --run-dir"
     ]
 
 
@@ -245,7 +250,15 @@ def test_a_whole_saved_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [GRAPH[:5], GRAPH[:-1], b"not a graph at all", b"\x08\x01", b"\x08", b"\x12\xff\xff\xff\xff\x0f", b"\x00" * 9],
+    [
+        GRAPH[:5],
+        GRAPH[:-1],
+        b"not a graph at all",
+        b"\x08\x01",
+        b"\x08",
+        b"\x12\xff\xff\xff\xff\x0f",
+        b"\x00" * 9,
+    ],
 )
 def test_a_graph_cut_short(tmp_path: Path, content: bytes) -> None:
     """A partial copy, and a file that is something else, are seen without TensorFlow."""

@@ -15,10 +15,11 @@ from mpspool.core.settings import ModelSettings
 from mpspool.worker import device
 from mpspool.worker.engine.base import Engine
 from mpspool.worker.engine.failure import status_text
-from mpspool.worker.engine.saved_model import LoadError as LoadError
-from mpspool.worker.engine.saved_model import Signatures
+from mpspool.worker.engine.saved_model import LoadError, Signatures
 from mpspool.worker.engine.session import SessionEngine
 from mpspool.worker.engine.tf2 import Tf2Engine
+
+__all__ = ["LoadError", "load"]
 
 logger = log.get("engine")
 

@@ -126,7 +126,7 @@ class SessionEngine:
         options = config_pb2.CallableOptions(feed=feeds, fetch=fetches, run_options=self._options)
         try:
             # Private, and ten times as fast as the public call.
-            make = self._session._make_callable_from_options
+            make = self._session._make_callable_from_options  # noqa: SLF001
         except AttributeError:
             made: Callable[..., list[Any]] = self._session.make_callable(fetches, feeds)
         else:
@@ -134,7 +134,7 @@ class SessionEngine:
         return made
 
 
-def _fetch_nothing(*feeds: Array) -> list[Any]:
+def _fetch_nothing(*_feeds: Array) -> list[Any]:
     return []
 
 

@@ -1,0 +1,66 @@
+"""A worker without TensorFlow: it joins the router for real, and answers nothing.
+
+What it does otherwise stands in <run folder>/behave/<worker id>: "never" (exit 78 with a reason),
+"crash" (exit 3 before it is READY), "deaf" (SIGTERM is ignored).
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from mpspool.core import messages, process, settings
+from mpspool.core.errors import Code
+from mpspool.core.ids import WorkerId
+from mpspool.core.messages import Hello, Outcome, Request
+from mpspool.core.progress import ProgressWriter
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import WorkerSettings
+from mpspool.core.states import WorkerState
+from mpspool.worker.link import Link, wake_on_signals
+
+
+def _refuse(dispatch: int, index: int, request: Request, body: bytes) -> tuple[Outcome, bytes]:
+    return Outcome(Code.UNIMPLEMENTED, "a light worker"), b""
+
+
+def _beat(progress: ProgressWriter) -> None:
+    while True:
+        progress.beat()
+        time.sleep(0.1)
+
+
+def run(settings_file: str) -> None:
+    process.die_with_parent(os.getppid())
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
+    config = settings.load(Path(settings_file), WorkerSettings)
+    run_dir = RunDir(Path(config.run_dir))
+    program = WorkerId.parse(config.worker).program
+    behave = run_dir.root / "behave" / config.worker
+    behaviour = behave.read_text() if behave.exists() else ""
+    if behaviour == "never":
+        run_dir.error_file(program).write_text("this can never work\n")
+        os._exit(process.EXIT_NEVER)
+    if behaviour == "crash":
+        os._exit(3)
+    stopping = threading.Event()
+    wakeup = wake_on_signals()
+    signal.signal(signal.SIGTERM, lambda *_: None if behaviour == "deaf" else stopping.set())
+    page = run_dir.progress_file(program, config.generation)
+    progress = ProgressWriter(page)
+    threading.Thread(target=_beat, args=(progress,), daemon=True).start()
+    state = WorkerState.STARTING.value
+    hello = Hello(messages.PROTOCOL, 0, config.worker, config.generation, os.getpid(), state, 2, str(page))
+    link = Link(run_dir.router_socket, hello, _refuse)
+    for then in (WorkerState.LOADING, WorkerState.WARMING, WorkerState.READY):
+        link.announce(then)
+    print("light worker", config.worker, "of generation", config.generation, flush=True)
+    link.serve(stopping.is_set, wakeup)
+    link.close()
+    progress.close()
+    sys.exit(0)

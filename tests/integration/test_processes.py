@@ -1,0 +1,258 @@
+"""The process side of a pool: real supervisord, router, pool and foreground process, workers without TensorFlow."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mpspool.core.process import alive, stat
+from tests.conftest import PoolStarter
+from tests.polling import until
+from tests.pool import ROOT, Pool, cli, processes_of
+
+LIGHT = {"PYTHONPATH": str(ROOT / "tests" / "fakes" / "light_worker")}
+ONE, TWO = "half@1.cpu0.0", "half@1.cpu0.1"
+LightStarter = Callable[..., Pool]
+
+
+@pytest.fixture
+def light_pool(start_pool: PoolStarter, model_dir: Callable[[str], Path]) -> LightStarter:
+    """Starts a pool of two light workers of the model "half"."""
+
+    def make(*args: object) -> Pool:
+        model = f"half={model_dir('half_plus_two')}"
+        return start_pool("--model", model, "--cpu-slots", 2, *args, env=LIGHT)
+
+    return make
+
+
+def behave(pool: Pool, worker: str, how: str) -> None:
+    """From its next start on."""
+    folder = pool.run_dir / "behave"
+    folder.mkdir(exist_ok=True)
+    (folder / worker).write_text(how)
+
+
+def expected_pids(pool: Pool) -> set[int]:
+    status = pool.status()
+    pids = {item["pid"] for item in status["workers"] + status["processes"]}
+    supervisord = stat(pool.process_pid("pool"))
+    assert supervisord is not None
+    return pids | {status["pool"]["pid"], supervisord.ppid}
+
+
+def supervisord_pid(pool: Pool) -> int:
+    found = stat(pool.process_pid("pool"))
+    assert found is not None
+    return found.ppid
+
+
+def kill(pid: int, signum: int = signal.SIGKILL) -> int:
+    os.kill(pid, signum)
+    return pid
+
+
+def test_a_start_from_nothing_to_nothing(light_pool: LightStarter) -> None:
+    """Every process there once, as status says; SIGTERM ends all of them with exit status 0."""
+    pool = light_pool().wait()
+    status = pool.status()
+    assert status["pool"]["pid"] == pool.pid
+    assert status["pool"]["state"] == "RUNNING"
+    assert {(w["id"], w["state"], w["generation"], w["restarts"]) for w in status["workers"]} == {
+        (ONE, "READY", 1, 0),
+        (TWO, "READY", 1, 0),
+    }
+    assert {item["name"] for item in status["processes"]} == {"pool", "router"}
+    assert set(processes_of(pool.run_dir)) == expected_pids(pool)
+    assert pool.stop(30) == 0
+    assert "try: mpspool predict half" in pool.output.read_text()
+
+
+@pytest.mark.parametrize("victim", ["worker", "pool", "router"])
+def test_what_is_killed_comes_back_once(light_pool: LightStarter, victim: str) -> None:
+    """kill -9 below supervisord: one of it again, the others untouched, restarts counted for a worker."""
+    pool = light_pool().wait()
+    before = pool.workers()
+    old = kill(before[ONE]["pid"] if victim == "worker" else pool.process_pid(victim))
+    until(lambda: not alive(old))
+    until(pool.all_ready, 20, "whole again")
+    after = pool.workers()
+    hit = 1 if victim == "worker" else 0
+    assert (after[ONE]["generation"], after[ONE]["restarts"]) == (1 + hit, hit)
+    assert (after[TWO]["pid"], after[TWO]["generation"]) == (before[TWO]["pid"], 1)
+    assert set(processes_of(pool.run_dir)) == expected_pids(pool)
+
+
+def test_counts_survive_the_pool_process(light_pool: LightStarter) -> None:
+    """A worker dies, the pool dies, the worker dies again: generations and restarts go on."""
+    pool = light_pool().wait()
+    kill(pool.workers()[ONE]["pid"])
+    until(lambda: pool.workers()[ONE]["generation"] == 2 and pool.all_ready(), 20)
+    old = kill(pool.process_pid("pool"))
+    until(lambda: not alive(old))
+    assert (pool.workers()[ONE]["generation"], pool.workers()[ONE]["restarts"]) == (2, 1)
+    kill(pool.workers()[ONE]["pid"])
+    until(lambda: pool.workers()[ONE]["generation"] == 3 and pool.all_ready(), 20)
+    assert pool.workers()[ONE]["restarts"] == 2
+
+
+def test_a_worker_that_dies_while_there_is_no_pool_process_is_replaced(light_pool: LightStarter) -> None:
+    """The successor finds the death on record against what runs, and fills the slot once."""
+    pool = light_pool().wait()
+    worker = pool.workers()[ONE]["pid"]
+    old = kill(pool.process_pid("pool"), signal.SIGSTOP)
+    kill(worker)
+    kill(old)
+    until(lambda: pool.process_pid("pool") != old and pool.all_ready(), 20)
+    assert (pool.workers()[ONE]["generation"], pool.workers()[ONE]["restarts"]) == (2, 1)
+    assert set(processes_of(pool.run_dir)) == expected_pids(pool)
+
+
+@pytest.mark.parametrize("victim", ["supervisord", "foreground"])
+def test_nothing_outlives_the_top(light_pool: LightStarter, victim: str) -> None:
+    """kill -9 of supervisord or the foreground process ends every child; the next start clears up."""
+    pool = light_pool().wait()
+    kill(pool.pid if victim == "foreground" else supervisord_pid(pool))
+    assert pool.process is not None
+    status = pool.process.wait(20)
+    assert status == (-signal.SIGKILL if victim == "foreground" else 1)
+    until(lambda: not processes_of(pool.run_dir), 15, "every process is gone")
+    if victim == "supervisord":
+        assert "supervisord ended unexpectedly" in pool.output.read_text()
+    pool.start().wait()
+    assert {worker["generation"] for worker in pool.workers().values()} == {1}
+
+
+def test_a_stopped_worker_is_dumped_and_replaced(light_pool: LightStarter) -> None:
+    """kill -STOP: the router finds it, its stack lands in its log, its slot is filled again."""
+    pool = light_pool().wait()
+    old = kill(pool.workers()[ONE]["pid"], signal.SIGSTOP)
+    until(lambda: pool.workers()[ONE]["generation"] == 2 and pool.all_ready(), 30)
+    assert not alive(old)
+    assert "most recent call first" in (pool.run_dir / "logs" / f"worker.{ONE}.log").read_text()
+
+
+def test_a_worker_that_can_never_work_is_fatal_at_once(light_pool: LightStarter) -> None:
+    """Exit status 78: no second start, its own words in status, in wait and in the router's version."""
+    pool = light_pool().wait()
+    behave(pool, ONE, "never")
+    kill(pool.workers()[ONE]["pid"])
+    worker = until(lambda: (w := pool.workers()[ONE])["state"] == "FATAL" and w, 20)
+    assert (worker["error"], worker["generation"], worker["pid"]) == ("this can never work", 2, 0)
+    assert pool.status()["pool"]["state"] == "DEGRADED"
+    waited = cli("wait", "--run-dir", pool.run_dir, "--timeout", 30)
+    assert (waited.returncode, "this can never work" in waited.stderr) == (1, True)
+    kill(pool.process_pid("pool"))
+    until(lambda: pool.workers()[ONE]["state"] == "FATAL", 20, "given up for the successor, too")
+
+
+def test_a_worker_that_crashes_at_every_start_backs_off(light_pool: LightStarter) -> None:
+    """It is seen in BACKOFF with its exit status, while the other one serves on."""
+    pool = light_pool().wait()
+    behave(pool, ONE, "crash")
+    kill(pool.workers()[ONE]["pid"])
+    worker = until(lambda: (w := pool.workers()[ONE])["state"] == "BACKOFF" and w, 20)
+    assert worker["error"] == "exit status 3"
+    assert pool.workers()[TWO]["state"] == "READY"
+
+
+def test_stop_kills_what_does_not_leave_in_its_grace(light_pool: LightStarter, tmp_path: Path) -> None:
+    """A worker deaf to SIGTERM: everything is gone soon after the grace time, exit status 0."""
+    pool = light_pool().wait()
+    assert pool.process is not None
+    pool.stop(30)
+    config = tmp_path / "grace.yaml"
+    config.write_text("grace_s: 2\n")
+    pool.args.insert(0, str(config))
+    pool.start()
+    behave(pool, ONE, "deaf")
+    pool.wait()
+    kill(pool.workers()[ONE]["pid"])
+    until(lambda: pool.workers()[ONE]["generation"] == 2 and pool.all_ready(), 20)
+    assert pool.stop(15) == 0
+    assert not processes_of(pool.run_dir)
+
+
+def test_stop_goes_on_without_the_pool_process(light_pool: LightStarter) -> None:
+    """A pool process that answers nothing does not keep the rest from ending."""
+    pool = light_pool().wait()
+    kill(pool.process_pid("pool"), signal.SIGSTOP)
+    assert pool.process is not None
+    pool.process.send_signal(signal.SIGINT)
+    until(lambda: "stopping" in pool.output.read_text())
+    pool.process.send_signal(signal.SIGINT)
+    assert pool.process.wait(30) == 0
+
+
+def test_a_second_start_on_the_run_folder_is_refused(light_pool: LightStarter) -> None:
+    """It names the first one's pid and starts nothing; the first one is not disturbed."""
+    pool = light_pool().wait()
+    before = processes_of(pool.run_dir)
+    done = cli("start", *pool.args, "--run-dir", pool.run_dir, "--grpc-port", 0, "--rest-port", 0)
+    assert done.returncode == 2
+    assert str(pool.pid) in done.stderr
+    assert processes_of(pool.run_dir) == before
+
+
+def test_detached_pool_is_waited_for_and_stopped(light_pool: LightStarter) -> None:
+    """--detach returns 0 with how to go on; `stop` ends it all; problems still reach the terminal."""
+    pool = light_pool()
+    pool.wait()
+    second = pool.run_dir.with_name("detached")
+    args = ["start", *pool.args, "--run-dir", second, "--grpc-port", 0, "--rest-port", 0, "--detach"]
+    try:
+        done = cli(*args, env=pool.env)
+        assert done.returncode == 0, done.stderr
+        assert f"mpspool wait --run-dir {second}" in done.stdout
+        assert cli("wait", "--run-dir", second, "--timeout", 60).returncode == 0
+        again = cli(*args, env=pool.env)
+        assert (again.returncode, "in use" in again.stderr) == (2, True)
+        assert "READY" in (second / "logs" / "mpspool.log").read_text()
+    finally:
+        stopped = cli("stop", "--run-dir", second)
+    assert stopped.returncode == 0, stopped.stderr
+    assert not processes_of(second)
+    assert not [path for path in second.rglob("*") if path.is_socket()]
+
+
+def test_wait_ends_when_the_pool_it_saw_has_ended(light_pool: LightStarter) -> None:
+    """A pool that dies while somebody waits for it: exit status 1 with the reason, not the time limit."""
+    pool = light_pool().wait()
+    behave(pool, ONE, "crash")
+    kill(pool.workers()[ONE]["pid"])
+    until(lambda: pool.workers()[ONE]["state"] != "READY", 20)
+    import subprocess  # noqa: PLC0415
+    import sys  # noqa: PLC0415
+
+    command = [sys.executable, "-m", "mpspool", "wait", "--run-dir", str(pool.run_dir), "--timeout", "60"]
+    waiting = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    kill(pool.pid)
+    _, error = waiting.communicate(timeout=30)
+    assert waiting.returncode == 1
+    assert error.strip()
+    assert pool.process is not None
+    pool.process.wait(10)
+    pool.start()
+
+
+def test_logs_come_by_worker(light_pool: LightStarter) -> None:
+    """`logs` prints what a process wrote."""
+    pool = light_pool().wait()
+    done = cli("logs", "--run-dir", pool.run_dir, ONE)
+    assert f"light worker {ONE} of generation 1" in done.stdout
+
+
+def test_simulated_gpus_run_their_daemons_and_say_so(light_pool: LightStarter) -> None:
+    """Workers on stand-in GPUs, one MPS daemon each, SIMULATED in status; all of it ends."""
+    pool = light_pool("--gpus", "all", "--simulate-gpus", 1, "--contexts-per-gpu", 2)
+    pool.wait()
+    status = pool.status()
+    assert (status["pool"]["mps"], status["pool"]["simulated"]) == ("simulated", "gpus")
+    assert {item["name"] for item in status["processes"]} == {"pool", "router", "mps.gpu0"}
+    assert all(worker["simulated"] for worker in status["workers"])
+    assert "SIMULATED" in cli("status", "--run-dir", pool.run_dir).stdout
+    assert pool.stop(40) == 0

@@ -1,0 +1,177 @@
+"""Warm-up: recorded requests by TensorFlow Serving's rules, else synthetic calls."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mpspool.core import tfs
+from mpspool.core.errors import Code, PoolError
+from mpspool.core.ids import ModelVersion
+from mpspool.core.settings import ModelSettings
+from mpspool.worker import warmup
+from mpspool.worker.engine.base import Array, Engine, Signature, TensorSpec
+from mpspool.worker.engine.load import LoadError, load
+
+MODEL = ModelVersion("half_plus_two", 1)
+DT_FLOAT, DT_STRING, DT_RESOURCE = 1, 7, 20
+
+
+class Recording:
+    """An engine that notes what it is asked and passes it on."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.name = engine.name
+        self.signatures = engine.signatures
+        self.signature_def_map = engine.signature_def_map
+        self.calls: list[tuple[str, Mapping[str, Array]]] = []
+
+    def run(self, signature: str, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        self.calls.append((signature, inputs))
+        return self.engine.run(signature, inputs, outputs)
+
+
+@pytest.fixture
+def path(model_dir: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A version folder of the test's own, without warm-up requests yet."""
+    return Path(shutil.copytree(model_dir("half_plus_two") / "1", tmp_path / "1"))
+
+
+@pytest.fixture
+def engine(path: Path) -> Recording:
+    return loaded(path)
+
+
+def loaded(path: Path) -> Recording:
+    return Recording(load(ModelSettings(name="m", version=1, path=str(path), slots=[])))
+
+
+def predict_log(x: list[float], alias: str = "x") -> Any:
+    entry = tfs.PredictionLog()
+    request = entry.predict_log.request
+    request.model_spec.name = "the name it had when it was recorded"
+    request.inputs[alias].ParseFromString(tf.make_tensor_proto(x, tf.float32).SerializeToString())
+    return entry
+
+
+def write(path: Path, records: Sequence[bytes]) -> None:
+    (path / "assets.extra").mkdir()
+    with tf.io.TFRecordWriter(str(path / warmup.REQUESTS_FILE)) as file:
+        for record in records:
+            file.write(record)
+
+
+def test_recorded_requests(engine: Recording, path: Path) -> None:
+    """Each recorded request is replayed, whatever name the model had then."""
+    write(path, [predict_log([1, 2]).SerializeToString(), predict_log([3]).SerializeToString()])
+    warmup.warm_up(engine, MODEL, path)
+    assert [inputs["x"].tolist() for _, inputs in engine.calls] == [[1, 2], [3]]
+
+
+def test_recorded_request_that_fails(engine: Recording, path: Path) -> None:
+    """A recorded request that fails fails the load, as in TensorFlow Serving."""
+    write(path, [predict_log([1]).SerializeToString(), predict_log([1], "typo").SerializeToString()])
+    with pytest.raises(LoadError, match=r"warm-up record 2 of .* failed: .*typo"):
+        warmup.warm_up(engine, MODEL, path)
+
+
+def test_other_methods(engine: Recording, path: Path) -> None:
+    """Methods that are not served here are skipped; what TensorFlow Serving refuses is refused."""
+    skipped = [tfs.PredictionLog(), tfs.PredictionLog()]
+    skipped[0].classify_log.SetInParent()
+    write(path, [entry.SerializeToString() for entry in skipped] + [predict_log([1]).SerializeToString()])
+    warmup.warm_up(engine, MODEL, path)
+    assert len(engine.calls) == 1
+    refused = tfs.PredictionLog()
+    refused.session_run_log.SetInParent()
+    shutil.rmtree(path / "assets.extra")
+    write(path, [refused.SerializeToString()])
+    with pytest.raises(LoadError, match="Unsupported log_type for warmup: session_run_log"):
+        warmup.warm_up(engine, MODEL, path)
+
+
+@pytest.mark.parametrize("count", [1000, 1001])
+def test_record_limit(engine: Recording, path: Path, count: int) -> None:
+    """1000 records are replayed, one more fails the load."""
+    write(path, [predict_log([1]).SerializeToString()] * count)
+    if count > warmup.MAX_RECORDS:
+        with pytest.raises(LoadError, match=r"Number of warmup records exceeds the maximum \(1000\)"):
+            warmup.warm_up(engine, MODEL, path)
+    else:
+        warmup.warm_up(engine, MODEL, path)
+    assert len(engine.calls) == 1000
+
+
+def test_garbage(engine: Recording, path: Path) -> None:
+    """What is no TFRecord file, and a record that is no PredictionLog, fail the load and say so."""
+    write(path, [b"\xff\xff"])
+    with pytest.raises(LoadError, match="Failed to parse warmup record 1"):
+        warmup.warm_up(engine, MODEL, path)
+    (path / warmup.REQUESTS_FILE).write_bytes(b"no record" * 20)
+    with pytest.raises(LoadError, match="verify your warmup data is in TFRecord format"):
+        warmup.warm_up(engine, MODEL, path)
+
+
+def test_synthetic_calls(model_dir: Callable[[str], Path]) -> None:
+    """Without recorded requests each signature is called once with a batch of one, where its shapes are known."""
+    path = model_dir("multi_signature") / "1"
+    engine = loaded(path)
+    warmup.warm_up(engine, MODEL, path)
+    calls = {signature: {alias: x.shape for alias, x in inputs.items()} for signature, inputs in engine.calls}
+    assert calls == {
+        "serving_default": {"x": (1, 3)},
+        "add": {"a": (1,), "b": ()},
+        "classify": {"inputs": (1,)},
+    }
+
+
+def test_synthetic_call_that_fails(capsys: pytest.CaptureFixture[str], engine: Recording, path: Path) -> None:
+    """A synthetic call that the model refuses is logged and not fatal."""
+
+    def refuse(*_: object) -> list[Array]:
+        raise PoolError(Code.INVALID_ARGUMENT, "zeros mean nothing to me")
+
+    engine.run = refuse  # type: ignore[method-assign,assignment]
+    warmup.warm_up(engine, MODEL, path)
+    logged = capsys.readouterr()
+    assert "zeros mean nothing to me" in logged.out + logged.err
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        (TensorSpec(DT_FLOAT, (None, 2)), np.zeros((1, 2), np.float32)),
+        (TensorSpec(DT_FLOAT, ()), np.zeros((), np.float32)),
+        (TensorSpec(DT_STRING, (None,)), np.array([b""], object)),
+        (TensorSpec(DT_FLOAT, (None, None)), None),
+        (TensorSpec(DT_FLOAT, None), None),
+        (TensorSpec(DT_RESOURCE, ()), None),
+    ],
+    ids=["open batch", "scalar", "string", "open inner", "open rank", "resource"],
+)
+def test_synthetic_inputs(spec: TensorSpec, expected: Array | None) -> None:
+    """Only the batch may be open; strings are empty; what NumPy cannot hold is left alone."""
+    inputs = warmup.synthetic_inputs(Signature("s", "", {"x": spec}, {}, {}))
+    if expected is None:
+        assert inputs is None
+    else:
+        assert inputs is not None
+        assert (inputs["x"].dtype, inputs["x"].shape) == (expected.dtype, expected.shape)
+        assert np.all(inputs["x"] == expected)
+
+
+def test_synthetic_inputs_take_defaults() -> None:
+    """An input with a default gets it, its shape known or not."""
+    default = np.array(5.0, np.float32)
+    inputs = warmup.synthetic_inputs(
+        Signature("s", "", {"x": TensorSpec(DT_FLOAT, None)}, {}, {"x": default})
+    )
+    assert inputs is not None
+    assert inputs["x"] is default
