@@ -32,7 +32,7 @@ format: $(VENV)/.dev
 
 protos: $(VENV)/.dev
 	$(BIN)/python -m grpc_tools.protoc -I mpspool/core/protos --include_imports \
-		--descriptor_set_out mpspool/core/protos/descriptors.binpb $$(cd mpspool/core/protos && find . -name '*.proto' | sort)
+		--descriptor_set_out mpspool/core/protos/descriptors.binpb $$(cd mpspool/core/protos && find . -name '*.proto' -printf '%P\n' | sort)
 
 # Writes the constraints files anew: no index, no download address, one file for every Python served.
 LOCK := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url \

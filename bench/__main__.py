@@ -82,7 +82,6 @@ def _run(options: argparse.Namespace) -> int:
     finally:
         if results.samples:
             _write(results, plan, options.name)
-    print("\n".join([*report.target_lines(results), ""]), flush=True)
     return 1 if results.failures else 0
 
 

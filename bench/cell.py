@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
 import numpy as np
 
+from bench import measure
 from bench.drive import Driven
+
+_QUIET_CORES = 0.15
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,15 @@ class Sample:
             foreign_cores=max(0.0, busy_s - server_s - driven.client_cpu_s) / elapsed_s,
             cpu_by_role=cpu_by_role,
         )
+
+
+def quietest(take: Callable[[], Sample]) -> Sample:
+    """Takes a sample, again while another process disturbs it; the least disturbed one of three."""
+    taken: list[Sample] = []
+    while len(taken) < _TRIES and not any(one.foreign_cores <= _QUIET_CORES for one in taken):
+        measure.wait_until_quiet()
+        taken.append(take())
+    return min(taken, key=lambda one: one.foreign_cores)
 
 
 def median(samples: Sequence[Sample]) -> Sample:

@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from bench.models import MODELS, Model, reference, sample
+from bench.models import MODELS, Model, inputs_for, reference
 from bench.peers import WORKERS
 from bench.protocols import Tfs
 from mpspool.core import messages, process, settings, tfs
@@ -41,7 +41,7 @@ def _answers(model: Model) -> Mapping[int, bytes]:
     """Size of the request -> the right response."""
     answers = {}
     for batch in model.batches:
-        inputs = sample(model, batch)
+        inputs = inputs_for(model, batch)
         response = tfs.PredictResponse()
         response.model_spec.name = model.name
         response.model_spec.version.value = 1

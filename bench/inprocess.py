@@ -16,7 +16,7 @@ from bench import measure
 from bench.cell import Sample
 from bench.drive import Driven
 from bench.environments import BenchError
-from bench.models import MODELS, check, sample
+from bench.models import MODELS, check, inputs_for
 from bench.peers import THREADS, WORKERS
 
 _LOOP = Path(__file__).resolve().parent / "servers" / "call_loop.py"
@@ -81,7 +81,7 @@ class InProcess:
         Raises:
             BenchError, AssertionError: a process ended, or its answer is wrong.
         """
-        inputs = sample(self._model, batch)
+        inputs = inputs_for(self._model, batch)
         np.savez(self._folder / "inputs.npz", **inputs)  # type: ignore[arg-type]
         answers = [self._folder / f"answer{number}.npz" for number in range(len(self._processes))]
         measure.wait_until_quiet()

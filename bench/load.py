@@ -87,11 +87,13 @@ class Report:
         return json.dumps({k: None if isinstance(v, float) and math.isnan(v) else v for k, v in fields.items()})
 
 
-def half_plus_two(model: str = "half_plus_two", batch: int = 1, version: int | None = None) -> Case:
-    """Requests for y = x / 2 + 2: `batch` values each, none of them used twice (in 8 million)."""
+def half_plus_two(
+    model: str = "half_plus_two", batch: int = 1, version: int | None = None, first: int = 0
+) -> Case:
+    """Requests for y = x / 2 + 2: `batch` values each from `first` on, none used twice (in 8 million)."""
 
     def case(index: int) -> tuple[bytes, Check]:
-        xs = [float((index * batch + k) % _EXACT_BELOW) for k in range(batch)]
+        xs = [float((first + index * batch + k) % _EXACT_BELOW) for k in range(batch)]
         want = array("f", (x / 2 + 2 for x in xs))
         return _request(model, version, array("f", xs)), lambda body: _floats(body, "y") == want
 
@@ -263,6 +265,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--rate", type=float, default=200.0, help="requests per second")
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--batch", type=int, default=1, help="values in one request")
+    parser.add_argument("--first", type=int, default=0, help="the first value; each next one is one more")
     parser.add_argument("--timeout", type=float, default=10.0, help="each request's deadline, in seconds")
     parser.add_argument("--connections", type=int, default=1)
     parser.add_argument("--wait-for-ready", action="store_true", help="wait for a connection instead of failing")
@@ -277,7 +280,7 @@ async def _run(options: argparse.Namespace) -> Report:
         options.address,
         options.rate,
         options.seconds,
-        case=half_plus_two(options.model, options.batch, options.version),
+        case=half_plus_two(options.model, options.batch, options.version, options.first),
         timeout_s=options.timeout,
         connections=options.connections,
         wait_for_ready=options.wait_for_ready,

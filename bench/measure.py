@@ -40,11 +40,22 @@ def marked(mark: str) -> list[int]:
 
 def cpu_by_pid(pids: Iterable[int]) -> dict[int, float]:
     """User and system seconds each process has used so far, threads included; without those gone."""
+    return _cpu({pid: f"/proc/{pid}/stat" for pid in pids})
+
+
+def cpu_by_thread(pid: int) -> dict[int, float]:
+    """The same for the threads of one process, by thread id."""
+    with contextlib.suppress(OSError):
+        return _cpu({int(thread): f"/proc/{pid}/task/{thread}/stat" for thread in os.listdir(f"/proc/{pid}/task")})
+    return {}
+
+
+def _cpu(files: Mapping[int, str]) -> dict[int, float]:
     seconds = {}
-    for pid in pids:
-        with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat") as file:
+    for number, path in files.items():
+        with contextlib.suppress(OSError, IndexError), open(path) as file:
             fields = file.read().rsplit(")", 1)[1].split()
-            seconds[pid] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+            seconds[number] = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
     return seconds
 
 

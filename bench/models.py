@@ -64,7 +64,7 @@ MODELS: Mapping[str, Model] = {
 }
 
 
-def sample(model: Model, batch: int, seed: int = 3) -> dict[str, Array]:
+def inputs_for(model: Model, batch: int, seed: int = 3) -> dict[str, Array]:
     """Inputs of one request."""
     random = np.random.default_rng(seed)
     if model.name == "half_plus_two":

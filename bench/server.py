@@ -16,17 +16,15 @@ from typing import Self
 import grpc
 
 from bench import measure
-from bench.cell import Sample
+from bench.cell import Sample, quietest
 from bench.drive import drive
 from bench.environments import REPOSITORY, BenchError
-from bench.models import MODELS, check, sample
+from bench.models import MODELS, check, inputs_for
 from bench.peers import THREADS, Peer, Place
 from bench.protocols import Json
 
 _READY_S = 120.0
 _STOP_S = 20.0
-_QUIET_CORES = 0.15
-_TRIES = 3
 _numbers = itertools.count()
 
 
@@ -125,7 +123,7 @@ class Server:
         Raises:
             AssertionError: the answer is wrong.
         """
-        inputs = sample(self._model, batch)
+        inputs = inputs_for(self._model, batch)
         protocol = self.peer.protocol
         answer = protocol.call(self.address, protocol.encode(self._model, inputs))
         check(self._model, inputs, protocol.decode(self._model, answer))
@@ -138,16 +136,18 @@ class Server:
             BenchError, AssertionError: it answered wrong, or not at all.
         """
         frame_bytes = self.check(batch)
-        body = self._place.folder / "body"
-        protocol = self.peer.protocol
-        body.write_bytes(protocol.frame(protocol.encode(self._model, sample(self._model, batch))))
+        body = self.write_body(batch)
         self.load(body, concurrency, min(1.0, seconds))
-        tries: list[Sample] = []
-        while len(tries) < _TRIES and not any(one.foreign_cores <= _QUIET_CORES for one in tries):
-            measure.wait_until_quiet()
-            tries.append(self.load(body, concurrency, seconds, frame_bytes))
+        sample = quietest(lambda: self.load(body, concurrency, seconds, frame_bytes))
         self.check(batch)
-        return min(tries, key=lambda one: one.foreign_cores)
+        return sample
+
+    def write_body(self, batch: int) -> Path:
+        """A file with the body of one HTTP request."""
+        file = self._place.folder / f"body{batch}"
+        protocol = self.peer.protocol
+        file.write_bytes(protocol.frame(protocol.encode(self._model, inputs_for(self._model, batch))))
+        return file
 
     def load(self, body: Path, concurrency: int, seconds: float, frame_bytes: int = 0) -> Sample:
         """Drives the server once with a prepared body and measures it meanwhile.

@@ -13,74 +13,134 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench import environments, measure
 from bench.environments import BenchError
 from bench.guard import run_folder
-from bench.models import MODELS, ensure_exported, sample
+from bench.models import MODELS, ensure_exported
 from bench.peers import OURS
 from bench.server import Server
 
 _RESULTS = Path(__file__).resolve().parent / "results"
 _RATE_HZ = 250
+# Threads with less of the process's CPU are not shown.
+_WORTH_SHOWING = 0.02
+_WAITING = frozenset(
+    ("clock_nanosleep", "epoll_pwait", "epoll_wait", "poll", "ppoll", "pthread_cond_timedwait", "pthread_cond_wait")
+)
 
 
-def profile(server: Server, body: Path, concurrency: int, seconds: int, spy: Sequence[str]) -> dict[str, str]:
-    """Role -> collapsed stacks of the router and the busiest worker, taken while the server is driven.
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """One process under load.
+
+    Attributes:
+        stacks: py-spy's, collapsed; each begins with "thread (TID): NAME".
+        cpu_ms: thread id -> milliseconds of CPU for each answer, as the kernel counts.
+    """
+
+    stacks: str
+    cpu_ms: Mapping[int, float]
+
+
+def profile(server: Server, body: Path, concurrency: int, seconds: int, spy: Sequence[str]) -> dict[str, Profile]:
+    """Profiles the router and the busiest worker while the server is driven, and then without py-spy.
 
     Raises:
         BenchError: py-spy could not attach; its own words are in the text.
     """
+    targets = _targets(server)
+    before = {role: measure.cpu_by_thread(pid) for role, pid in targets.items()}
+    answers = server.load(body, concurrency, 3.0).rate * 3.0
+    after = {role: measure.cpu_by_thread(pid) for role, pid in targets.items()}
+    files = {role: body.with_name(f"{role}.stacks") for role in targets}
+    with ExitStack() as stack:
+        spies = []
+        for role, pid in targets.items():
+            command = [*spy, "--pid", str(pid), "--duration", str(seconds), "--output", str(files[role])]
+            spies.append(stack.enter_context(_ended(command)))
+        server.load(body, concurrency, seconds + 2.0)
+        for one in spies:
+            said = one.communicate(timeout=120)[1]
+            if one.returncode:
+                raise BenchError(f"py-spy ended with status {one.returncode}: {said.strip()}")
+    return {
+        role: Profile(
+            files[role].read_text(),
+            {
+                thread: 1000 * (cpu - before[role].get(thread, 0.0)) / max(1.0, answers)
+                for thread, cpu in after[role].items()
+            },
+        )
+        for role in targets
+    }
+
+
+def _targets(server: Server) -> dict[str, int]:
+    """The router and the busiest worker: role -> pid."""
     found: dict[str, int] = {}
     for pid, _ in sorted(measure.cpu_by_pid(server.pids()).items(), key=lambda item: -item[1]):
         found.setdefault(measure.role(pid), pid)
-    targets = {role: found[role] for role in ("router", "worker") if role in found}
-    files = {role: body.with_name(f"{role}.stacks") for role in targets}
-    spies = []
+    return {role: found[role] for role in ("router", "worker") if role in found}
+
+
+@contextmanager
+def _ended(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process that is gone when the block is left."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     try:
-        for role, pid in targets.items():
-            command = [*spy, "--pid", str(pid), "--duration", str(seconds), "--output", str(files[role])]
-            spies.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
-        server.load(body, concurrency, seconds + 2.0)
-        for one in spies:
-            said = one.communicate(timeout=60)[1]
-            if one.returncode:
-                raise BenchError(f"py-spy ended with status {one.returncode}: {said.strip()}")
+        yield process
     finally:
-        for one in spies:
-            if one.poll() is None:
-                one.kill()
-                one.wait()
-    return {role: file.read_text() for role, file in files.items()}
+        if process.poll() is None:
+            process.kill()
+        process.wait()
 
 
-def top(stacks: str, count: int) -> Iterator[str]:
-    """The functions with the most samples of their own, and with the most including what they call."""
-    own: Counter[str] = Counter()
-    total: Counter[str] = Counter()
+def top(profile: Profile, count: int) -> Iterator[str]:
+    """For each thread that counts: its functions by samples of their own, and including what they call.
+
+    py-spy cannot always tell that a thread only waits. What is known to wait is left out, and a
+    thread's share of the process is the kernel's figure, not the number of samples.
+    """
+    whole = sum(profile.cpu_ms.values())
+    for thread, name, own, total in _threads(profile.stacks):
+        cpu_ms = profile.cpu_ms.get(thread, 0.0)
+        if cpu_ms < _WORTH_SHOWING * whole:
+            continue
+        yield f"  thread {name}: {cpu_ms:.3f} ms CPU per answer; its samples"
+        for title, counter in (("of its own", own), ("with what it calls", total)):
+            yield f"    {title}:"
+            for function, samples in counter.most_common(count):
+                yield f"      {100 * samples / own.total():5.1f} %  {function}"
+
+
+def _threads(stacks: str) -> Iterator[tuple[int, str, Counter[str], Counter[str]]]:
+    """Thread id, name, and samples by function: on top of the stack, and anywhere in it."""
+    counters: dict[str, tuple[Counter[str], Counter[str]]] = {}
     for line in stacks.splitlines():
         frames, samples = line.rsplit(" ", 1)
-        functions = [_function(frame) for frame in frames.split(";")]
+        thread, *functions = [_function(frame) for frame in frames.split(";")]
+        if not functions or functions[-1].split(" ")[0] in _WAITING:
+            continue
+        own, total = counters.setdefault(thread, (Counter(), Counter()))
         own[functions[-1]] += int(samples)
         for function in set(functions):
             total[function] += int(samples)
-    everything = max(1, own.total())
-    for title, counter in (("of its own", own), ("with what it calls", total)):
-        yield f"  {title}:"
-        yield from _shares(counter.most_common(count), everything)
+    for thread, (own, total) in counters.items():
+        number, _, name = thread.removeprefix("thread (").partition("): ")
+        yield int(number.rstrip(")")), name or number, own, total
 
 
 def _function(frame: str) -> str:
     """Without the line number: "run (mpspool/worker/predict.py)"."""
+    if frame.startswith("thread ("):
+        return frame
     name, bracket, place = frame.partition(" (")
     return name + bracket + place.rsplit(":", 1)[0] + ")" * (":" in place)
-
-
-def _shares(counted: Iterable[tuple[str, int]], everything: int) -> Iterator[str]:
-    for function, samples in counted:
-        yield f"    {100 * samples / everything:5.1f} %  {function}"
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -100,26 +160,23 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _run(options: argparse.Namespace) -> None:
     environments.ensure_h2load()
     cache = options.cache.resolve()
-    spy = [str(environments.ensure("tools", cache) / "bin" / "py-spy"), "record", "--format", "raw"]
+    spy = [str(environments.ensure("tools", cache) / "bin" / "py-spy"), "record", "--threads", "--format", "raw"]
     spy += ["--rate", str(_RATE_HZ), *(["--native"] if options.native else [])]
     model, exported = MODELS[options.model], ensure_exported(cache)
     with run_folder() as (mark, folder), Server(OURS, model.name, mark, folder, exported, cache) as server:
-        body = folder / "body"
-        protocol = OURS.protocol
-        body.write_bytes(protocol.frame(protocol.encode(model, sample(model, options.batch))))
         one = server.measure(options.batch, options.concurrency, 3.0)
         print(f"{model.name}, batch {options.batch}, concurrency {options.concurrency}: {one.rate:.0f} answers/s,")
         print(f"p50 {one.p50_ms:.2f} ms, p99 {one.p99_ms:.2f} ms; CPU, milliseconds per request:")
         whole = sum(one.cpu_by_role.values()) or 1.0
         for role, cpu in sorted(one.cpu_by_role.items(), key=lambda item: -item[1]):
             print(f"  {role:12} {one.cpu_s_per_1000 * cpu / whole:8.3f}  ({100 * cpu / whole:.0f} %)")
-        stacks = profile(server, body, options.concurrency, options.seconds, spy)
+        profiles = profile(server, server.write_body(options.batch), options.concurrency, options.seconds, spy)
     _RESULTS.mkdir(exist_ok=True)
-    for role, text in stacks.items():
+    for role, profiled in profiles.items():
         file = _RESULTS / f"where-{model.name}-b{options.batch}-c{options.concurrency}.{role}.stacks"
-        file.write_text(text)
-        print(f"\n{role}, {_RATE_HZ} samples/s while it was busy, kept in {file}")
-        print("\n".join(top(text, options.top)))
+        file.write_text(profiled.stacks)
+        print(f"\n{role}; stacks kept in {file}")
+        print("\n".join(top(profiled, options.top)))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

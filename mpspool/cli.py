@@ -24,13 +24,8 @@ _NOTHING_STARTED = 2
 _DEFAULT_GRPC_PORT = 8500
 
 
-class _RunDirType(click.ParamType):
-    """A run folder; it need not be there."""
-
-    name = "dir"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> RunDir:  # noqa: ARG002  click's signature
-        return RunDir(Path(os.path.abspath(os.path.expanduser(value))))
+def _as_run_dir(_context: click.Context, _parameter: click.Parameter, value: Path) -> RunDir:
+    return RunDir(Path(os.path.abspath(value.expanduser())))
 
 
 def run_dir_option(command: F) -> F:
@@ -38,7 +33,8 @@ def run_dir_option(command: F) -> F:
     return click.option(
         "--run-dir",
         "run",
-        type=_RunDirType(),
+        type=click.Path(path_type=Path),
+        callback=_as_run_dir,
         envvar="MPSPOOL_RUN_DIR",
         default=lambda: str(default_run_dir()),
         metavar="DIR",

@@ -18,9 +18,20 @@ from typing import Any
 from tests.native.build import build as build_library
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-DTYPES = (
-    "bfloat16 bool complex128 complex64 float16 float32 float64 int16 int32 int64 int8 string uint16 uint32 uint64 uint8"
-).split()
+_NUMBERS = [
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
+]
+DTYPES = [*_NUMBERS, "bfloat16", "bool", "complex64", "complex128", "string"]
 VOCABULARY = ["apple", "pear", "plum"]
 # What can be wrong with a checkpoint, and how to make it so.
 CORRUPTIONS: dict[str, Callable[[Path, Path], object]] = {
@@ -53,7 +64,7 @@ def build(name: str, root: Path) -> Path:
                 capture_output=True,
                 text=True,
             )
-            assert child.returncode == 0, child.stderr
+            assert child.returncode == 0, f"exit status {child.returncode}: {child.stderr}"
     return root / name
 
 
@@ -330,13 +341,13 @@ def _keras_exported(tf: Any, path: str) -> None:
 
 
 def _through(op: str) -> Callable[[Any, str], None]:
-    """Output y is x after a test op of tests/native has seen it."""
+    """Half plus two: y = x / 2 + 2, after a test op of tests/native has seen x."""
 
     def save(tf: Any, path: str) -> None:
         library = tf.load_op_library(str(ops_library(Path(path).parents[1])))
         module = tf.Module()
         spec = tf.TensorSpec([None], tf.float32, name="x")
-        module.f = tf.function(lambda x: {"y": getattr(library, op)(x=x)}, input_signature=[spec])
+        module.f = tf.function(lambda x: {"y": getattr(library, op)(x=x) / 2 + 2}, input_signature=[spec])
         tf.saved_model.save(module, path, signatures={"serving_default": module.f})
 
     return save

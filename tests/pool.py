@@ -78,7 +78,13 @@ class Pool:
             self.process = subprocess.Popen(
                 command, stdout=out, stderr=out, text=True, cwd=ROOT, env=self.env, start_new_session=True
             )
+        until(self._answers, 20, "the pool answers")
         return self
+
+    def _answers(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.output.read_text()
+        return cli("status", "--run-dir", self.run_dir, "--json").returncode == 0
 
     def wait(self, timeout_s: float = START_TIMEOUT_S) -> Pool:
         done = cli("wait", "--run-dir", self.run_dir, "--timeout", timeout_s, timeout=timeout_s + 10)

@@ -61,6 +61,7 @@ def why_not_ready(run: RunDir, timeout_s: float) -> str:
         for last in _statuses(run, end):
             if (verdict := _verdict(last)) is not None:
                 return verdict
+            seen = last["pool"]["pid"]
         holder = lock.holder(run)
         if seen and holder != seen:
             return f"the pool of process {seen} has ended; see `mpspool logs --run-dir {run.root}`"
@@ -83,7 +84,7 @@ def _statuses(run: RunDir, end: float) -> Iterator[Message]:
 
 
 def _verdict(found: Message) -> str | None:
-    """ "" for ready, a reason for never, None for not yet."""
+    """Empty for ready, a reason for never, None for not yet."""
     state = found["pool"]["state"]
     if fatal := report.fatal(found):
         return "; ".join(fatal)

@@ -63,6 +63,7 @@ class Pool:
         self._router: Message | None = None
         self._told: Message | None = None
         self._ending: dict[WorkerId, asyncio.Task[None]] = {}
+        self._checks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._wake = asyncio.Event()
         self._changed = asyncio.Event()
@@ -86,7 +87,7 @@ class Pool:
                 if task.done():
                     task.result()
         finally:
-            for task in [*tasks, *self._ending.values()]:
+            for task in [*tasks, *self._ending.values(), *self._checks]:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await control.close()
@@ -138,8 +139,7 @@ class Pool:
         done = False
         for action in actions:
             if not self._stopping or isinstance(action, reconcile.Ended):
-                await self._perform(action)
-                done = True
+                done |= await self._perform(action)
         if done:
             records = {str(worker): slot.record() for worker, slot in self._slots.items()}
             settings.save(self._run.settings_file(_RECORDS), _Records(records))
@@ -149,7 +149,8 @@ class Pool:
         found = self._processes.get(worker.program)
         return found.pid if found else 0
 
-    async def _perform(self, action: reconcile.Action) -> None:
+    async def _perform(self, action: reconcile.Action) -> bool:
+        """False for what cannot be done yet."""
         match action:
             case reconcile.AddPrograms(workers):
                 await self._workers.add(workers)
@@ -158,18 +159,36 @@ class Pool:
                 self._workers.watch(worker, pid)
                 logger.info("worker adopted", worker=str(worker), pid=pid)
             case reconcile.Start(worker, generation):
+                if not await self._workers.mps_answers(worker, self._processes):
+                    return False
                 await self._start(worker, max(generation, self._workers.generation(worker) + 1))
             case reconcile.Ended(worker, exit_status, spawn_error):
                 await self._ended(worker, exit_status, spawn_error)
             case reconcile.MarkReady(worker):
-                self._slots[worker].ready(time.monotonic())
-                logger.info("worker ready", worker=str(worker), generation=self._slots[worker].generation)
+                self._mark_ready(worker)
             case reconcile.EndHung(worker, pid, reason):
                 logger.warning("worker hangs", worker=str(worker), pid=pid, reason=reason)
                 self._ending[worker] = asyncio.create_task(self._end_hung(worker, reason))
             case reconcile.Remove(program, pid):
                 logger.info("removing", program=program, pid=pid)
                 await self._workers.remove(program, pid)
+        return True
+
+    def _mark_ready(self, worker: WorkerId) -> None:
+        slot = self._slots[worker]
+        slot.ready(time.monotonic())
+        logger.info("worker ready", worker=str(worker), generation=slot.generation)
+        check = asyncio.create_task(self._check_attached(worker, slot.pid))
+        self._checks.add(check)
+        check.add_done_callback(self._checks.discard)
+
+    async def _check_attached(self, worker: WorkerId, pid: int) -> None:
+        """CUDA runs without MPS, and says nothing, where it cannot reach the daemon: so we do."""
+        slot = self._slots[worker]
+        if not await self._workers.attached(worker, pid) and slot.pid == pid:
+            slot.reason = "it is no client of its MPS daemon: it runs, but without MPS"
+            logger.error("not attached", worker=str(worker), pid=pid)
+            self._changed.set()
 
     async def _start(self, worker: WorkerId, generation: int) -> None:
         slot = self._slots[worker]

@@ -125,7 +125,8 @@ def fatal(status: Status) -> list[str]:
 def changes(before: Status | None, after: Status) -> Iterator[str]:
     """What happened between two statuses, a line each; from the start on where `before` is None."""
     known = {worker["id"]: worker for worker in before["workers"]} if before else {}
-    for worker in after["workers"]:
+    ending = after["pool"]["state"] == PoolState.STOPPING.value
+    for worker in after["workers"] if not ending else ():
         yield from _worker_changes(known.get(worker["id"]), worker)
     pids = {process["name"]: process["pid"] for process in before["processes"]} if before else {}
     for process in after["processes"]:

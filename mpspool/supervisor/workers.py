@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,10 +16,10 @@ import msgspec
 from mpspool.core import log, process, settings
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import PoolSettings, WorkerSettings
+from mpspool.core.settings import MpsSettings, PoolSettings, WorkerSettings
 from mpspool.mps.control import Control, ControlError
 from mpspool.supervisor import programs, status
-from mpspool.supervisor.supervisord import Supervisord, SupervisordError
+from mpspool.supervisor.supervisord import ProcessInfo, Supervisord, SupervisordError
 
 logger = log.get("workers")
 
@@ -59,6 +59,7 @@ class Workers:
         self._supervisord = supervisord
         self._on_end = on_end
         self._watched: dict[WorkerId, _Watched] = {}
+        self._answered: dict[str, int] = {}
 
     async def add(self, workers: Iterable[WorkerId]) -> None:
         """Makes supervisord know these workers. Raises SupervisordError."""
@@ -192,15 +193,45 @@ class Workers:
             held.signal(signal.SIGKILL)
         await _gone([held for _, held in workers], _KILL_S)
 
-    async def _terminate_client(self, worker: WorkerId, pid: int) -> None:
-        _, slot = self._places[worker]
-        daemon = next((found for found in self._config.mps_daemons if found.device == slot.device), None)
+    async def mps_answers(self, worker: WorkerId, processes: Mapping[str, ProcessInfo]) -> bool:
+        """Whether the worker's MPS daemon takes clients: CUDA would run without MPS, and not say so.
+
+        True where it needs none. Asked once for each process that stands for the daemon.
+        """
+        daemon = self._daemon(worker)
         if daemon is None:
+            return True
+        process_info = processes.get(programs.mps_program(daemon.device))
+        pid = process_info.pid if process_info else 0
+        if not pid or self._answered.get(daemon.device) != pid:
+            answers = bool(pid) and await asyncio.to_thread(Control.of(daemon, os.environ).answers)
+            self._answered[daemon.device] = pid if answers else 0
+        return bool(self._answered[daemon.device])
+
+    async def attached(self, worker: WorkerId, pid: int) -> bool:
+        """Whether its MPS daemon counts it among the clients, or it needs none."""
+        daemon = self._daemon(worker)
+        return daemon is None or await asyncio.to_thread(_attached, Control.of(daemon, os.environ), pid)
+
+    def _daemon(self, worker: WorkerId) -> MpsSettings | None:
+        _, slot = self._places[worker]
+        daemons = self._config.mps_daemons if slot.mps_pipe else []
+        return next((found for found in daemons if found.device == slot.device), None)
+
+    async def _terminate_client(self, worker: WorkerId, pid: int) -> None:
+        if (daemon := self._daemon(worker)) is None:
             return
         try:
             await asyncio.to_thread(_terminate_client, Control.of(daemon, os.environ), pid)
         except ControlError as error:
             logger.warning("the MPS daemon did not end the client", worker=str(worker), error=str(error))
+
+
+def _attached(control: Control, pid: int) -> bool:
+    try:
+        return any(pid in control.client_list(server) for server in control.server_list())
+    except ControlError:
+        return False
 
 
 def _terminate_client(control: Control, pid: int) -> None:

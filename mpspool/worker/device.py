@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -68,7 +69,8 @@ def _pin(slot: SlotSettings) -> None:
         logger.warning("not pinned", cpus=slot.cpus, not_available=sorted(absent))
         return
     for thread in os.listdir("/proc/self/task"):
-        os.sched_setaffinity(int(thread), slot.cpus)
+        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+            os.sched_setaffinity(int(thread), slot.cpus)
 
 
 def attach_simulated(settings: WorkerSettings) -> socket.socket | None:

@@ -14,7 +14,7 @@ from mpspool.core import log, tfs
 from mpspool.core.errors import PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.worker.engine.base import Array, Engine, Signature, TensorSpec
-from mpspool.worker.engine.failure import status_text
+from mpspool.worker.engine.failure import PASSING, status_text
 from mpspool.worker.engine.saved_model import LoadError
 from mpspool.worker.predict import predict
 
@@ -37,6 +37,7 @@ def warm_up(engine: Engine, model: ModelVersion, path: Path) -> None:
     Raises:
         LoadError: a recorded request fails, or the file cannot be read. A synthetic call that
             fails is only logged: it is our invention, and zeros may mean nothing to the model.
+        PoolError: a recorded request failed for a reason that may pass.
     """
     start = time.monotonic()
     requests = path / REQUESTS_FILE
@@ -59,6 +60,8 @@ def _replay(engine: Engine, model: ModelVersion, path: Path) -> int:
         try:
             _replay_one(engine, model, log_entry)
         except PoolError as error:
+            if error.code in PASSING:
+                raise
             raise LoadError(f"warm-up record {count} of {path} failed: {error.message}") from error
     return count
 
@@ -80,12 +83,9 @@ def _records(path: Path) -> Iterator[bytes]:
     try:
         yield from tf.compat.v1.io.tf_record_iterator(str(path))
     except tf.errors.OpError as error:
-        hint = ". Please verify your warmup data is in TFRecord format." if _is_garbled(error) else ""
+        garbled = isinstance(error, tf.errors.DataLossError)
+        hint = ". Please verify your warmup data is in TFRecord format." if garbled else ""
         raise LoadError(f"{path}: {status_text(error)}{hint}") from error
-
-
-def _is_garbled(error: tf.errors.OpError) -> bool:
-    return isinstance(error, tf.errors.DataLossError)
 
 
 def _synthetic_call(engine: Engine, signature: Signature) -> bool:

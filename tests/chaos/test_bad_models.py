@@ -27,7 +27,7 @@ def test_a_worker_that_cannot_start_is_fatal_and_the_rest_serves(
 ) -> None:
     """Backoff, then FATAL with its last error; `wait` says so; the other model is served meanwhile."""
     not_a_library = tmp_path / "ops.so"
-    not_a_library.write_text("not a shared library")
+    not_a_library.write_bytes(b"\x7fELF and nothing that an ELF file has")
     corrupt = models.corrupt(model_dir("half_plus_two"), "flipped", tmp_path / "corrupt")
     config = write_pool(
         tmp_path / "pool.yaml",
@@ -90,7 +90,7 @@ models:
 """,
     )
     pool = start_pool(config).wait()
-    running = load(pool, "aborter", 200, 10, "--skip", 13)
+    running = load(pool, "aborter", 200, 10, "--first", 1000)
     until(lambda: sum(w["served"] for w in pool.workers().values()) > 200, 20)
     poison = cli("predict", "aborter", "--input", '{"x": [13.0]}', "--address", pool.address)
     assert poison.returncode == 1

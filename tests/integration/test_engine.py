@@ -313,9 +313,12 @@ def test_custom_ops(model_dir: ModelDir, testing_ops: Path) -> None:
     with pytest.raises(LoadError, match=r'op "TestingAbort" is not registered in TensorFlow .* custom_ops'):
         load(settings(base_path))
     model = load(settings(base_path, custom_ops=[str(testing_ops)]))
-    assert model.run("serving_default", {"x": floats(1, 2)}, ["y"])[0].tolist() == [1, 2]
+    assert model.run("serving_default", {"x": floats(1, 2)}, ["y"])[0].tolist() == [2.5, 3]
     sleeper = load(settings(model_dir("sleeper"), custom_ops=[str(testing_ops)]))
-    assert sleeper.run("serving_default", {"x": floats(0.01)}, ["y"])[0].tolist() == floats(0.01).tolist()
+    assert (
+        sleeper.run("serving_default", {"x": floats(0.01)}, ["y"])[0].tolist()
+        == (floats(0.01) / 2 + 2).tolist()
+    )
 
 
 def test_demo(tmp_path: Path) -> None:

@@ -25,13 +25,16 @@ def build(out_dir: Path) -> Path:
     version = importlib.metadata.version("tensorflow")
     key = hashlib.sha256(SOURCE.read_bytes() + version.encode()).hexdigest()[:16]
     cached = CACHE / f"testing_ops-{key}.so"
-    CACHE.mkdir(parents=True, exist_ok=True)
+    library = out_dir / cached.name
+    for folder in (CACHE, out_dir):
+        folder.mkdir(parents=True, exist_ok=True)
     with open(CACHE / ".lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not cached.exists():
             _compile(cached)
-    out_dir.mkdir(parents=True, exist_ok=True)
-    return Path(shutil.copy(cached, out_dir))
+        if not library.exists():  # writing over one that a process has loaded would kill it
+            shutil.copy(cached, library)
+    return library
 
 
 def _compile(library: Path) -> None:

@@ -49,7 +49,9 @@ def test_start_names_every_problem_and_starts_nothing(tmp_path: Path) -> None:
 
 def test_a_run_folder_supervisord_cannot_carry_is_refused(tmp_path: Path) -> None:
     """The problem is found before anything is started."""
-    done = CliRunner().invoke(main, ["start", "--model", "a=/none", "--run-dir", str(tmp_path / "a;b"), "--check"])
+    done = CliRunner().invoke(
+        main, ["start", "--model", "a=/none", "--run-dir", str(tmp_path / "a;b"), "--check"]
+    )
     assert done.exit_code == 2
     assert "';'" in done.stderr
 
@@ -139,7 +141,15 @@ def test_the_table_shows_states_errors_and_stand_ins(capsys: pytest.CaptureFixtu
     """What a person looks at holds every worker whole, also where the output is no terminal."""
     report.print_status(json.loads(json.dumps(STATUS)))
     text = capsys.readouterr().out
-    for word in ("DEGRADED", "half@1.cpu0.0 SIMULATED", "FATAL", "no such [op]", "0-1", "router", "AVAILABLE"):
+    for word in (
+        "DEGRADED",
+        "half@1.cpu0.0 SIMULATED",
+        "FATAL",
+        "no such [op]",
+        "0-1",
+        "router",
+        "AVAILABLE",
+    ):
         assert word in text
 
 

@@ -41,10 +41,12 @@ def make(root: Path) -> RunDir:
 
 
 def read(run: RunDir) -> tuple[Any, dict[str, Any]]:
-    """supervisord's own reading: its options, and the processes by name."""
+    """What supervisord itself reads: its options, and the processes by name."""
     options = ServerOptions()
     options.realize(["-c", str(run.supervisord_conf)])
-    found = {process.name: process for group in options.process_group_configs for process in group.process_configs}
+    found = {
+        process.name: process for group in options.process_group_configs for process in group.process_configs
+    }
     return options, found
 
 
@@ -98,7 +100,9 @@ def test_simulated_gpu_workers_stay_off_real_devices(tmp_path: Path) -> None:
     assert 'CUDA_MPS_PIPE_DIRECTORY="/p"' in text
 
 
-@pytest.mark.parametrize("name", ["a;b", "a #b", "it's", 'say "x"', "a[b]", "a*", "a?", "a\\b", "a\nb", "50%"])
+@pytest.mark.parametrize(
+    "name", ["a;b", "a #b", "it's", 'say "x"', "a[b]", "a*", "a?", "a\\b", "a\nb", "50%"]
+)
 def test_what_the_format_cannot_carry_is_refused(name: str) -> None:
     """The reason names the path, the character and what to do."""
     assert "choose another" in programs.refusal(Path("/tmp") / name)

@@ -57,7 +57,7 @@ def occupied(pid: int = 7, generation: int = 3) -> dict[WorkerId, Slot]:
 
 
 def test_unknown_programs_are_added_before_anything_starts() -> None:
-    """supervisord must know a worker first; all that are missing are added in one go."""
+    """A worker must be known to supervisord first; all that are missing are added in one go."""
     assert actions(slots(ONE, TWO), {}) == [AddPrograms((ONE, TWO))]
 
 

@@ -8,6 +8,17 @@ import tensorflow as tf
 
 from mpspool.core.errors import Code, Fault, PoolError
 
+# At load these may pass by themselves (the device is full, or not there yet); all others lie in the model.
+PASSING = frozenset(
+    {
+        Code.CANCELLED,
+        Code.DEADLINE_EXCEEDED,
+        Code.RESOURCE_EXHAUSTED,
+        Code.ABORTED,
+        Code.INTERNAL,
+        Code.UNAVAILABLE,
+    }
+)
 _CLIENT_CODES = frozenset({Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE})
 # What Python puts around the C++ status: where the op was created (before), what called it (after).
 _PREAMBLE = "Graph execution error:"

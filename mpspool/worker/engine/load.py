@@ -10,11 +10,10 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from mpspool.core import log
-from mpspool.core.errors import Code
 from mpspool.core.settings import ModelSettings
 from mpspool.worker import device
 from mpspool.worker.engine.base import Engine
-from mpspool.worker.engine.failure import status_text
+from mpspool.worker.engine.failure import PASSING, status_text
 from mpspool.worker.engine.saved_model import LoadError, Signatures
 from mpspool.worker.engine.session import SessionEngine
 from mpspool.worker.engine.tf2 import Tf2Engine
@@ -25,17 +24,6 @@ logger = log.get("engine")
 
 T = TypeVar("T")
 
-# These may pass: the device is full or not there yet. Anything else lies in the model's own files.
-_PASSING = frozenset(
-    {
-        Code.CANCELLED,
-        Code.DEADLINE_EXCEEDED,
-        Code.RESOURCE_EXHAUSTED,
-        Code.ABORTED,
-        Code.INTERNAL,
-        Code.UNAVAILABLE,
-    }
-)
 _NODE = "\n\t [[{{"
 _UNREGISTERED_OP = re.compile(r"Op type not registered '([^']+)'")
 
@@ -120,7 +108,7 @@ def _never(path: Path, make: Callable[[], T]) -> T:
     try:
         return make()
     except tf.errors.OpError as error:
-        if error.error_code in _PASSING:
+        if error.error_code in PASSING:
             raise
         raise LoadError(_explain(path, status_text(error))) from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, IndexError) as error:

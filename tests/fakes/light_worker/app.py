@@ -1,7 +1,7 @@
 """A worker without TensorFlow: it joins the router for real, and answers nothing.
 
 What it does otherwise stands in <run folder>/behave/<worker id>: "never" (exit 78 with a reason),
-"crash" (exit 3 before it is READY), "deaf" (SIGTERM is ignored).
+"crash" (exit 3 before it is READY), "deaf" (SIGTERM is ignored), "slow" (not READY for a minute, this once).
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import WorkerSettings
 from mpspool.core.states import WorkerState
+from mpspool.worker import device
 from mpspool.worker.link import Link, wake_on_signals
 
 
@@ -48,6 +49,10 @@ def run(settings_file: str) -> None:
         os._exit(process.EXIT_NEVER)
     if behaviour == "crash":
         os._exit(3)
+    if behaviour == "slow":
+        behave.unlink()
+        time.sleep(60)
+    attachment = device.attach_simulated(config)
     stopping = threading.Event()
     wakeup = wake_on_signals()
     signal.signal(signal.SIGTERM, lambda *_: None if behaviour == "deaf" else stopping.set())
@@ -57,10 +62,13 @@ def run(settings_file: str) -> None:
     state = WorkerState.STARTING.value
     hello = Hello(messages.PROTOCOL, 0, config.worker, config.generation, os.getpid(), state, 2, str(page))
     link = Link(run_dir.router_socket, hello, _refuse)
-    for then in (WorkerState.LOADING, WorkerState.WARMING, WorkerState.READY):
-        link.announce(then)
+    link.announce(WorkerState.LOADING)
+    link.announce(WorkerState.WARMING)
+    link.announce(WorkerState.READY)
     print("light worker", config.worker, "of generation", config.generation, flush=True)
     link.serve(stopping.is_set, wakeup)
     link.close()
+    if attachment is not None:
+        attachment.close()
     progress.close()
     sys.exit(0)
