@@ -13,8 +13,8 @@ from pathlib import Path
 from bench import environments, report
 from bench.environments import BenchError
 from bench.front import LAYERS
-from bench.guard import run_folder
-from bench.models import MODELS, ensure_exported
+from bench.guard import running
+from bench.models import MODELS
 from bench.peers import GROUPS, OURS
 from bench.suite import Plan, Results, run_part
 
@@ -66,15 +66,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _run(options: argparse.Namespace) -> int:
     environments.ensure_h2load()
-    cache = options.cache.resolve()
     plan = Plan(
         models=options.models,
         batches=options.batches,
         concurrency=sorted(options.concurrency),
         seconds=options.seconds,
         repeat=options.repeat,
-        cache=cache,
-        exported=ensure_exported(cache),
     )
     results = Results()
     try:
@@ -86,16 +83,15 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_parts(options: argparse.Namespace, plan: Plan, results: Results) -> None:
-    only = options.only
+    highest = dataclasses.replace(plan, concurrency=plan.concurrency[-1:])
     peers = [OURS, *(peer for group in options.peers for peer in GROUPS[group])]
-    with run_folder() as (mark, folder):
-        if only in (None, "front"):
-            highest = dataclasses.replace(plan, concurrency=plan.concurrency[-1:])
-            run_part("front", LAYERS, False, highest, results, mark, folder)
-        if only in (None, "pool"):
-            run_part("pool", peers, True, plan, results, mark, folder)
-        if only == "inprocess":
-            run_part("pool", [], True, plan, results, mark, folder)
+    with running(options.cache.resolve()) as run:
+        if options.only in (None, "front"):
+            run_part("front", LAYERS, highest, results, run, limit=False)
+        if options.only in (None, "pool"):
+            run_part("pool", peers, plan, results, run, limit=True)
+        if options.only == "inprocess":
+            run_part("pool", [], highest, results, run, limit=True)
 
 
 def _write(results: Results, plan: Plan, name: str) -> None:

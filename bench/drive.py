@@ -34,13 +34,18 @@ class Driven:
 
 
 def drive(
-    url: str, headers: Sequence[str], body: Path, concurrency: int, seconds: float, log: Path, http1: bool
+    url: str, headers: Sequence[str], body: Path, concurrency: int, seconds: float, *, log: Path, http1: bool
 ) -> Driven:
     """Drives the URL for some seconds, without a warm-up of its own: what it counts is all it sent.
 
     Args:
+        url: what to POST to.
+        headers: "name: value" each.
         body: a file with each request's body.
+        concurrency: connections, one request at a time on each.
+        seconds: for how long.
         log: where h2load may write its record of each request; removed afterwards.
+        http1: speak HTTP/1.1, not HTTP/2.
 
     Raises:
         BenchError: h2load did not run, or its output was not understood.

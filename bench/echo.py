@@ -24,13 +24,14 @@ from bench.models import MODELS, Model, inputs_for, reference
 from bench.peers import WORKERS
 from bench.protocols import Tfs
 from mpspool.core import messages, process, settings, tfs
-from mpspool.core.errors import Code
+from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import WorkerId
 from mpspool.core.messages import Hello, Outcome, Request
 from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import WorkerState
+from mpspool.router.models import VersionStatus
 
 _BEAT_S = 0.1
 # As many as the real workers have: one running, one on its way.
@@ -56,6 +57,10 @@ def _answers(model: Model) -> Mapping[int, bytes]:
     return answers
 
 
+def _not_here() -> PoolError:
+    return PoolError(Code.UNIMPLEMENTED, "there is only an echo here")
+
+
 class EchoDataplane:
     """What the front needs of a data plane."""
 
@@ -64,14 +69,14 @@ class EchoDataplane:
     def __init__(self, answers: Mapping[int, bytes]) -> None:
         self._answers = answers
 
-    async def predict(self, body: bytes, deadline_ns: int) -> bytes:
+    async def predict(self, body: bytes, deadline_ns: int) -> bytes:  # noqa: ARG002
         return self._answers[len(body)]
 
-    def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
-        return 1, b""
+    def metadata(self, *_: object) -> tuple[int, bytes]:
+        raise _not_here()
 
-    def status(self, name: str, version: int | None) -> list[object]:
-        return []
+    def status(self, *_: object) -> list[VersionStatus]:
+        raise _not_here()
 
     def unready(self) -> str:
         return ""
@@ -127,7 +132,7 @@ def _worker(run_dir: RunDir, worker: WorkerId, answers: Mapping[int, bytes]) -> 
             page.beat()
             time.sleep(_BEAT_S)
 
-    def run(dispatch: int, index: int, request: Request, body: bytes) -> tuple[Outcome, bytes]:
+    def run(dispatch: int, index: int, _request: Request, body: bytes) -> tuple[Outcome, bytes]:
         page.start(dispatch, index)
         page.finish()
         return Outcome(Code.OK), answers[len(body)]

@@ -110,7 +110,9 @@ def ensure_h2load() -> str:
         _run(["apt-get", "install", "--yes", "--quiet", "nghttp2-client"])
         if found := shutil.which("h2load"):
             return found
-    raise BenchError("h2load is not installed: install nghttp2-client (Debian, Ubuntu) or nghttp2 (Fedora, macOS)")
+    raise BenchError(
+        "h2load is not installed: install nghttp2-client (Debian, Ubuntu) or nghttp2 (Fedora, macOS)"
+    )
 
 
 def triton_stub() -> tuple[str, Path]:
@@ -125,5 +127,7 @@ def triton_stub() -> tuple[str, Path]:
     folder = Path(sysconfig.get_config_var("LIBDIR") or "")
     library = f"libpython{version}.so.1.0"
     if not (folder / library).is_file():
-        raise BenchError(f"Triton's python backend needs {library}, and {sys.base_prefix} was built without it")
+        raise BenchError(
+            f"Triton's python backend needs {library}, and {sys.base_prefix} was built without it"
+        )
     return version, folder

@@ -1,7 +1,8 @@
 """Cleans up after a run however it ends, SIGKILL included.
 
-    python -m bench.guard MARK FOLDER     waits for the end of its stdin, then ends every process that
-                                          carries the mark and removes the folder
+    python -m bench.guard MARK FOLDER
+
+waits for the end of its stdin, then ends every process that carries the mark and removes the folder.
 """
 
 from __future__ import annotations
@@ -13,15 +14,35 @@ import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench import measure
 from bench.environments import REPOSITORY
+from bench.models import ensure_exported
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run's places.
+
+    Attributes:
+        mark: carried by every process that the run starts, see measure.MARK.
+        folder: for temporary files.
+        models: the folder of base paths.
+        cache: where the environments are.
+    """
+
+    mark: str
+    folder: Path
+    models: Path
+    cache: Path
 
 
 @contextmanager
-def run_folder() -> Iterator[tuple[str, Path]]:
-    """A mark for a run's processes and a temporary folder for its files; both are gone afterwards."""
+def running(cache: Path) -> Iterator[Run]:
+    """A run, with the models exported; its processes and its folder are gone afterwards."""
+    models = ensure_exported(cache)
     mark = uuid.uuid4().hex
     # Short: UNIX sockets lie below it, and their paths end at 107 bytes.
     folder = Path(tempfile.mkdtemp(prefix="mpb-"))
@@ -29,7 +50,7 @@ def run_folder() -> Iterator[tuple[str, Path]]:
     # Reads from the pipe that we hold, so its stdin ends when we do.
     guard = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, start_new_session=True)
     try:
-        yield mark, folder
+        yield Run(mark, folder, models, cache)
     finally:
         assert guard.stdin is not None
         guard.stdin.close()

@@ -13,10 +13,11 @@ from typing import Self
 import numpy as np
 
 from bench import measure
-from bench.cell import Sample
+from bench.cell import Sample, quietest
 from bench.drive import Driven
 from bench.environments import BenchError
-from bench.models import MODELS, check, inputs_for
+from bench.guard import Run
+from bench.models import MODELS, Array, Arrays, check, inputs_for
 from bench.peers import THREADS, WORKERS
 
 _LOOP = Path(__file__).resolve().parent / "servers" / "call_loop.py"
@@ -29,12 +30,12 @@ class InProcess:
 
     name, title = "inprocess", "in-process limit"
 
-    def __init__(self, model: str, mark: str, folder: Path, models: Path) -> None:
+    def __init__(self, model: str, run: Run) -> None:
         self.ready_s = 0.0
         self._model = MODELS[model]
-        self._mark = f"{mark}.inprocess-{model}."
-        self._folder = folder / f"inprocess-{model}"
-        self._models = models
+        self._mark = f"{run.mark}.inprocess-{model}."
+        self._folder = run.folder / f"inprocess-{model}"
+        self._models = run.models
         self._processes: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Self:
@@ -75,16 +76,18 @@ class InProcess:
     def memory(self) -> measure.Memory:
         return measure.memory(measure.marked(self._mark))
 
-    def measure(self, batch: int, concurrency: int, seconds: float) -> Sample:
-        """One cell; the concurrency is always one call per process.
+    def measure(self, batch: int, concurrency: int, seconds: float) -> Sample:  # noqa: ARG002
+        """One cell; whatever the concurrency, one call at a time in each process.
 
         Raises:
             BenchError, AssertionError: a process ended, or its answer is wrong.
         """
         inputs = inputs_for(self._model, batch)
         np.savez(self._folder / "inputs.npz", **inputs)  # type: ignore[arg-type]
+        return quietest(lambda: self._sample(inputs, seconds))
+
+    def _sample(self, inputs: Arrays, seconds: float) -> Sample:
         answers = [self._folder / f"answer{number}.npz" for number in range(len(self._processes))]
-        measure.wait_until_quiet()
         start = time.monotonic() + _LEAD_S
         for process, answer in zip(self._processes, answers, strict=True):
             assert process.stdin is not None
@@ -101,10 +104,10 @@ class InProcess:
         driven = Driven(len(latencies), len(latencies), 0, latencies, client_cpu_s=0.0)
         return Sample.of(driven, seconds, seconds, used, busy)
 
-    def _checked(self, inputs: dict[str, np.ndarray], file: Path) -> np.ndarray:  # type: ignore[type-arg]
+    def _checked(self, inputs: Arrays, file: Path) -> Array:
         with np.load(file) as answer:
             check(self._model, inputs, answer)
-            latencies: np.ndarray = answer["latencies_ms"]  # type: ignore[type-arg]
+            latencies: Array = answer["latencies_ms"]
         return latencies
 
     def _expect(self, word: str) -> None:

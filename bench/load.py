@@ -84,7 +84,9 @@ class Report:
     def to_json(self) -> str:
         """One JSON object; a percentile of nothing is null."""
         fields = dataclasses.asdict(self)
-        return json.dumps({k: None if isinstance(v, float) and math.isnan(v) else v for k, v in fields.items()})
+        return json.dumps(
+            {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in fields.items()}
+        )
 
 
 def half_plus_two(
@@ -165,7 +167,11 @@ class _Tally:
         ordered = sorted(self._latencies)
 
         def percentile(share: float) -> float:
-            return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1000, 3) if ordered else math.nan
+            return (
+                round(ordered[min(len(ordered) - 1, int(share * len(ordered)))] * 1000, 3)
+                if ordered
+                else math.nan
+            )
 
         return Report(
             sent=self.sent,
@@ -260,7 +266,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         epilog="Exit status: 0 when every request was answered right, else 1.",
     )
     parser.add_argument("--address", default="127.0.0.1:8500", help="HOST:PORT of the gRPC front")
-    parser.add_argument("--model", default="half_plus_two", help="the model's name; it must compute x / 2 + 2")
+    parser.add_argument(
+        "--model", default="half_plus_two", help="the model's name; it must compute x / 2 + 2"
+    )
     parser.add_argument("--version", type=int, help="a model version; default: the latest")
     parser.add_argument("--rate", type=float, default=200.0, help="requests per second")
     parser.add_argument("--seconds", type=float, default=20.0)
@@ -268,7 +276,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=0, help="the first value; each next one is one more")
     parser.add_argument("--timeout", type=float, default=10.0, help="each request's deadline, in seconds")
     parser.add_argument("--connections", type=int, default=1)
-    parser.add_argument("--wait-for-ready", action="store_true", help="wait for a connection instead of failing")
+    parser.add_argument(
+        "--wait-for-ready", action="store_true", help="wait for a connection instead of failing"
+    )
     return parser.parse_args(argv)
 
 

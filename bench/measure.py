@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -46,8 +46,17 @@ def cpu_by_pid(pids: Iterable[int]) -> dict[int, float]:
 def cpu_by_thread(pid: int) -> dict[int, float]:
     """The same for the threads of one process, by thread id."""
     with contextlib.suppress(OSError):
-        return _cpu({int(thread): f"/proc/{pid}/task/{thread}/stat" for thread in os.listdir(f"/proc/{pid}/task")})
+        return _cpu(
+            {int(thread): f"/proc/{pid}/task/{thread}/stat" for thread in os.listdir(f"/proc/{pid}/task")}
+        )
     return {}
+
+
+def thread_name(pid: int, thread: int) -> str:
+    """The kernel's name of a thread."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/comm") as file:
+        return file.read().strip()
+    return "gone"
 
 
 def _cpu(files: Mapping[int, str]) -> dict[int, float]:
@@ -77,7 +86,7 @@ def role(pid: int) -> str:
 
 def by_role(before: Mapping[int, float], after: Mapping[int, float]) -> dict[str, float]:
     """Seconds used between two readings of cpu_by_pid(), of the processes in the first."""
-    seconds: Counter[str] = Counter()
+    seconds: defaultdict[str, float] = defaultdict(float)
     for pid, start in before.items():
         if pid in after:
             seconds[role(pid)] += after[pid] - start
@@ -102,7 +111,7 @@ class Memory:
 
 
 def memory(pids: Iterable[int]) -> Memory:
-    count, rss, pss = 0, 0, 0
+    count, rss, pss = 0, 0.0, 0.0
     for pid in pids:
         with contextlib.suppress(psutil.Error):
             info = psutil.Process(pid).memory_full_info()

@@ -9,6 +9,7 @@ SavedModel holds, and from nothing that TensorFlow or a server has touched.
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import shutil
 import subprocess
@@ -117,7 +118,7 @@ def _widedeep_weights() -> _WideDeepWeights:
         tables=[normal(_VOCABULARY, _DIMENSION) for _ in range(_CATEGORIES)],
         wide=normal(_CATEGORIES * _VOCABULARY),
         wide_dense=normal(_DENSE, 1),
-        layers=[(normal(*pair), normal(pair[1])) for pair in zip(widths, widths[1:], strict=False)],
+        layers=[(normal(*pair), normal(pair[1])) for pair in itertools.pairwise(widths)],
         offsets=np.arange(_CATEGORIES, dtype=np.int64) * _VOCABULARY,
     )
 
@@ -152,7 +153,7 @@ def _export(folder: Path) -> None:
             super().__init__()
             self.a, self.b = tf.Variable(0.5), tf.Variable(2.0)
 
-        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])  # type: ignore[misc]
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])  # type: ignore[untyped-decorator]
         def __call__(self, x: Any) -> dict[str, Any]:
             return {"y": self.a * x + self.b}
 
@@ -164,7 +165,7 @@ def _export(folder: Path) -> None:
             self.kernels = [tf.Variable(kernel) for kernel, _ in weights.layers]
             self.biases = [tf.Variable(bias) for _, bias in weights.layers]
 
-        @tf.function(  # type: ignore[misc]
+        @tf.function(  # type: ignore[untyped-decorator]
             input_signature=[
                 tf.TensorSpec([None, _CATEGORIES], tf.int64, name="cat"),
                 tf.TensorSpec([None, _DENSE], tf.float32, name="dense"),

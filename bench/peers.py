@@ -71,7 +71,14 @@ def mpspool(*arguments: str) -> list[str]:
 def _pool(place: Place) -> list[str]:
     return mpspool(
         "start",
-        *("--cpu-slots", str(WORKERS), "--intra-op-threads", str(THREADS), "--inter-op-threads", str(THREADS)),
+        *(
+            "--cpu-slots",
+            str(WORKERS),
+            "--intra-op-threads",
+            str(THREADS),
+            "--inter-op-threads",
+            str(THREADS),
+        ),
         *("--model", f"{place.model}={place.models / place.model}"),
         *("--grpc-port", str(place.port), "--rest-port", "0", "--run-dir", str(place.folder / "run")),
     )
@@ -100,7 +107,9 @@ def _folder(place: Place) -> str:
     return str(place.folder)
 
 
-_TRITON = _script("triton_start.py", "triton", _folder, lambda _: triton_stub()[0], lambda _: str(triton_stub()[1]))
+_TRITON = _script(
+    "triton_start.py", "triton", _folder, lambda _: triton_stub()[0], lambda _: str(triton_stub()[1])
+)
 
 OURS = Peer("mpspool", "mpspool", Tfs(), _pool, wait=_wait_for_pool, stop=_stop_pool)
 GROUPS: Mapping[str, Sequence[Peer]] = {

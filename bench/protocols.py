@@ -35,7 +35,7 @@ class Protocol(ABC):
         """The request message."""
 
     @abstractmethod
-    def decode(self, model: Model, answer: bytes) -> dict[str, Array]:
+    def decode(self, answer: bytes) -> dict[str, Array]:
         """The response message's outputs."""
 
     @abstractmethod
@@ -80,7 +80,7 @@ class Tfs(_Grpc):
         body: bytes = request.SerializeToString()
         return body
 
-    def decode(self, model: Model, answer: bytes) -> dict[str, Array]:
+    def decode(self, answer: bytes) -> dict[str, Array]:
         from mpspool.core import tfs
 
         outputs = {}
@@ -117,7 +117,7 @@ class Kserve(_Grpc):
         body: bytes = request.SerializeToString()
         return body
 
-    def decode(self, model: Model, answer: bytes) -> dict[str, Array]:
+    def decode(self, answer: bytes) -> dict[str, Array]:
         response = _kserve("ModelInferResponse").FromString(answer)
         raw = response.raw_output_contents
         outputs = {}
@@ -135,11 +135,13 @@ class Json(Protocol):
     def __init__(self, path: str = "/predict") -> None:
         self.path = path
 
-    def encode(self, model: Model, inputs: Arrays) -> bytes:
+    def encode(self, model: Model, inputs: Arrays) -> bytes:  # noqa: ARG002  the address says which model
         return json.dumps({"inputs": {name: array.tolist() for name, array in inputs.items()}}).encode()
 
-    def decode(self, model: Model, answer: bytes) -> dict[str, Array]:
-        return {name: np.asarray(values, np.float32) for name, values in json.loads(answer)["outputs"].items()}
+    def decode(self, answer: bytes) -> dict[str, Array]:
+        return {
+            name: np.asarray(values, np.float32) for name, values in json.loads(answer)["outputs"].items()
+        }
 
     def call(self, address: str, message: bytes) -> bytes:
         headers = dict(header.split(": ", 1) for header in self.headers)
@@ -179,7 +181,9 @@ def _kserve(name: str) -> Any:
 
 @functools.cache
 def _kserve_pool() -> descriptor_pool.DescriptorPool:
-    file = descriptor_pb2.FileDescriptorProto(name="bench_kserve.proto", package="bench.kserve", syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="bench_kserve.proto", package="bench.kserve", syntax="proto3"
+    )
     for message, fields in _KSERVE_FIELDS.items():
         described = file.message_type.add(name=message)
         for name, number, kind, repeated in fields:

@@ -103,7 +103,11 @@ def _concurrencies(results: Results, part: str) -> list[int]:
 
 def _names(results: Results, part: str, model: str, batch: int) -> list[str]:
     """Who was measured there, in the order they started."""
-    rows = [row for cell, row in results.samples.items() if (cell.part, cell.model, cell.batch) == (part, model, batch)]
+    rows = [
+        row
+        for cell, row in results.samples.items()
+        if (cell.part, cell.model, cell.batch) == (part, model, batch)
+    ]
     return [name for name in results.titles if any(name in row for row in rows)]
 
 
@@ -111,12 +115,24 @@ def _front_tables(results: Results) -> Iterator[str]:
     if not _groups(results, "front"):
         return
     yield from ("", "## The way in: CPU of each request", "")
-    header = ("model, batch, concurrency", "layers", "requests/s", "p50 / p99 ms", "us CPU per request", "of these by")
+    header = (
+        "model, batch, concurrency",
+        "layers",
+        "requests/s",
+        "p50 / p99 ms",
+        "us CPU per request",
+        "of these by",
+    )
     rows = []
     for cell, row in results.samples.items():
         if cell.part == "front":
             for name, samples in row.items():
-                rows.append((f"{cell.model}, {cell.batch}, {cell.concurrency}", *_front_row(results, cell, name, samples)))
+                rows.append(
+                    (
+                        f"{cell.model}, {cell.batch}, {cell.concurrency}",
+                        *_front_row(results, cell, name, samples),
+                    )
+                )
     yield from _table(header, rows)
 
 
@@ -146,7 +162,9 @@ def _pool_tables(results: Results) -> Iterator[str]:
             "cores at the last: server + client + foreign",
         ]
         cells = [Cell("pool", model, batch, concurrency) for concurrency in concurrencies]
-        yield from _table(header, [_pool_row(results, cells, n) for n in _names(results, "pool", model, batch)])
+        yield from _table(
+            header, [_pool_row(results, cells, n) for n in _names(results, "pool", model, batch)]
+        )
 
 
 def _pool_row(results: Results, cells: Sequence[Cell], name: str) -> list[str]:
@@ -209,9 +227,12 @@ def _failures(results: Results) -> Iterator[str]:
 
 def as_json(results: Results, plan: Plan) -> str:
     """Every sample of every round."""
-    described = dataclasses.asdict(plan) | {"cache": str(plan.cache), "exported": str(plan.exported)}
     cells = [
-        {**dataclasses.asdict(cell), "contender": name, "rounds": [dataclasses.asdict(one) for one in samples]}
+        {
+            **dataclasses.asdict(cell),
+            "contender": name,
+            "rounds": [dataclasses.asdict(one) for one in samples],
+        }
         for cell, row in results.samples.items()
         for name, samples in row.items()
     ]
@@ -221,7 +242,7 @@ def as_json(results: Results, plan: Plan) -> str:
     ]
     whole = {
         "machine": machine(),
-        "plan": described,
+        "plan": dataclasses.asdict(plan),
         "cells": cells,
         "footprints": footprints,
         "failures": results.failures,
@@ -257,7 +278,10 @@ def _panel(axis: Any, results: Results, part: str, model: str, batch: int) -> No
     width = 0.8 / max(1, len(names))
     for index, name in enumerate(names):
         samples = [results.median(Cell(part, model, batch, c), name) for c in concurrencies]
-        values = [0.0 if one is None else one.rate if part == "pool" else 1000 * one.cpu_s_per_1000 for one in samples]
+        values = [
+            0.0 if one is None else one.rate if part == "pool" else 1000 * one.cpu_s_per_1000
+            for one in samples
+        ]
         places = [place + index * width for place in range(len(concurrencies))]
         axis.bar(places, values, width, label=results.titles[name])
     axis.set_xticks([place + 0.4 - width / 2 for place in range(len(concurrencies))])

@@ -17,8 +17,9 @@ import grpc
 
 from bench import measure
 from bench.cell import Sample, quietest
-from bench.drive import drive
+from bench.drive import Driven, drive
 from bench.environments import REPOSITORY, BenchError
+from bench.guard import Run
 from bench.models import MODELS, check, inputs_for
 from bench.peers import THREADS, Peer, Place
 from bench.protocols import Json
@@ -31,23 +32,19 @@ _numbers = itertools.count()
 class Server:
     """One peer serving one model. A context manager; on exit nothing of it is left.
 
-    Args:
-        mark: the run's; every process of this server carries it with a suffix of its own.
-        folder: the run's temporary folder; the server gets one of its own in it.
-
     Attributes:
         ready_s: from the start of the process to its first right answer.
     """
 
-    def __init__(self, peer: Peer, model: str, mark: str, folder: Path, models: Path, cache: Path) -> None:
+    def __init__(self, peer: Peer, model: str, run: Run) -> None:
         self.peer = peer
         self.name, self.title = peer.name, peer.title
         self.ready_s = 0.0
         self._model = MODELS[model]
         number = next(_numbers)
-        self._mark = f"{mark}.{number}."
-        self._place = Place(model, _free_ports(), folder / str(number), models, cache)
-        self._log = folder / f"{number}.log"
+        self._mark = f"{run.mark}.{number}."
+        self._place = Place(model, _free_ports(), run.folder / str(number), run.models, run.cache)
+        self._log = run.folder / f"{number}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -98,14 +95,19 @@ class Server:
         failure: Exception | str = "not asked yet"
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
-                raise BenchError(f"{self.name} ended with status {self._process.returncode}: {self._last_words()}")
+                raise BenchError(
+                    f"{self.name} ended with status {self._process.returncode}: {self._last_words()}"
+                )
             try:
                 self.check(1)
-                return
             except (grpc.RpcError, OSError, KeyError, ValueError) as error:
                 failure = error
-            time.sleep(0.1)
-        raise BenchError(f"{self.name} did not answer within {_READY_S:.0f} s ({failure}): {self._last_words()}")
+                time.sleep(0.1)
+            else:
+                return
+        raise BenchError(
+            f"{self.name} did not answer within {_READY_S:.0f} s ({failure}): {self._last_words()}"
+        )
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()
@@ -126,7 +128,7 @@ class Server:
         inputs = inputs_for(self._model, batch)
         protocol = self.peer.protocol
         answer = protocol.call(self.address, protocol.encode(self._model, inputs))
-        check(self._model, inputs, protocol.decode(self._model, answer))
+        check(self._model, inputs, protocol.decode(answer))
         return len(protocol.frame(answer))
 
     def measure(self, batch: int, concurrency: int, seconds: float) -> Sample:
@@ -153,19 +155,26 @@ class Server:
         """Drives the server once with a prepared body and measures it meanwhile.
 
         Args:
+            body: from write_body().
+            concurrency: connections.
+            seconds: for how long.
             frame_bytes: the size of a right answer; 0 to count whatever comes.
+
+        Raises:
+            BenchError: not every answer was a right one by its size.
         """
         http1 = isinstance(self.peer.protocol, Json)
         log = self._place.folder / "h2load"
         url = f"http://{self.address}{self.peer.protocol.path}"
         pids = self.pids()
         server, machine, start = measure.cpu_by_pid(pids), measure.machine_busy_s(), time.monotonic()
-        driven = drive(url, self.peer.protocol.headers, body, concurrency, seconds, log, http1)
+        headers = self.peer.protocol.headers
+        driven = drive(url, headers, body, concurrency, seconds, log=log, http1=http1)
         elapsed = time.monotonic() - start
         used = measure.by_role(server, measure.cpu_by_pid(pids))
         busy = measure.machine_busy_s() - machine
         if frame_bytes:
-            _check_counts(self.name, driven.ok, driven.done, driven.data_bytes, frame_bytes, http1)
+            _check_counts(self.name, driven, frame_bytes, http1)
         return Sample.of(driven, seconds, elapsed, used, busy)
 
     def _wait_for_all(self) -> None:
@@ -194,16 +203,18 @@ class Server:
             self._process.wait(timeout=10)
 
 
-def _check_counts(name: str, ok: int, done: int, data_bytes: int, frame_bytes: int, http1: bool) -> None:
+def _check_counts(name: str, driven: Driven, frame_bytes: int, http1: bool) -> None:
     """h2load counts a gRPC error as a success, but such a response has no body: bytes tell.
 
     What had begun to arrive when the time was up adds a part of an answer for each connection.
     """
-    if not ok or ok != done:
-        raise BenchError(f"{name}: {done - ok} of {done} responses were HTTP errors")
-    if data_bytes < ok * frame_bytes and not http1:
-        right = data_bytes // frame_bytes
-        raise BenchError(f"{name}: {ok - right} of {ok} responses were gRPC errors, or of another size")
+    if not driven.done:
+        raise BenchError(f"{name}: no answer at all")
+    if driven.ok != driven.done:
+        raise BenchError(f"{name}: {driven.done - driven.ok} of {driven.done} responses were HTTP errors")
+    right = driven.data_bytes // frame_bytes
+    if right < driven.ok and not http1:
+        raise BenchError(f"{name}: {driven.ok - right} of {driven.ok} responses were gRPC errors, or shorter")
 
 
 def _free_ports(count: int = 3) -> int:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import itertools
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Protocol, Self
 
 import grpc
@@ -22,6 +21,7 @@ import psutil
 from bench import measure
 from bench.cell import Sample, median
 from bench.environments import BenchError
+from bench.guard import Run
 from bench.inprocess import InProcess
 from bench.models import MODELS
 from bench.peers import Peer
@@ -105,30 +105,31 @@ class Plan:
     concurrency: Sequence[int]
     seconds: float
     repeat: int
-    cache: Path
-    exported: Path
 
 
 def run_part(
-    part: str, peers: Sequence[Peer], limit: bool, plan: Plan, results: Results, mark: str, folder: Path
+    part: str, peers: Sequence[Peer], plan: Plan, results: Results, run: Run, *, limit: bool
 ) -> None:
-    """Measures the peers, and the in-process limit too if asked; adds to the results as it goes."""
+    """Measures the peers, and the in-process limit too where `limit`; adds to the results as it goes.
+
+    Raises:
+        BenchError: there is not enough memory for all of them.
+    """
     for model in plan.models:
-        makers: list[Callable[[], Contender]] = [
-            lambda peer=peer, model=model: Server(peer, model, mark, folder, plan.exported, plan.cache)  # type: ignore[misc]
-            for peer in peers
-        ]
+        contenders: list[Contender] = [Server(peer, model, run) for peer in peers]
         if limit:
-            makers.append(lambda model=model: InProcess(model, mark, folder, plan.exported))  # type: ignore[misc]
+            contenders.append(InProcess(model, run))
         batches = [batch for batch in MODELS[model].batches if batch in plan.batches]
-        if makers and batches:
-            _check_memory(len(makers))
-            with ExitStack() as stack:
-                contenders = list(_started(makers, stack, model, results))
-                measure.wait_until_quiet(limit_s=15.0)
-                _rounds(part, contenders, model, batches, plan, results)
-                for one in contenders:
-                    results.footprints[part, model, one.name] = Footprint(one.ready_s, one.memory())
+        if not batches:
+            continue
+        _check_memory(len(contenders))
+        cells = [Cell(part, model, *pair) for pair in itertools.product(batches, plan.concurrency)]
+        with ExitStack() as stack:
+            up = list(_started(contenders, stack, model, results))
+            measure.wait_until_quiet(limit_s=15.0)
+            _rounds(up, cells, plan, results)
+            for one in up:
+                results.footprints[part, model, one.name] = Footprint(one.ready_s, one.memory())
 
 
 def _check_memory(servers: int) -> None:
@@ -141,11 +142,10 @@ def _check_memory(servers: int) -> None:
 
 
 def _started(
-    makers: Iterable[Callable[[], Contender]], stack: ExitStack, model: str, results: Results
-) -> Iterable[Contender]:
+    contenders: Iterable[Contender], stack: ExitStack, model: str, results: Results
+) -> Iterator[Contender]:
     """Starts one after another; one that does not start is noted and left out."""
-    for make in makers:
-        contender = make()
+    for contender in contenders:
         results.titles[contender.name] = contender.title
         try:
             stack.enter_context(contender)
@@ -156,18 +156,15 @@ def _started(
         yield contender
 
 
-def _rounds(
-    part: str, contenders: list[Contender], model: str, batches: Sequence[int], plan: Plan, results: Results
-) -> None:
-    for turn, batch, concurrency in itertools.product(range(plan.repeat), batches, plan.concurrency):
-        cell = Cell(part, model, batch, concurrency)
+def _rounds(contenders: list[Contender], cells: Sequence[Cell], plan: Plan, results: Results) -> None:
+    for turn, cell in itertools.product(range(plan.repeat), cells):
         row = results.samples.setdefault(cell, {})
         first = turn % max(1, len(contenders))
         for one in [*contenders[first:], *contenders[:first]]:
-            if isinstance(one, InProcess) and concurrency != max(plan.concurrency):
+            if isinstance(one, InProcess) and cell.concurrency != max(plan.concurrency):
                 continue
             try:
-                sample = one.measure(batch, concurrency, plan.seconds)
+                sample = one.measure(cell.batch, cell.concurrency, plan.seconds)
             except _FAILURES as error:
                 _note(results, f"{one.title}, {cell}: {error}")
                 contenders.remove(one)  # its samples must stay those of the first rounds

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from bench import environments, measure
 from bench.environments import BenchError
-from bench.guard import run_folder
-from bench.models import MODELS, ensure_exported
+from bench.guard import running
+from bench.models import MODELS
 from bench.peers import OURS
 from bench.server import Server
 
@@ -30,7 +30,15 @@ _RATE_HZ = 250
 # Threads with less of the process's CPU are not shown.
 _WORTH_SHOWING = 0.02
 _WAITING = frozenset(
-    ("clock_nanosleep", "epoll_pwait", "epoll_wait", "poll", "ppoll", "pthread_cond_timedwait", "pthread_cond_wait")
+    (
+        "clock_nanosleep",
+        "epoll_pwait",
+        "epoll_wait",
+        "poll",
+        "ppoll",
+        "pthread_cond_timedwait",
+        "pthread_cond_wait",
+    )
 )
 
 
@@ -41,19 +49,33 @@ class Profile:
     Attributes:
         stacks: py-spy's, collapsed; each begins with "thread (TID): NAME".
         cpu_ms: thread id -> milliseconds of CPU for each answer, as the kernel counts.
+        names: thread id -> the kernel's name of it.
     """
 
     stacks: str
     cpu_ms: Mapping[int, float]
+    names: Mapping[int, str]
 
 
-def profile(server: Server, body: Path, concurrency: int, seconds: int, spy: Sequence[str]) -> dict[str, Profile]:
-    """Profiles the router and the busiest worker while the server is driven, and then without py-spy.
+def profile(
+    server: Server, batch: int, concurrency: int, spy: Sequence[str], *, seconds: int, native: bool
+) -> dict[str, Profile]:
+    """Profiles the router and the busiest worker while the server is driven.
+
+    The CPU by thread is taken first, without py-spy, which slows what it looks at.
+
+    Args:
+        server: our pool, running.
+        batch: of each request.
+        concurrency: connections.
+        spy: py-spy's command line so far.
+        seconds: of sampling.
+        native: C frames of the router too. Unwinding TensorFlow takes so long that a worker yields nothing.
 
     Raises:
         BenchError: py-spy could not attach; its own words are in the text.
     """
-    targets = _targets(server)
+    targets, body = _targets(server), server.write_body(batch)
     before = {role: measure.cpu_by_thread(pid) for role, pid in targets.items()}
     answers = server.load(body, concurrency, 3.0).rate * 3.0
     after = {role: measure.cpu_by_thread(pid) for role, pid in targets.items()}
@@ -62,6 +84,7 @@ def profile(server: Server, body: Path, concurrency: int, seconds: int, spy: Seq
         spies = []
         for role, pid in targets.items():
             command = [*spy, "--pid", str(pid), "--duration", str(seconds), "--output", str(files[role])]
+            command += ["--native"] if native and role == "router" else []
             spies.append(stack.enter_context(_ended(command)))
         server.load(body, concurrency, seconds + 2.0)
         for one in spies:
@@ -75,8 +98,9 @@ def profile(server: Server, body: Path, concurrency: int, seconds: int, spy: Seq
                 thread: 1000 * (cpu - before[role].get(thread, 0.0)) / max(1.0, answers)
                 for thread, cpu in after[role].items()
             },
+            {thread: measure.thread_name(pid, thread) for thread in after[role]},
         )
-        for role in targets
+        for role, pid in targets.items()
     }
 
 
@@ -106,16 +130,20 @@ def top(profile: Profile, count: int) -> Iterator[str]:
     py-spy cannot always tell that a thread only waits. What is known to wait is left out, and a
     thread's share of the process is the kernel's figure, not the number of samples.
     """
-    whole = sum(profile.cpu_ms.values())
+    worth_ms = _WORTH_SHOWING * sum(profile.cpu_ms.values())
+    cpu_ms = dict(profile.cpu_ms)
     for thread, name, own, total in _threads(profile.stacks):
-        cpu_ms = profile.cpu_ms.get(thread, 0.0)
-        if cpu_ms < _WORTH_SHOWING * whole:
+        spent_ms = cpu_ms.pop(thread, 0.0)
+        if spent_ms < worth_ms:
             continue
-        yield f"  thread {name}: {cpu_ms:.3f} ms CPU per answer; its samples"
+        yield f"  thread {name}: {spent_ms:.3f} ms CPU per answer; its samples"
         for title, counter in (("of its own", own), ("with what it calls", total)):
             yield f"    {title}:"
             for function, samples in counter.most_common(count):
                 yield f"      {100 * samples / own.total():5.1f} %  {function}"
+    for thread, spent_ms in cpu_ms.items():
+        if spent_ms >= worth_ms:
+            yield f"  thread without Python, {profile.names[thread]}: {spent_ms:.3f} ms CPU per answer"
 
 
 def _threads(stacks: str) -> Iterator[tuple[int, str, Counter[str], Counter[str]]]:
@@ -152,7 +180,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--concurrency", type=int, default=32)
     parser.add_argument("--seconds", type=int, default=8, help="of sampling")
     parser.add_argument("--top", type=int, default=15, help="functions to print")
-    parser.add_argument("--native", action="store_true", help="C and C++ frames too (slows the target)")
+    parser.add_argument("--native", action="store_true", help="the router's C frames too")
     parser.add_argument("--cache", type=Path, default=environments.DEFAULT_CACHE)
     return parser.parse_args(argv)
 
@@ -160,20 +188,34 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 def _run(options: argparse.Namespace) -> None:
     environments.ensure_h2load()
     cache = options.cache.resolve()
-    spy = [str(environments.ensure("tools", cache) / "bin" / "py-spy"), "record", "--threads", "--format", "raw"]
-    spy += ["--rate", str(_RATE_HZ), *(["--native"] if options.native else [])]
-    model, exported = MODELS[options.model], ensure_exported(cache)
-    with run_folder() as (mark, folder), Server(OURS, model.name, mark, folder, exported, cache) as server:
+    spy = [
+        str(environments.ensure("tools", cache) / "bin" / "py-spy"),
+        "record",
+        "--threads",
+        "--format",
+        "raw",
+    ]
+    spy += ["--rate", str(_RATE_HZ)]
+    with running(cache) as run, Server(OURS, options.model, run) as server:
         one = server.measure(options.batch, options.concurrency, 3.0)
-        print(f"{model.name}, batch {options.batch}, concurrency {options.concurrency}: {one.rate:.0f} answers/s,")
+        print(
+            f"{options.model}, batch {options.batch}, concurrency {options.concurrency}: {one.rate:.0f} answers/s,"
+        )
         print(f"p50 {one.p50_ms:.2f} ms, p99 {one.p99_ms:.2f} ms; CPU, milliseconds per request:")
         whole = sum(one.cpu_by_role.values()) or 1.0
         for role, cpu in sorted(one.cpu_by_role.items(), key=lambda item: -item[1]):
             print(f"  {role:12} {one.cpu_s_per_1000 * cpu / whole:8.3f}  ({100 * cpu / whole:.0f} %)")
-        profiles = profile(server, server.write_body(options.batch), options.concurrency, options.seconds, spy)
+        profiles = profile(
+            server,
+            options.batch,
+            options.concurrency,
+            spy,
+            seconds=options.seconds,
+            native=options.native,
+        )
     _RESULTS.mkdir(exist_ok=True)
     for role, profiled in profiles.items():
-        file = _RESULTS / f"where-{model.name}-b{options.batch}-c{options.concurrency}.{role}.stacks"
+        file = _RESULTS / f"where-{options.model}-b{options.batch}-c{options.concurrency}.{role}.stacks"
         file.write_text(profiled.stacks)
         print(f"\n{role}; stacks kept in {file}")
         print("\n".join(top(profiled, options.top)))

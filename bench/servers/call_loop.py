@@ -7,16 +7,20 @@ the inputs from START (CLOCK_MONOTONIC) on for so many seconds, writes the last 
 
 import sys
 import time
+from collections.abc import Callable
 
 import numpy as np
-import tf_model
+import tf_model  # type: ignore[import-not-found]
 
 
-def _loop(call, inputs, start, seconds):
+def _loop(
+    call: Callable[[tf_model.Arrays], tf_model.Arrays], inputs: tf_model.Arrays, start: float, seconds: float
+) -> tuple[tf_model.Arrays, list[float]]:
     for _ in range(20):
         call(inputs)
     time.sleep(max(0.0, start - time.monotonic()))
-    latencies, now, end = [], time.perf_counter(), time.perf_counter() + seconds
+    outputs, latencies, now = {}, [], time.perf_counter()
+    end = now + seconds
     while now < end:
         outputs = call(inputs)
         before, now = now, time.perf_counter()
@@ -24,7 +28,7 @@ def _loop(call, inputs, start, seconds):
     return outputs, latencies
 
 
-def main():
+def main() -> None:
     call = tf_model.load()
     print("ready", flush=True)
     for line in sys.stdin:

@@ -1,12 +1,12 @@
 """MLServer's custom runtime around tf_model."""
 
-import tf_model
-from mlserver import MLModel
-from mlserver.codecs import NumpyCodec
-from mlserver.types import InferenceRequest, InferenceResponse
+import tf_model  # type: ignore[import-not-found]
+from mlserver import MLModel  # type: ignore[import-not-found]
+from mlserver.codecs import NumpyCodec  # type: ignore[import-not-found]
+from mlserver.types import InferenceRequest, InferenceResponse  # type: ignore[import-not-found]
 
 
-class Runtime(MLModel):
+class Runtime(MLModel):  # type: ignore[misc]
     async def load(self) -> bool:
         self._call = tf_model.load()
         return True

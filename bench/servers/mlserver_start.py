@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 
-def main(port, workers, folder):
+def main(port: str, workers: str, folder: str) -> None:
     here = Path(__file__).resolve().parent
     # Its REST and metrics servers cannot be turned off: they listen next to the gRPC one.
     settings = {

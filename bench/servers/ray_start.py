@@ -5,25 +5,26 @@ Arguments: PORT REPLICAS FOLDER (for its session files).
 
 import signal
 import sys
+from typing import Any
 
-import ray
+import ray  # type: ignore[import-not-found]
 from ray import serve
-from ray.serve.config import HTTPOptions, gRPCOptions
+from ray.serve.config import HTTPOptions, gRPCOptions  # type: ignore[import-not-found]
 
 _SERVICER = "tensorflow_serving.apis.prediction_service_pb2_grpc.add_PredictionServiceServicer_to_server"
 
 
 @serve.deployment(max_ongoing_requests=100, ray_actor_options={"num_cpus": 0})
 class Model:
-    def __init__(self):
-        import tf_model
+    def __init__(self) -> None:
+        import tf_model  # type: ignore[import-not-found]
         from tensorflow.core.framework import types_pb2
-        from tensorflow_serving.apis import predict_pb2
+        from tensorflow_serving.apis import predict_pb2  # type: ignore[import-untyped]
 
         self._response, self._float = predict_pb2.PredictResponse, types_pb2.DT_FLOAT
         self._inputs, self._call = tf_model.INPUTS, tf_model.load()
 
-    async def Predict(self, request):  # noqa: N802  gRPC's name
+    async def Predict(self, request: Any) -> Any:  # noqa: N802  gRPC's name
         import numpy as np
 
         response = self._response(model_spec=request.model_spec)
@@ -40,7 +41,7 @@ class Model:
         return response
 
 
-def main(port, replicas, folder):
+def main(port: str, replicas: str, folder: str) -> None:
     cpus = max(2, int(replicas) + 1)
     ray.init(
         num_cpus=cpus,
@@ -53,7 +54,8 @@ def main(port, replicas, folder):
         http_options=HTTPOptions(host="127.0.0.1", port=int(port) + 1),
         grpc_options=gRPCOptions(port=int(port), grpc_servicer_functions=[_SERVICER]),
     )
-    serve.run(Model.options(num_replicas=int(replicas)).bind(), name="default", route_prefix="/")
+    deployment: Any = Model
+    serve.run(deployment.options(num_replicas=int(replicas)).bind(), name="default", route_prefix="/")
     signal.pause()
 
 

@@ -8,17 +8,19 @@ the dynamic batcher on, with its defaults (no queue delay); the batch dimension 
 import os
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import pytriton
-import tf_model
+import pytriton  # type: ignore[import-not-found]
+import tf_model  # type: ignore[import-not-found]
 
 _TYPES = {"float32": "TYPE_FP32", "int64": "TYPE_INT64"}
 _HERE = Path(__file__).resolve().parent
 
 
-def _tensors(kind, tensors, batching):
-    def dims(shape):
+def _tensors(kind: str, tensors: Mapping[str, Any], batching: bool) -> str:
+    def dims(shape: Sequence[int]) -> list[int]:
         return (list(shape) or [1]) if batching else [-1, *shape]
 
     return "".join(
@@ -27,7 +29,7 @@ def _tensors(kind, tensors, batching):
     )
 
 
-def _config(instances, batching):
+def _config(instances: str, batching: bool) -> str:
     return (
         f'backend: "python"\nmax_batch_size: {1024 if batching else 0}\n'
         + ("dynamic_batching {}\n" if batching else "")
@@ -37,7 +39,7 @@ def _config(instances, batching):
     )
 
 
-def main(port, instances, folder, stub_version, libpython):
+def main(port: str, instances: str, folder: str, stub_version: str, libpython: str) -> None:
     package = Path(pytriton.__file__).parent
     server, model = Path(folder, "server"), Path(folder, "repository", tf_model.NAME)
     shutil.copytree(package / "tritonserver", server, ignore=shutil.ignore_patterns("python_backend_stubs"))
