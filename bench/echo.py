@@ -132,10 +132,10 @@ def _worker(run_dir: RunDir, worker: WorkerId, answers: Mapping[int, bytes]) -> 
             page.beat()
             time.sleep(_BEAT_S)
 
-    def run(dispatch: int, index: int, _request: Request, body: bytes) -> tuple[Outcome, bytes]:
+    def run(dispatch: int, index: int, _request: Request, body: bytes, frames: list[bytes]) -> Outcome:
         page.start(dispatch, index)
         page.finish()
-        return Outcome(Code.OK), answers[len(body)]
+        return Outcome(Code.OK, messages.inline(answers[len(body)], frames))
 
     threading.Thread(target=beat, daemon=True).start()
     hello = Hello(

@@ -17,7 +17,7 @@ from bench.cell import Sample
 from bench.environments import REPOSITORY
 from bench.suite import Cell, Plan, Results
 
-OURS = "mpspool"
+OURS, LIMIT = "mpspool", "inprocess"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ TARGETS: Sequence[Target] = (
     Target("widedeep", 1, "triton", 1.2),
     Target("widedeep", 32, "triton", 1.2),
     Target("widedeep", 512, "triton", 1.0),
-    Target("widedeep", 512, "inprocess", 0.85),
+    Target("widedeep", 512, LIMIT, 0.85),
 )
 _TARGET_CONCURRENCY = 32
 
@@ -267,25 +267,42 @@ def plot(results: Results, file: Path) -> None:
         axis.remove()
     for axis, (part, model, batch) in zip(axes.flat, panels, strict=False):
         _panel(axis, results, part, model, batch)
-    figure.tight_layout()
+    labels = {
+        label: handle
+        for axis in figure.axes
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(labels.values(), labels.keys(), loc="lower center", ncols=len(labels), fontsize=8)
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
     figure.savefig(file, dpi=110)
     plt.close(figure)
 
 
 def _panel(axis: Any, results: Results, part: str, model: str, batch: int) -> None:
+    """One group of bars for each concurrency; the in-process limit is a line, or far above."""
     concurrencies = _concurrencies(results, part)
-    names = _names(results, part, model, batch)
+    names = [name for name in _names(results, part, model, batch) if name != LIMIT]
     width = 0.8 / max(1, len(names))
     for index, name in enumerate(names):
         samples = [results.median(Cell(part, model, batch, c), name) for c in concurrencies]
-        values = [
-            0.0 if one is None else one.rate if part == "pool" else 1000 * one.cpu_s_per_1000
-            for one in samples
-        ]
         places = [place + index * width for place in range(len(concurrencies))]
-        axis.bar(places, values, width, label=results.titles[name])
+        color = f"C{list(results.titles).index(name) % 10}"
+        axis.bar(
+            places, [_height(part, one) for one in samples], width, label=results.titles[name], color=color
+        )
+    title = f"{model}, batch {batch}"
+    limit = results.median(Cell(part, model, batch, concurrencies[-1]), LIMIT)
+    if limit is not None:
+        title += f" (in-process limit {limit.rate:.0f}/s)"
+        if limit.rate < 2 * axis.get_ylim()[1]:
+            axis.axhline(limit.rate, color="black", linestyle="--", linewidth=1)
     axis.set_xticks([place + 0.4 - width / 2 for place in range(len(concurrencies))])
     axis.set_xticklabels([f"concurrency {c}" for c in concurrencies])
-    axis.set_title(f"{model}, batch {batch}")
+    axis.set_title(title, fontsize=10)
     axis.set_ylabel("answers per second" if part == "pool" else "us of CPU per request")
-    axis.legend(fontsize=7)
+
+
+def _height(part: str, sample: Sample | None) -> float:
+    if sample is None:
+        return 0.0
+    return sample.rate if part == "pool" else 1000 * sample.cpu_s_per_1000

@@ -3,7 +3,7 @@
     python -m bench.where --model widedeep --batch 512
 
 py-spy is put into an environment of its own under the benchmark's cache. The stacks are kept under
-bench/results in collapsed form, one "frame;frame;... samples" a line, which speedscope.app opens.
+bench/results/where/raw in collapsed form, one "frame;frame;... samples" a line, which speedscope.app opens.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ from bench.models import MODELS
 from bench.peers import OURS
 from bench.server import Server
 
-_RESULTS = Path(__file__).resolve().parent / "results"
+_STACKS = Path(__file__).resolve().parent / "results" / "where" / "raw"
 _RATE_HZ = 250
 # Threads with less of the process's CPU are not shown.
 _WORTH_SHOWING = 0.02
+# Functions that are in more of the stacks than this are the way into the program.
+_SAYS_NOTHING = 0.99
 _WAITING = frozenset(
     (
         "clock_nanosleep",
@@ -136,14 +138,16 @@ def top(profile: Profile, count: int) -> Iterator[str]:
         spent_ms = cpu_ms.pop(thread, 0.0)
         if spent_ms < worth_ms:
             continue
-        yield f"  thread {name}: {spent_ms:.3f} ms CPU per answer; its samples"
+        yield f"  thread {name}: {spent_ms:.3f} ms; its samples"
         for title, counter in (("of its own", own), ("with what it calls", total)):
-            yield f"    {title}:"
-            for function, samples in counter.most_common(count):
+            telling = [one for one in counter.most_common() if one[1] < _SAYS_NOTHING * own.total()]
+            if telling:
+                yield f"    {title}:"
+            for function, samples in telling[:count]:
                 yield f"      {100 * samples / own.total():5.1f} %  {function}"
     for thread, spent_ms in cpu_ms.items():
         if spent_ms >= worth_ms:
-            yield f"  thread without Python, {profile.names[thread]}: {spent_ms:.3f} ms CPU per answer"
+            yield f"  thread without Python, {profile.names[thread]}: {spent_ms:.3f} ms"
 
 
 def _threads(stacks: str) -> Iterator[tuple[int, str, Counter[str], Counter[str]]]:
@@ -213,11 +217,11 @@ def _run(options: argparse.Namespace) -> None:
             seconds=options.seconds,
             native=options.native,
         )
-    _RESULTS.mkdir(exist_ok=True)
+    _STACKS.mkdir(parents=True, exist_ok=True)
     for role, profiled in profiles.items():
-        file = _RESULTS / f"where-{options.model}-b{options.batch}-c{options.concurrency}.{role}.stacks"
+        file = _STACKS / f"{options.model}-b{options.batch}-c{options.concurrency}.{role}.stacks"
         file.write_text(profiled.stacks)
-        print(f"\n{role}; stacks kept in {file}")
+        print(f"\none {role}, CPU per answer of the whole pool; stacks kept in {file}")
         print("\n".join(top(profiled, options.top)))
 
 

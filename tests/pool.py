@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -121,10 +122,8 @@ class Pool:
         """Ends whatever is left, for a test that has failed."""
         if self.process is not None:
             for pid in [self.process.pid, *processes_of(self.run_dir)]:
-                try:
+                with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
             self.process.wait(10)
 
     def assert_nothing_left(self) -> None:

@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,9 @@ def call(path: Path, op: str, *, timeout_s: float | None = 5.0, **arguments: Any
     raise ControlError(f"{path} closed the connection without an answer")
 
 
-def stream(path: Path, op: str, *, timeout_s: float | None = 5.0, **arguments: Any) -> Iterator[Message]:
+def stream(
+    path: Path, op: str, *, timeout_s: float | None = 5.0, **arguments: Any
+) -> Generator[Message, None, None]:
     """Asks once and yields answers until the other side closes. Raises ControlError."""
     with _connect(path, timeout_s) as connection:
         try:
@@ -72,7 +74,7 @@ async def acall(path: Path, op: str, *, timeout_s: float | None = 5.0, **argumen
     raise ControlError(f"{path} closed the connection without an answer")
 
 
-async def astream(path: Path, op: str, **arguments: Any) -> AsyncIterator[Message]:
+async def astream(path: Path, op: str, **arguments: Any) -> AsyncGenerator[Message, None]:
     """stream() for an event loop, without a time limit of its own."""
     try:
         reader, writer = await asyncio.open_unix_connection(str(path), limit=_MAX_LINE_BYTES)
@@ -106,7 +108,9 @@ class ControlServer:
         self._path.unlink(missing_ok=True)
         before = os.umask(0o177)
         try:
-            self._server = await asyncio.start_unix_server(self._accept, str(self._path), limit=_MAX_LINE_BYTES)
+            self._server = await asyncio.start_unix_server(
+                self._accept, str(self._path), limit=_MAX_LINE_BYTES
+            )
         finally:
             os.umask(before)
 
@@ -153,5 +157,5 @@ class ControlServer:
                     yield item
             else:
                 yield await answer
-        except Exception as error:  # whatever a handler raises is the asker's to read
+        except Exception as error:  # noqa: BLE001  whatever a handler raises is the asker's to read
             yield {"error": f"{type(error).__name__}: {error}"}

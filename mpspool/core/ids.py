@@ -54,7 +54,7 @@ class WorkerId:
 
     @property
     def program(self) -> str:
-        """supervisord's name for it, also the stem of its settings and log files."""
+        """Supervisord's name for it, also the stem of its settings and log files."""
         return WORKER_PREFIX + escape(str(self))
 
     @classmethod

@@ -1,8 +1,9 @@
 """What a worker and the router say to each other: msgspec structs over ZeroMQ.
 
-A message is frame 0, one msgpack-encoded struct of this module, then raw payload frames: the
-request bodies of a Dispatch, or the response bodies of the OK outcomes of a Result, in order.
-Neither side ever unpickles. PROTOCOL travels in Hello; a mismatch is refused.
+A message is frame 0, one msgpack-encoded struct of this module, then raw payload frames. A request's
+or response's body lies in its struct while it is short, which saves the frame; a longer one is None
+there and the next payload frame. Neither side ever unpickles. PROTOCOL travels in Hello; a mismatch is
+refused.
 
 A DEALER is not told that its router was replaced, and a ROUTER drops what it cannot address. So
 the router's epoch is in every message: a worker answers an unknown epoch with Hello, the router
@@ -14,6 +15,7 @@ from __future__ import annotations
 import msgspec
 
 PROTOCOL = 1
+INLINE_MAX_BYTES = 16 * 1024
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
@@ -39,6 +41,7 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     """How one request of a dispatch ended. Times in microseconds, as the worker measured them."""
 
     code: int
+    body: bytes | None = b""
     message: str = ""
     parse_us: int = 0
     run_us: int = 0
@@ -63,11 +66,12 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     """One request of a dispatch. deadline_ns is CLOCK_MONOTONIC, 0 for none."""
 
     method: str
+    body: bytes | None
     deadline_ns: int = 0
 
 
 class Dispatch(msgspec.Struct, tag="dispatch", frozen=True):
-    """Router to worker: whole requests to run in order; their bodies follow as frames."""
+    """Router to worker: whole requests to run in order."""
 
     epoch: int
     dispatch: int
@@ -105,6 +109,14 @@ FromRouter = Dispatch | Welcome | WhoAreYou | Goodbye | Refused
 encode = msgspec.msgpack.Encoder().encode
 decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 decode_from_router = msgspec.msgpack.Decoder(FromRouter).decode
+
+
+def inline(body: bytes, frames: list[bytes]) -> bytes | None:
+    """What stands for a body in its struct; a long one is added to the frames instead."""
+    if len(body) <= INLINE_MAX_BYTES:
+        return body
+    frames.append(body)
+    return None
 
 
 def worker_identity(worker: str, generation: int) -> bytes:

@@ -36,7 +36,7 @@ class RunDir:
 
     @property
     def programs(self) -> Path:
-        """supervisord's include folder: one file per worker."""
+        """Supervisord's include folder: one file per worker."""
         return self.root / "programs"
 
     @property
@@ -98,5 +98,5 @@ class RunDir:
         return [self.root, self.programs, self.settings, self.logs, self.progress, self.mps]
 
     def longest_socket_bytes(self) -> int:
-        """supervisord binds its socket under a longer temporary name (".<pid>") first."""
+        """Supervisord binds its socket under a longer temporary name (".<pid>") first."""
         return max(len(os.fsencode(path)) for path in self.sockets()) + len(".4194304")

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Generic, TypeVar
 
-
 S = TypeVar("S", bound=enum.Enum)
 
 
@@ -74,7 +73,7 @@ SLOT_MOVES: Mapping[SlotState, frozenset[SlotState]] = {
 }
 
 
-class InvalidTransition(Exception):
+class InvalidTransitionError(Exception):
     """A move that its table does not allow; the text carries the recent history."""
 
 
@@ -92,10 +91,10 @@ class Lifecycle(Generic[S]):
         return self._state
 
     def to(self, state: S, reason: str) -> None:
-        """Moves to the state. Raises InvalidTransition where the table does not allow it."""
+        """Moves to the state. Raises InvalidTransitionError where the table does not allow it."""
         if state not in self._moves[self._state]:
             story = " -> ".join(f"{past.value} ({why})" for past, why in self._history)
-            raise InvalidTransition(
+            raise InvalidTransitionError(
                 f"{self._name}: {self._state.value} cannot become {state.value} ({reason}); history: {story}"
             )
         self._state = state

@@ -31,6 +31,9 @@ from mpspool.router.scheduler import Entry, Refuse, Scheduler
 logger = log.get("dataplane")
 
 _TICK_S = 0.1
+# While there are more requests than workers dispatches keep this distance, and what arrives in between
+# shares them.
+_PUMP_S = 0.0005
 # After a pause of our own (a suspended machine, a throttled container) the workers' heartbeats are
 # old through no fault of theirs: they get this long to beat again.
 _PAUSE_NS = 500_000_000
@@ -92,6 +95,9 @@ class Dataplane:
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
         self._pumping = False
+        self._last_pump = 0.0
+        # The most requests at once, of late: what the moment shows is blurred by what sockets hold.
+        self._peak = 0
         self._last_tick_ns = time.monotonic_ns()
         self._paused_until_ns = 0
         # Unlike any predecessor's, so that a worker can tell that its router was replaced.
@@ -126,6 +132,7 @@ class Dataplane:
                 model, spec.signature_name, body, arrived_ns, deadline_ns, future=self._loop.create_future()
             )
             self._scheduler.arrive(pending, arrived_ns)
+            self._peak = max(self._peak, self._scheduler.unfinished())
         except PoolError as error:
             self._recorder.finished(model.name, model.version, "", error.code, 0.0, 0.0, None)
             raise
@@ -135,7 +142,8 @@ class Dataplane:
         except asyncio.CancelledError:
             if not pending.over:
                 self._scheduler.cancel(pending)
-                self._count(pending, "", Code.CANCELLED, None)
+                late = deadline_ns and time.monotonic_ns() >= deadline_ns
+                self._count(pending, "", Code.DEADLINE_EXCEEDED if late else Code.CANCELLED, None)
             raise
 
     def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
@@ -148,7 +156,7 @@ class Dataplane:
         return self._models.status(name, version)
 
     def unready(self) -> str:
-        """"" when requests can be served, else the reason why not."""
+        """Why requests cannot be served; empty when they can."""
         if self.draining:
             return "shutting down"
         return self._models.unready(every=self._settings.readiness == "all")
@@ -283,9 +291,9 @@ class Dataplane:
         entries = self._scheduler.finished(worker.name, result.dispatch)
         if entries is None:
             return  # of a worker that was given up, or sent twice
-        bodies = iter(frames)
+        long_bodies = iter(frames)
         for entry, outcome in zip(entries, result.outcomes, strict=True):
-            body = next(bodies) if outcome.code == Code.OK else b""
+            body = next(long_bodies) if outcome.body is None else outcome.body
             cost_us = outcome.parse_us + outcome.run_us + outcome.encode_us
             self._scheduler.costs.observe(entry.model, entry.signature, len(entry.body), cost_us)
             worker.served += 1
@@ -325,6 +333,7 @@ class Dataplane:
             if now_ns - self._last_tick_ns > _TICK_S * 1e9 + _PAUSE_NS:
                 self._paused_until_ns = now_ns + 2 * _PAUSE_NS
             self._last_tick_ns = now_ns
+            self._peak = self._scheduler.unfinished()
             self._refuse(self._scheduler.expire(now_ns))
             if now_ns >= self._paused_until_ns:
                 for worker in list(self._workers.values()):
@@ -366,20 +375,28 @@ class Dataplane:
     # -- doing ------------------------------------------------------------------------------------
 
     def _pump_soon(self) -> None:
-        """Dispatches once for all that happens in this turn of the loop."""
+        """Dispatches once for all that happens in this turn of the loop, or in the next _PUMP_S."""
         if not self._pumping:
             self._pumping = True
-            self._loop.call_soon(self._pump)
+            wait_s = self._last_pump + _PUMP_S - self._loop.time()
+            if wait_s > 0 and self._peak > self._scheduler.workers():
+                self._loop.call_later(wait_s, self._pump)
+            else:
+                self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         self._pumping = False
+        self._last_pump = self._loop.time()
         now_ns = time.monotonic_ns()
         self._refuse(self._scheduler.expire(now_ns))
         for order in self._scheduler.dispatch(now_ns):
             identity = order.worker.encode()
-            requests = [messages.Request("predict", entry.deadline_ns) for entry in order.entries]
-            message = messages.Dispatch(self.epoch, order.dispatch, requests)
-            if not self._link.send(identity, message, [entry.body for entry in order.entries]):
+            frames: list[bytes] = []
+            requests = [
+                messages.Request("predict", messages.inline(entry.body, frames), entry.deadline_ns)
+                for entry in order.entries
+            ]
+            if not self._link.send(identity, messages.Dispatch(self.epoch, order.dispatch, requests), frames):
                 self._lose(self._workers[identity], "unreachable")
 
     def _refuse(self, refusals: list[Refuse]) -> None:

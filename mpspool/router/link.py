@@ -16,6 +16,12 @@ logger = log.get("link")
 
 # A worker holds as many dispatches as it has credits, and a few words beside.
 _SEND_HIGH_WATER = 64
+# Plain integers: pyzmq's flags are enums, and joining two of them costs more than the send.
+_NOBLOCK = int(zmq.NOBLOCK)
+_POLLIN = int(zmq.POLLIN)
+_EVENTS = int(zmq.EVENTS)
+# Below this ZeroMQ's own copy is cheaper than a message that borrows our memory.
+_BORROW_BYTES = 64 * 1024
 Receiver = Callable[[bytes, messages.FromWorker, list[bytes]], None]
 
 
@@ -41,20 +47,21 @@ class Link:
         finally:
             os.umask(before)
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._socket.getsockopt(zmq.FD), self._on_readable)
+        self._fd = int(self._socket.getsockopt(zmq.FD))
+        self._loop.add_reader(self._fd, self._on_readable)
         self._loop.call_soon(self._on_readable)
 
     def send(self, identity: bytes, message: messages.FromRouter, frames: list[bytes]) -> bool:
         """False where the worker cannot be reached any more."""
+        parts = [identity, messages.encode(message), *frames]
         try:
-            self._socket.send_multipart(
-                [identity, messages.encode(message), *frames], flags=zmq.NOBLOCK, copy=False
-            )
+            self._socket.send_multipart(parts, _NOBLOCK, copy=not _has_long(frames))
         except zmq.ZMQError as error:
             logger.warning("unreachable", worker=identity.decode(), error=str(error))
             return False
         # ZeroMQ's descriptor is edge-triggered and a send may swallow the edge of a receive.
-        self._loop.call_soon(self._on_readable)
+        if self._readable():
+            self._loop.call_soon(self._on_readable)
         return True
 
     def drain(self) -> None:
@@ -62,21 +69,27 @@ class Link:
         self._on_readable()
 
     def _on_readable(self) -> None:
-        while not self._socket.closed:
-            try:
-                identity, head, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            except ValueError:
-                continue  # not even two frames: not from a worker of ours
-            try:
-                message = messages.decode_from_worker(head)
-            except msgspec.MsgspecError as error:
-                logger.warning("not understood", worker=identity.decode(errors="replace"), error=str(error))
-                continue
+        while not self._socket.closed and self._readable():
+            identity, *parts = self._socket.recv_multipart(_NOBLOCK)
+            if parts:
+                self._take(identity, parts[0], parts[1:])
+
+    def _readable(self) -> bool:
+        return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
+
+    def _take(self, identity: bytes, head: bytes, frames: list[bytes]) -> None:
+        try:
+            message = messages.decode_from_worker(head)
+        except msgspec.MsgspecError as error:
+            logger.warning("not understood", worker=identity.decode(errors="replace"), error=str(error))
+        else:
             self._receive(identity, message, frames)
 
     def close(self) -> None:
         if not self._socket.closed:
-            self._loop.remove_reader(self._socket.getsockopt(zmq.FD))
+            self._loop.remove_reader(self._fd)
             self._context.destroy(linger=0)
+
+
+def _has_long(frames: list[bytes]) -> bool:
+    return any(len(frame) >= _BORROW_BYTES for frame in frames)

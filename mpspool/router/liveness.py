@@ -23,6 +23,7 @@ def hung(
 
     Args:
         progress: its page, just read.
+        now_ns: CLOCK_MONOTONIC.
         stat: of its process; None for one that is gone, which is not ours to judge.
         predicted_us: what the running request was predicted to cost.
         hang_timeout_s: the least time a request may run before it counts as hung.

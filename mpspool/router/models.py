@@ -98,9 +98,7 @@ class Models:
         """For GetModelStatus, oldest version first. Raises PoolError with TensorFlow Serving's text."""
         mine = [v for v in self.all() if v.model.name == name and number in (None, v.model.version)]
         if not mine:
-            what = (
-                f"any versions of model {name}" if number is None else f"version {number} of model {name}"
-            )
+            what = f"any versions of model {name}" if number is None else f"version {number} of model {name}"
             raise PoolError(Code.NOT_FOUND, f"Could not find {what}")
         return [
             VersionStatus(

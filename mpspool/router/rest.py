@@ -59,6 +59,9 @@ class RestFront:
             raise StartError([_cannot_bind(self._host, self.port, error)]) from error
         self.port = self._runner.addresses[0][1]
 
+    async def quiesce(self, grace_s: float) -> None:
+        """Nothing: probes are answered to the last moment."""
+
     async def stop(self, grace_s: float) -> None:
         """Closes the port, gives running requests grace_s to finish, then ends all connections."""
         with contextlib.suppress(TimeoutError):

@@ -103,8 +103,12 @@ class _Queue:
     length: int = 0
 
 
+def _load(worker: _Worker) -> tuple[int, int]:
+    return len(worker.batches), worker.last_sent
+
+
 def _least_loaded(workers: Iterable[_Worker]) -> _Worker | None:
-    return min(workers, key=lambda worker: (len(worker.batches), worker.last_sent), default=None)
+    return min(workers, key=_load, default=None)
 
 
 def _round_robin(workers: Iterable[_Worker]) -> _Worker | None:
@@ -136,6 +140,7 @@ class Scheduler:
         self._deadlines: list[tuple[int, int, Entry]] = []
         self._tiebreak = itertools.count()
         self._bytes = 0
+        self._wanted = 0
         self._suspect: Entry | None = None
         self._quarantine: OrderedDict[bytes, int] = OrderedDict()
         self.costs = CostTable()
@@ -165,6 +170,7 @@ class Scheduler:
                 Fault.MODEL,
             )
         self._bytes += len(entry.body)
+        self._wanted += 1
         self._wait(queue, entry)
         if entry.deadline_ns:
             heapq.heappush(self._deadlines, (entry.deadline_ns, next(self._tiebreak), entry))
@@ -180,7 +186,9 @@ class Scheduler:
         while self._deadlines and (self._deadlines[0][0] <= now_ns or self._deadlines[0][2].over):
             entry = heapq.heappop(self._deadlines)[2]
             if not entry.over:
-                refusals.append(self._refuse(entry, Code.DEADLINE_EXCEEDED, "Deadline exceeded", Fault.CLIENT))
+                refusals.append(
+                    self._refuse(entry, Code.DEADLINE_EXCEEDED, "Deadline exceeded", Fault.CLIENT)
+                )
         return refusals
 
     def next_deadline_ns(self) -> int | None:
@@ -200,9 +208,9 @@ class Scheduler:
 
     # -- workers ----------------------------------------------------------------------------------
 
-    def join(self, name: str, model: ModelVersion, credits: int) -> None:
-        """A worker is READY and may hold `credits` dispatches at once."""
-        worker = _Worker(name, model, credits)
+    def join(self, name: str, model: ModelVersion, credit: int) -> None:
+        """A worker is READY and may hold `credit` dispatches at once."""
+        worker = _Worker(name, model, credit)
         self._workers[name] = worker
         self._queue(model).workers[name] = worker
 
@@ -317,14 +325,14 @@ class Scheduler:
         """One suspect at a time in the pool, alone on a worker that is emptied for it first."""
         while queue.suspects and queue.suspects[0].over:
             queue.suspects.popleft()
-        staying = [w for w in queue.workers.values() if not w.leaving]
+        staying = [worker for worker in queue.workers.values() if not worker.leaving]
+        if not queue.suspects:
+            for worker in staying:
+                self._release(worker)
         if self._suspect is not None or not queue.suspects or not staying:
-            if not queue.suspects:
-                for worker in staying:
-                    self._release(worker)
             return
-        worker = next((w for w in staying if w.reserved), None) or _least_loaded(staying)
-        assert worker is not None
+        reserved = [worker for worker in staying if worker.reserved]
+        worker = min(reserved or staying, key=_load)
         worker.reserved = True
         if not worker.batches:
             entry = queue.suspects.popleft()
@@ -381,6 +389,7 @@ class Scheduler:
         entry.over = True
         self._unqueue(entry)
         self._bytes -= len(entry.body)
+        self._wanted -= 1
 
     def queued(self, model: ModelVersion) -> int:
         """Requests that wait, not counting those in flight."""
@@ -396,12 +405,10 @@ class Scheduler:
         worker = self._workers.get(name)
         return next((batch.cost_us for batch in worker.batches.values()), None) if worker else None
 
+    def workers(self) -> int:
+        """Workers that take requests, of any model version."""
+        return len(self._workers)
+
     def unfinished(self) -> int:
         """Requests that wait or run and are still wanted."""
-        waiting = sum(self.queued(model) for model in self._queues)
-        return waiting + sum(
-            not entry.over
-            for worker in self._workers.values()
-            for batch in worker.batches.values()
-            for entry in batch.entries
-        )
+        return self._wanted

@@ -102,12 +102,16 @@ class GrpcFront:
         await self._health.start()
         await self._server.start()
 
-    async def stop(self, grace_s: float) -> None:
-        """Refuses new calls, gives running ones grace_s to finish, then ends all connections."""
+    async def quiesce(self, grace_s: float) -> None:
+        """Refuses new calls, and gives running ones grace_s to finish."""
         self._stopping = True
         await self._health.stop()
         if self._running:
             await asyncio.wait(self._running, timeout=grace_s)
+
+    async def stop(self, grace_s: float) -> None:
+        """quiesce(), then ends all connections. Calls that arrive in this moment end as CANCELLED."""
+        await self.quiesce(grace_s)
         await self._server.stop(_LINGER_S)
 
     def _handlers(self) -> dict[str, Handler]:

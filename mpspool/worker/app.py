@@ -5,12 +5,11 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
 
-from mpspool.core import log, messages, process, settings
+from mpspool.core import log, messages, process
 from mpspool.core.errors import Code, PoolError, cut
 from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.messages import Hello, Outcome, Request
@@ -18,8 +17,9 @@ from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import WorkerSettings
 from mpspool.core.states import WORKER_MOVES, Lifecycle, WorkerState
+from mpspool.worker import device
 from mpspool.worker.engine.base import Engine
-from mpspool.worker.link import Link, Refusal, wake_on_signals
+from mpspool.worker.link import Link, RefusedError, wake_on_signals
 from mpspool.worker.predict import predict
 
 logger = log.get("worker")
@@ -64,14 +64,11 @@ class Worker:
         signal.signal(signal.SIGTERM, self._on_stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
-        from mpspool.worker import device  # noqa: PLC0415  the environment comes before TensorFlow
-
-        device.prepare(self._config)
         attachment = device.attach_simulated(self._config)
         try:
             self._load()
             self._link.serve(lambda: self._stopping, wakeup)
-        except Refusal as refusal:
+        except RefusedError as refusal:
             return self.fail(f"the router refused this worker: {refusal}", process.EXIT_NEVER)
         finally:
             if attachment is not None:
@@ -84,8 +81,8 @@ class Worker:
         return 0
 
     def _load(self) -> None:
-        from mpspool.worker import device, warmup  # noqa: PLC0415
-        from mpspool.worker.engine.load import load  # noqa: PLC0415
+        from mpspool.worker import warmup
+        from mpspool.worker.engine.load import load
 
         start = time.monotonic()
         self._to(WorkerState.LOADING)
@@ -107,20 +104,22 @@ class Worker:
         self._state.to(state, "start")
         self._link.announce(state)
 
-    def _run(self, dispatch: int, index: int, request: Request, body: bytes) -> tuple[Outcome, bytes]:
+    def _run(self, dispatch: int, index: int, request: Request, body: bytes, frames: list[bytes]) -> Outcome:
         """One request. Whatever it raises is its own answer and never another's."""
         assert self._engine is not None
         self._progress.start(dispatch, index)
         try:
             if request.deadline_ns and time.monotonic_ns() >= request.deadline_ns:
-                return Outcome(Code.DEADLINE_EXCEEDED, "Deadline exceeded before the request was run"), b""
+                return Outcome(Code.DEADLINE_EXCEEDED, message="Deadline exceeded before the request was run")
             response, times = predict(self._engine, self._model, body)
-            return Outcome(Code.OK, "", times.parse_us, times.run_us, times.encode_us), response
+            return Outcome(
+                Code.OK, messages.inline(response, frames), "", times.parse_us, times.run_us, times.encode_us
+            )
         except PoolError as error:
-            return Outcome(error.code, cut(error.message)), b""
+            return Outcome(error.code, message=cut(error.message))
         except Exception:
             logger.exception("request failed")
-            return Outcome(Code.INTERNAL, "The worker failed on this request; see its log"), b""
+            return Outcome(Code.INTERNAL, message="The worker failed on this request; see its log")
         finally:
             self._progress.finish()
 
@@ -129,7 +128,7 @@ class Worker:
             self._progress.beat()
             time.sleep(_BEAT_S)
 
-    def _on_stop(self, signum: int, frame: object) -> None:
+    def _on_stop(self, _signum: int, _frame: object) -> None:
         self._stopping = True
         if self._engine is None:  # nothing was promised yet
             os._exit(0)
@@ -141,28 +140,17 @@ class Worker:
         return status
 
 
-def main(settings_file: str) -> int:
-    """`python -m mpspool.worker SETTINGS`."""
-    process.die_with_parent(os.getppid())
+def main(config: WorkerSettings) -> int:
+    """Runs a worker in a process that device.prepare() has been called in."""
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    config = settings.load(Path(settings_file), WorkerSettings)
-    log.configure(worker=config.worker, generation=config.generation)
     worker = Worker(config)
     try:
         return worker.serve()
     except Exception as error:
-        from mpspool.worker.engine.load import LoadError  # noqa: PLC0415
+        from mpspool.worker.engine.load import LoadError
 
         if isinstance(error, LoadError):
             return worker.fail(str(error), process.EXIT_NEVER)
         logger.exception("crashed")
         return worker.fail(f"{type(error).__name__}: {error}", 1)
-
-
-def run(settings_file: str) -> None:
-    """Ends the process without TensorFlow's own teardown, which may hang and has nothing left to save."""
-    status = main(settings_file)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)

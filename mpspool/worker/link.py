@@ -11,7 +11,6 @@ import msgspec
 import zmq
 
 from mpspool.core import log, messages
-from mpspool.core.errors import Code
 from mpspool.core.messages import Hello, Outcome, Request
 from mpspool.core.states import WorkerState
 
@@ -19,14 +18,15 @@ logger = log.get("link")
 
 # Idle, a worker says Hello this often: so a replaced router learns of it.
 BEAT_MS = 250
+_CONNECT_MS = 500
 # Leaving, it waits at most this many beats of silence for the router's Goodbye.
 _GOODBYE_BEATS = 8
-# Runs one request: its dispatch, its index in it, what is asked and the body. Gives the outcome, and
-# the response's bytes where that is OK.
-Runner = Callable[[int, int, Request, bytes], tuple[Outcome, bytes]]
+# Runs one request: its dispatch, its index in it, what is asked, the body, and the list of frames that
+# a long response goes to.
+Runner = Callable[[int, int, Request, bytes, list[bytes]], Outcome]
 
 
-class Refusal(Exception):
+class RefusedError(Exception):
     """The router does not want this worker, and says why."""
 
 
@@ -57,7 +57,8 @@ class Link:
         self._poller.register(self._socket, zmq.POLLIN)
 
     def announce(self, state: WorkerState, engine: str = "", signatures: bytes = b"") -> None:
-        """Tells the router a new state, once it is true."""
+        """Tells the router a new state, once it is true; a router that is not there learns it later."""
+        self._socket.poll(_CONNECT_MS, zmq.POLLOUT)
         self._hello = msgspec.structs.replace(self._hello, state=state.value, engine=engine)
         self._signatures = signatures
         self._epoch = 0
@@ -71,7 +72,7 @@ class Link:
             wakeup: a descriptor that becomes readable when `stopping` may have changed.
 
         Raises:
-            Refusal: the router does not want this worker.
+            RefusedError: the router does not want this worker.
         """
         self._poller.register(wakeup, zmq.POLLIN)
         silent_beats = 0
@@ -117,17 +118,17 @@ class Link:
         elif isinstance(message, messages.Goodbye):
             return False
         else:
-            raise Refusal(message.reason)
+            raise RefusedError(message.reason)
         return True
 
     def _on_dispatch(self, dispatch: messages.Dispatch, frames: list[bytes]) -> None:
-        outcomes, bodies = [], []
-        for index, (request, body) in enumerate(zip(dispatch.requests, frames, strict=True)):
-            outcome, response = self._run(dispatch.dispatch, index, request, body)
-            outcomes.append(outcome)
-            if outcome.code == Code.OK:
-                bodies.append(response)
-        self._send(messages.Result(dispatch.epoch, dispatch.dispatch, outcomes), bodies)
+        long_bodies = iter(frames)
+        outcomes: list[Outcome] = []
+        answers: list[bytes] = []
+        for index, request in enumerate(dispatch.requests):
+            body = next(long_bodies) if request.body is None else request.body
+            outcomes.append(self._run(dispatch.dispatch, index, request, body, answers))
+        self._send(messages.Result(dispatch.epoch, dispatch.dispatch, outcomes), answers)
 
     def _say_hello(self) -> None:
         signatures = b"" if self._epoch else self._signatures

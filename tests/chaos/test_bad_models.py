@@ -12,7 +12,7 @@ import pytest
 from tests import models
 from tests.conftest import PoolStarter
 from tests.polling import until
-from tests.pool import Load, Pool, cli
+from tests.pool import Load, cli
 
 LoadStarter = Callable[..., Load]
 
@@ -59,7 +59,9 @@ def test_a_worker_killed_at_every_start_backs_off(
 ) -> None:
     """A model whose operators abort when loaded: restarts count up with growing pauses, then FATAL."""
     source = tmp_path / "aborts.c"
-    source.write_text("#include <stdlib.h>\n__attribute__((constructor)) static void end(void) { abort(); }\n")
+    source.write_text(
+        "#include <stdlib.h>\n__attribute__((constructor)) static void end(void) { abort(); }\n"
+    )
     library = tmp_path / "aborts.so"
     subprocess.run(["g++", "-shared", "-fPIC", "-o", library, source], check=True)
     config = write_pool(
@@ -78,7 +80,11 @@ restart: {{retries: 2, backoff_s: 0.5}}
 
 
 def test_a_poisonous_request_is_refused_and_nobody_else_is_harmed(
-    start_pool: PoolStarter, model_dir: Callable[[str], Path], testing_ops: Path, tmp_path: Path, load: LoadStarter
+    start_pool: PoolStarter,
+    model_dir: Callable[[str], Path],
+    testing_ops: Path,
+    tmp_path: Path,
+    load: LoadStarter,
 ) -> None:
     """It kills two of three workers, is refused with INTERNAL; every other request is answered right."""
     config = write_pool(
@@ -107,7 +113,11 @@ models:
 
 @pytest.mark.parametrize("timeout_s", [2])
 def test_a_request_that_hangs_is_found_by_lack_of_progress(
-    start_pool: PoolStarter, model_dir: Callable[[str], Path], testing_ops: Path, tmp_path: Path, timeout_s: int
+    start_pool: PoolStarter,
+    model_dir: Callable[[str], Path],
+    testing_ops: Path,
+    tmp_path: Path,
+    timeout_s: int,
 ) -> None:
     """A worker that beats but does not progress past hang_timeout_s is dumped and replaced."""
     config = write_pool(

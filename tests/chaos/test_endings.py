@@ -37,7 +37,7 @@ def test_sigterm_under_load_loses_nothing(pool: Pool, load: LoadStarter) -> None
 
 @pytest.mark.parametrize("victim", ["supervisord", "foreground"])
 def test_killing_the_top_ends_all(pool: Pool, victim: str, model_dir: Callable[[str], Path]) -> None:
-    """kill -9 of supervisord or of the foreground process: every child ends too; a new start works."""
+    """Kill -9 of supervisord or of the foreground process: every child ends too; a new start works."""
     commands = processes_of(pool.run_dir)
     supervisord = next(pid for pid, command in commands.items() if "supervisord.conf" in command)
     os.kill(supervisord if victim == "supervisord" else pool.pid, signal.SIGKILL)

@@ -44,7 +44,7 @@ def first_worker(pool: Pool) -> dict[str, object]:
 
 
 def test_killed_worker_costs_no_request(pool: Pool, load: LoadStarter) -> None:
-    """kill -9 a worker: no failed request, the slot READY again by itself, restarts counts up."""
+    """Kill -9 a worker: no failed request, the slot READY again by itself, restarts counts up."""
     before = first_worker(pool)
     running = load(pool, "half_plus_two", RATE, 14)
     until(lambda: sum(w["served"] for w in pool.workers().values()) > before["served"] + 200, 20)
@@ -57,7 +57,7 @@ def test_killed_worker_costs_no_request(pool: Pool, load: LoadStarter) -> None:
 
 
 def test_stopped_worker_is_replaced(pool: Pool, load: LoadStarter) -> None:
-    """kill -STOP a worker: its requests run elsewhere in time, its stack is in its log, it is replaced."""
+    """Kill -STOP a worker: its requests run elsewhere in time, its stack is in its log, it is replaced."""
     before = first_worker(pool)
     log = pool.run_dir / "logs" / "worker.half_plus_two@1.cpu0.0.log"
     dumps = log.read_text().count("most recent call first")
@@ -72,7 +72,7 @@ def test_stopped_worker_is_replaced(pool: Pool, load: LoadStarter) -> None:
 
 
 def test_killed_pool_process_is_replaced_and_adopts(pool: Pool, load: LoadStarter) -> None:
-    """kill -9 the pool process: serving goes on, its successor adopts the same workers."""
+    """Kill -9 the pool process: serving goes on, its successor adopts the same workers."""
     before = pool.workers()
     running = load(pool, "half_plus_two", RATE, 8)
     old = pool.process_pid("pool")
@@ -88,7 +88,7 @@ def test_killed_pool_process_is_replaced_and_adopts(pool: Pool, load: LoadStarte
 
 
 def test_killed_router_is_replaced_and_workers_rejoin(pool: Pool, load: LoadStarter) -> None:
-    """kill -9 the router: the same workers rejoin, clients are served again within a few seconds."""
+    """Kill -9 the router: the same workers rejoin, clients are served again within a few seconds."""
     before = pool.workers()
     running = load(pool, "half_plus_two", RATE, 12, "--wait-for-ready")
     until(lambda: sum(w["served"] for w in pool.workers().values()) > 200, 20)

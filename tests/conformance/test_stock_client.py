@@ -26,8 +26,8 @@ MESSAGE_LIMIT = 4 * 2**20
 def tf() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import tensorflow  # noqa: PLC0415
-    return tensorflow
+        import tensorflow as tf
+    return tf
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def apis(tf: Any) -> Any:
     """The stock client's modules."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from tensorflow_serving.apis import (  # noqa: PLC0415
+        from tensorflow_serving.apis import (
             classification_pb2,
             get_model_metadata_pb2,
             get_model_status_pb2,
@@ -210,14 +210,18 @@ BAD = {
     "missing input": (
         lambda asked: asked.inputs.clear(),
         INVALID,
-        "input size does not match signature: 0!=1 len({}) != len({x}). Sent extra: {}. "
-        "Missing but required: {x}.",
+        (
+            "input size does not match signature: 0!=1 len({}) != len({x}). Sent extra: {}. "
+            "Missing but required: {x}."
+        ),
     ),
     "extra input": (
         lambda asked: asked.inputs["z"].CopyFrom(asked.inputs["x"]),
         INVALID,
-        "input size does not match signature: 2!=1 len({x,z}) != len({x}). Sent extra: {z}. "
-        "Missing but required: {}.",
+        (
+            "input size does not match signature: 2!=1 len({x,z}) != len({x}). Sent extra: {z}. "
+            "Missing but required: {}."
+        ),
     ),
     "wrong element count": (
         lambda asked: setattr(asked.inputs["x"], "tensor_content", b"123"),
@@ -245,9 +249,7 @@ def test_wrong_dtype_shape_and_name(stub: Any, apis: Any, tf: Any) -> None:
         "Expects arg[0] to be float but bool is provided",
     )
     refused(stub, request(apis, tf, z=X), INVALID, "x")
-    wide = request(
-        apis, tf, "widedeep", cat=np.zeros((2, 3), np.int64), dense=np.zeros((2, 13), np.float32)
-    )
+    wide = request(apis, tf, "widedeep", cat=np.zeros((2, 3), np.int64), dense=np.zeros((2, 13), np.float32))
     refused(stub, wide, INVALID, "")
     assert stub.Predict(request(apis, tf, x=X), timeout=10).outputs["y"].float_val[0] == 2.5
 
@@ -322,7 +324,7 @@ def test_http_health_and_metrics(pool: Pool, stub: Any, apis: Any, tf: Any) -> N
     assert http(pool, "/readyz")[0] == 200
     status, metrics = http(pool, "/metrics")
     assert status == 200
-    assert 'mpspool_requests_total{' in metrics
+    assert "mpspool_requests_total{" in metrics
     assert 'model="half_plus_two"' in metrics
     assert http(pool, "/v1/models/half_plus_two:predict")[0] in (404, 405, 501)
 

@@ -21,7 +21,14 @@ from mpspool.core.ids import WorkerId, escape, unescape
 from mpspool.core.progress import ProgressReader, ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RouterSettings
-from mpspool.core.states import SLOT_MOVES, WORKER_MOVES, InvalidTransition, Lifecycle, SlotState, WorkerState
+from mpspool.core.states import (
+    SLOT_MOVES,
+    WORKER_MOVES,
+    InvalidTransitionError,
+    Lifecycle,
+    SlotState,
+    WorkerState,
+)
 from tests.conftest import short_dir
 
 
@@ -45,7 +52,9 @@ def test_lifecycle_refuses_what_its_table_does_not_allow() -> None:
     """An illegal move raises with the history that led to it."""
     life = Lifecycle("w", WORKER_MOVES, WorkerState.STARTING)
     life.to(WorkerState.LOADING, "go")
-    with pytest.raises(InvalidTransition, match=r"LOADING cannot become READY .*STARTING .*LOADING \(go\)"):
+    with pytest.raises(
+        InvalidTransitionError, match=r"LOADING cannot become READY .*STARTING .*LOADING \(go\)"
+    ):
         life.to(WorkerState.READY, "too early")
 
 
@@ -93,7 +102,9 @@ def test_settings_are_private_and_whole(tmp_path: Path) -> None:
 
 def test_long_run_folders_are_measured() -> None:
     """The longest socket path counts what supervisord appends while binding."""
-    assert RunDir(Path("/" + "x" * 100)).longest_socket_bytes() > 107 > RunDir(Path("/x")).longest_socket_bytes()
+    assert (
+        RunDir(Path("/" + "x" * 100)).longest_socket_bytes() > 107 > RunDir(Path("/x")).longest_socket_bytes()
+    )
 
 
 def test_cut_is_tensorflow_servings() -> None:
@@ -158,6 +169,6 @@ time.sleep(60)
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    from tests.polling import until  # noqa: PLC0415
+    from tests.polling import until
 
     until(lambda: not process.alive(child), 5)

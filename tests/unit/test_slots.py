@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpspool.core.process import EXIT_NEVER
 from mpspool.core.settings import RestartSettings
-from mpspool.core.states import InvalidTransition, SlotState
+from mpspool.core.states import InvalidTransitionError, SlotState
 from mpspool.supervisor.slots import PROVEN_S, GiveUp, Instruction, Slot, StartAt, StartNow, delay_s
 
 SETTINGS = RestartSettings(retries=3, backoff_s=1.0, max_backoff_s=10.0)
@@ -95,7 +95,7 @@ def test_a_worker_in_an_occupied_slot_is_refused() -> None:
     """Two workers in one slot are an illegal move."""
     slot = Slot("s", SETTINGS)
     slot.started(7, 1)
-    with pytest.raises(InvalidTransition):
+    with pytest.raises(InvalidTransitionError):
         slot.started(8, 2)
 
 

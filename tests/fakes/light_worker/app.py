@@ -9,12 +9,11 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
 
-from mpspool.core import messages, process, settings
+from mpspool.core import messages, process
 from mpspool.core.errors import Code
 from mpspool.core.ids import WorkerId
 from mpspool.core.messages import Hello, Outcome, Request
@@ -26,8 +25,8 @@ from mpspool.worker import device
 from mpspool.worker.link import Link, wake_on_signals
 
 
-def _refuse(dispatch: int, index: int, request: Request, body: bytes) -> tuple[Outcome, bytes]:
-    return Outcome(Code.UNIMPLEMENTED, "a light worker"), b""
+def _refuse(dispatch: int, index: int, request: Request, body: bytes, frames: list[bytes]) -> Outcome:
+    return Outcome(Code.UNIMPLEMENTED, message="a light worker")
 
 
 def _beat(progress: ProgressWriter) -> None:
@@ -36,10 +35,8 @@ def _beat(progress: ProgressWriter) -> None:
         time.sleep(0.1)
 
 
-def run(settings_file: str) -> None:
-    process.die_with_parent(os.getppid())
+def main(config: WorkerSettings) -> int:
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    config = settings.load(Path(settings_file), WorkerSettings)
     run_dir = RunDir(Path(config.run_dir))
     program = WorkerId.parse(config.worker).program
     behave = run_dir.root / "behave" / config.worker
@@ -71,4 +68,4 @@ def run(settings_file: str) -> None:
     if attachment is not None:
         attachment.close()
     progress.close()
-    sys.exit(0)
+    return 0
