@@ -16,6 +16,7 @@ import msgspec
 
 PROTOCOL = 1
 INLINE_MAX_BYTES = 16 * 1024
+_BORROW_BYTES = 64 * 1024
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):
@@ -117,6 +118,11 @@ def inline(body: bytes, frames: list[bytes]) -> bytes | None:
         return body
     frames.append(body)
     return None
+
+
+def worth_borrowing(frames: list[bytes]) -> bool:
+    """Whether ZeroMQ should send our memory instead of copying it: dear for short frames."""
+    return any(len(frame) >= _BORROW_BYTES for frame in frames)
 
 
 def worker_identity(worker: str, generation: int) -> bytes:

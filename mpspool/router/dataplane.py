@@ -31,9 +31,11 @@ from mpspool.router.scheduler import Entry, Refuse, Scheduler
 logger = log.get("dataplane")
 
 _TICK_S = 0.1
-# While there are more requests than workers dispatches keep this distance, and what arrives in between
-# shares them.
-_PUMP_S = 0.0005
+# While there are more than two requests for each worker dispatches keep this distance, and what arrives
+# in between shares them.
+_PUMP_S = 0.001
+# Unless that many wait for each worker already.
+_PUMP_REQUESTS = 4
 # After a pause of our own (a suspended machine, a throttled container) the workers' heartbeats are
 # old through no fault of theirs: they get this long to beat again.
 _PAUSE_NS = 500_000_000
@@ -94,10 +96,11 @@ class Dataplane:
         self._hang_timeout_s: dict[ModelVersion, float] = {}
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
-        self._pumping = False
+        self._pump_at: asyncio.Handle | None = None
         self._last_pump = 0.0
         # The most requests at once, of late: what the moment shows is blurred by what sockets hold.
         self._peak = 0
+        self._active_workers = 0
         self._last_tick_ns = time.monotonic_ns()
         self._paused_until_ns = 0
         # Unlike any predecessor's, so that a worker can tell that its router was replaced.
@@ -334,6 +337,7 @@ class Dataplane:
                 self._paused_until_ns = now_ns + 2 * _PAUSE_NS
             self._last_tick_ns = now_ns
             self._peak = self._scheduler.unfinished()
+            self._active_workers = self._scheduler.active_workers()
             self._refuse(self._scheduler.expire(now_ns))
             if now_ns >= self._paused_until_ns:
                 for worker in list(self._workers.values()):
@@ -375,17 +379,19 @@ class Dataplane:
     # -- doing ------------------------------------------------------------------------------------
 
     def _pump_soon(self) -> None:
-        """Dispatches once for all that happens in this turn of the loop, or in the next _PUMP_S."""
-        if not self._pumping:
-            self._pumping = True
+        """Dispatches once for all that happens in this turn of the loop; when crowded, a little later."""
+        if self._pump_at is None:
             wait_s = self._last_pump + _PUMP_S - self._loop.time()
-            if wait_s > 0 and self._peak > self._scheduler.workers():
-                self._loop.call_later(wait_s, self._pump)
+            if wait_s > 0 and self._peak > 2 * self._active_workers:
+                self._pump_at = self._loop.call_later(wait_s, self._pump)
             else:
-                self._loop.call_soon(self._pump)
+                self._pump_at = self._loop.call_soon(self._pump)
+        elif self._scheduler.waiting() == _PUMP_REQUESTS * self._active_workers:
+            self._pump_at.cancel()
+            self._pump_at = self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
-        self._pumping = False
+        self._pump_at = None
         self._last_pump = self._loop.time()
         now_ns = time.monotonic_ns()
         self._refuse(self._scheduler.expire(now_ns))

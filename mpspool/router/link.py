@@ -20,8 +20,6 @@ _SEND_HIGH_WATER = 64
 _NOBLOCK = int(zmq.NOBLOCK)
 _POLLIN = int(zmq.POLLIN)
 _EVENTS = int(zmq.EVENTS)
-# Below this ZeroMQ's own copy is cheaper than a message that borrows our memory.
-_BORROW_BYTES = 64 * 1024
 Receiver = Callable[[bytes, messages.FromWorker, list[bytes]], None]
 
 
@@ -55,7 +53,7 @@ class Link:
         """False where the worker cannot be reached any more."""
         parts = [identity, messages.encode(message), *frames]
         try:
-            self._socket.send_multipart(parts, _NOBLOCK, copy=not _has_long(frames))
+            self._socket.send_multipart(parts, _NOBLOCK, copy=not messages.worth_borrowing(frames))
         except zmq.ZMQError as error:
             logger.warning("unreachable", worker=identity.decode(), error=str(error))
             return False
@@ -89,7 +87,3 @@ class Link:
         if not self._socket.closed:
             self._loop.remove_reader(self._fd)
             self._context.destroy(linger=0)
-
-
-def _has_long(frames: list[bytes]) -> bool:
-    return any(len(frame) >= _BORROW_BYTES for frame in frames)

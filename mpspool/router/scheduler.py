@@ -30,7 +30,7 @@ from mpspool.router.cost import CostTable
 
 # Several short requests travel in one dispatch while together they cost no more than this: what a
 # message costs is then shared, and the first of them waits for the last at most this long.
-COALESCE_US = 1_000.0
+COALESCE_US = 2_000.0
 # A second dispatch is put behind a running one only when that one ends within this time, so that
 # nobody waits behind a busy worker while another may fall idle.
 PIPELINE_US = 2_000.0
@@ -101,6 +101,7 @@ class _Queue:
     workers: dict[str, _Worker] = field(default_factory=dict)
     # Of requests still wanted; the others stay in the deques until they come up.
     length: int = 0
+    active: bool = False
 
 
 def _load(worker: _Worker) -> tuple[int, int]:
@@ -141,6 +142,7 @@ class Scheduler:
         self._tiebreak = itertools.count()
         self._bytes = 0
         self._wanted = 0
+        self._waiting = 0
         self._suspect: Entry | None = None
         self._quarantine: OrderedDict[bytes, int] = OrderedDict()
         self.costs = CostTable()
@@ -171,6 +173,7 @@ class Scheduler:
             )
         self._bytes += len(entry.body)
         self._wanted += 1
+        queue.active = True
         self._wait(queue, entry)
         if entry.deadline_ns:
             heapq.heappush(self._deadlines, (entry.deadline_ns, next(self._tiebreak), entry))
@@ -375,11 +378,13 @@ class Scheduler:
         (line.appendleft if first else line.append)(entry)
         entry.waiting = True
         queue.length += 1
+        self._waiting += 1
 
     def _unqueue(self, entry: Entry) -> None:
         if entry.waiting:
             entry.waiting = False
             self._queue(entry.model).length -= 1
+            self._waiting -= 1
 
     def _refuse(self, entry: Entry, code: Code, text: str, fault: Fault) -> Refuse:
         self._end(entry)
@@ -405,9 +410,16 @@ class Scheduler:
         worker = self._workers.get(name)
         return next((batch.cost_us for batch in worker.batches.values()), None) if worker else None
 
-    def workers(self) -> int:
-        """Workers that take requests, of any model version."""
-        return len(self._workers)
+    def waiting(self) -> int:
+        """Requests that wait, of all model versions."""
+        return self._waiting
+
+    def active_workers(self) -> int:
+        """Workers of the model versions that were asked for since the last call."""
+        active = [queue for queue in self._queues.values() if queue.active]
+        for queue in active:
+            queue.active = False
+        return sum(len(queue.workers) for queue in active)
 
     def unfinished(self) -> int:
         """Requests that wait or run and are still wanted."""

@@ -86,7 +86,7 @@ def _few_cpusets(draft: Draft) -> str:
 
 
 def _sharing(drafts: Sequence[Draft], machine: Machine) -> str:
-    slots = sum(len(draft.places) for draft in drafts if draft.model.cpusets in (None, "auto"))
+    slots = sum(len(draft.places) for draft in drafts if draft.model.cpusets in (None, "auto", "split"))
     cpus = len(machine.topology.cpus)
     if slots <= cpus:
         return ""

@@ -58,7 +58,7 @@ def _read_gpus(value: object) -> object:
 
 
 def _read_cpusets(value: object) -> object:
-    if value in ("auto", "none"):
+    if value in ("auto", "split", "none"):
         return value
     if isinstance(value, list | tuple):
         value = ";".join(
@@ -66,7 +66,7 @@ def _read_cpusets(value: object) -> object:
         )
     if isinstance(value, bool) or not isinstance(value, str | int):
         # pydantic takes a ValueError for a validation error, a TypeError for a bug.
-        raise ValueError('expected "auto", "none", sets such as "2-4;5-7", or a list')  # noqa: TRY004
+        raise ValueError('expected "auto", "split", "none", sets such as "2-4;5-7", or a list')  # noqa: TRY004
     return tuple(tuple(cpus) for cpus in parse_cpusets(str(value)))
 
 
@@ -90,7 +90,7 @@ Gpus = Annotated[
     PlainValidator(_read_gpus, json_schema_input_type=list[int] | str),
 ]
 Cpusets = Annotated[
-    Literal["auto", "none"] | tuple[tuple[int, ...], ...],
+    Literal["auto", "split", "none"] | tuple[tuple[int, ...], ...],
     PlainValidator(_read_cpusets, json_schema_input_type=str | list[str | list[int]]),
 ]
 Threads = Annotated[int, Field(ge=0, le=MAX_CPUS)]
@@ -116,8 +116,9 @@ class Placement(_Section):
     """Worker processes of each model where it runs on the CPU; not given, one per 2 cores, shared by
     the models, at least 1 each. Given without gpus, it asks for the CPU even where GPUs are visible."""
     cpusets: Cpusets | None = None
-    """CPUs of each slot: "2-4;5-7" or "2,3,4;5,6,7", slot i taking set i; "auto", the default, shares
-    out the CPUs we may use, evenly and NUMA-aware; "none" pins nothing."""
+    """CPUs of each slot: "2-4;5-7" or "2,3,4;5,6,7", slot i taking set i; "split" shares out the
+    CPUs we may use, evenly and NUMA-aware; "none" pins nothing; "auto", the default, splits too, but a slot
+    whose share is one CPU may use all of its NUMA node, for the router needs a CPU as well."""
     intra_op_threads: Threads | None = None
     """Threads within one operation; 0 leaves it to TensorFlow. Not given: a CPU slot's number of CPUs."""
     inter_op_threads: Threads | None = None

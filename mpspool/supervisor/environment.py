@@ -9,9 +9,9 @@ ENABLE_MPS
 SESSION_GROUP_CPUSET
     "2-4;5-7" or "2,3,4;5,6,7": the nth slot's CPUs (`cpusets`).
 SET_SESSION_THREAD_POOL_AFFINITY
-    What happens where nobody gave cpusets: 1 shares the CPUs we may use over the slots, NUMA-aware.
-    That is our default as well, because processes that share every CPU get in each other's way;
-    0 says not to pin (`cpusets: none`). Given cpusets, in a file too, stand whatever it says.
+    What happens where nobody gave cpusets: 1 shares the CPUs we may use over the slots, NUMA-aware
+    (`cpusets: split`); 0 says not to pin (`cpusets: none`). Without it our default, `auto`, splits as
+    well wherever a slot's share is more than one CPU. Given cpusets, in a file too, stand whatever it says.
 
 DeepRec's other variables steer streams inside one process, and have no meaning here.
 Of two names for one field, MPSPOOL_... wins. A variable that is set but empty counts as not set.
@@ -61,7 +61,7 @@ def read_affinity(environ: Mapping[str, str]) -> Layer:
     layer = Layer()
     pinned = _switch(layer, environ, AFFINITY, "cpusets")
     if pinned is not None:
-        layer.put("cpusets", "auto" if pinned else "none", AFFINITY)
+        layer.put("cpusets", "split" if pinned else "none", AFFINITY)
     return layer
 
 

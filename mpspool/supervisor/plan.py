@@ -139,24 +139,26 @@ def _models(
     drafts: list[Draft], machine: Machine, versions: Mapping[str, tuple[int, Path]]
 ) -> list[ModelSettings]:
     slots = sum(len(draft.places) for draft in drafts)
-    cpus = _cpus(drafts, machine.topology)
+    left = _unnamed(drafts, machine.topology)
     return [
-        _settings(draft, given, versions[draft.model.name], machine.topology, slots)
-        for draft, given in zip(drafts, cpus, strict=True)
+        _settings(draft, given, versions[draft.model.name], left, slots)
+        for draft, given in zip(drafts, _cpus(drafts, left), strict=True)
         if draft.model.name in versions
     ]
 
 
-def _cpus(drafts: list[Draft], topology: Topology) -> list[list[list[int]]]:
-    """For each model, for each of its places, the CPUs; none for no pinning.
-
-    What is shared out are the CPUs that nobody was given by name, if any are left.
-    """
+def _unnamed(drafts: list[Draft], topology: Topology) -> Topology:
+    """The CPUs that nobody was given by name; all, where none is left."""
     named = set(itertools.chain(*(itertools.chain(*_given(draft.model)) for draft in drafts)))
-    left = tuple(cpu for cpu in topology.cpus if cpu.number not in named) or topology.cpus
+    left = tuple(cpu for cpu in topology.cpus if cpu.number not in named)
+    return replace(topology, cpus=left or topology.cpus)
+
+
+def _cpus(drafts: list[Draft], topology: Topology) -> list[list[list[int]]]:
+    """For each model, for each of its places, its share of the CPUs, or those named; none for no pinning."""
     sharing = [place for draft in drafts if _shares(draft.model) for place in draft.places]
     near = [None if place.gpu is None else place.gpu.numa_node for place in sharing]
-    shared = iter(assign(replace(topology, cpus=left), near) if near else [])
+    shared = iter(assign(topology, near) if near else [])
     return [
         list(itertools.islice(shared, len(draft.places))) if _shares(draft.model) else _named_cpus(draft)
         for draft in drafts
@@ -164,7 +166,15 @@ def _cpus(drafts: list[Draft], topology: Topology) -> list[list[list[int]]]:
 
 
 def _shares(model: ModelConfig) -> bool:
-    return model.cpusets in (None, "auto")
+    return model.cpusets in (None, "auto", "split")
+
+
+def _room(model: ModelConfig, share: list[int], topology: Topology) -> list[int]:
+    """The CPUs to pin to: a share of one CPU is widened to its node unless it was asked for (ADR 8)."""
+    if model.cpusets not in (None, "auto") or len(share) != 1:
+        return share
+    node = next(cpu.node for cpu in topology.cpus if cpu.number == share[0])
+    return sorted(cpu.number for cpu in topology.cpus if cpu.node == node)
 
 
 def _named_cpus(draft: Draft) -> list[list[int]]:
@@ -181,7 +191,10 @@ def _settings(
         name=model.name,
         version=version[0],
         path=str(version[1]),
-        slots=[_slot(place, given, topology) for place, given in zip(draft.places, cpus, strict=True)],
+        slots=[
+            _slot(place, _room(model, share, topology), topology)
+            for place, share in zip(draft.places, cpus, strict=True)
+        ],
         quorum=model.quorum,
         intra_op_threads=threads if model.intra_op_threads is None else model.intra_op_threads,
         inter_op_threads=threads if model.inter_op_threads is None else model.inter_op_threads,

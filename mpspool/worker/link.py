@@ -19,6 +19,8 @@ logger = log.get("link")
 # Idle, a worker says Hello this often: so a replaced router learns of it.
 BEAT_MS = 250
 _CONNECT_MS = 500
+# Plain integers: pyzmq's flags are enums, and joining two of them costs more than the send.
+_NOBLOCK, _POLLIN, _EVENTS = int(zmq.NOBLOCK), int(zmq.POLLIN), int(zmq.EVENTS)
 # Leaving, it waits at most this many beats of silence for the router's Goodbye.
 _GOODBYE_BEATS = 8
 # Runs one request: its dispatch, its index in it, what is asked, the body, and the list of frames that
@@ -96,15 +98,13 @@ class Link:
 
     def _take_all(self, stopping: Callable[[], bool]) -> bool:
         """Handles what has arrived. False after the router's Goodbye."""
-        while True:
-            try:
-                head, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return True
+        while int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
+            head, *frames = self._socket.recv_multipart(_NOBLOCK)
             if not self._take(messages.decode_from_router(head), frames):
                 return False
             if stopping() and not self._leave():
                 return False
+        return True
 
     def _take(self, message: messages.FromRouter, frames: list[bytes]) -> bool:
         if isinstance(message, messages.Dispatch):
@@ -143,7 +143,8 @@ class Link:
 
     def _send(self, message: messages.FromWorker, frames: list[bytes]) -> bool:
         try:
-            self._socket.send_multipart([messages.encode(message), *frames], flags=zmq.NOBLOCK, copy=False)
+            parts = [messages.encode(message), *frames]
+            self._socket.send_multipart(parts, _NOBLOCK, copy=not messages.worth_borrowing(frames))
         except zmq.Again:
             return False
         return True

@@ -129,7 +129,7 @@ def test_deeprec_environment(text: str) -> None:
 @pytest.mark.parametrize(
     ("file", "environ", "cpusets"),
     [
-        ("", {"SET_SESSION_THREAD_POOL_AFFINITY": "1"}, "auto"),
+        ("", {"SET_SESSION_THREAD_POOL_AFFINITY": "1"}, "split"),
         ("", {"SET_SESSION_THREAD_POOL_AFFINITY": "0"}, "none"),
         ("", {"SET_SESSION_THREAD_POOL_AFFINITY": "0", "SESSION_GROUP_CPUSET": "1"}, ((1,),)),
         ("cpusets: 2;3", {"SET_SESSION_THREAD_POOL_AFFINITY": "1"}, ((2,), (3,))),

@@ -81,7 +81,7 @@ def test_kubernetes_service_variables_are_not_ours() -> None:
     assert layer.problems == []
 
 
-@pytest.mark.parametrize(("value", "cpusets"), [("1", "auto"), ("0", "none")])
+@pytest.mark.parametrize(("value", "cpusets"), [("1", "split"), ("0", "none")])
 def test_affinity_says_what_happens_without_cpusets(value: str, cpusets: str) -> None:
     """SET_SESSION_THREAD_POOL_AFFINITY: 1 shares the CPUs out, 0 pins nothing."""
     assert read_affinity({"SET_SESSION_THREAD_POOL_AFFINITY": value}).values == {"cpusets": cpusets}
