@@ -16,7 +16,7 @@ import msgspec
 
 PROTOCOL = 1
 INLINE_MAX_BYTES = 16 * 1024
-_BORROW_BYTES = 64 * 1024
+_BORROW_BYTES = 1024 * 1024
 
 
 class Hello(msgspec.Struct, tag="hello", frozen=True):

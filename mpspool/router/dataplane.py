@@ -31,11 +31,10 @@ from mpspool.router.scheduler import Entry, Refuse, Scheduler
 logger = log.get("dataplane")
 
 _TICK_S = 0.1
-# While there are more than two requests for each worker dispatches keep this distance, and what arrives
-# in between shares them.
-_PUMP_S = 0.001
-# Unless that many wait for each worker already.
-_PUMP_REQUESTS = 4
+# With more than two requests for each worker, dispatches keep a distance that grows with their number,
+# and what arrives in between shares them (ADR 5).
+_HOLD_PER_REQUEST_S = 0.000125
+_HOLD_MAX_S = 0.002
 # After a pause of our own (a suspended machine, a throttled container) the workers' heartbeats are
 # old through no fault of theirs: they get this long to beat again.
 _PAUSE_NS = 500_000_000
@@ -96,7 +95,7 @@ class Dataplane:
         self._hang_timeout_s: dict[ModelVersion, float] = {}
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
-        self._pump_at: asyncio.Handle | None = None
+        self._pumping = False
         self._last_pump = 0.0
         # The most requests at once, of late: what the moment shows is blurred by what sockets hold.
         self._peak = 0
@@ -380,18 +379,21 @@ class Dataplane:
 
     def _pump_soon(self) -> None:
         """Dispatches once for all that happens in this turn of the loop; when crowded, a little later."""
-        if self._pump_at is None:
-            wait_s = self._last_pump + _PUMP_S - self._loop.time()
-            if wait_s > 0 and self._peak > 2 * self._active_workers:
-                self._pump_at = self._loop.call_later(wait_s, self._pump)
-            else:
-                self._pump_at = self._loop.call_soon(self._pump)
-        elif self._scheduler.waiting() == _PUMP_REQUESTS * self._active_workers:
-            self._pump_at.cancel()
-            self._pump_at = self._loop.call_soon(self._pump)
+        if self._pumping:
+            return
+        self._pumping = True
+        wait_s = self._last_pump + self._hold_s() - self._loop.time()
+        if wait_s > 0:
+            self._loop.call_later(wait_s, self._pump)
+        else:
+            self._loop.call_soon(self._pump)
+
+    def _hold_s(self) -> float:
+        each = self._peak / max(1, self._active_workers)
+        return min(_HOLD_MAX_S, _HOLD_PER_REQUEST_S * each) if each > 2 else 0.0
 
     def _pump(self) -> None:
-        self._pump_at = None
+        self._pumping = False
         self._last_pump = self._loop.time()
         now_ns = time.monotonic_ns()
         self._refuse(self._scheduler.expire(now_ns))

@@ -142,7 +142,6 @@ class Scheduler:
         self._tiebreak = itertools.count()
         self._bytes = 0
         self._wanted = 0
-        self._waiting = 0
         self._suspect: Entry | None = None
         self._quarantine: OrderedDict[bytes, int] = OrderedDict()
         self.costs = CostTable()
@@ -378,13 +377,11 @@ class Scheduler:
         (line.appendleft if first else line.append)(entry)
         entry.waiting = True
         queue.length += 1
-        self._waiting += 1
 
     def _unqueue(self, entry: Entry) -> None:
         if entry.waiting:
             entry.waiting = False
             self._queue(entry.model).length -= 1
-            self._waiting -= 1
 
     def _refuse(self, entry: Entry, code: Code, text: str, fault: Fault) -> Refuse:
         self._end(entry)
@@ -409,10 +406,6 @@ class Scheduler:
         """What the dispatch that a worker runs now was predicted to cost."""
         worker = self._workers.get(name)
         return next((batch.cost_us for batch in worker.batches.values()), None) if worker else None
-
-    def waiting(self) -> int:
-        """Requests that wait, of all model versions."""
-        return self._waiting
 
     def active_workers(self) -> int:
         """Workers of the model versions that were asked for since the last call."""

@@ -237,11 +237,17 @@ def test_gpu_slots_stay_near_their_gpu() -> None:
 
 def test_more_slots_than_cpus_is_said() -> None:
     """Shared CPUs work, and are said."""
-    made = make(configure(cpu_slots=3), machine(cpus=topology(2)))
+    made = make(configure(cpu_slots=3, cpusets="split"), machine(cpus=topology(2)))
     assert [slot.cpus for slot in made.models[0].slots] == [[0], [1], [0]]
-    assert made.warnings == [
-        "3 slots on 2 CPUs: CPUs are shared in turn; ask for fewer slots, or cpusets: none"
-    ]
+    assert made.warnings == ["3 slots on 2 CPUs: they have to share; ask for fewer slots"]
+
+
+def test_a_share_of_one_cpu_is_widened_to_its_node() -> None:
+    """Two slots on two CPUs may use both, with one thread each; "split" pins each to its own."""
+    for cpusets, cpus in ((None, [[0, 1], [0, 1]]), ("split", [[0], [1]])):
+        made = make(configure(cpu_slots=2, cpusets=cpusets), machine(cpus=topology(2)))
+        assert [slot.cpus for slot in made.models[0].slots] == cpus
+        assert made.models[0].intra_op_threads == 1
 
 
 @pytest.mark.parametrize(
