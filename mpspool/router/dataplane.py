@@ -33,7 +33,7 @@ logger = log.get("dataplane")
 _TICK_S = 0.1
 # With more than two requests for each worker, dispatches keep a distance that grows with their number,
 # and what arrives in between shares them (ADR 5).
-_HOLD_PER_REQUEST_S = 0.000125
+_HOLD_PER_REQUEST_S = 0.00025
 _HOLD_MAX_S = 0.002
 # After a pause of our own (a suspended machine, a throttled container) the workers' heartbeats are
 # old through no fault of theirs: they get this long to beat again.
