@@ -96,6 +96,7 @@ class Dataplane:
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
         self._pumping = False
+        self._looking = False
         self._last_pump = 0.0
         # The most requests at once, of late: what the moment shows is blurred by what sockets hold.
         self._peak = 0
@@ -406,6 +407,18 @@ class Dataplane:
             ]
             if not self._link.send(identity, messages.Dispatch(self.epoch, order.dispatch, requests), frames):
                 self._lose(self._workers[identity], "unreachable")
+        self._look_again(now_ns)
+
+    def _look_again(self, now_ns: int) -> None:
+        """A second dispatch goes out when the running one is about to end, though nothing happens then."""
+        due_ns = self._scheduler.look_again_ns(now_ns)
+        if due_ns is not None and not self._looking:
+            self._looking = True
+            self._loop.call_later((due_ns - now_ns) / 1e9, self._on_look)
+
+    def _on_look(self) -> None:
+        self._looking = False
+        self._pump_soon()
 
     def _refuse(self, refusals: list[Refuse]) -> None:
         for refusal in refusals:

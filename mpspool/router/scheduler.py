@@ -33,7 +33,7 @@ from mpspool.router.cost import CostTable
 COALESCE_US = 2_000.0
 # A second dispatch is put behind a running one only when that one ends within this time, so that
 # nobody waits behind a busy worker while another may fall idle.
-PIPELINE_US = 2_000.0
+PIPELINE_NS = 2_000_000
 MAX_DEATHS = 2
 QUARANTINE_NS = 60 * 10**9
 MAX_QUARANTINED = 1_000
@@ -79,6 +79,7 @@ class Refuse:
 class _Batch:
     entries: list[Entry]
     cost_us: float | None
+    sent_ns: int = 0
     suspect: bool = False
 
 
@@ -275,7 +276,7 @@ class Scheduler:
                 self._dispatch_suspect(queue, now_ns, orders)
             share = -(-queue.length // max(1, len(queue.workers)))
             while queue.waiting:
-                worker = self._free_worker(queue)
+                worker = self._free_worker(queue, now_ns)
                 if worker is None:
                     break
                 entries, cost_us = self._take(queue, max(1, share), now_ns)
@@ -283,17 +284,37 @@ class Scheduler:
                     orders.append(self._send(worker, _Batch(entries, cost_us), now_ns))
         return orders
 
-    def _free_worker(self, queue: _Queue) -> _Worker | None:
+    def look_again_ns(self, now_ns: int) -> int | None:
+        """When dispatch() could next use a second credit, if nothing else happens before."""
+        dues = [
+            end_ns - PIPELINE_NS
+            for queue in self._queues.values()
+            if queue.waiting
+            for worker in queue.workers.values()
+            if (end_ns := self._predicted_end_ns(worker)) is not None and end_ns - PIPELINE_NS > now_ns
+        ]
+        return min(dues, default=None)
+
+    def _free_worker(self, queue: _Queue, now_ns: int) -> _Worker | None:
         idle = [w for w in queue.workers.values() if not w.batches and not w.reserved and not w.leaving]
         if idle:
             return self._pick(idle)
-        return self._pick(w for w in queue.workers.values() if self._can_pipeline(w))
+        return self._pick(w for w in queue.workers.values() if self._can_pipeline(w, now_ns))
 
-    def _can_pipeline(self, worker: _Worker) -> bool:
-        if worker.reserved or worker.leaving or len(worker.batches) >= worker.credits:
-            return False
-        costs = [batch.cost_us for batch in worker.batches.values()]
-        return all(cost is not None for cost in costs) and sum(cost or 0 for cost in costs) <= PIPELINE_US
+    def _can_pipeline(self, worker: _Worker, now_ns: int) -> bool:
+        end_ns = self._predicted_end_ns(worker)
+        return end_ns is not None and end_ns - now_ns <= PIPELINE_NS
+
+    def _predicted_end_ns(self, worker: _Worker) -> int | None:
+        """When a busy worker with a credit left will have run all it holds; None where nobody knows."""
+        if worker.reserved or worker.leaving or not 0 < len(worker.batches) < worker.credits:
+            return None
+        end_ns = next(iter(worker.batches.values())).sent_ns
+        for batch in worker.batches.values():
+            if batch.cost_us is None:
+                return None
+            end_ns += int(batch.cost_us * 1000)
+        return end_ns
 
     def _take(self, queue: _Queue, share: int, now_ns: int) -> tuple[list[Entry], float | None]:
         """The next requests for one dispatch: up to `share` short ones while COALESCE_US holds them."""
@@ -315,6 +336,7 @@ class Scheduler:
     def _send(self, worker: _Worker, batch: _Batch, now_ns: int) -> Send:
         dispatch = next(self._dispatches)
         worker.batches[dispatch] = batch
+        batch.sent_ns = now_ns
         worker.last_sent = dispatch
         for entry in batch.entries:
             entry.sent_ns = now_ns

@@ -60,6 +60,19 @@ def test_no_second_dispatch_behind_an_unknown_or_long_one() -> None:
     assert scheduler.dispatch(0) == []
 
 
+def test_a_long_dispatch_gets_company_shortly_before_its_end() -> None:
+    """The second credit of a worker whose dispatch takes 50 ms is used 2 ms before that one ends."""
+    scheduler = make()
+    cheap(scheduler, 50_000)
+    scheduler.join("a", MODEL, 2)
+    arrive(scheduler, b"1", b"2", b"3")
+    assert len(scheduler.dispatch(0)) == 1
+    assert scheduler.look_again_ns(0) == 48_000_000
+    assert scheduler.dispatch(47_000_000) == []
+    assert len(scheduler.dispatch(48_000_000)) == 1
+    assert scheduler.look_again_ns(48_000_000) is None, "no credit is left"
+
+
 def test_short_requests_share_a_dispatch_fairly() -> None:
     """Ten short requests make one dispatch per worker, five in each."""
     scheduler = make()
