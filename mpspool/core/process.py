@@ -22,10 +22,16 @@ def _prctl(option: int, argument: int) -> None:
         raise OSError(error, f"prctl({option}): {os.strerror(error)}")
 
 
+# The foreground process puts its pid there for all below it: a child that was started while it was being
+# killed has a new parent before it can ask for the old one's death.
+FOREGROUND_VARIABLE = "MPSPOOL_FOREGROUND"
+
+
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
     """Asks the kernel to signal us when `parent`, our parent now, dies; at once if it already has."""
     _prctl(_PR_SET_PDEATHSIG, signum)
-    if os.getppid() != parent:
+    foreground = int(os.environ.get(FOREGROUND_VARIABLE) or 0)
+    if os.getppid() != parent or (foreground and not alive(foreground)):
         os.kill(os.getpid(), signum)
 
 

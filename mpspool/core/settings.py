@@ -40,7 +40,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         path: the version folder, with the saved_model.pb.
         quorum: READY workers that make the version AVAILABLE.
-        intra_op_threads, inter_op_threads: 0 leaves the choice to TensorFlow.
+        intra_op_threads: 0 leaves the choice to TensorFlow.
+        inter_op_threads: with 0 or 1 operations run one after another in the calling thread.
         gpu_memory_growth: TensorFlow grows its pool instead of taking all memory at once.
         gpu_memory_fraction: of the device, 0 for no limit.
         gpu_memory_limit_bytes: 0 for no limit.
@@ -73,7 +74,6 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     credits: int
     model: ModelSettings
     slot: SlotSettings
-    max_message_bytes: int = MAX_MESSAGE_BYTES
 
 
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,10 +7,11 @@ import gc
 import os
 import signal
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from mpspool.core import log, process, settings
+from mpspool.core import log, settings
 from mpspool.core.control import ControlServer, Message
 from mpspool.core.errors import StartError
 from mpspool.core.rundir import RunDir
@@ -27,6 +28,8 @@ _WATCH_MAX_S = 1.0
 _LAST_CALLS_S = 1.0
 # For the last answers to leave the sockets.
 _FLUSH_S = 0.2
+# A port that was taken between the check and the start may be free by then.
+_AGAIN_S = 1.0
 
 
 class Control:
@@ -110,7 +113,6 @@ async def serve(config: RouterSettings) -> None:
 
 def main(settings_file: str) -> int:
     """`python -m mpspool.router SETTINGS`."""
-    process.die_with_parent(os.getppid())
     log.configure(process="router")
     config = settings.load(Path(settings_file), RouterSettings)
     try:
@@ -119,5 +121,6 @@ def main(settings_file: str) -> int:
         uvloop.run(serve(config))
     except StartError as error:
         print(error, file=sys.stderr)
+        time.sleep(_AGAIN_S)  # supervisord starts us again at once
         return 1
     return 0

@@ -24,8 +24,8 @@ from mpspool.core.progress import ProgressReader
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import WorkerState
 from mpspool.router.link import Link
-from mpspool.router.liveness import hung
-from mpspool.router.models import Models, VersionStatus
+from mpspool.router.liveness import BEAT_TIMEOUT_NS, LOADING_BEAT_TIMEOUT_NS, hung
+from mpspool.router.models import Models, Version, VersionStatus
 from mpspool.router.scheduler import Entry, Refuse, Scheduler
 
 logger = log.get("dataplane")
@@ -95,6 +95,8 @@ class Dataplane:
         self._hang_timeout_s: dict[ModelVersion, float] = {}
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
+        # Whether the pool has said what there should be: until then what is unknown may only be new to us.
+        self._told = False
         self._pumping = False
         self._looking = False
         self._last_pump = 0.0
@@ -129,7 +131,7 @@ class Dataplane:
         model = ModelVersion("", 0)
         try:
             spec = peek(body)
-            version = self._models.resolve(spec.name, spec.version, spec.label)
+            version = self._resolve(spec.name, spec.version, spec.label)
             model = version.model
             pending = _Pending(
                 model, spec.signature_name, body, arrived_ns, deadline_ns, future=self._loop.create_future()
@@ -151,8 +153,17 @@ class Dataplane:
 
     def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
         """(version, serialised SignatureDefMap) of a model. Raises PoolError."""
-        found = self._models.resolve(name, version, label)
+        found = self._resolve(name, version, label)
         return found.model.version, found.signatures
+
+    def _resolve(self, name: str, version: int | None, label: str | None) -> Version:
+        try:
+            return self._models.resolve(name, version, label)
+        except PoolError as error:
+            if error.code is Code.NOT_FOUND and not self._told:
+                text = "This server has just been started and does not know its models yet; try again"
+                raise PoolError(Code.UNAVAILABLE, text, Fault.SERVER) from None
+            raise
 
     def status(self, name: str, version: int | None) -> list[VersionStatus]:
         """What GetModelStatus says, oldest version first. Raises PoolError."""
@@ -177,12 +188,18 @@ class Dataplane:
             model = ModelVersion(item["name"], item["version"])
             wanted[model] = (item["quorum"], item["failed"])
             self._hang_timeout_s[model] = item["hang_timeout_s"]
+            self._models.get(model).was_available |= item["proved"]
         self._models.want(wanted)
+        self._told = True
         self._restarts = restarts
         for version in self._models.all():
-            if version.failed and not version.workers:
-                self._refuse(self._scheduler.fail(version.model, f"{version.model}: {version.failed}"))
+            self._fail_without_hope(version)
         self._changed()
+
+    def _fail_without_hope(self, version: Version) -> None:
+        """Refuses what waits for a version whose last worker has gone and will not be replaced."""
+        if version.failed and not version.workers:
+            self._refuse(self._scheduler.fail(version.model, f"{version.model}: {version.failed}"))
 
     async def drain(self, timeout_s: float) -> int:
         """Accepts nothing more and waits until all is answered. Returns how many were left."""
@@ -298,7 +315,7 @@ class Dataplane:
         for entry, outcome in zip(entries, result.outcomes, strict=True):
             body = next(long_bodies) if outcome.body is None else outcome.body
             cost_us = outcome.parse_us + outcome.run_us + outcome.encode_us
-            self._scheduler.costs.observe(entry.model, entry.signature, len(entry.body), cost_us)
+            self._scheduler.costs.observe(entry.model, entry.signature, entry.size, cost_us)
             worker.served += 1
             if not entry.over:
                 self._answer(entry, worker, outcome, body)
@@ -332,26 +349,33 @@ class Dataplane:
     async def _watch_workers(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            now_ns = time.monotonic_ns()
-            if now_ns - self._last_tick_ns > _TICK_S * 1e9 + _PAUSE_NS:
-                self._paused_until_ns = now_ns + 2 * _PAUSE_NS
-            self._last_tick_ns = now_ns
-            self._peak = self._scheduler.unfinished()
-            self._active_workers = self._scheduler.active_workers()
-            self._refuse(self._scheduler.expire(now_ns))
-            if now_ns >= self._paused_until_ns:
-                for worker in list(self._workers.values()):
-                    self._judge(worker, now_ns)
+            try:
+                self._tick(time.monotonic_ns())
+            except Exception:
+                logger.exception("tick failed")  # the next one may not
+
+    def _tick(self, now_ns: int) -> None:
+        if now_ns - self._last_tick_ns > _TICK_S * 1e9 + _PAUSE_NS:
+            self._paused_until_ns = now_ns + 2 * _PAUSE_NS
+        self._last_tick_ns = now_ns
+        self._peak = self._scheduler.unfinished()
+        self._active_workers = self._scheduler.active_workers()
+        self._refuse(self._scheduler.expire(now_ns))
+        if now_ns >= self._paused_until_ns:
+            for worker in list(self._workers.values()):
+                self._judge(worker, now_ns)
 
     def _judge(self, worker: _Worker, now_ns: int) -> None:
-        if worker.hung or worker.state not in (WorkerState.READY, WorkerState.DRAINING):
+        if worker.hung:
             return
+        serves = worker.state in (WorkerState.READY, WorkerState.DRAINING)
         reason = hung(
             worker.progress.read(),
-            process.stat(worker.pid),
+            lambda: process.stat(worker.pid),
             now_ns,
             self._scheduler.predicted_us(worker.name),
             self._hang_timeout_s.get(worker.id.model_version, 30.0),
+            BEAT_TIMEOUT_NS if serves else LOADING_BEAT_TIMEOUT_NS,
         )
         if reason:
             worker.hung = reason
@@ -400,13 +424,15 @@ class Dataplane:
         self._refuse(self._scheduler.expire(now_ns))
         for order in self._scheduler.dispatch(now_ns):
             identity = order.worker.encode()
+            if (worker := self._workers.get(identity)) is None:
+                continue  # lost to an order before this one: what it was to run waits again
             frames: list[bytes] = []
             requests = [
                 messages.Request("predict", messages.inline(entry.body, frames), entry.deadline_ns)
                 for entry in order.entries
             ]
             if not self._link.send(identity, messages.Dispatch(self.epoch, order.dispatch, requests), frames):
-                self._lose(self._workers[identity], "unreachable")
+                self._lose(worker, "unreachable")
         self._look_again(now_ns)
 
     def _look_again(self, now_ns: int) -> None:
@@ -439,6 +465,7 @@ class Dataplane:
         mine = [worker for worker in self._workers.values() if worker.id.model_version == model]
         ready = sum(worker.state is WorkerState.READY for worker in mine)
         self._models.count(model, len(mine), ready)
+        self._fail_without_hope(self._models.get(model))
         self._changed()
 
     def _changed(self) -> None:

@@ -2,38 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mpspool.core.process import ProcessStat
 from mpspool.core.progress import Progress
 
 # The heartbeat thread beats ten times a second.
 BEAT_TIMEOUT_NS = 1_000_000_000
+# While a model is loaded the interpreter may be held for long, and nobody waits for an answer.
+LOADING_BEAT_TIMEOUT_NS = 30 * BEAT_TIMEOUT_NS
 # A process that wants to run but is not let (state R), or waits for a disk (D), is slow, not hung.
-STARVED_TIMEOUT_NS = 10 * BEAT_TIMEOUT_NS
+STARVED_FACTOR = 10
 COST_FACTOR = 10
 
 
 def hung(
     progress: Progress,
-    stat: ProcessStat | None,
+    stat: Callable[[], ProcessStat | None],
     now_ns: int,
     predicted_us: float | None,
     hang_timeout_s: float,
+    beat_timeout_ns: int = BEAT_TIMEOUT_NS,
 ) -> str:
     """The reason why the worker counts as hung, or "" while it does not.
 
     Args:
         progress: its page, just read.
+        stat: gives its process' state, None for one that is gone, which is not ours to judge; asked
+            only where the page looks bad.
         now_ns: CLOCK_MONOTONIC.
-        stat: of its process; None for one that is gone, which is not ours to judge.
         predicted_us: what the running request was predicted to cost.
         hang_timeout_s: the least time a request may run before it counts as hung.
+        beat_timeout_ns: how long it may be silent.
     """
-    if stat is None:
-        return ""
     silent_ns = now_ns - progress.beat_ns
-    patience_ns = STARVED_TIMEOUT_NS if stat.state in "RD" else BEAT_TIMEOUT_NS
-    if silent_ns > patience_ns:
-        return f"no heartbeat for {silent_ns / 1e9:.1f} s (process state {stat.state})"
+    if silent_ns > beat_timeout_ns:
+        found = stat()
+        if found is None:
+            return ""
+        if silent_ns > beat_timeout_ns * (STARVED_FACTOR if found.state in "RD" else 1):
+            return f"no heartbeat for {silent_ns / 1e9:.1f} s (process state {found.state})"
     if not progress.dispatch:
         return ""
     running_s = (now_ns - progress.started_ns) / 1e9

@@ -37,17 +37,22 @@ PIPELINE_NS = 2_000_000
 MAX_DEATHS = 2
 QUARANTINE_NS = 60 * 10**9
 MAX_QUARANTINED = 1_000
+_SLACK = 64
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One request on its way. The scheduler owns every field below `deadline_ns`."""
+    """One request on its way. The scheduler owns every field below `deadline_ns`.
+
+    The body is let go as soon as the request is over; `size` stays its length in bytes.
+    """
 
     model: ModelVersion
     signature: str
     body: bytes
     arrived_ns: int
     deadline_ns: int = 0
+    size: int = 0
     sent_ns: int = 0
     deaths: int = 0
     waiting: bool = False
@@ -144,7 +149,7 @@ class Scheduler:
         self._bytes = 0
         self._wanted = 0
         self._suspect: Entry | None = None
-        self._quarantine: OrderedDict[bytes, int] = OrderedDict()
+        self._quarantine: OrderedDict[tuple[int, bytes], int] = OrderedDict()
         self.costs = CostTable()
 
     # -- requests ---------------------------------------------------------------------------------
@@ -158,11 +163,12 @@ class Scheduler:
                 f"The queue of {entry.model} is full: {queue.length} requests wait; try again later",
                 Fault.OVERLOADED,
             )
-        if self._bytes + len(entry.body) > self._max_bytes:
+        entry.size = len(entry.body)
+        if self._bytes + entry.size > self._max_bytes:
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED,
                 f"Requests in the queues hold {self._bytes} of {self._max_bytes} bytes and this one has "
-                f"{len(entry.body)}; try again later",
+                f"{entry.size}; try again later",
                 Fault.OVERLOADED,
             )
         if self._quarantine and self._quarantined(entry, now_ns):
@@ -171,7 +177,8 @@ class Scheduler:
                 "This request ended the worker process that ran it, twice; it is not run again for now",
                 Fault.MODEL,
             )
-        self._bytes += len(entry.body)
+        self._bytes += entry.size
+        self._forget_over(queue)
         self._wanted += 1
         queue.active = True
         self._wait(queue, entry)
@@ -193,12 +200,6 @@ class Scheduler:
                     self._refuse(entry, Code.DEADLINE_EXCEEDED, "Deadline exceeded", Fault.CLIENT)
                 )
         return refusals
-
-    def next_deadline_ns(self) -> int | None:
-        """When expire() next has something to do."""
-        while self._deadlines and self._deadlines[0][2].over:
-            heapq.heappop(self._deadlines)
-        return self._deadlines[0][0] if self._deadlines else None
 
     def fail(self, model: ModelVersion, reason: str) -> list[Refuse]:
         """No worker of this version will come back: refuses all that wait for one."""
@@ -325,7 +326,7 @@ class Scheduler:
             if entry.over or (entry.deadline_ns and entry.deadline_ns <= now_ns):
                 queue.waiting.popleft()  # an expired one is answered by expire(), which is due
                 continue
-            cost_us = self.costs.predict(entry.model, entry.signature, len(entry.body))
+            cost_us = self.costs.predict(entry.model, entry.signature, entry.size)
             if entries and (cost_us is None or total_us is None or total_us + cost_us > COALESCE_US):
                 break
             queue.waiting.popleft()
@@ -370,7 +371,7 @@ class Scheduler:
         if entry.deaths < MAX_DEATHS:
             self._wait(queue, entry)
             return []
-        self._quarantine[entry.fingerprint] = entry.sent_ns + QUARANTINE_NS
+        self._quarantine[entry.size, entry.fingerprint] = entry.sent_ns + QUARANTINE_NS
         while len(self._quarantine) > MAX_QUARANTINED:
             self._quarantine.popitem(last=False)
         text = (
@@ -382,7 +383,9 @@ class Scheduler:
     def _quarantined(self, entry: Entry, now_ns: int) -> bool:
         while self._quarantine and next(iter(self._quarantine.values())) <= now_ns:
             self._quarantine.popitem(last=False)
-        return entry.fingerprint in self._quarantine
+        # Only a body as long as a quarantined one is worth hashing.
+        alike = any(size == entry.size for size, _ in self._quarantine)
+        return alike and (entry.size, entry.fingerprint) in self._quarantine
 
     def _release(self, worker: _Worker) -> None:
         """Ends a reservation whose suspect is not running on this worker."""
@@ -400,6 +403,14 @@ class Scheduler:
         entry.waiting = True
         queue.length += 1
 
+    def _forget_over(self, queue: _Queue) -> None:
+        """Keeps what nobody wants any more from piling up behind what is not served."""
+        if len(queue.waiting) > 2 * queue.length + _SLACK:
+            queue.waiting = deque(entry for entry in queue.waiting if not entry.over)
+        if len(self._deadlines) > 2 * self._wanted + _SLACK:
+            self._deadlines = [item for item in self._deadlines if not item[2].over]
+            heapq.heapify(self._deadlines)
+
     def _unqueue(self, entry: Entry) -> None:
         if entry.waiting:
             entry.waiting = False
@@ -412,8 +423,9 @@ class Scheduler:
     def _end(self, entry: Entry) -> None:
         entry.over = True
         self._unqueue(entry)
-        self._bytes -= len(entry.body)
+        self._bytes -= entry.size
         self._wanted -= 1
+        entry.body = b""
 
     def queued(self, model: ModelVersion) -> int:
         """Requests that wait, not counting those in flight."""

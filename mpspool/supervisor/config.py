@@ -122,7 +122,8 @@ class Placement(_Section):
     intra_op_threads: Threads | None = None
     """Threads within one operation; 0 leaves it to TensorFlow. Not given: a CPU slot's number of CPUs."""
     inter_op_threads: Threads | None = None
-    """Operations at once; 0 leaves it to TensorFlow. Not given: a CPU slot's number of CPUs."""
+    """Operations at once; with 0 or 1 they run one after another in the calling thread, which costs least
+    and is the default."""
 
 
 class GpuMemory(_Section):

@@ -52,8 +52,9 @@ def plan(config: PoolConfig, machine: Machine, versions: Mapping[str, tuple[int,
 
     Slots are counted GPU by GPU in the order given; slot i takes cpuset i. Where no threads are given,
     a GPU slot leaves them to TensorFlow, and a CPU slot gets as many as it has CPUs (or its share of the
-    cgroup's CPU quota, if that is less), within an operation and between operations alike: more would
-    only take turns on the same CPUs, and TensorFlow's own choice does not see the quota.
+    cgroup's CPU quota, if that is less) within an operation: more would only take turns on the same CPUs,
+    and TensorFlow's own choice does not see the quota. Between operations it gets one, the calling thread:
+    with two, widedeep took 2.3 times the CPU at batch 1 and was 1.1 times as fast at batch 512.
 
     Args:
         config: what was asked for.
@@ -197,7 +198,7 @@ def _settings(
         ],
         quorum=model.quorum,
         intra_op_threads=threads if model.intra_op_threads is None else model.intra_op_threads,
-        inter_op_threads=threads if model.inter_op_threads is None else model.inter_op_threads,
+        inter_op_threads=min(threads, 1) if model.inter_op_threads is None else model.inter_op_threads,
         custom_ops=list(model.custom_ops),
         gpu_memory_growth=model.gpu_memory.growth,
         gpu_memory_fraction=model.gpu_memory.fraction,

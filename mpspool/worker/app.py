@@ -39,6 +39,8 @@ class Worker:
         self._model = ModelVersion(config.model.name, config.model.version)
         self._state = Lifecycle(config.worker, WORKER_MOVES, WorkerState.STARTING)
         self._stopping = False
+        self._ended = threading.Event()
+        self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         run_dir = RunDir(Path(config.run_dir))
         program = WorkerId.parse(config.worker).program
         self._error_file = run_dir.error_file(program)
@@ -63,7 +65,7 @@ class Worker:
         wakeup = wake_on_signals()
         signal.signal(signal.SIGTERM, self._on_stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
+        self._beats.start()
         attachment = device.attach_simulated(self._config)
         try:
             self._load()
@@ -75,6 +77,8 @@ class Worker:
                 attachment.close()
         self._state.to(WorkerState.DRAINING, "asked to stop")
         self._link.close()
+        self._ended.set()
+        self._beats.join()
         self._progress.close()
         self._state.to(WorkerState.STOPPED, "drained")
         logger.info("stopped")
@@ -124,9 +128,8 @@ class Worker:
             self._progress.finish()
 
     def _beat(self) -> None:
-        while True:
+        while not self._ended.wait(_BEAT_S):
             self._progress.beat()
-            time.sleep(_BEAT_S)
 
     def _on_stop(self, _signum: int, _frame: object) -> None:
         self._stopping = True

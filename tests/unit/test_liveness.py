@@ -30,7 +30,7 @@ def stat(state: str) -> ProcessStat:
 def test_silence_is_judged_by_what_the_kernel_says(state: str, silent_s: float, is_hung: bool) -> None:
     """No heartbeat for a second condemns a process that could have run, not one that was not let."""
     page = Progress(0, 0, 0, NOW - int(silent_s * S), 0)
-    assert bool(hung(page, stat(state), NOW, None, 30)) is is_hung
+    assert bool(hung(page, lambda: stat(state), NOW, None, 30)) is is_hung
 
 
 @pytest.mark.parametrize(
@@ -42,10 +42,10 @@ def test_lack_of_progress_condemns_a_beating_worker(
 ) -> None:
     """A request may run for max(10 x its predicted cost, hang_timeout_s), however well the worker beats."""
     page = Progress(7, 0, NOW - int(running_s * S), NOW, 0)
-    assert bool(hung(page, stat("S"), NOW, predicted_us, timeout_s)) is is_hung
+    assert bool(hung(page, lambda: stat("S"), NOW, predicted_us, timeout_s)) is is_hung
 
 
 def test_an_idle_or_dead_worker_does_not_hang() -> None:
     """Idle is not stuck, and a process that is gone is for the pidfd to report."""
-    assert not hung(Progress(0, 0, 0, NOW, 0), stat("S"), NOW, None, 1)
-    assert not hung(Progress(7, 0, 0, 0, 0), None, NOW, None, 1)
+    assert not hung(Progress(0, 0, 0, NOW, 0), lambda: stat("S"), NOW, None, 1)
+    assert not hung(Progress(0, 0, 0, 0, 0), lambda: None, NOW, None, 1)

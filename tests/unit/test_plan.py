@@ -265,7 +265,7 @@ def test_a_share_of_one_cpu_is_widened_to_its_node() -> None:
 def test_default_threads(on: Machine, fields: dict[str, object], threads: int) -> None:
     """A CPU slot's CPUs (the smallest slot's), or its share of the quota; TensorFlow's choice on a GPU."""
     model = make(configure(**fields), on).models[0]
-    assert (model.intra_op_threads, model.inter_op_threads) == (threads, threads)
+    assert (model.intra_op_threads, model.inter_op_threads) == (threads, min(threads, 1))
 
 
 @pytest.mark.parametrize(

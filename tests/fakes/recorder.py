@@ -1,0 +1,25 @@
+"""A recorder of finished requests that only remembers their codes."""
+
+from __future__ import annotations
+
+from mpspool.core.errors import Code
+from mpspool.core.messages import Outcome
+
+
+class Recorder:
+    """Where the data plane counts, in tests."""
+
+    def __init__(self) -> None:
+        self.codes: list[Code] = []
+
+    def finished(
+        self,
+        _model: str,
+        _version: int,
+        _worker: str,
+        code: Code,
+        _total_s: float,
+        _queue_s: float,
+        _outcome: Outcome | None,
+    ) -> None:
+        self.codes.append(code)

@@ -1,0 +1,193 @@
+"""The data plane over a link that the test holds: what happens when workers cannot be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpspool.core import messages, tfs
+from mpspool.core.errors import Code, PoolError
+from mpspool.core.messages import Dispatch, Hello, Outcome, Result
+from mpspool.core.progress import ProgressWriter
+from mpspool.core.settings import RouterSettings
+from mpspool.router.dataplane import Dataplane
+from tests.fakes.recorder import Recorder
+
+SETTINGS = RouterSettings(run_dir="/nowhere", host="127.0.0.1", grpc_port=0, rest_port=0)
+
+
+class Link:
+    """Records what is sent; a worker in `broken` cannot be reached."""
+
+    def __init__(self, receive: Callable[..., None]) -> None:
+        self.receive = receive
+        self.sent: list[tuple[bytes, Any]] = []
+        self.broken: set[bytes] = set()
+
+    def send(self, identity: bytes, message: Any, _frames: list[bytes]) -> bool:
+        if identity in self.broken:
+            return False
+        self.sent.append((identity, message))
+        return True
+
+    def dispatches(self, identity: bytes) -> list[Dispatch]:
+        return [m for to, m in self.sent if to == identity and isinstance(m, Dispatch)]
+
+    def drain(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Scene:
+    """A data plane, its link and some workers, which are this very process."""
+
+    def __init__(self, tmp_path: Path) -> None:
+        self.recorder = Recorder()
+        self.links: list[Link] = []
+        self.dataplane = Dataplane(SETTINGS, self.recorder, self._link)  # type: ignore[arg-type]
+        self.link = self.links[0]
+        self.folder = tmp_path
+        self.pages: list[ProgressWriter] = []
+
+    def _link(self, receive: Callable[..., None]) -> Link:
+        self.links.append(Link(receive))
+        return self.links[-1]
+
+    def hello(self, slot: int, state: str = "READY", epoch: int = 0, generation: int = 1) -> bytes:
+        worker = f"m@1.cpu0.{slot}"
+        identity = messages.worker_identity(worker, generation)
+        page = self.folder / f"page{slot}.{generation}"
+        if not page.exists():
+            self.pages.append(ProgressWriter(page))
+        signatures = b"" if epoch else b"s"
+        hello = Hello(1, epoch, worker, generation, os.getpid(), state, 2, str(page), signatures=signatures)
+        self.link.receive(identity, hello, [])
+        return identity
+
+    def answer(self, identity: bytes, dispatch: Dispatch) -> None:
+        outcomes = [Outcome(Code.OK, b"answer", "", 1, 10, 1) for _ in dispatch.requests]
+        self.link.receive(identity, Result(self.dataplane.epoch, dispatch.dispatch, outcomes), [])
+
+    def ask(self) -> asyncio.Task[bytes]:
+        request = tfs.PredictRequest()
+        request.model_spec.name = "m"
+        return asyncio.create_task(self.dataplane.predict(request.SerializeToString(), 0))
+
+    async def close(self) -> None:
+        await self.dataplane.close()
+        for page in self.pages:
+            page.close()
+
+
+def play(tmp_path: Path, story: Callable[[Scene], Any]) -> None:
+    async def run() -> None:
+        scene = Scene(tmp_path)
+        try:
+            await story(scene)
+        finally:
+            await scene.close()
+
+    asyncio.run(run())
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0.001)
+
+
+def test_orders_after_an_unreachable_worker_are_still_sent(tmp_path: Path) -> None:
+    """A worker that vanishes between two of its own dispatches takes nobody else's with it."""
+
+    async def story(scene: Scene) -> None:
+        workers = [scene.hello(0), scene.hello(1)]
+        first = scene.ask()
+        await settle()
+        taught = next(w for w in workers if scene.link.dispatches(w))
+        scene.answer(taught, scene.link.dispatches(taught)[0])  # now requests are known to be short
+        assert await first == b"answer"
+        scene.link.sent.clear()
+        scene.link.broken.add(workers[0])
+        asked = [scene.ask() for _ in range(12)]
+        await settle()
+        answered = 0
+        while dispatches := scene.link.dispatches(workers[1]):
+            scene.link.sent.clear()
+            for dispatch in dispatches:
+                answered += len(dispatch.requests)
+                scene.answer(workers[1], dispatch)
+            await settle()
+        assert answered == 12
+        assert await asyncio.gather(*asked) == [b"answer"] * 12
+
+    play(tmp_path, story)
+
+
+def test_a_new_router_makes_clients_wait_instead_of_sending_them_away(tmp_path: Path) -> None:
+    """Before the pool has spoken an unknown model is UNAVAILABLE; one that served before is waited for."""
+
+    async def story(scene: Scene) -> None:
+        with pytest.raises(PoolError) as unknown:
+            await scene.ask()
+        assert unknown.value.code is Code.UNAVAILABLE
+        model = {"name": "m", "version": 1, "quorum": 1, "failed": "", "hang_timeout_s": 30, "proved": True}
+        scene.dataplane.want([model], {})
+        asked = scene.ask()
+        await settle()
+        assert not asked.done()
+        worker = scene.hello(0)
+        await settle()
+        scene.answer(worker, scene.link.dispatches(worker)[0])
+        assert await asked == b"answer"
+        scene.dataplane.want([{**model, "name": "other", "proved": False}], {})
+
+    play(tmp_path, story)
+
+
+def test_a_worker_of_an_earlier_router_is_asked_for_its_introduction(tmp_path: Path) -> None:
+    """A beat under a foreign epoch is answered by WhoAreYou and admits nobody."""
+
+    async def story(scene: Scene) -> None:
+        identity = scene.hello(0, epoch=7)
+        assert isinstance(scene.link.sent[-1][1], messages.WhoAreYou)
+        assert not scene.dataplane.snapshot()["workers"]
+        scene.hello(0)
+        assert isinstance(scene.link.sent[-1][1], messages.Welcome)
+        assert scene.link.sent[-1][0] == identity
+
+    play(tmp_path, story)
+
+
+def test_an_older_generation_is_refused(tmp_path: Path) -> None:
+    """Of two processes of one slot the newer one stays."""
+
+    async def story(scene: Scene) -> None:
+        scene.hello(0, generation=2)
+        scene.hello(0, generation=1)
+        assert isinstance(scene.link.sent[-1][1], messages.Refused)
+        assert [w["generation"] for w in scene.dataplane.snapshot()["workers"]] == [2]
+
+    play(tmp_path, story)
+
+
+def test_results_of_an_old_epoch_or_dispatch_are_dropped(tmp_path: Path) -> None:
+    """Only the answer that is waited for is given, and only once."""
+
+    async def story(scene: Scene) -> None:
+        worker = scene.hello(0)
+        asked = scene.ask()
+        await settle()
+        (dispatch,) = scene.link.dispatches(worker)
+        wrong = [Outcome(Code.OK, b"wrong")]
+        scene.link.receive(worker, Result(7, dispatch.dispatch, wrong), [])
+        scene.link.receive(worker, Result(scene.dataplane.epoch, dispatch.dispatch + 9, wrong), [])
+        scene.answer(worker, dispatch)
+        scene.link.receive(worker, Result(scene.dataplane.epoch, dispatch.dispatch, wrong), [])
+        assert await asked == b"answer"
+        assert scene.recorder.codes == [Code.OK]
+
+    play(tmp_path, story)
