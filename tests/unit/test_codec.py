@@ -66,7 +66,7 @@ def _fed(number: int, shape: tuple[int, ...], draw: Any) -> Any:
         return (low % 16 if "float4" in name else low).view(dtype)
     raw = draw(hnp.arrays(np.uint8, (*shape, dtype.itemsize)))
     array = raw.reshape(-1).view(dtype).reshape(shape)
-    if dtype.kind == "c":  # tf.make_tensor_proto converts its parts, which quiets a signalling NaN
+    if dtype.kind in "cf":  # tf.make_tensor_proto may go through Python floats, which quiets a signalling NaN
         array = np.where(np.isnan(array), np.array(np.nan, dtype), array)
     return array.view(codec.array_dtype(number)) if codec.array_dtype(number).names else array
 
