@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NOTHING_STARTED = 2
-_DEFAULT_GRPC_PORT = 8500
 
 
 def _as_run_dir(_context: click.Context, _parameter: click.Parameter, value: Path) -> RunDir:
@@ -159,11 +159,14 @@ def _print_plan(settings: PoolSettings, planned: Plan) -> None:
 
 
 def _announce_detached(settings: PoolSettings) -> Callable[[str], None]:
-    where = "" if settings.run_dir == str(default_run_dir()) else f" --run-dir {settings.run_dir}"
+    from mpspool.supervisor.report import program
+
+    run_dir = shlex.quote(settings.run_dir)
+    where = "" if settings.run_dir == str(default_run_dir()) else f" --run-dir {run_dir}"
 
     def announce(text: str) -> None:
         click.echo(f"started: {text}")
-        click.echo(f"until it is ready: mpspool wait{where}\nto end it:         mpspool stop{where}")
+        click.echo(f"until it is ready: {program()} wait{where}\nto end it:         {program()} stop{where}")
 
     return announce
 
@@ -347,9 +350,10 @@ def predict(
 
 def _default_address() -> str:
     from mpspool.supervisor import ask
+    from mpspool.supervisor.ports import DEFAULT_GRPC_PORT, client_address
 
     run = RunDir(Path(os.environ.get("MPSPOOL_RUN_DIR") or default_run_dir()))
-    return f"127.0.0.1:{ask.grpc_port(run) or _DEFAULT_GRPC_PORT}"
+    return ask.grpc_address(run) or client_address("127.0.0.1", DEFAULT_GRPC_PORT)
 
 
 if __name__ == "__main__":

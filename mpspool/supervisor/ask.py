@@ -10,11 +10,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from mpspool.core import control, process
+import msgspec
+
+from mpspool.core import control, settings
 from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
+from mpspool.core.settings import PoolSettings
 from mpspool.core.states import PoolState
-from mpspool.supervisor import lock, report
+from mpspool.supervisor import lock, programs, report
+from mpspool.supervisor.ports import client_address
 
 _POLL_S = 0.1
 _SILENCE_S = 2.5
@@ -136,10 +140,12 @@ def _terminated(pid: int, timeout_s: float) -> bool:
         os.close(pidfd)
 
 
-def grpc_port(run: RunDir) -> int:
-    """The gRPC port of the pool that runs there, 0 where none does (or its front is off)."""
-    if not lock.holder(run) or not process.alive(lock.holder(run)):
-        return 0
-    with contextlib.suppress(NoPoolError):
-        return int(status(run)["pool"]["grpc_port"])
-    return 0
+def grpc_address(run: RunDir) -> str:
+    """HOST:PORT of the gRPC front of the pool that runs there, "" where none does (or its front is off)."""
+    if not lock.holder(run):
+        return ""
+    try:
+        found = settings.load(run.settings_file(programs.POOL), PoolSettings)
+    except (OSError, msgspec.DecodeError):
+        return ""
+    return client_address(found.host, found.grpc_port) if found.grpc_port else ""

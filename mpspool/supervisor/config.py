@@ -35,6 +35,7 @@ from mpspool.supervisor.explain import explain
 from mpspool.supervisor.layers import Layer, Location, overlay, rebase
 from mpspool.supervisor.model_entries import Entry, check_names, override, put_flags, take_entries
 from mpspool.supervisor.pool_file import read_file
+from mpspool.supervisor.ports import DEFAULT_GRPC_PORT, DEFAULT_REST_PORT
 
 DEFAULT_CONTEXTS_PER_GPU = 4
 # A name, escaped, is part of file names, which end at 255 bytes.
@@ -188,16 +189,16 @@ class PoolConfig(Placement):
     """Plan for this many stand-in CPUs, and pin to none of them."""
     host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
     """The address both fronts listen on; 0.0.0.0 for every network of this machine."""
-    grpc_port: Port = 8500
+    grpc_port: Port = DEFAULT_GRPC_PORT
     """The port for gRPC; 0 turns it off."""
-    rest_port: Port = 8501
+    rest_port: Port = DEFAULT_REST_PORT
     """The port for HTTP; 0 turns it off."""
     run_dir: Path = Field(default_factory=default_run_dir)
     """The folder for this pool's sockets, settings and logs; none other may use it."""
     dispatch: Literal["least_loaded", "round_robin"] = "least_loaded"
     """Which worker takes the next request."""
     max_message_bytes: Annotated[ByteSize, Field(ge=1, le=MAX_MESSAGE_BYTES)] = ByteSize(MAX_MESSAGE_BYTES)
-    """The largest request or response, in bytes or as "64MiB"."""
+    """The largest request, in bytes or as "64MiB"; answers are not bounded."""
     max_queued_requests: Annotated[int, Field(ge=1)] = 10_000
     """Requests waiting per model version; one more is answered UNAVAILABLE."""
     max_queued_bytes: Annotated[ByteSize, Field(ge=1)] = ByteSize(2**32)

@@ -10,11 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import os
 import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -31,12 +33,17 @@ from mpspool.supervisor.supervisord import Supervisord, SupervisordError
 _START_S = 15.0
 _POLL_S = 0.05
 # Of the grace time, what the pool may take; the rest is for supervisord and what it still has.
-_POOL_SHARE = 0.9
+_POOL_SHARE = 0.75
 _POOL_BACK_S = 3.0
-_SHUTDOWN_S = 8.0
-_MPS_SHUTDOWN_S = 20.0
-_LEFT_S = 0.3
-_MPS_LEFT_S = 12.0
+_POOL_ANSWER_S = 1.0
+# What supervisord's end and the last processes may take (at least, at most), whatever is left of the
+# grace time; an MPS daemon is given the time to `quit`.
+_SHUTDOWN_S = (2.0, 8.0)
+_MPS_SHUTDOWN_S = (8.0, 20.0)
+_LEFT_S = (0.3, 0.3)
+_MPS_LEFT_S = (3.0, 12.0)
+# A process in the state D does not even die.
+_KILLED_S = 5.0
 _LOG_LINES = 8
 
 Say = Callable[[str], None]
@@ -65,6 +72,8 @@ def run(config: PoolSettings, *, say: Say, started: Callable[[], None] = lambda:
         leftovers.remove_files(folder)
         write_files(folder, config)
         process.become_subreaper()
+        # Every process below us looks at it: none outlives us, even one that is just being started.
+        os.environ[process.FOREGROUND_VARIABLE] = str(os.getpid())
         return asyncio.run(_Foreground(folder, config, say).serve(started))
 
 
@@ -93,6 +102,8 @@ class _Foreground:
         self._asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._died = asyncio.Event()
+        self._end = math.inf
+        self._trouble = ""
 
     async def serve(self, started: Callable[[], None]) -> int:
         loop = asyncio.get_running_loop()
@@ -172,20 +183,34 @@ class _Foreground:
             with contextlib.suppress(ControlError, ValueError):
                 async with contextlib.aclosing(astream(self._folder.pool_control, "watch")) as statuses:
                     async for status in statuses:
-                        for line in report.changes(last, status):
-                            self._say(line)
+                        self._show(last, status)
                         if not tried and status["pool"]["state"] == PoolState.RUNNING.value:
-                            self._say(f"try: {report.how_to_try(status)}")
+                            self._say_how_to_try()
                             tried = True
                         last = status
             await self._supervisord.turn()
             await asyncio.sleep(_POLL_S)
 
+    def _show(self, before: Message | None, after: Message) -> None:
+        try:
+            for line in report.changes(before, after):
+                self._say(line)
+        except Exception as error:  # noqa: BLE001  what cannot be shown must not end the showing
+            if self._trouble != (trouble := f"{type(error).__name__}: {error}"):
+                self._trouble = trouble
+                self._say(f"a status could not be shown: {trouble}")
+
+    def _say_how_to_try(self) -> None:
+        if command := report.how_to_try(self._config):
+            self._say(f"try: {command}")
+
     # -- the end ----------------------------------------------------------------------------------
 
     async def _stop(self) -> None:
-        self._say(f"stopping: what is in flight may take {self._config.grace_s:g} s (once more to hurry)")
-        await self._until_hurried(self._end_workers(self._config.grace_s * _POOL_SHARE))
+        grace_s = self._config.grace_s
+        self._end = time.monotonic() + grace_s
+        self._say(f"stopping: what is in flight has a part of {grace_s:g} s (once more to hurry)")
+        await self._until_hurried(self._end_workers(grace_s * _POOL_SHARE))
         await self._until_hurried(self._shut_down())
 
     async def _until_hurried(self, work: Coroutine[Any, Any, None]) -> None:
@@ -199,7 +224,7 @@ class _Foreground:
             left_s = end - time.monotonic()
             with contextlib.suppress(ControlError, ValueError, TimeoutError):
                 async with (
-                    asyncio.timeout(left_s + _POOL_BACK_S),
+                    asyncio.timeout(left_s + _POOL_ANSWER_S),
                     contextlib.aclosing(
                         astream(self._folder.pool_control, "stop", grace_s=left_s)
                     ) as answers,
@@ -214,29 +239,40 @@ class _Foreground:
         self._say("the pool process does not answer: going on without it")
 
     async def _shut_down(self) -> None:
-        with contextlib.suppress(SupervisordError):
-            await self._supervisord.shutdown()
-        end = time.monotonic() + (_MPS_SHUTDOWN_S if self._config.mps_daemons else _SHUTDOWN_S)
-        while time.monotonic() < end and not self._died.is_set():
-            await self._supervisord.turn()
-            await asyncio.sleep(_POLL_S)
+        within_s = self._left_s(*(_MPS_SHUTDOWN_S if self._config.mps_daemons else _SHUTDOWN_S))
+        with contextlib.suppress(SupervisordError, TimeoutError):
+            async with asyncio.timeout(within_s):
+                await self._supervisord.shutdown()
+                while not self._died.is_set():
+                    await self._supervisord.turn()
+                    await asyncio.sleep(_POLL_S)
+
+    def _left_s(self, least: float, most: float) -> float:
+        """What is left of the grace time, within these bounds."""
+        return max(least, min(self._end - time.monotonic(), most))
 
     async def _clear(self) -> None:
         """Kills and reaps everything below us, supervisord first: without it nothing is started again."""
         if self._child is not None and self._child.poll() is None:
             self._child.kill()
-        patience_s = _MPS_LEFT_S if self._config.mps_daemons else _LEFT_S
-        end = time.monotonic() + (0.0 if self._hurry.is_set() else patience_s)
+        patience_s = self._left_s(*(_MPS_LEFT_S if self._config.mps_daemons else _LEFT_S))
+        left = await self._gone(0.0 if self._hurry.is_set() else patience_s, killing=False)
+        if left and (left := await self._gone(_KILLED_S, killing=True)):
+            self._say(f"still there {_KILLED_S:g} s after SIGKILL: {', '.join(map(str, left))}")
+        leftovers.remove_sockets(self._folder)
+
+    async def _gone(self, limit_s: float, *, killing: bool) -> list[int]:
+        """Waits until nothing is left below us, and returns what is."""
+        end = time.monotonic() + limit_s
         while True:
             self._reap()
-            if not (left := process.descendants(os.getpid())):
-                break
-            if time.monotonic() > end:
-                for pid in left:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
+            left = process.descendants(os.getpid())
+            if not left or time.monotonic() > end:
+                return left
+            for pid in left if killing else ():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
             await asyncio.sleep(_POLL_S)
-        leftovers.remove_sockets(self._folder)
 
 
 async def _first(*works: Coroutine[Any, Any, Any]) -> None:
@@ -296,11 +332,11 @@ def _become_daemon(config: PoolSettings, report_to: int) -> None:
 
 def _run_detached(config: PoolSettings, report_to: int) -> int:
     folder = RunDir(Path(config.run_dir))
+    waiting = os.fdopen(report_to, "w", encoding="utf-8")
 
     def answer(text: str) -> None:
-        with contextlib.suppress(OSError):
-            os.write(report_to, text.encode())
-            os.close(report_to)
+        with contextlib.suppress(OSError), waiting:
+            waiting.write(text)
 
     def started() -> None:
         _redirect(folder.log_file("mpspool"))
@@ -312,7 +348,10 @@ def _run_detached(config: PoolSettings, report_to: int) -> int:
         answer(f"failed\n{error}")
         return 2
     except BaseException as error:
-        answer(f"failed\n{type(error).__name__}: {error}")
+        if waiting.closed:
+            traceback.print_exc()
+        else:
+            answer(f"failed\n{type(error).__name__}: {error}")
         raise
 
 

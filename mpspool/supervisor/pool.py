@@ -37,7 +37,7 @@ _WATCH_MIN_S = 0.05
 _RECONNECT_S = 0.1
 _SETTLE_S = 1.0
 # Of the time to stop in, how much the router may take to drain; the rest is for workers to leave.
-_DRAIN_SHARE = 0.8
+_DRAIN_SHARE = 0.7
 
 
 class _Records(msgspec.Struct, frozen=True):
@@ -138,7 +138,7 @@ class Pool:
         )
         done = False
         for action in actions:
-            if not self._stopping or isinstance(action, reconcile.Ended):
+            if not self._stopping or isinstance(action, reconcile.Ended | reconcile.Adopt):
                 done |= await self._perform(action)
         if done:
             records = {str(worker): slot.record() for worker, slot in self._slots.items()}
@@ -280,6 +280,7 @@ class Pool:
 
     def _models_message(self) -> Message:
         failed = status.failures(self._slots)
+        proved = {worker.model_version for worker, slot in self._slots.items() if slot.proved}
         versions: dict[Any, Message] = {}
         for worker, (model, _) in status.desired(self._config).items():
             versions.setdefault(
@@ -289,6 +290,7 @@ class Pool:
                     "version": model.version,
                     "quorum": model.quorum,
                     "failed": failed.get(worker.model_version, ""),
+                    "proved": worker.model_version in proved,
                     "hang_timeout_s": model.hang_timeout_s,
                 },
             )
@@ -332,7 +334,10 @@ class Pool:
         self._changed.set()
         await self._drain(grace_s * _DRAIN_SHARE)
         async with self._acting:  # a start that was under way is over, and known
-            left = await self._workers.end_all(max(0.0, end - time.monotonic()))
+            if not self._processes:  # we have just been started, and know of no worker yet
+                with contextlib.suppress(SupervisordError):
+                    await self._reconcile()
+            left = await self._workers.end_all(end)
         self._look()
         return {"left": left}
 

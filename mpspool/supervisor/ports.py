@@ -1,14 +1,18 @@
-"""Can the fronts listen where they are asked to? Tried by listening, before anything is started."""
+"""Where the fronts listen. Whether they can is tried by listening, before anything is started."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import socket
 from pathlib import Path
 
 from mpspool.core.errors import Problem
+
+DEFAULT_GRPC_PORT = 8500
+DEFAULT_REST_PORT = 8501
 
 _LISTEN = "0A"
 _PRIVILEGED = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
@@ -35,6 +39,17 @@ def check_fronts(host: str, ports: dict[str, int]) -> list[Problem]:
             problems += _check_port(field, port, host, addresses)
             taken.discard(port)
     return list(dict.fromkeys(problems))
+
+
+def client_address(host: str, port: int) -> str:
+    """Where a client on this machine reaches a front that listens on `host`, as HOST:PORT."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return f"{host}:{port}"
+    if address.is_unspecified:
+        address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
+    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
 
 
 def _resolve(host: str) -> list[tuple[int, str]]:

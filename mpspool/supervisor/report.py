@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
+from mpspool.core.rundir import default_run_dir
+from mpspool.core.settings import PoolSettings
 from mpspool.core.states import PoolState, SlotState, WorkerState
 from mpspool.supervisor.cpus import format_cpus
+from mpspool.supervisor.ports import client_address
 
 Status = Mapping[str, Any]
 
-DEFAULT_GRPC_PORT = 8500
 _PLAIN_COLUMNS = 160
 _NUMBERS = ("pid", "gen", "restarts", "in flight", "served")
 
@@ -163,10 +170,30 @@ def _pool_changes(after: Status, state: PoolState) -> Iterator[str]:
         yield f"degraded: {ready} of {len(workers)} workers READY"
 
 
-def how_to_try(status: Status) -> str:
-    """A command that asks the first model."""
-    model = status["models"][0]["name"]
+def how_to_try(settings: PoolSettings) -> str:
+    """A command that asks the first model; "" with gRPC off."""
+    if not settings.grpc_port:
+        return ""
+    model = settings.models[0].name
     document = '{"x": [1, 2, 5]}' if model == "half_plus_two" else '{"INPUT": [...]}'
-    port = status["pool"]["grpc_port"]
-    address = "" if port == DEFAULT_GRPC_PORT else f" --address 127.0.0.1:{port}"
-    return f"mpspool predict {model} --input '{document}'{address}"
+    address = client_address(settings.host, settings.grpc_port)
+    # `predict` finds the pool of the default run folder by itself.
+    where = "" if settings.run_dir == str(default_run_dir()) else f" --address {shlex.quote(address)}"
+    return f"{program()} predict {shlex.quote(model)} --input '{document}'{where}"
+
+
+def program() -> str:
+    """What to type for the `mpspool` that runs here: its path, where the name alone is not it."""
+    own = Path(sys.argv[0])
+    if own.name == "__main__.py":
+        own = Path(sys.executable).with_name("mpspool")
+        if not own.exists():
+            return f"{_short(Path(sys.executable))} -m mpspool"
+    found = shutil.which("mpspool")
+    return "mpspool" if found and os.path.realpath(found) == os.path.realpath(own) else _short(own)
+
+
+def _short(path: Path) -> str:
+    whole, relative = os.path.abspath(path), os.path.relpath(path)
+    inside = relative if os.sep in relative else f".{os.sep}{relative}"
+    return shlex.quote(min(whole, inside, key=len))

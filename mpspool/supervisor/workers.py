@@ -26,7 +26,11 @@ logger = log.get("workers")
 # Two, so that a worker parses the next batch while its device runs this one.
 CREDITS = 2
 _DUMP_S = 0.5
-_KILL_S = 5.0
+_KILL_S = 10.0
+_LEAST_KILL_S = 1.0
+# Of the time to end all workers in, how much they may take by themselves.
+_LEAVE_SHARE = 0.6
+_UNHELD_S = 1.0
 _POLL_S = 0.02
 
 
@@ -103,7 +107,6 @@ class Workers:
                 credits=CREDITS,
                 model=msgspec.structs.replace(model, slots=[]),
                 slot=slot,
-                max_message_bytes=self._config.router.max_message_bytes,
             ),
         )
         return await self._supervisord.start(worker.program)
@@ -161,16 +164,20 @@ class Workers:
     async def end_hung(self, worker: WorkerId) -> None:
         """A stack dump into its log if it can still give one, then its end."""
         if (watched := self._watched.get(worker)) is None:
+            await asyncio.sleep(_UNHELD_S)  # it is gone, and supervisord has yet to say so
             return
         file = self._run.log_file(worker.program)
         before = _size(file)
         watched.signal(signal.SIGUSR1)
         watched.signal(signal.SIGCONT)
         await _grown(file, before, watched.gone)
-        await self._kill([(worker, watched)])
+        await self._kill([(worker, watched)], _KILL_S)
 
-    async def end_all(self, grace_s: float) -> int:
-        """Ends every worker, all at once: asked to drain and go, killed when `grace_s` is over.
+    async def end_all(self, end: float) -> int:
+        """Ends every worker, all at once: asked to drain and go, killed when the time is nearly over.
+
+        Args:
+            end: when all should be gone, in time.monotonic()'s seconds.
 
         Returns:
             How many are still there.
@@ -179,19 +186,22 @@ class Workers:
         for _, worker in watched:
             worker.signal(signal.SIGTERM)
             worker.signal(signal.SIGCONT)  # a stopped one must wake up to leave
-        await _gone([worker for _, worker in watched], grace_s)
+        left_s = end - time.monotonic()
+        await _gone([worker for _, worker in watched], left_s * _LEAVE_SHARE)
         late = [(worker, held) for worker, held in watched if not held.gone.is_set()]
         if late:
             logger.warning("killing what did not leave in time", workers=[str(worker) for worker, _ in late])
-            await self._kill(late)
+            await self._kill(late, max(_LEAST_KILL_S, end - time.monotonic()))
         return sum(not held.gone.is_set() for _, held in watched)
 
-    async def _kill(self, workers: list[tuple[WorkerId, _Watched]]) -> None:
+    async def _kill(self, workers: list[tuple[WorkerId, _Watched]], limit_s: float) -> None:
         """Under MPS the client is cut off first: killing a busy one can wedge its server."""
-        await asyncio.gather(*(self._terminate_client(worker, held.pid) for worker, held in workers))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s / 2):
+                await asyncio.gather(*(self._terminate_client(worker, held.pid) for worker, held in workers))
         for _, held in workers:
             held.signal(signal.SIGKILL)
-        await _gone([held for _, held in workers], _KILL_S)
+        await _gone([held for _, held in workers], limit_s / 2)
 
     async def mps_answers(self, worker: WorkerId, processes: Mapping[str, ProcessInfo]) -> bool:
         """Whether the worker's MPS daemon takes clients: CUDA would run without MPS, and not say so.

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +14,7 @@ import pytest
 
 from tests.conftest import PoolStarter
 from tests.polling import until
-from tests.pool import Load, Pool, cli, processes_of
+from tests.pool import CLI, ROOT, Load, Pool, cli, processes_of
 
 LoadStarter = Callable[..., Load]
 
@@ -53,3 +56,38 @@ def test_killing_the_top_ends_all(pool: Pool, victim: str, model_dir: Callable[[
         again.assert_nothing_left()
     finally:
         again.clear()
+
+
+def test_sigterm_while_workers_load_ends_all_at_once(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path]
+) -> None:
+    """Before any worker is READY: exit status 0, nothing left, and well within the grace time."""
+    pool = start_pool("--model", f"half_plus_two={model_dir('half_plus_two')}", "--cpu-slots", 2)
+    until(lambda: any(worker["pid"] for worker in pool.workers().values()), 20)
+    assert not pool.all_ready()
+    begun = time.monotonic()
+    assert pool.stop(30) == 0
+    assert time.monotonic() - begun < 10
+    pool.assert_nothing_left()
+
+
+def test_what_is_in_flight_at_sigterm_is_answered(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], testing_ops: Path, tmp_path: Path
+) -> None:
+    """A request that takes 2 s, one in flight when the pool is told to end: its answer comes, and is right."""
+    config = tmp_path / "pool.yaml"
+    config.write_text(
+        "models:\n"
+        f"  - {{name: sleeper, base_path: {model_dir('sleeper')}, cpu_slots: 1, custom_ops: [{testing_ops}]}}\n"
+    )
+    pool = start_pool(config).wait()
+    command = [*CLI, "predict", "sleeper", "--input", '{"x": [2.0]}', "--address", pool.address]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as asking:
+        until(lambda: pool.workers()["sleeper@1.cpu0.0"]["in_flight"] == 1, 20)
+        assert pool.stop(30) == 0
+        out, err = asking.communicate(timeout=10)
+    assert (asking.returncode, err) == (0, "")
+    assert json.loads(out) == {"y": [3.0]}
+    pool.assert_nothing_left()

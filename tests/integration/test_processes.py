@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mpspool.core.control import ControlError, Message, call
 from mpspool.core.process import alive, stat
+from mpspool.core.rundir import RunDir
 from tests.conftest import PoolStarter
 from tests.polling import until
 from tests.pool import ROOT, Pool, cli, processes_of
@@ -75,7 +80,7 @@ def test_a_start_from_nothing_to_nothing(light_pool: LightStarter) -> None:
     assert {item["name"] for item in status["processes"]} == {"pool", "router"}
     assert set(processes_of(pool.run_dir)) == expected_pids(pool)
     assert pool.stop(30) == 0
-    assert "try: mpspool predict half" in pool.output.read_text()
+    assert re.search(rf"try: \S*mpspool predict half .* --address {pool.address}\n", pool.output.read_text())
 
 
 @pytest.mark.parametrize("victim", ["worker", "pool", "router"])
@@ -167,7 +172,7 @@ def test_a_worker_that_crashes_at_every_start_backs_off(light_pool: LightStarter
 
 
 def test_stop_kills_what_does_not_leave_in_its_grace(light_pool: LightStarter, tmp_path: Path) -> None:
-    """A worker deaf to SIGTERM: everything is gone soon after the grace time, exit status 0."""
+    """A worker deaf to SIGTERM: everything is gone within the grace time and little more, exit status 0."""
     pool = light_pool().wait()
     assert pool.process is not None
     pool.stop(30)
@@ -179,8 +184,25 @@ def test_stop_kills_what_does_not_leave_in_its_grace(light_pool: LightStarter, t
     pool.wait()
     kill(pool.workers()[ONE]["pid"])
     until(lambda: pool.workers()[ONE]["generation"] == 2 and pool.all_ready(), 20)
+    begun = time.monotonic()
     assert pool.stop(15) == 0
+    assert time.monotonic() - begun < 2 + 3, "the grace time, and the least that supervisord is given"
     assert not processes_of(pool.run_dir)
+
+
+def test_stop_of_a_pool_process_that_has_just_started_ends_the_workers(light_pool: LightStarter) -> None:
+    """Asked the moment the successor of a killed one answers: every worker has left when it says so."""
+    pool = light_pool().wait()
+    workers = [worker["pid"] for worker in pool.workers().values()]
+    kill(pool.process_pid("pool"))
+
+    def stop() -> Message | None:
+        with contextlib.suppress(ControlError):
+            return call(RunDir(pool.run_dir).pool_control, "stop", grace_s=10, timeout_s=20)
+        return None
+
+    assert until(stop, 20) == {"left": 0}
+    assert not any(alive(pid) for pid in workers)
 
 
 def test_stop_goes_on_without_the_pool_process(light_pool: LightStarter) -> None:

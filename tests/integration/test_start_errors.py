@@ -1,0 +1,75 @@
+"""Starts that cannot work, through the command line: each refused with what is wrong, nothing started."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import short_dir
+from tests.pool import cli, free_port
+
+ModelDir = Callable[[str], Path]
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with short_dir() as found:
+        yield found
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(1)
+        yield listener.getsockname()[1]
+
+
+def write_model_that_is_none(root: Path) -> Path:
+    (root / "none" / "1").mkdir(parents=True)
+    (root / "none" / "1" / "saved_model.pb").write_bytes(b"\xff no SavedModel")
+    return root / "none"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--model", "half={root}/nowhere"], "{root}/nowhere"),
+        (["--model", "half={root}/empty"], "{root}/empty"),
+        (["--model", "half={root}/none"], "saved_model.pb"),
+        (["--grpc-port", "{taken}"], "port {taken}"),
+        (["--run-dir", "{root}/file"], "{root}/file is not a folder"),
+        (["--run-dir", "{root}/file/below"], "{root}/file/below cannot be used"),
+        (["--gpus", "99"], "99"),
+        (["--simulate-gpus", "1", "--contexts-per-gpu", "0"], "contexts_per_gpu"),
+        (["--simulate-gpus", "1", "--contexts-per-gpu", "61"], "61"),
+        (["{root}/pool.yaml"], "grcp_port"),
+        (["--cpu-slots", "1", "--cpusets", "1-"], "1-"),
+        (["--cpu-slots", "1", "--cpusets", "4000-4001"], "4000"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_cannot_work_is_refused(
+    root: Path, taken_port: int, model_dir: ModelDir, arguments: list[str], named: str
+) -> None:
+    """Exit status 2, the wrong thing is named, "nothing was started", and the run folder is not there."""
+    (root / "empty").mkdir()
+    (root / "file").touch()
+    (root / "pool.yaml").write_text("grcp_port: 1\n")
+    write_model_that_is_none(root)
+    given = [argument.format(root=root, taken=taken_port) for argument in arguments]
+    usual = {
+        "--model": f"half={model_dir('half_plus_two')}",
+        "--run-dir": str(root / "run"),
+        "--grpc-port": str(free_port()),
+        "--rest-port": "0",
+    }
+    rest = [word for name, value in usual.items() if name not in given for word in (name, value)]
+    done = cli("start", *given, *rest, timeout=30)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert named.format(root=root, taken=taken_port) in done.stderr
+    assert "nothing was started" in done.stderr
+    assert not (root / "run").exists()
