@@ -150,6 +150,7 @@ class Load:
         out, err = self.process.communicate(timeout=timeout_s)
         assert out.strip(), err
         answer: dict[str, Any] = json.loads(out)
+        print("load:", out.strip())  # seen with pytest -rP
         return answer
 
     def kill(self) -> None:
