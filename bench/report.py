@@ -74,7 +74,7 @@ def machine() -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%d %H:%M %Z"),
         "cpus": len(os.sched_getaffinity(0)),
         "cpu": names[0] if names else platform.machine(),
-        "system": f"Linux {platform.release()}",
+        "system": platform.system(),
         "python": platform.python_version(),
         "tensorflow": metadata.version("tensorflow"),
         "commit": commit or "unknown",

@@ -30,7 +30,7 @@ from mpspool.router.cost import CostTable
 
 # Several short requests travel in one dispatch while together they cost no more than this: what a
 # message costs is then shared, and the first of them waits for the last at most this long.
-COALESCE_US = 2_000.0
+COALESCE_US = 4_000.0
 # A second dispatch is put behind a running one only when that one ends within this time, so that
 # nobody waits behind a busy worker while another may fall idle.
 PIPELINE_NS = 2_000_000

@@ -84,9 +84,9 @@ def test_short_requests_share_a_dispatch_fairly() -> None:
 
 
 def test_a_shared_dispatch_is_bounded_by_cost() -> None:
-    """Requests of 800 us go two to a dispatch: three would make the first wait too long."""
+    """Requests of 1600 us go two to a dispatch: three would make the first wait too long."""
     scheduler = make()
-    cheap(scheduler, 800)
+    cheap(scheduler, 1600)
     scheduler.join("a", MODEL, 1)
     arrive(scheduler, b"1", b"2", b"3", b"4")
     assert [len(send.entries) for send in scheduler.dispatch(0)] == [2]
