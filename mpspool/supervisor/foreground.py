@@ -209,7 +209,7 @@ class _Foreground:
     async def _stop(self) -> None:
         grace_s = self._config.grace_s
         self._end = time.monotonic() + grace_s
-        self._say(f"stopping: what is in flight has a part of {grace_s:g} s (once more to hurry)")
+        self._say(f"stopping: what is in flight has up to {grace_s:g} s (once more to hurry)")
         await self._until_hurried(self._end_workers(grace_s * _POOL_SHARE))
         await self._until_hurried(self._shut_down())
 

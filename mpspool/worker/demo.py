@@ -35,7 +35,7 @@ def export(root: Path) -> Path:
 
 def _save(path: Path) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow as tf  # 4 s, and only when there is something to export
 
     class HalfPlusTwo(tf.Module):  # type: ignore[misc]
