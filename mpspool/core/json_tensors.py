@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -196,11 +197,11 @@ def _numbers(alias: str, leaves: Iterator[tuple[str, Any]], number: int) -> Arra
                 f'Input "{where}": {leaf} does not fit; a {tfs.type_text(number)} goes from {limits[0]} to {limits[1]}.'
             )
         values.append(value)
-    if dtype.kind != "V":
-        with np.errstate(over="ignore"):  # beyond a float's range is infinity
+    with np.errstate(over="ignore"):  # beyond a float's range is infinity
+        if dtype.kind != "V":
             return np.array(values, dtype)
-    wide = np.array(values, np.int8 if limits else np.float64)
-    return wide.view(dtype) if limits else wide.astype(dtype)
+        wide = np.array(values, np.int8 if limits else np.float64)
+        return wide.view(dtype) if limits else wide.astype(dtype)
 
 
 def _kind(dtype: np.dtype[Any]) -> str:
@@ -221,7 +222,12 @@ def _as_integer(value: Any) -> int | None:
 
 
 def _as_float(value: Any) -> float | None:
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond a float's range
+        return math.inf if value > 0 else -math.inf
 
 
 def _as_bool(value: Any) -> bool | None:

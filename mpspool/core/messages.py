@@ -64,9 +64,8 @@ class Leaving(msgspec.Struct, tag="leaving", frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """One request of a dispatch. deadline_ns is CLOCK_MONOTONIC, 0 for none."""
+    """One serialised PredictRequest of a dispatch. deadline_ns is CLOCK_MONOTONIC, 0 for none."""
 
-    method: str
     body: bytes | None
     deadline_ns: int = 0
 

@@ -428,7 +428,7 @@ class Dataplane:
                 continue  # lost to an order before this one: what it was to run waits again
             frames: list[bytes] = []
             requests = [
-                messages.Request("predict", messages.inline(entry.body, frames), entry.deadline_ns)
+                messages.Request(messages.inline(entry.body, frames), entry.deadline_ns)
                 for entry in order.entries
             ]
             if not self._link.send(identity, messages.Dispatch(self.epoch, order.dispatch, requests), frames):

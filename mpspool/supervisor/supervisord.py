@@ -63,11 +63,6 @@ class ProcessInfo:
     exit_status: int = 0
     spawn_error: str = ""
 
-    @property
-    def over(self) -> bool:
-        """Nothing of it runs: it may be started (again) or removed."""
-        return self.pid == 0
-
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str, timeout_s: float) -> None:

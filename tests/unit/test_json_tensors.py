@@ -191,6 +191,14 @@ values = st.recursive(
 )
 
 
+@pytest.mark.parametrize("number", [1, 14])
+@pytest.mark.parametrize("value", [3.4028235677973366e38, 10**400, -(10**400)])
+def test_what_is_beyond_a_float_is_infinite(number: int, value: float) -> None:
+    """Also what only rounds beyond it, and integers that no float holds."""
+    (sent,) = _sent(value, _signatures(x=(number, []))).values()
+    assert np.isinf(sent.astype(np.float64))
+
+
 @given(values, st.sampled_from([1, 3, 7, 8, 10, 14, 29, 33]), st.sampled_from([None, [], [-1], [2, -1]]))
 def test_any_document_is_sent_or_refused(document: Any, number: int, sizes: list[int] | None) -> None:
     """Whatever JSON is given, it becomes a tensor that can be read, or a PoolError."""
