@@ -17,7 +17,7 @@ from mpspool.core.rundir import RunDir, default_run_dir
 if TYPE_CHECKING:
     from mpspool.core.errors import StartError
     from mpspool.core.settings import PoolSettings
-    from mpspool.supervisor.plan import Plan
+    from mpspool.supervisor.planning.plan import Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -133,9 +133,11 @@ def start(file: Path | None, detach: bool, check: bool, **flags: Any) -> None:
 def _resolve(file: Path | None, flags: dict[str, Any]) -> tuple[PoolSettings, Plan]:
     """Raises StartError."""
     from mpspool.core.errors import StartError
-    from mpspool.supervisor import config, foreground, preflight
+    from mpspool.supervisor import foreground
+    from mpspool.supervisor.config import schema
+    from mpspool.supervisor.planning import preflight
 
-    wanted = config.load_config(file, flags, os.environ)
+    wanted = schema.load_config(file, flags, os.environ)
     problems = foreground.check(RunDir(wanted.run_dir))
     try:
         settings, planned = preflight.resolve(wanted, os.environ)

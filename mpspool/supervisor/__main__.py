@@ -2,7 +2,7 @@
 
 import sys
 
-from mpspool.supervisor.pool import main
+from mpspool.supervisor.pool.pool import main
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1]))

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 from mpspool.core.settings import ModelSettings
 from mpspool.mps.devices import GpuDevice
-from mpspool.supervisor.config import PoolConfig
+from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.cpus import format_cpus
-from mpspool.supervisor.drafts import (
+from mpspool.supervisor.planning.drafts import (
     CORES_PER_CPU_SLOT,
     Draft,
     Machine,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpspool.supervisor.base_path import BasePathError, latest_version
+from mpspool.supervisor.planning.base_path import BasePathError, latest_version
 
 
 def export(base: Path, *versions: str, file: str = "saved_model.pb") -> Path:

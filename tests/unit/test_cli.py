@@ -18,7 +18,7 @@ from mpspool.supervisor import lock, report
 HEAVY = ("tensorflow", "grpc", "zmq", "pydantic", "numpy", "rich", "asyncio", "structlog")
 
 
-@pytest.mark.parametrize("module", ["mpspool.cli", "mpspool.supervisor.ask", "mpspool.supervisor.pool"])
+@pytest.mark.parametrize("module", ["mpspool.cli", "mpspool.supervisor.ask", "mpspool.supervisor.pool.pool"])
 def test_imports_stay_light(module: str) -> None:
     """The command line needs next to nothing, and nothing but a worker ever imports TensorFlow."""
     code = f"import sys, {module}; print(*sys.modules)"

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from mpspool.core.errors import StartError
 from mpspool.core.rundir import default_run_dir
-from mpspool.supervisor.config import ModelConfig, Placement, PoolConfig, load_config, pool_fields
+from mpspool.supervisor.config.schema import ModelConfig, Placement, PoolConfig, load_config, pool_fields
 
 HALF = {"model": ["half=/models/half"]}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpspool.supervisor.environment import read_affinity, read_environment
+from mpspool.supervisor.config.environment import read_affinity, read_environment
 
 FIELDS = ["gpus", "cpusets", "contexts_per_gpu", "mps", "grpc_port", "rest_port", "restart.backoff_s"]
 

@@ -10,10 +10,10 @@ import pytest
 from mpspool.core.errors import StartError
 from mpspool.core.settings import ModelSettings, MpsSettings, RouterSettings
 from mpspool.mps.devices import GpuDevice
-from mpspool.supervisor.config import PoolConfig, load_config
+from mpspool.supervisor.config.schema import PoolConfig, load_config
 from mpspool.supervisor.cpus import Cpu, Topology
-from mpspool.supervisor.drafts import Machine
-from mpspool.supervisor.plan import Plan, plan, to_settings
+from mpspool.supervisor.planning.drafts import Machine
+from mpspool.supervisor.planning.plan import Plan, plan, to_settings
 
 CONTROL = ["/usr/bin/nvidia-cuda-mps-control"]
 RUN_DIR = "/run/pool"

@@ -17,10 +17,10 @@ import pytest
 from mpspool.core.errors import StartError
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import lock
-from mpspool.supervisor.config import load_config
+from mpspool.supervisor.config.schema import load_config
+from mpspool.supervisor.planning.preflight import check_library, check_run_dir, resolve
+from mpspool.supervisor.planning.saved_model import check_saved_model
 from mpspool.supervisor.ports import check_fronts, explain_failure
-from mpspool.supervisor.preflight import check_library, check_run_dir, resolve
-from mpspool.supervisor.saved_model import check_saved_model
 from tests.conftest import short_dir
 
 GRAPH = b"\x08\x01\x12\x04\x0a\x02ab\x12\x00"

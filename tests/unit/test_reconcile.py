@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mpspool.core.ids import WorkerId
 from mpspool.core.settings import RestartSettings
-from mpspool.supervisor.reconcile import (
+from mpspool.supervisor.pool.reconcile import (
     Action,
     AddPrograms,
     Adopt,
@@ -17,7 +17,7 @@ from mpspool.supervisor.reconcile import (
     reconcile,
     worker_reports,
 )
-from mpspool.supervisor.slots import Slot
+from mpspool.supervisor.pool.slots import Slot
 from mpspool.supervisor.supervisord import ProcessInfo, ProcessState
 
 ONE = WorkerId("half", 1, "cpu0", 0)

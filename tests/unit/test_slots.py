@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mpspool.core.process import EXIT_NEVER
 from mpspool.core.settings import RestartSettings
 from mpspool.core.states import InvalidTransitionError, SlotState
-from mpspool.supervisor.slots import PROVEN_S, GiveUp, Instruction, Slot, StartAt, StartNow, delay_s
+from mpspool.supervisor.pool.slots import PROVEN_S, GiveUp, Instruction, Slot, StartAt, StartNow, delay_s
 
 SETTINGS = RestartSettings(retries=3, backoff_s=1.0, max_backoff_s=10.0)
 

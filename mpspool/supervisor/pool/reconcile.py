@@ -13,7 +13,7 @@ from typing import Any
 
 from mpspool.core.ids import WORKER_PREFIX, WorkerId
 from mpspool.core.states import SlotState, WorkerState
-from mpspool.supervisor.slots import Slot, StartNow
+from mpspool.supervisor.pool.slots import Slot, StartNow
 from mpspool.supervisor.supervisord import ProcessInfo
 
 Processes = Mapping[str, ProcessInfo]

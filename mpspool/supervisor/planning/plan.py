@@ -21,9 +21,9 @@ from mpspool.core.settings import (
 )
 from mpspool.mps.limits import max_clients
 from mpspool.supervisor.announce import facts, warnings
-from mpspool.supervisor.config import ModelConfig, PoolConfig
+from mpspool.supervisor.config.schema import ModelConfig, PoolConfig
 from mpspool.supervisor.cpus import Topology, assign, format_cpus
-from mpspool.supervisor.drafts import Draft, Machine, Place, device_name, draft_places, gpus_in_use
+from mpspool.supervisor.planning.drafts import Draft, Machine, Place, device_name, draft_places, gpus_in_use
 
 
 @dataclass(frozen=True, slots=True)

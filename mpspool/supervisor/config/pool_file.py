@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from mpspool.core.errors import Problem
-from mpspool.supervisor.layers import Layer, Location, dotted
+from mpspool.supervisor.config.layers import Layer, Location, dotted
 
 
 def read_file(path: Path) -> Layer:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mpspool.core.errors import Problem
 from mpspool.mps.devices import GpuDevice
-from mpspool.supervisor.config import DEFAULT_CONTEXTS_PER_GPU, ModelConfig, PoolConfig
+from mpspool.supervisor.config.schema import DEFAULT_CONTEXTS_PER_GPU, ModelConfig, PoolConfig
 from mpspool.supervisor.cpus import Topology
 
 CPU_DEVICE = "cpu0"

@@ -9,8 +9,8 @@ from typing import Any
 from mpspool.core.ids import WORKER_PREFIX, ModelVersion, WorkerId
 from mpspool.core.settings import ModelSettings, PoolSettings, SlotSettings
 from mpspool.core.states import ModelVersionState, PoolState, SlotState, WorkerState
-from mpspool.supervisor.reconcile import Processes, WorkerReport, worker_reports
-from mpspool.supervisor.slots import Slot
+from mpspool.supervisor.pool.reconcile import Processes, WorkerReport, worker_reports
+from mpspool.supervisor.pool.slots import Slot
 
 Status = dict[str, Any]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mpspool.core.errors import Problem
-from mpspool.supervisor.layers import Location, dotted, source_of
+from mpspool.supervisor.config.layers import Location, dotted, source_of
 
 # A section's fields and what each is for.
 Fields = Mapping[str, str]

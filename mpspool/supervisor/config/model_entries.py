@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpspool.core.errors import Problem
-from mpspool.supervisor.layers import Layer, Location, dotted, rebase, source_of
+from mpspool.supervisor.config.layers import Layer, Location, dotted, rebase, source_of
 
 FLAG = "--model"
 _PATHS = ("base_path", "custom_ops")

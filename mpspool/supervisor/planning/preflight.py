@@ -19,13 +19,13 @@ from mpspool.mps.devices import Inventory, inventory
 from mpspool.mps.simulated import control_command as simulated_control_command
 from mpspool.mps.simulated.inventory import simulated
 from mpspool.supervisor import lock
-from mpspool.supervisor.base_path import BasePathError, latest_version
-from mpspool.supervisor.config import PoolConfig
+from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.cpus import Topology, read_topology
-from mpspool.supervisor.drafts import Machine
-from mpspool.supervisor.plan import Plan, plan, to_settings
+from mpspool.supervisor.planning.base_path import BasePathError, latest_version
+from mpspool.supervisor.planning.drafts import Machine
+from mpspool.supervisor.planning.plan import Plan, plan, to_settings
+from mpspool.supervisor.planning.saved_model import check_saved_model
 from mpspool.supervisor.ports import check_fronts
-from mpspool.supervisor.saved_model import check_saved_model
 
 Versions = dict[str, tuple[int, Path]]
 

@@ -23,10 +23,10 @@ from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import SlotState
-from mpspool.supervisor import reconcile, status
-from mpspool.supervisor.slots import GiveUp, Slot, SlotRecord, StartAt
+from mpspool.supervisor.pool import reconcile, status
+from mpspool.supervisor.pool.slots import GiveUp, Slot, SlotRecord, StartAt
+from mpspool.supervisor.pool.workers import Workers
 from mpspool.supervisor.supervisord import Fault, ProcessInfo, Supervisord, SupervisordError
-from mpspool.supervisor.workers import Workers
 
 logger = log.get("pool")
 

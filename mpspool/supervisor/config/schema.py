@@ -29,12 +29,12 @@ from mpspool.core.errors import Problem, StartError
 from mpspool.core.ids import escape
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import MAX_MESSAGE_BYTES
+from mpspool.supervisor.config.environment import read_affinity, read_environment
+from mpspool.supervisor.config.explain import explain
+from mpspool.supervisor.config.layers import Layer, Location, overlay, rebase
+from mpspool.supervisor.config.model_entries import Entry, check_names, override, put_flags, take_entries
+from mpspool.supervisor.config.pool_file import read_file
 from mpspool.supervisor.cpus import MAX_CPUS, parse_cpusets
-from mpspool.supervisor.environment import read_affinity, read_environment
-from mpspool.supervisor.explain import explain
-from mpspool.supervisor.layers import Layer, Location, overlay, rebase
-from mpspool.supervisor.model_entries import Entry, check_names, override, put_flags, take_entries
-from mpspool.supervisor.pool_file import read_file
 from mpspool.supervisor.ports import DEFAULT_GRPC_PORT, DEFAULT_REST_PORT
 
 DEFAULT_CONTEXTS_PER_GPU = 4
@@ -243,7 +243,7 @@ def load_config(file: Path | None, flags: Mapping[str, object], environ: Mapping
         flags: by pool-level field name ("restart.retries" for one of a section), None where not given;
             and "model", a sequence of NAME=BASE_PATH: such a model is added, or, where the file has
             one of that name, is given that base_path.
-        environ: the environment; supervisor/environment.py says what is read.
+        environ: the environment; supervisor/config/environment.py says what is read.
 
     Raises:
         StartError: with every problem at once, each with its path, its value, where that stands, and

@@ -23,7 +23,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 
 from mpspool.core.errors import Problem
-from mpspool.supervisor.layers import Layer
+from mpspool.supervisor.config.layers import Layer
 
 PREFIX = "MPSPOOL_"
 AFFINITY = "SET_SESSION_THREAD_POOL_AFFINITY"

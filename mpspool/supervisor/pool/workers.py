@@ -18,7 +18,8 @@ from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import MpsSettings, PoolSettings, WorkerSettings
 from mpspool.mps.control import Control, ControlError
-from mpspool.supervisor import programs, status
+from mpspool.supervisor import programs
+from mpspool.supervisor.pool import status
 from mpspool.supervisor.supervisord import ProcessInfo, Supervisord, SupervisordError
 
 logger = log.get("workers")

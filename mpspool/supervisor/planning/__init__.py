@@ -1,0 +1,1 @@
+"""What was asked for, and what this machine has -> which workers run where."""

@@ -1,0 +1,1 @@
+"""The pool process: what should run against what does."""
