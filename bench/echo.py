@@ -99,7 +99,7 @@ async def _front(port: int, answers: Mapping[int, bytes]) -> None:
     front = GrpcFront(EchoDataplane(answers), config, Metrics(config))
     await front.start()
     await stop.wait()
-    await front.stop(0)
+    await front.close()
 
 
 def _router(port: int, folder: Path, model: Model) -> None:

@@ -20,6 +20,8 @@ Message = dict[str, Any]
 Handler = Callable[[Message], Awaitable[Message] | AsyncIterator[Message]]
 
 _MAX_LINE_BYTES = 64 * 2**20
+_WATCH_MIN_S = 0.05
+_WATCH_MAX_S = 1.0
 
 
 class ControlError(Exception):
@@ -92,6 +94,34 @@ async def astream(path: Path, op: str, **arguments: Any) -> AsyncGenerator[Messa
         raise ControlError(f"{path}: {error.strerror or error}") from error
     finally:
         writer.close()
+
+
+class Watch:
+    """A streaming op: what another op answers, at once, after each change and once a second besides.
+
+    Changes that come close together are one answer. None is lost: what changes while an answer is made
+    or sent makes another.
+    """
+
+    def __init__(self, op: Callable[[Message], Awaitable[Message]]) -> None:
+        self._op = op
+        self._change = asyncio.Event()
+
+    def changed(self) -> None:
+        """The op would answer otherwise now."""
+        self._change.set()
+
+    async def __call__(self, request: Message) -> AsyncIterator[Message]:
+        while True:
+            change = self._change
+            yield await self._op(request)
+            await asyncio.sleep(_WATCH_MIN_S)
+            try:
+                await asyncio.wait_for(change.wait(), _WATCH_MAX_S)
+            except TimeoutError:
+                continue
+            if self._change is change:  # the first of several watchers to see it arms the next one
+                self._change = asyncio.Event()
 
 
 class ControlServer:

@@ -1,4 +1,4 @@
-"""One error base: a canonical code (gRPC's names and numbers) and whose fault it was."""
+"""One error base: a canonical code (gRPC's names and numbers) and what the caller reads."""
 
 from __future__ import annotations
 
@@ -32,30 +32,18 @@ class Code(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
-class Fault(enum.Enum):
-    """Whose fault an error is: what the caller should change, if anything."""
-
-    CLIENT = "client"
-    MODEL = "model"
-    WORKER_LOST = "worker_lost"
-    OVERLOADED = "overloaded"
-    SERVER = "server"
-
-
 class PoolError(Exception):
     """A request or a command that cannot be served.
 
     Attributes:
         code: the canonical code every protocol maps from.
         message: what the caller reads.
-        fault: whose fault it is.
     """
 
-    def __init__(self, code: Code, message: str, fault: Fault = Fault.CLIENT) -> None:
+    def __init__(self, code: Code, message: str) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
-        self.fault = fault
 
 
 @dataclass(frozen=True, slots=True)

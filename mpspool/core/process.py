@@ -71,6 +71,15 @@ def alive(pid: int) -> bool:
     return found is not None and found.state not in "ZX"
 
 
+def strings(pid: int, name: str) -> list[bytes]:
+    """/proc/PID/cmdline or environ in its parts; nothing where it cannot be read."""
+    try:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
+            return file.read().split(b"\0")
+    except OSError:
+        return []
+
+
 def descendants(root: int) -> list[int]:
     """Every living process below `root`, parents before children."""
     children: dict[int, list[int]] = {}

@@ -19,6 +19,15 @@ def default_run_dir() -> Path:
     return Path(tempfile.gettempdir()) / f"mpspool-{os.getuid()}"
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all, readable by its owner only."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(content)
+    temporary.replace(path)
+
+
 @dataclass(frozen=True, slots=True)
 class RunDir:
     """Where each thing lies. `root` is absolute; it is created with mode 0700."""
@@ -82,7 +91,7 @@ class RunDir:
         return self.progress / f"{program}.{generation}"
 
     def error_file(self, program: str) -> Path:
-        """Why a worker could not start, in one line, written by it just before it ends."""
+        """Why a process could not start, in one line, written by it just before it ends."""
         return self.progress / f"{program}.error"
 
     def mps_pipe(self, device: str) -> Path:

@@ -5,11 +5,12 @@ The supervisor resolves file, flags and environment once and writes one JSON fil
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+
+from mpspool.core.rundir import write_file
 
 MAX_MESSAGE_BYTES = 2**31 - 1
 
@@ -153,8 +154,4 @@ def load(path: Path, kind: type[T]) -> T:
 
 def save(path: Path, settings: msgspec.Struct) -> None:
     """Writes a settings file whole or not at all, readable by its owner only."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(settings), indent=1))
-    temporary.replace(path)
+    write_file(path, msgspec.json.format(msgspec.json.encode(settings), indent=1))

@@ -62,11 +62,12 @@ def find(pipe_dir: Path) -> list[Leftover]:
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
-        daemon = _is_daemon(_strings(entry, "cmdline"))
-        stat_now = process.stat(int(entry))
-        if daemon is None or stat_now is None or named not in _strings(entry, "environ"):
+        pid = int(entry)
+        daemon = _is_daemon(process.strings(pid, "cmdline"))
+        stat_now = process.stat(pid)
+        if daemon is None or stat_now is None or named not in process.strings(pid, "environ"):
             continue
-        leftover = Leftover(int(entry), stat_now.start_ticks, daemon)
+        leftover = Leftover(pid, stat_now.start_ticks, daemon)
         if leftover.alive:
             found.append(leftover)
     return found
@@ -115,13 +116,6 @@ def clear(pipe_dir: Path) -> None:
         mode = path.lstat().st_mode
         if stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode) or path.name in _FILES:
             path.unlink(missing_ok=True)
-
-
-def _strings(pid: str, name: str) -> list[bytes]:
-    try:
-        return Path("/proc", pid, name).read_bytes().split(b"\0")
-    except OSError:
-        return []
 
 
 def _is_daemon(command: list[bytes]) -> bool | None:

@@ -8,11 +8,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 from mpspool.core import log, settings
-from mpspool.core.control import ControlServer, Message
+from mpspool.core.control import ControlServer, Message, Watch
 from mpspool.core.errors import StartError
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RouterSettings
@@ -22,8 +21,6 @@ from mpspool.router.metrics import Metrics
 from mpspool.router.rest import RestFront
 from mpspool.router.tfs_grpc import GrpcFront
 
-_WATCH_MIN_S = 0.05
-_WATCH_MAX_S = 1.0
 # What is unanswered when the order to end comes: whoever stops the pool has drained us before.
 _LAST_CALLS_S = 1.0
 # For the last answers to leave the sockets.
@@ -37,11 +34,8 @@ class Control:
 
     def __init__(self, dataplane: Dataplane) -> None:
         self._dataplane = dataplane
-        self._change = asyncio.Event()
-        dataplane.on_change(self._on_change)
-
-    def _on_change(self) -> None:
-        self._change.set()
+        self.watch = Watch(self.snapshot)
+        dataplane.on_change(self.watch.changed)
 
     async def snapshot(self, _request: Message) -> Message:
         return self._dataplane.snapshot()
@@ -52,18 +46,6 @@ class Control:
 
     async def drain(self, request: Message) -> Message:
         return {"left": await self._dataplane.drain(request["timeout_s"])}
-
-    async def watch(self, _request: Message) -> AsyncIterator[Message]:
-        while True:
-            change = self._change
-            yield self._dataplane.snapshot()
-            await asyncio.sleep(_WATCH_MIN_S)
-            try:
-                await asyncio.wait_for(change.wait(), _WATCH_MAX_S)
-            except TimeoutError:
-                continue
-            if self._change is change:  # the first of several watchers to see it arms the next one
-                self._change = asyncio.Event()
 
 
 async def serve(config: RouterSettings) -> None:
@@ -86,14 +68,13 @@ async def serve(config: RouterSettings) -> None:
             "watch": control_ops.watch,
         },
     )
-    fronts: list[GrpcFront | RestFront] = []
     try:
-        if config.grpc_port:
-            fronts.append(GrpcFront(dataplane, config, metrics))
-        if config.rest_port:
-            fronts.append(RestFront(dataplane, config, metrics))
-        for front in fronts:
-            await front.start()
+        grpc = GrpcFront(dataplane, config, metrics) if config.grpc_port else None
+        rest = RestFront(dataplane, config, metrics) if config.rest_port else None
+        for front in (grpc, rest):
+            if front is not None:
+                await front.start()
+        run_dir.error_file("router").unlink(missing_ok=True)
         await control.start()
         # What start-up made lives as long as we do: the collector need not look at it again and again.
         gc.freeze()
@@ -101,7 +82,8 @@ async def serve(config: RouterSettings) -> None:
         log.get("router").info("serving", grpc_port=config.grpc_port, rest_port=config.rest_port)
         await stop.wait()
         dataplane.draining = True
-        await asyncio.gather(*(front.quiesce(_LAST_CALLS_S) for front in fronts))
+        if grpc is not None:  # probes over HTTP are answered to the last moment
+            await grpc.quiesce(_LAST_CALLS_S)
         await asyncio.sleep(_FLUSH_S)
     finally:
         await control.close()
@@ -115,11 +97,13 @@ def main(settings_file: str) -> int:
     """`python -m mpspool.router SETTINGS`."""
     log.configure(process="router")
     config = settings.load(Path(settings_file), RouterSettings)
+    error_file = RunDir(Path(config.run_dir)).error_file("router")
     try:
         import uvloop
 
         uvloop.run(serve(config))
     except StartError as error:
+        error_file.write_text("; ".join(str(error).splitlines()) + "\n", encoding="utf-8")
         print(error, file=sys.stderr)
         time.sleep(_AGAIN_S)  # supervisord starts us again at once
         return 1

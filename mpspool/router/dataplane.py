@@ -1,68 +1,37 @@
 """The data plane: requests from any protocol on one side, workers on the other, the scheduler between.
 
-A thin shell: the scheduler, the model table and the liveness rule decide; this connects them to the
-link, to the kernel's word on each worker process (a pidfd and the progress page) and to the futures
-that the protocols wait on.
+A thin shell: the scheduler and the model table decide; this connects them to the link, to the workers
+as they come, change and go, and to the futures that the protocols wait on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
-from mpspool.core import log, messages, process
+from mpspool.core import log, messages
 from mpspool.core.envelope import peek
-from mpspool.core.errors import Code, Fault, PoolError
-from mpspool.core.ids import ModelVersion, WorkerId
-from mpspool.core.progress import ProgressReader
+from mpspool.core.errors import Code, PoolError
+from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import WorkerState
+from mpspool.router.entry import Entry
 from mpspool.router.link import Link
-from mpspool.router.liveness import BEAT_TIMEOUT_NS, LOADING_BEAT_TIMEOUT_NS, hung
 from mpspool.router.models import Models, Version, VersionStatus
-from mpspool.router.scheduler import Entry, Refuse, Scheduler
+from mpspool.router.pacing import Pacing
+from mpspool.router.scheduler import Refuse, Scheduler
+from mpspool.router.workers import JUDGE_S, Worker, Workers
 
 logger = log.get("dataplane")
-
-_TICK_S = 0.1
-# With more than two requests for each worker, dispatches keep a distance that grows with their number,
-# and what arrives in between shares them (ADR 5).
-_HOLD_PER_REQUEST_S = 0.00025
-_HOLD_MAX_S = 0.002
-# After a pause of our own (a suspended machine, a throttled container) the workers' heartbeats are
-# old through no fault of theirs: they get this long to beat again.
-_PAUSE_NS = 500_000_000
 
 
 @dataclass(slots=True, eq=False)
 class _Pending(Entry):
     future: asyncio.Future[bytes] = field(kw_only=True)
-
-
-@dataclass(slots=True, eq=False)
-class _Worker:
-    """A worker process that said Hello."""
-
-    identity: bytes
-    id: WorkerId
-    generation: int
-    pid: int
-    pidfd: int
-    progress: ProgressReader
-    state: WorkerState
-    engine: str
-    served: int = 0
-    hung: str = ""
-
-    @property
-    def name(self) -> str:
-        return self.identity.decode()
 
 
 class Recorder(Protocol):
@@ -90,26 +59,20 @@ class Dataplane:
             settings.dispatch, settings.max_queued_requests, settings.max_queued_bytes
         )
         self._models = Models()
-        self._workers: dict[bytes, _Worker] = {}
         self._restarts: dict[str, int] = {}
-        self._hang_timeout_s: dict[ModelVersion, float] = {}
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
         # Whether the pool has said what there should be: until then what is unknown may only be new to us.
         self._told = False
+        self._pacing = Pacing()
         self._pumping = False
         self._looking = False
-        self._last_pump = 0.0
-        # The most requests at once, of late: what the moment shows is blurred by what sockets hold.
-        self._peak = 0
-        self._active_workers = 0
-        self._last_tick_ns = time.monotonic_ns()
-        self._paused_until_ns = 0
         # Unlike any predecessor's, so that a worker can tell that its router was replaced.
         self.epoch = time.time_ns()
         self.draining = False
         self._link = link(self._on_message)
-        self._monitor = self._loop.create_task(self._watch_workers())
+        self._workers = Workers(self.epoch, self._link, self._on_lost)
+        self._ticker = self._loop.create_task(self._tick_for_ever())
 
     # -- what the fronts call ---------------------------------------------------------------------
 
@@ -126,7 +89,7 @@ class Dataplane:
             PoolError: what to answer instead.
         """
         if self.draining:
-            raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another", Fault.OVERLOADED)
+            raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
         arrived_ns = time.monotonic_ns()
         model = ModelVersion("", 0)
         try:
@@ -137,7 +100,7 @@ class Dataplane:
                 model, spec.signature_name, body, arrived_ns, deadline_ns, future=self._loop.create_future()
             )
             self._scheduler.arrive(pending, arrived_ns)
-            self._peak = max(self._peak, self._scheduler.unfinished())
+            self._pacing.arrived(self._scheduler.unfinished())
         except PoolError as error:
             self._recorder.finished(model.name, model.version, "", error.code, 0.0, 0.0, None)
             raise
@@ -162,7 +125,7 @@ class Dataplane:
         except PoolError as error:
             if error.code is Code.NOT_FOUND and not self._told:
                 text = "This server has just been started and does not know its models yet; try again"
-                raise PoolError(Code.UNAVAILABLE, text, Fault.SERVER) from None
+                raise PoolError(Code.UNAVAILABLE, text) from None
             raise
 
     def status(self, name: str, version: int | None) -> list[VersionStatus]:
@@ -187,7 +150,7 @@ class Dataplane:
         for item in models:
             model = ModelVersion(item["name"], item["version"])
             wanted[model] = (item["quorum"], item["failed"])
-            self._hang_timeout_s[model] = item["hang_timeout_s"]
+            self._workers.hang_timeout_s[model] = item["hang_timeout_s"]
             self._models.get(model).was_available |= item["proved"]
         self._models.want(wanted)
         self._told = True
@@ -226,12 +189,12 @@ class Dataplane:
             "epoch": self.epoch,
             "draining": self.draining,
             "models": [{"name": name, "versions": versions} for name, versions in models.items()],
-            "workers": [self._describe(worker) for worker in self._workers.values()],
+            "workers": [self._describe(worker) for worker in self._workers],
             "queued": self._scheduler.unfinished(),
             "restarts": self._restarts,
         }
 
-    def _describe(self, worker: _Worker) -> dict[str, Any]:
+    def _describe(self, worker: Worker) -> dict[str, Any]:
         return {
             "id": str(worker.id),
             "generation": worker.generation,
@@ -247,67 +210,25 @@ class Dataplane:
 
     def _on_message(self, identity: bytes, message: messages.FromWorker, frames: list[bytes]) -> None:
         if isinstance(message, messages.Hello):
-            self._on_hello(identity, message)
-        elif (worker := self._workers.get(identity)) is None or message.epoch != self.epoch:
-            self._link.send(identity, messages.WhoAreYou(self.epoch), [])
+            if worker := self._workers.hello(identity, message):
+                self._on_state(worker, message)
+        elif (worker := self._workers.sender(identity, message.epoch)) is None:
+            return
         elif isinstance(message, messages.Result):
             self._on_result(worker, message, frames)
         else:
             self._on_leaving(worker)
 
-    def _on_hello(self, identity: bytes, hello: messages.Hello) -> None:
-        worker = self._workers.get(identity)
-        if worker is None:
-            worker = self._admit(identity, hello)
-            if worker is None:
-                return
-        if hello.epoch != self.epoch:
-            self._link.send(identity, messages.Welcome(self.epoch), [])
-        state = WorkerState(hello.state)
-        if worker.hung or state is worker.state:
-            return
-        worker.state, worker.engine = state, hello.engine
-        if state is WorkerState.READY:
-            self._models.get(worker.id.model_version).signatures = hello.signatures
-            self._scheduler.join(worker.name, worker.id.model_version, hello.credits)
+    def _on_state(self, worker: Worker, hello: messages.Hello) -> None:
+        model = worker.id.model_version
+        if worker.state is WorkerState.READY:
+            self._models.get(model).signatures = hello.signatures
+            self._scheduler.join(worker.name, model, hello.credits)
             logger.info("ready", worker=worker.name, engine=worker.engine)
-        self._recount(worker.id.model_version)
+        self._recount(model)
         self._pump_soon()
 
-    def _admit(self, identity: bytes, hello: messages.Hello) -> _Worker | None:
-        """Takes in a worker that was not known, or says why not."""
-        if hello.protocol != messages.PROTOCOL:
-            reason = f"you speak protocol {hello.protocol}, this router {messages.PROTOCOL}"
-            self._link.send(identity, messages.Refused(self.epoch, reason), [])
-            return None
-        if hello.epoch:  # known to a predecessor of ours: this Hello is not a full one
-            self._link.send(identity, messages.WhoAreYou(self.epoch), [])
-            return None
-        worker_id = WorkerId.parse(hello.worker)
-        for other in [w for w in self._workers.values() if w.id == worker_id]:
-            if other.generation > hello.generation:
-                reason = f"generation {other.generation} has this slot"
-                self._link.send(identity, messages.Refused(self.epoch, reason), [])
-                return None
-            self._lose(other, "replaced")
-        try:
-            pidfd = os.pidfd_open(hello.pid)
-        except ProcessLookupError:
-            return None  # its last words
-        try:
-            progress = ProgressReader(Path(hello.progress))
-        except OSError as error:
-            os.close(pidfd)
-            logger.warning("no progress page", worker=identity.decode(), error=str(error))
-            return None
-        worker = _Worker(
-            identity, worker_id, hello.generation, hello.pid, pidfd, progress, WorkerState.STARTING, ""
-        )
-        self._workers[identity] = worker
-        self._loop.add_reader(pidfd, self._on_death, worker)
-        return worker
-
-    def _on_result(self, worker: _Worker, result: messages.Result, frames: list[bytes]) -> None:
+    def _on_result(self, worker: Worker, result: messages.Result, frames: list[bytes]) -> None:
         entries = self._scheduler.finished(worker.name, result.dispatch)
         if entries is None:
             return  # of a worker that was given up, or sent twice
@@ -321,7 +242,7 @@ class Dataplane:
                 self._answer(entry, worker, outcome, body)
         self._pump_soon()
 
-    def _answer(self, entry: Entry, worker: _Worker, outcome: messages.Outcome, body: bytes) -> None:
+    def _answer(self, entry: Entry, worker: Worker, outcome: messages.Outcome, body: bytes) -> None:
         assert isinstance(entry, _Pending)
         code = Code(outcome.code)
         self._scheduler.answered(entry)
@@ -331,95 +252,51 @@ class Dataplane:
         if code is Code.OK:
             entry.future.set_result(body)
         else:
-            entry.future.set_exception(PoolError(code, outcome.message, Fault.MODEL))
+            entry.future.set_exception(PoolError(code, outcome.message))
 
-    def _on_leaving(self, worker: _Worker) -> None:
+    def _on_leaving(self, worker: Worker) -> None:
         worker.state = WorkerState.DRAINING
         self._scheduler.leave(worker.name)
         self._link.send(worker.identity, messages.Goodbye(self.epoch), [])
         self._recount(worker.id.model_version)
 
-    # -- what the kernel says of workers ----------------------------------------------------------
+    def _on_lost(self, worker: Worker, why: str) -> None:
+        """Runs its requests elsewhere."""
+        held = self._scheduler.in_flight(worker.name)
+        logger.warning("worker lost", worker=worker.name, pid=worker.pid, why=why, held=held)
+        self._refuse(self._scheduler.lost(worker.name, worker.running()))
+        self._recount(worker.id.model_version)
+        self._pump_soon()
 
-    def _on_death(self, worker: _Worker) -> None:
-        self._link.drain()  # its last answers may be here already
-        if self._workers.get(worker.identity) is worker:
-            self._lose(worker, "died")
+    # -- doing ------------------------------------------------------------------------------------
 
-    async def _watch_workers(self) -> None:
+    async def _tick_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(JUDGE_S)
             try:
                 self._tick(time.monotonic_ns())
             except Exception:
                 logger.exception("tick failed")  # the next one may not
 
     def _tick(self, now_ns: int) -> None:
-        if now_ns - self._last_tick_ns > _TICK_S * 1e9 + _PAUSE_NS:
-            self._paused_until_ns = now_ns + 2 * _PAUSE_NS
-        self._last_tick_ns = now_ns
-        self._peak = self._scheduler.unfinished()
-        self._active_workers = self._scheduler.active_workers()
+        self._pacing.renew(self._scheduler.unfinished(), self._scheduler.active_workers())
         self._refuse(self._scheduler.expire(now_ns))
-        if now_ns >= self._paused_until_ns:
-            for worker in list(self._workers.values()):
-                self._judge(worker, now_ns)
-
-    def _judge(self, worker: _Worker, now_ns: int) -> None:
-        if worker.hung:
-            return
-        serves = worker.state in (WorkerState.READY, WorkerState.DRAINING)
-        reason = hung(
-            worker.progress.read(),
-            lambda: process.stat(worker.pid),
-            now_ns,
-            self._scheduler.predicted_us(worker.name),
-            self._hang_timeout_s.get(worker.id.model_version, 30.0),
-            BEAT_TIMEOUT_NS if serves else LOADING_BEAT_TIMEOUT_NS,
-        )
-        if reason:
-            worker.hung = reason
-            worker.state = WorkerState.FAILED
-            self._give_up(worker, f"hangs: {reason}")
-
-    def _lose(self, worker: _Worker, why: str) -> None:
-        """Forgets a worker whose process has ended."""
-        del self._workers[worker.identity]
-        self._loop.remove_reader(worker.pidfd)
-        os.close(worker.pidfd)
-        self._give_up(worker, why)
-        worker.progress.close()
-
-    def _give_up(self, worker: _Worker, why: str) -> None:
-        """Runs a worker's requests elsewhere."""
-        progress = worker.progress.read()
-        started = (progress.dispatch, progress.index) if progress.dispatch else None
-        held = self._scheduler.in_flight(worker.name)
-        logger.warning("worker lost", worker=worker.name, pid=worker.pid, why=why, held=held)
-        self._refuse(self._scheduler.lost(worker.name, started))
-        self._recount(worker.id.model_version)
-        self._pump_soon()
-
-    # -- doing ------------------------------------------------------------------------------------
+        self._workers.judge(now_ns, self._scheduler.predicted_us)
 
     def _pump_soon(self) -> None:
         """Dispatches once for all that happens in this turn of the loop; when crowded, a little later."""
         if self._pumping:
             return
         self._pumping = True
-        wait_s = self._last_pump + self._hold_s() - self._loop.time()
+        wait_s = self._pacing.wait_s(self._loop.time())
         if wait_s > 0:
             self._loop.call_later(wait_s, self._pump)
         else:
             self._loop.call_soon(self._pump)
 
-    def _hold_s(self) -> float:
-        each = self._peak / max(1, self._active_workers)
-        return min(_HOLD_MAX_S, _HOLD_PER_REQUEST_S * each) if each > 2 else 0.0
-
     def _pump(self) -> None:
         self._pumping = False
-        self._last_pump = self._loop.time()
+        self._pacing.dispatched(self._loop.time())
         now_ns = time.monotonic_ns()
         self._refuse(self._scheduler.expire(now_ns))
         for order in self._scheduler.dispatch(now_ns):
@@ -432,7 +309,7 @@ class Dataplane:
                 for entry in order.entries
             ]
             if not self._link.send(identity, messages.Dispatch(self.epoch, order.dispatch, requests), frames):
-                self._lose(worker, "unreachable")
+                self._workers.lose(worker, "unreachable")
         self._look_again(now_ns)
 
     def _look_again(self, now_ns: int) -> None:
@@ -462,9 +339,8 @@ class Dataplane:
         )
 
     def _recount(self, model: ModelVersion) -> None:
-        mine = [worker for worker in self._workers.values() if worker.id.model_version == model]
-        ready = sum(worker.state is WorkerState.READY for worker in mine)
-        self._models.count(model, len(mine), ready)
+        workers, ready = self._workers.count(model)
+        self._models.count(model, workers, ready)
         self._fail_without_hope(self._models.get(model))
         self._changed()
 
@@ -473,11 +349,8 @@ class Dataplane:
             callback()
 
     async def close(self) -> None:
-        self._monitor.cancel()
+        self._ticker.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await self._monitor
-        for worker in list(self._workers.values()):
-            self._loop.remove_reader(worker.pidfd)
-            os.close(worker.pidfd)
-            worker.progress.close()
+            await self._ticker
+        self._workers.close()
         self._link.close()

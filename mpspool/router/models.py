@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mpspool.core.errors import Code, Fault, PoolError
+from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.states import ModelVersionState
 
@@ -91,7 +91,7 @@ class Models:
             raise PoolError(Code.NOT_FOUND, f"Servable not found for request: {what}")
         usable = [version for version in mine if version.state is not ModelVersionState.END]
         if not usable:
-            raise PoolError(Code.UNAVAILABLE, f"{mine[-1].model}: {mine[-1].failed}", Fault.SERVER)
+            raise PoolError(Code.UNAVAILABLE, f"{mine[-1].model}: {mine[-1].failed}")
         return usable[-1]
 
     def status(self, name: str, number: int | None) -> list[VersionStatus]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -59,14 +57,9 @@ class RestFront:
             raise StartError([_cannot_bind(self._host, self.port, error)]) from error
         self.port = self._runner.addresses[0][1]
 
-    async def quiesce(self, grace_s: float) -> None:
-        """Nothing: probes are answered to the last moment."""
-
-    async def stop(self, grace_s: float) -> None:
-        """Closes the port, gives running requests grace_s to finish, then ends all connections."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                await self._runner.cleanup()
+    async def close(self) -> None:
+        """Closes the port and ends all connections, once what runs is answered."""
+        await self._runner.cleanup()
 
     def _app(self) -> web.Application:
         app = web.Application(middlewares=[_errors_as_json])

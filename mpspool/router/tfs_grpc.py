@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2_grpc
 
 from mpspool.core import envelope, log, tfs
-from mpspool.core.errors import Code, Fault, PoolError, Problem, StartError, cut
+from mpspool.core.errors import Code, PoolError, Problem, StartError, cut
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import ModelVersionState
 from mpspool.router import health, reflection
@@ -29,8 +29,6 @@ _STATUS = {Code(status.value[0]): status for status in grpc.StatusCode}
 _TYPE_URL = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
 # A deadline further away is none: it has to fit into 63 bits of nanoseconds.
 _LONGEST_DEADLINE_S = 365 * 86400.0
-# Between the last answer and the end of all connections, for calls that are on their way.
-_LINGER_S = 0.2
 
 Call = Callable[[bytes, int], Awaitable[bytes]]
 Handler = Callable[[bytes, Any], Awaitable[bytes]]
@@ -109,10 +107,10 @@ class GrpcFront:
         if self._running:
             await asyncio.wait(self._running, timeout=grace_s)
 
-    async def stop(self, grace_s: float) -> None:
-        """quiesce(), then ends all connections. Calls that arrive in this moment end as CANCELLED."""
-        await self.quiesce(grace_s)
-        await self._server.stop(_LINGER_S)
+    async def close(self) -> None:
+        """Ends all connections at once. Calls that run or arrive in this moment end as CANCELLED (ADR 4)."""
+        await self._health.stop()
+        await self._server.stop(None)
 
     def _handlers(self) -> dict[str, Handler]:
         calls = {
@@ -137,7 +135,7 @@ class GrpcFront:
             except Exception:
                 logger.exception("call failed", method=method)
                 self._metrics.answered(method, Code.INTERNAL)
-                refusal = PoolError(Code.INTERNAL, f"{method} failed inside the server", Fault.SERVER)
+                refusal = PoolError(Code.INTERNAL, f"{method} failed inside the server")
             return await _abort(context, refusal)
 
         return handle
@@ -247,7 +245,7 @@ def _deadline_ns(remaining_s: float | None) -> int:
 
 
 def _shutting_down() -> PoolError:
-    return PoolError(Code.UNAVAILABLE, "This server is shutting down; try another", Fault.OVERLOADED)
+    return PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
 
 
 async def _abort(context: Any, refusal: PoolError) -> bytes:

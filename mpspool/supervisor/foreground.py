@@ -24,7 +24,7 @@ from typing import Any
 from mpspool.core import process, settings
 from mpspool.core.control import ControlError, Message, astream
 from mpspool.core.errors import Problem, StartError
-from mpspool.core.rundir import RunDir
+from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import PoolState
 from mpspool.supervisor import leftovers, lock, programs, report
@@ -89,7 +89,7 @@ def write_files(folder: RunDir, config: PoolSettings) -> None:
     settings.save(folder.settings_file(programs.POOL), config)
     for daemon in config.mps_daemons:
         settings.save(folder.settings_file(programs.mps_program(daemon.device)), daemon)
-    programs.write(folder.supervisord_conf, programs.supervisord_conf(folder, config))
+    write_file(folder.supervisord_conf, programs.supervisord_conf(folder, config).encode())
 
 
 class _Foreground:

@@ -35,24 +35,18 @@ def find(run: RunDir) -> list[int]:
     conf = os.fsencode(run.supervisord_conf)
     spared = set(_ancestors())
     return [
-        int(entry)
-        for entry in os.listdir("/proc")
-        if entry.isdigit()
-        and int(entry) not in spared
-        and (mark in _words(entry, "environ") or _is_supervisord(_words(entry, "cmdline"), conf))
-        and process.alive(int(entry))
+        pid
+        for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+        if pid not in spared
+        and (
+            mark in process.strings(pid, "environ") or _is_supervisord(process.strings(pid, "cmdline"), conf)
+        )
+        and process.alive(pid)
     ]
 
 
 def _is_supervisord(command: list[bytes], conf: bytes) -> bool:
     return b"supervisor.supervisord" in command and conf in command
-
-
-def _words(pid: str, name: str) -> list[bytes]:
-    try:
-        return Path("/proc", pid, name).read_bytes().split(b"\0")
-    except OSError:
-        return []
 
 
 def _ancestors() -> Iterable[int]:

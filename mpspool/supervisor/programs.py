@@ -153,12 +153,3 @@ def _assignments(environment: Mapping[str, str]) -> str:
         if reason := refusal(text):
             raise ValueError(f"{name}: {reason}")
     return ",".join(f'{name}="{text}"' for name, text in environment.items())
-
-
-def write(path: Path, text: str) -> None:
-    """Writes a configuration file whole or not at all, readable by its owner only."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    temporary.replace(path)

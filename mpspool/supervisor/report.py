@@ -45,9 +45,15 @@ def print_status(status: Status) -> None:
     console.print(f"run folder {escape(pool['run_dir'])}  MPS {pool['mps']}{_mark(pool)}")
     for rows in (_models(status), _workers(status), _processes(status)):
         console.print(_table(rows))
-    for worker in status["workers"]:
-        if worker.get("error"):
-            console.print(f"[yellow]{escape(worker['id'])}[/]: {escape(worker['error'])}")
+    for name, error in _errors(status):
+        console.print(f"[yellow]{escape(name)}[/]: {escape(error)}")
+
+
+def _errors(status: Status) -> list[tuple[str, str]]:
+    """Whatever could not start, or ended: its name and why."""
+    named = [(worker["id"], worker) for worker in status["workers"]]
+    named += [(process["name"], process) for process in status["processes"]]
+    return [(name, what["error"]) for name, what in named if what.get("error")]
 
 
 def _table(rows: list[tuple[str, ...]]) -> Any:
@@ -114,8 +120,13 @@ def _fronts(pool: Status) -> str:
 
 def unready(status: Status) -> str:
     """Who is not READY yet, and why where that is known."""
-    waiting = [worker for worker in status["workers"] if worker["state"] != WorkerState.READY.value]
-    return "; ".join(describe(worker) for worker in waiting) or f"the pool is {status['pool']['state']}"
+    waiting = [
+        f"{process['name']}: {process['error']}" for process in status["processes"] if process.get("error")
+    ]
+    waiting += [
+        describe(worker) for worker in status["workers"] if worker["state"] != WorkerState.READY.value
+    ]
+    return "; ".join(waiting) or f"the pool is {status['pool']['state']}"
 
 
 def describe(worker: Status) -> str:
@@ -136,8 +147,12 @@ def changes(before: Status | None, after: Status) -> Iterator[str]:
     for worker in after["workers"] if not ending else ():
         yield from _worker_changes(known.get(worker["id"]), worker)
     pids = {process["name"]: process["pid"] for process in before["processes"]} if before else {}
+    errors = {process["name"]: process.get("error") for process in before["processes"]} if before else {}
     for process in after["processes"]:
-        if process["pid"] and pids.get(process["name"], process["pid"]) not in (0, process["pid"]):
+        if process.get("error"):
+            if process["error"] != errors.get(process["name"]):
+                yield f"{process['name']} cannot start: {process['error']}; it is tried again each second"
+        elif process["pid"] and pids.get(process["name"], process["pid"]) not in (0, process["pid"]):
             yield f"{process['name']} ended and was started again (pid {process['pid']})"
     state = after["pool"]["state"]
     if state != (before["pool"]["state"] if before else None):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import socket
 import threading
 import time
 import urllib.error
@@ -92,8 +91,8 @@ class Fronts:
 
     def close(self) -> None:
         self.channel.close()
-        self.run(self.grpc.stop(0))
-        self.run(self.rest.stop(1))
+        self.run(self.grpc.close())
+        self.run(self.rest.close())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
@@ -410,35 +409,37 @@ def test_while_draining_new_calls_are_unavailable(fronts: Fronts) -> None:
     assert running.result() == b"wait"
 
 
-def test_stop_lets_running_calls_finish(fronts: Fronts) -> None:
-    """New calls are UNAVAILABLE from the order on, the running one is answered, then all is closed."""
+def test_quiescing_lets_running_calls_finish(fronts: Fronts) -> None:
+    """New calls are UNAVAILABLE from the order on, and the running one is answered."""
     running = fronts.start_call(b"wait")
     until(lambda: fronts.dataplane.waiting == 1)
-    stopping = asyncio.run_coroutine_threadsafe(fronts.grpc.stop(20), fronts.loop)
+    quiet = asyncio.run_coroutine_threadsafe(fronts.grpc.quiesce(20), fronts.loop)
     stub = health_pb2_grpc.HealthStub(fronts.channel)
     until(lambda: stub.Check(health_pb2.HealthCheckRequest()).status == NOT_SERVING)
     assert refused(lambda: fronts.call(PREDICT, b"x"))[0] is grpc.StatusCode.UNAVAILABLE
     fronts.loop.call_soon_threadsafe(fronts.dataplane.release.set)
     assert running.result() == b"wait"
-    stopping.result(10)
+    quiet.result(10)
     assert refused(lambda: fronts.call(PREDICT, b"x"))[0] is grpc.StatusCode.UNAVAILABLE
 
 
-def test_stop_does_not_wait_for_watchers(fronts: Fronts) -> None:
-    """An open health watch hears NOT_SERVING and does not hold the stop for its grace time."""
+def test_quiescing_does_not_wait_for_watchers(fronts: Fronts) -> None:
+    """An open health watch hears NOT_SERVING and does not hold the end for its grace time."""
     watch = health_pb2_grpc.HealthStub(fronts.channel).Watch(health_pb2.HealthCheckRequest())
     assert next(watch).status == SERVING
     start = time.monotonic()
-    fronts.run(fronts.grpc.stop(25))
+    fronts.run(fronts.grpc.quiesce(25))
     assert time.monotonic() - start < 5
     assert next(watch).status == NOT_SERVING
 
 
-def test_stop_ends_what_outlasts_the_grace_time(fronts: Fronts) -> None:
-    """A call that does not finish in time is cancelled."""
+def test_quiescing_gives_up_after_the_grace_time(fronts: Fronts) -> None:
+    """A call that does not finish in time holds the end no longer, and is cancelled by it."""
     running = fronts.start_call(b"wait")
     until(lambda: fronts.dataplane.waiting == 1)
-    fronts.run(fronts.grpc.stop(0.1))
+    fronts.run(fronts.grpc.quiesce(0.1))
+    assert not running.done()
+    fronts.run(fronts.grpc.close())
     until(lambda: fronts.dataplane.cancelled == 1)
     assert running.exception() is not None
 
@@ -454,7 +455,7 @@ def test_a_port_that_is_taken_is_a_start_error(fronts: Fronts) -> None:
         try:
             await second.start()
         finally:
-            await second.stop(0)
+            await second.close()
 
     with pytest.raises(StartError, match=f"grpc_port: .*:{fronts.grpc.port}"):
         fronts.run(start(GrpcFront))
@@ -506,13 +507,3 @@ def test_http_errors_are_json(fronts: Fronts, method: str, path: str, status: in
     assert list(json.loads(body)) == ["error"]
     assert ("gRPC" in body) == (status == 501)
     assert (headers["Allow"] == "GET, HEAD") == (status == 405)
-
-
-def test_an_idle_http_connection_does_not_hold_the_stop(fronts: Fronts) -> None:
-    """A scraper's kept-alive connection is closed at once."""
-    with socket.create_connection(("127.0.0.1", fronts.rest.port)) as connection:
-        connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert connection.recv(4096).startswith(b"HTTP/1.1 200")
-        start = time.monotonic()
-        fronts.run(fronts.rest.stop(20))
-        assert time.monotonic() - start < 5

@@ -6,11 +6,13 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -262,6 +264,36 @@ def test_wait_ends_when_the_pool_it_saw_has_ended(light_pool: LightStarter) -> N
     assert pool.process is not None
     assert pool.process.wait(10) == -signal.SIGKILL
     pool.start().wait()
+
+
+def test_a_port_lost_to_another_is_said_until_it_is_free(light_pool: LightStarter) -> None:
+    """A router that cannot listen: `status` and `wait` say why; once the port is free, all is well by itself."""
+    pool = light_pool().wait()
+    with socket.socket() as thief:
+        thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kill(pool.process_pid("router"))
+        until(lambda: _listens(thief, pool.grpc_port))
+        reason = f"grpc_port: cannot listen on {pool.address}"
+        until(lambda: reason in _router(pool).get("error", ""), 20, "the reason in the status")
+        waited = cli("wait", "--run-dir", pool.run_dir, "--timeout", 1)
+        assert waited.returncode == 1
+        assert f"router: {reason}" in waited.stderr
+        assert reason in cli("status", "--run-dir", pool.run_dir).stdout
+        until(lambda: f"router cannot start: {reason}" in pool.output.read_text(), 20)
+    until(pool.all_ready, 20, "serves again")
+    assert "error" not in _router(pool)
+
+
+def _listens(thief: socket.socket, port: int) -> bool:
+    with contextlib.suppress(OSError):
+        thief.bind(("127.0.0.1", port))
+        thief.listen()
+        return True
+    return False
+
+
+def _router(pool: Pool) -> dict[str, Any]:
+    return next(item for item in pool.status()["processes"] if item["name"] == "router")
 
 
 def test_logs_come_by_worker(light_pool: LightStarter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from mpspool.core.errors import Code, PoolError
 from mpspool.core.messages import Dispatch, Hello, Outcome, Result
 from mpspool.core.progress import ProgressWriter
 from mpspool.core.settings import RouterSettings
+from mpspool.core.states import WorkerState
 from mpspool.router.dataplane import Dataplane
 from tests.fakes.recorder import Recorder
 
@@ -189,5 +191,22 @@ def test_results_of_an_old_epoch_or_dispatch_are_dropped(tmp_path: Path) -> None
         scene.link.receive(worker, Result(scene.dataplane.epoch, dispatch.dispatch, wrong), [])
         assert await asked == b"answer"
         assert scene.recorder.codes == [Code.OK]
+
+    play(tmp_path, story)
+
+
+def test_a_pause_of_our_own_is_not_held_against_workers(tmp_path: Path) -> None:
+    """After it a silent worker has a second to beat again, and hangs only when it does not."""
+
+    async def story(scene: Scene) -> None:
+        scene.hello(0)
+        (worker,) = workers = scene.dataplane._workers
+        awake_ns = time.monotonic_ns() + 60 * 10**9
+        for tenths in range(10):
+            workers.judge(awake_ns + tenths * 10**8, lambda _: None)
+            assert worker.state is WorkerState.READY
+        workers.judge(awake_ns + 10**9, lambda _: None)
+        assert worker.state is WorkerState.FAILED
+        assert "no heartbeat" in worker.hung
 
     play(tmp_path, story)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpspool.core import tfs
-from mpspool.core.errors import Code, Fault, PoolError
+from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.worker import codec
 from mpspool.worker.engine.base import Array, Signature, TensorSpec
@@ -61,7 +61,6 @@ def _refused(engine: FakeEngine, body: bytes) -> tuple[Code, str]:
     calls = len(engine.calls)
     with pytest.raises(PoolError) as raised:
         predict(engine, MODEL, body)
-    assert raised.value.fault is Fault.CLIENT
     assert len(engine.calls) == calls, "a refused request reached the engine"
     return raised.value.code, raised.value.message
 
@@ -282,11 +281,11 @@ def test_requests_for_no_model_or_another(body: bytes, message: str) -> None:
 
 
 def test_what_the_engine_raises_passes_through() -> None:
-    """A kernel's own refusal keeps its code, text and fault."""
+    """A kernel's own refusal keeps its code and text."""
 
     def refuse(_: Mapping[str, Array]) -> Mapping[str, Array]:
-        raise PoolError(Code.INVALID_ARGUMENT, "Incompatible shapes", Fault.MODEL)
+        raise PoolError(Code.INVALID_ARGUMENT, "Incompatible shapes")
 
     with pytest.raises(PoolError, match="Incompatible shapes") as raised:
         predict(FakeEngine([_signature()], refuse), MODEL, _body({"x": _f32(1)}))
-    assert raised.value.fault is Fault.MODEL
+    assert raised.value.code is Code.INVALID_ARGUMENT

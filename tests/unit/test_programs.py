@@ -11,7 +11,7 @@ import pytest
 from supervisor.options import ServerOptions
 
 from mpspool.core.ids import WorkerId
-from mpspool.core.rundir import RunDir
+from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import MpsSettings, PoolSettings, RouterSettings, SlotSettings
 from mpspool.supervisor import programs
 
@@ -54,7 +54,7 @@ def read(run: RunDir) -> tuple[Any, dict[str, Any]]:
 def test_awkward_run_folders_survive(tmp_path: Path, name: str) -> None:
     """Sockets, logs and commands come out of supervisord's reading as they went in."""
     run = make(tmp_path / name)
-    programs.write(run.supervisord_conf, programs.supervisord_conf(run, settings(run)))
+    write_file(run.supervisord_conf, programs.supervisord_conf(run, settings(run)).encode())
     options, found = read(run)
     assert options.server_configs[0]["file"] == str(run.supervisord_socket)
     assert options.server_configs[0]["chmod"] == 0o600
@@ -74,8 +74,8 @@ def test_workers_are_included_with_their_environment(tmp_path: Path, model: str)
     run = make(tmp_path / "run 1")
     worker = WorkerId(model, 3, "gpu0", 1)
     slot = SlotSettings(device="gpu0", slot=1, gpu_uuid="GPU-abc", mps_pipe="/run dir/a,b=c/pipe")
-    programs.write(run.supervisord_conf, programs.supervisord_conf(run, settings(run)))
-    programs.write(programs.worker_conf_file(run, worker), programs.worker_conf(run, worker, slot))
+    write_file(run.supervisord_conf, programs.supervisord_conf(run, settings(run)).encode())
+    write_file(programs.worker_conf_file(run, worker), programs.worker_conf(run, worker, slot).encode())
     process = read(run)[1][worker.program]
     assert WorkerId.from_program(process.name) == worker
     assert not process.autostart

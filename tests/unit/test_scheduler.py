@@ -11,7 +11,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
-from mpspool.router.scheduler import MAX_DEATHS, QUARANTINE_NS, Entry, Scheduler, Send
+from mpspool.router.entry import Entry
+from mpspool.router.quarantine import MAX_QUARANTINED, QUARANTINE_NS, Quarantine
+from mpspool.router.scheduler import MAX_DEATHS, Scheduler, Send
 
 MODEL = ModelVersion("half", 1)
 OTHER = ModelVersion("other", 3)
@@ -179,6 +181,17 @@ def test_second_death_refuses_and_quarantines() -> None:
     assert refused.value.code is Code.INTERNAL
     scheduler.arrive(entry(b"q"), 1)
     scheduler.arrive(entry(b"p"), QUARANTINE_NS)
+
+
+def test_quarantine_is_bounded() -> None:
+    """Of too many bodies the oldest is let in again, and each after its time."""
+    quarantine = Quarantine()
+    for n in range(MAX_QUARANTINED + 1):
+        quarantine.add(b"%d" % n, since_ns=n)
+    assert not quarantine.holds(b"0", 5)
+    assert quarantine.holds(b"1", 5)
+    assert not quarantine.holds(b"1", QUARANTINE_NS + 1)
+    assert quarantine.holds(b"2", QUARANTINE_NS + 1)
 
 
 def test_a_suspect_not_started_again_gets_no_second_death() -> None:

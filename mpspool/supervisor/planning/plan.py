@@ -20,9 +20,9 @@ from mpspool.core.settings import (
     SlotSettings,
 )
 from mpspool.mps.limits import max_clients
-from mpspool.supervisor.announce import facts, warnings
 from mpspool.supervisor.config.schema import ModelConfig, PoolConfig
 from mpspool.supervisor.cpus import Topology, assign, format_cpus
+from mpspool.supervisor.planning.announce import facts, warnings
 from mpspool.supervisor.planning.drafts import Draft, Machine, Place, device_name, draft_places, gpus_in_use
 
 

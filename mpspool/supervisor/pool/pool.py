@@ -11,18 +11,18 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from mpspool.core import log, process, settings
-from mpspool.core.control import ControlError, ControlServer, Message, acall, astream
+from mpspool.core.control import ControlError, ControlServer, Message, Watch, acall, astream
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import SlotState
+from mpspool.supervisor import programs
 from mpspool.supervisor.pool import reconcile, status
 from mpspool.supervisor.pool.slots import GiveUp, Slot, SlotRecord, StartAt
 from mpspool.supervisor.pool.workers import Workers
@@ -33,7 +33,6 @@ logger = log.get("pool")
 _RECORDS = "slots"
 _PERIOD_S = 1.0
 _SOON_S = 0.02
-_WATCH_MIN_S = 0.05
 _RECONNECT_S = 0.1
 _SETTLE_S = 1.0
 # Of the time to stop in, how much the router may take to drain; the rest is for workers to leave.
@@ -66,7 +65,7 @@ class Pool:
         self._checks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._wake = asyncio.Event()
-        self._changed = asyncio.Event()
+        self._watch = Watch(self._status)
         self._acting = asyncio.Lock()
         self._settled = asyncio.Event()
 
@@ -111,7 +110,7 @@ class Pool:
                     self._stopping = True
                 else:
                     logger.warning("supervisord refused", reason=str(error))
-            self._changed.set()
+            self._watch.changed()
             if not acted:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), self._patience_s())
@@ -188,7 +187,7 @@ class Pool:
         if not await self._workers.attached(worker, pid) and slot.pid == pid:
             slot.reason = "it is no client of its MPS daemon: it runs, but without MPS"
             logger.error("not attached", worker=str(worker), pid=pid)
-            self._changed.set()
+            self._watch.changed()
 
     async def _start(self, worker: WorkerId, generation: int) -> None:
         slot = self._slots[worker]
@@ -260,7 +259,7 @@ class Pool:
         after = reconcile.worker_reports(snapshot)
         new = self._router is None
         self._router = snapshot
-        self._changed.set()
+        self._watch.changed()
         self._settled.set()
         if new or {name: _essence(found) for name, found in before.items()} != {
             name: _essence(found) for name, found in after.items()
@@ -310,28 +309,25 @@ class Pool:
                 self._processes,
                 self._router,
                 _foreground_pid(self._run),
+                self._router_error(),
                 self._stopping,
             )
         )
 
-    async def _watch(self, _request: Message) -> AsyncIterator[Message]:
-        while True:
-            changed = self._changed
-            yield await self._status()
-            await asyncio.sleep(_WATCH_MIN_S)
-            try:
-                await asyncio.wait_for(changed.wait(), _PERIOD_S)
-            except TimeoutError:
-                continue
-            if self._changed is changed:  # the first of several watchers to see it arms the next one
-                self._changed = asyncio.Event()
+    def _router_error(self) -> str:
+        """Why there is no router, where it said so."""
+        if self._router is not None:
+            return ""
+        with contextlib.suppress(OSError):
+            return self._run.error_file(programs.ROUTER).read_text(encoding="utf-8", errors="replace").strip()
+        return ""
 
     async def _stop(self, request: Message) -> Message:
         """Drains the router, then ends the workers; nothing is started from here on."""
         grace_s = float(request["grace_s"])
         end = time.monotonic() + grace_s
         self._stopping = True
-        self._changed.set()
+        self._watch.changed()
         await self._drain(grace_s * _DRAIN_SHARE)
         async with self._acting:  # a start that was under way is over, and known
             if not self._processes:  # we have just been started, and know of no worker yet

@@ -11,6 +11,8 @@ from mpspool.core.settings import ModelSettings, PoolSettings, SlotSettings
 from mpspool.core.states import ModelVersionState, PoolState, SlotState, WorkerState
 from mpspool.supervisor.pool.reconcile import Processes, WorkerReport, worker_reports
 from mpspool.supervisor.pool.slots import Slot
+from mpspool.supervisor.programs import ROUTER
+from mpspool.supervisor.supervisord import ProcessInfo
 
 Status = dict[str, Any]
 
@@ -22,6 +24,7 @@ class View:
     Attributes:
         foreground_pid: of `mpspool start`.
         router: its last snapshot; None while it does not answer.
+        router_error: why the router could not start, in its own words; "" where it said nothing.
     """
 
     settings: PoolSettings
@@ -29,6 +32,7 @@ class View:
     processes: Processes
     router: Mapping[str, Any] | None
     foreground_pid: int
+    router_error: str = ""
     stopping: bool = False
 
 
@@ -62,7 +66,7 @@ def build(view: View) -> Status:
         "models": _models(view),
         "workers": workers,
         "processes": [
-            {"name": process.name, "state": process.state.value, "pid": process.pid}
+            _process(process, view.router_error if process.name == ROUTER else "")
             for process in view.processes.values()
             if not process.name.startswith(WORKER_PREFIX)
         ],
@@ -100,6 +104,11 @@ def _worker(worker: WorkerId, slot: Slot, place: SlotSettings, report: WorkerRep
     if slot.reason:
         described["error"] = slot.reason
     return {**described, **_simulated(place.simulated)}
+
+
+def _process(process: ProcessInfo, error: str) -> Status:
+    described: Status = {"name": process.name, "state": process.state.value, "pid": process.pid}
+    return {**described, "error": error} if error else described
 
 
 def _worker_state(slot: Slot, report: WorkerReport | None) -> str:

@@ -15,7 +15,7 @@ import msgspec
 
 from mpspool.core import log, process, settings
 from mpspool.core.ids import WorkerId
-from mpspool.core.rundir import RunDir
+from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import MpsSettings, PoolSettings, WorkerSettings
 from mpspool.mps.control import Control, ControlError
 from mpspool.supervisor import programs
@@ -71,8 +71,9 @@ class Workers:
         names = []
         for worker in workers:
             _, slot = self._places[worker]
-            programs.write(
-                programs.worker_conf_file(self._run, worker), programs.worker_conf(self._run, worker, slot)
+            write_file(
+                programs.worker_conf_file(self._run, worker),
+                programs.worker_conf(self._run, worker, slot).encode(),
             )
             names.append(worker.program)
         await self._supervisord.add(names)

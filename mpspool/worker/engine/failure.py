@@ -6,7 +6,7 @@ import re
 
 import tensorflow as tf
 
-from mpspool.core.errors import Code, Fault, PoolError
+from mpspool.core.errors import Code, PoolError
 
 # At load these may pass by themselves (the device is full, or not there yet); all others lie in the model.
 PASSING = frozenset(
@@ -19,7 +19,6 @@ PASSING = frozenset(
         Code.UNAVAILABLE,
     }
 )
-_CLIENT_CODES = frozenset({Code.INVALID_ARGUMENT, Code.OUT_OF_RANGE})
 # What Python puts around the C++ status: where the op was created (before), what called it (after).
 _PREAMBLE = "Graph execution error:"
 _ORIGIN = ("Detected at node", "Node: ", "<stack traces unavailable>", "  ")
@@ -46,5 +45,4 @@ def pool_error(error: Exception) -> PoolError:
     """
     if not isinstance(error, tf.errors.OpError):
         return PoolError(Code.INVALID_ARGUMENT, str(error))
-    code = Code(error.error_code)
-    return PoolError(code, status_text(error), Fault.CLIENT if code in _CLIENT_CODES else Fault.MODEL)
+    return PoolError(Code(error.error_code), status_text(error))

@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from mpspool.core import tfs
-from mpspool.core.errors import Code, Fault, PoolError
+from mpspool.core.errors import Code, PoolError
 from mpspool.worker.engine.base import Signature, TensorSpec
 
 # "__saved_model_init_op" and its like are the loader's, not the client's.
@@ -63,7 +63,6 @@ class Signatures:
                         Code.UNIMPLEMENTED,
                         f'Signature "{key}" cannot be served: its {kind} "{alias}" is a sparse or composite '
                         "tensor. Export a signature that takes and gives its components.",
-                        Fault.MODEL,
                     )
 
 

@@ -1,0 +1,85 @@
+"""The queue of one model version: who waits, which worker is free, what makes the next dispatch. Pure."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from mpspool.router.cost import CostTable
+from mpspool.router.entry import Entry
+from mpspool.router.load import Policy, WorkerLoad
+
+# Several short requests travel in one dispatch while together they cost no more than this: what a
+# message costs is then shared, and the first of them waits for the last at most this long.
+COALESCE_US = 4_000.0
+_SLACK = 64
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """The waiting requests of one model version, and every worker of it.
+
+    Attributes:
+        waiting, suspects: in order. Those that are over stay in them until they come up.
+        workers: by name.
+        length: requests that wait and are still wanted.
+        active: it was asked for since the flag was last taken down.
+    """
+
+    waiting: deque[Entry] = field(default_factory=deque)
+    suspects: deque[Entry] = field(default_factory=deque)
+    workers: dict[str, WorkerLoad] = field(default_factory=dict)
+    length: int = 0
+    active: bool = False
+
+    def add(self, entry: Entry, first: bool = False) -> None:
+        line = self.suspects if entry.deaths else self.waiting
+        (line.appendleft if first else line.append)(entry)
+        entry.waiting = True
+        self.length += 1
+
+    def discount(self, entry: Entry) -> None:
+        """Counts as waiting no more what is sent or over."""
+        if entry.waiting:
+            entry.waiting = False
+            self.length -= 1
+
+    def forget_over(self) -> None:
+        """Keeps what nobody wants any more from piling up behind what is not served."""
+        if len(self.waiting) > 2 * self.length + _SLACK:
+            self.waiting = deque(entry for entry in self.waiting if not entry.over)
+
+    def share(self) -> int:
+        """How many requests each worker would get if all were sent now."""
+        return max(1, -(-self.length // max(1, len(self.workers))))
+
+    def take(self, share: int, now_ns: int, costs: CostTable) -> tuple[list[Entry], float | None]:
+        """The next requests for one dispatch: up to `share` short ones while COALESCE_US holds them."""
+        entries: list[Entry] = []
+        total_us: float | None = 0.0
+        while self.waiting and len(entries) < share:
+            entry = self.waiting[0]
+            if entry.over or (entry.deadline_ns and entry.deadline_ns <= now_ns):
+                self.waiting.popleft()  # an expired one is answered by Scheduler.expire(), which is due
+                continue
+            cost_us = costs.predict(entry.model, entry.signature, entry.size)
+            if entries and (cost_us is None or total_us is None or total_us + cost_us > COALESCE_US):
+                break
+            self.waiting.popleft()
+            entries.append(entry)
+            total_us = None if cost_us is None or total_us is None else total_us + cost_us
+        return entries, total_us
+
+    def free_worker(self, pick: Policy, now_ns: int) -> WorkerLoad | None:
+        """An idle worker, else one that will have run all it holds in a moment."""
+        idle = [worker for worker in self.workers.values() if worker.idle]
+        if idle:
+            return pick(idle)
+        return pick(w for w in self.workers.values() if (at := w.pipeline_ns()) is not None and at <= now_ns)
+
+    def look_again_ns(self, now_ns: int) -> int | None:
+        """When what waits could next use a worker's second credit, if nothing else happens before."""
+        if not self.waiting:
+            return None
+        dues = [at for w in self.workers.values() if (at := w.pipeline_ns()) is not None and at > now_ns]
+        return min(dues, default=None)

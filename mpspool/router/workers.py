@@ -1,0 +1,201 @@
+"""The workers that said Hello: who is admitted, and when one counts as lost.
+
+A thin shell around the liveness rule: it brings together what a worker says of itself with the kernel's
+word on its process, a pidfd that tells its death and the progress page that outlives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpspool.core import log, messages, process
+from mpspool.core.ids import ModelVersion, WorkerId
+from mpspool.core.progress import ProgressReader
+from mpspool.core.states import WorkerState
+from mpspool.router.link import Link
+from mpspool.router.liveness import BEAT_TIMEOUT_NS, LOADING_BEAT_TIMEOUT_NS, hung
+
+logger = log.get("workers")
+
+# How often judge() is to be called.
+JUDGE_S = 0.1
+# After a pause of our own (a suspended machine, a throttled container) the workers' heartbeats are
+# old through no fault of theirs: they get twice this long to beat again.
+_PAUSE_NS = 500_000_000
+_HANG_TIMEOUT_S = 30.0
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """A worker process that said Hello.
+
+    Attributes:
+        identity: its address on the link, one for each generation of a slot.
+        engine: what runs its model, known once it is READY.
+        served: requests that it answered.
+        hung: why it counts as hung, "" while it does not.
+    """
+
+    identity: bytes
+    id: WorkerId
+    generation: int
+    pid: int
+    pidfd: int
+    progress: ProgressReader
+    state: WorkerState = WorkerState.STARTING
+    engine: str = ""
+    served: int = 0
+    hung: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.identity.decode()
+
+    def running(self) -> tuple[int, int] | None:
+        """The (dispatch, index) that it runs, or ran when it died; None while it is idle."""
+        progress = self.progress.read()
+        return (progress.dispatch, progress.index) if progress.dispatch else None
+
+
+class Workers:
+    """Every worker that is connected, and those that hang until their process has ended.
+
+    Args:
+        epoch: of this router: a worker that was not welcomed in it is a stranger.
+        link: answers workers, and is drained before a death counts.
+        lost: called with a worker and the reason when its requests are to run elsewhere: once when it
+            hangs, and once when its process has ended or cannot be reached.
+
+    Attributes:
+        hang_timeout_s: the least time a request may run before its worker counts as hung, by version.
+    """
+
+    def __init__(self, epoch: int, link: Link, lost: Callable[[Worker, str], None]) -> None:
+        self._epoch = epoch
+        self._link = link
+        self._lost = lost
+        self._workers: dict[bytes, Worker] = {}
+        self._loop = asyncio.get_running_loop()
+        self._judged_ns = time.monotonic_ns()
+        self._paused_until_ns = 0
+        self.hang_timeout_s: dict[ModelVersion, float] = {}
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(list(self._workers.values()))
+
+    def get(self, identity: bytes) -> Worker | None:
+        return self._workers.get(identity)
+
+    def sender(self, identity: bytes, epoch: int) -> Worker | None:
+        """The worker that sent a message under `epoch`; a stranger is asked for a Hello instead."""
+        worker = self._workers.get(identity)
+        if worker is None or epoch != self._epoch:
+            self._link.send(identity, messages.WhoAreYou(self._epoch), [])
+            return None
+        return worker
+
+    def count(self, model: ModelVersion) -> tuple[int, int]:
+        """Workers of a version, and those of them that are READY."""
+        mine = [worker for worker in self if worker.id.model_version == model]
+        return len(mine), sum(worker.state is WorkerState.READY for worker in mine)
+
+    # -- admission --------------------------------------------------------------------------------
+
+    def hello(self, identity: bytes, hello: messages.Hello) -> Worker | None:
+        """Takes a Hello, which is the first or tells a new state.
+
+        Returns:
+            The worker if its state is new, None where nothing changed or it is not admitted.
+        """
+        worker = self._workers.get(identity) or self._admit(identity, hello)
+        if worker is None:
+            return None
+        if hello.epoch != self._epoch:
+            self._link.send(identity, messages.Welcome(self._epoch), [])
+        state = WorkerState(hello.state)
+        if worker.hung or state is worker.state:
+            return None
+        worker.state, worker.engine = state, hello.engine
+        return worker
+
+    def _admit(self, identity: bytes, hello: messages.Hello) -> Worker | None:
+        """Takes in a worker that was not known, or says why not."""
+        if hello.protocol != messages.PROTOCOL:
+            self._refuse(identity, f"you speak protocol {hello.protocol}, this router {messages.PROTOCOL}")
+            return None
+        if hello.epoch:  # known to a predecessor of ours: this Hello is not a full one
+            self._link.send(identity, messages.WhoAreYou(self._epoch), [])
+            return None
+        worker_id = WorkerId.parse(hello.worker)
+        for other in [worker for worker in self if worker.id == worker_id]:
+            if other.generation > hello.generation:
+                self._refuse(identity, f"generation {other.generation} has this slot")
+                return None
+            self.lose(other, "replaced")
+        try:
+            pidfd = os.pidfd_open(hello.pid)
+        except ProcessLookupError:
+            return None  # its last words
+        try:
+            progress = ProgressReader(Path(hello.progress))
+        except OSError as error:
+            os.close(pidfd)
+            logger.warning("no progress page", worker=identity.decode(), error=str(error))
+            return None
+        worker = Worker(identity, worker_id, hello.generation, hello.pid, pidfd, progress)
+        self._workers[identity] = worker
+        self._loop.add_reader(pidfd, self._on_death, worker)
+        return worker
+
+    def _refuse(self, identity: bytes, reason: str) -> None:
+        self._link.send(identity, messages.Refused(self._epoch, reason), [])
+
+    # -- liveness ---------------------------------------------------------------------------------
+
+    def judge(self, now_ns: int, predicted_us: Callable[[str], float | None]) -> None:
+        """Loses those that hang. `predicted_us` gives what a worker's dispatch was predicted to cost."""
+        if now_ns - self._judged_ns > JUDGE_S * 1e9 + _PAUSE_NS:
+            self._paused_until_ns = now_ns + 2 * _PAUSE_NS
+        self._judged_ns = now_ns
+        if now_ns < self._paused_until_ns:
+            return
+        for worker in self:
+            if not worker.hung and (reason := self._hung(worker, now_ns, predicted_us)):
+                worker.hung = reason
+                worker.state = WorkerState.FAILED
+                self._lost(worker, f"hangs: {reason}")
+
+    def _hung(self, worker: Worker, now_ns: int, predicted_us: Callable[[str], float | None]) -> str:
+        serves = worker.state in (WorkerState.READY, WorkerState.DRAINING)
+        return hung(
+            worker.progress.read(),
+            lambda: process.stat(worker.pid),
+            now_ns,
+            predicted_us(worker.name),
+            self.hang_timeout_s.get(worker.id.model_version, _HANG_TIMEOUT_S),
+            BEAT_TIMEOUT_NS if serves else LOADING_BEAT_TIMEOUT_NS,
+        )
+
+    def _on_death(self, worker: Worker) -> None:
+        self._link.drain()  # its last answers may be here already
+        if self._workers.get(worker.identity) is worker:
+            self.lose(worker, "died")
+
+    def lose(self, worker: Worker, why: str) -> None:
+        """Forgets a worker whose process has ended."""
+        del self._workers[worker.identity]
+        self._loop.remove_reader(worker.pidfd)
+        os.close(worker.pidfd)
+        self._lost(worker, why)
+        worker.progress.close()
+
+    def close(self) -> None:
+        for worker in self:
+            self._loop.remove_reader(worker.pidfd)
+            os.close(worker.pidfd)
+            worker.progress.close()
