@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from mpspool.core import process
 from tests.polling import until
 
 ROOT = Path(__file__).parent.parent
@@ -34,16 +35,19 @@ def cli(*args: object, timeout: float = 60, **kwargs: Any) -> subprocess.Complet
 
 
 def processes_of(run_dir: Path) -> dict[int, str]:
-    """Every living process that names the run folder on its command line: pid -> command line."""
+    """Every living process that names the run folder, on its command line or in its environment.
+
+    Returns:
+        pid -> command line.
+    """
+    named = os.fsencode(run_dir)
     found = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and int(entry) != os.getpid():
-            try:
-                command = Path(f"/proc/{entry}/cmdline").read_bytes().replace(b"\0", b" ").decode()
-            except OSError:
-                continue
-            if str(run_dir) in command and " -m bench.load " not in command:
-                found[int(entry)] = command
+    for pid in (int(entry) for entry in os.listdir("/proc") if entry.isdigit()):
+        command = b" ".join(process.strings(pid, "cmdline"))
+        if pid == os.getpid() or not command or b" -m bench.load " in command:
+            continue
+        if named in command or named in b" ".join(process.strings(pid, "environ")):
+            found[pid] = command.decode()
     return found
 
 

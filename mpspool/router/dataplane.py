@@ -165,12 +165,13 @@ class Dataplane:
             self._refuse(self._scheduler.fail(version.model, f"{version.model}: {version.failed}"))
 
     async def drain(self, timeout_s: float) -> int:
-        """Accepts nothing more and waits until all is answered. Returns how many were left."""
+        """Accepts nothing more and waits until all is answered. Returns how many were refused after all."""
         self.draining = True
         self._changed()
         end = self._loop.time() + timeout_s
         while (left := self._scheduler.unfinished()) and self._loop.time() < end:
             await asyncio.sleep(0.01)
+        self._refuse(self._scheduler.abandon(f"This server has shut down; {timeout_s:g} s were not enough"))
         return left
 
     def snapshot(self) -> dict[str, Any]:

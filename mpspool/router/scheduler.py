@@ -129,6 +129,20 @@ class Scheduler:
         queue.waiting.clear()
         return refusals
 
+    def abandon(self, reason: str) -> list[Refuse]:
+        """There is no time left: refuses all that wait or run."""
+        running = [
+            entry
+            for worker in self._workers.values()
+            for batch in worker.batches.values()
+            for entry in batch.entries
+            if not entry.over
+        ]
+        refusals = [self._refuse(entry, Code.UNAVAILABLE, reason) for entry in running]
+        for model in list(self._queues):
+            refusals += self.fail(model, reason)
+        return refusals
+
     # -- workers ----------------------------------------------------------------------------------
 
     def join(self, name: str, model: ModelVersion, credit: int) -> None:

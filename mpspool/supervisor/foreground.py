@@ -27,13 +27,11 @@ from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import PoolState
-from mpspool.supervisor import leftovers, lock, programs, report
+from mpspool.supervisor import grace, leftovers, lock, programs, report
 from mpspool.supervisor.supervisord import Supervisord, SupervisordError
 
 _START_S = 15.0
 _POLL_S = 0.05
-# Of the grace time, what the pool may take; the rest is for supervisord and what it still has.
-_POOL_SHARE = 0.75
 _POOL_BACK_S = 3.0
 _POOL_ANSWER_S = 1.0
 # What supervisord's end and the last processes may take (at least, at most), whatever is left of the
@@ -209,8 +207,9 @@ class _Foreground:
     async def _stop(self) -> None:
         grace_s = self._config.grace_s
         self._end = time.monotonic() + grace_s
-        self._say(f"stopping: what is in flight has up to {grace_s:g} s (once more to hurry)")
-        await self._until_hurried(self._end_workers(grace_s * _POOL_SHARE))
+        pool_s = grace.pool_s(grace_s, mps=bool(self._config.mps_daemons))
+        self._say(f"stopping: what is in flight has up to {grace.drain_s(pool_s):.0f} s (once more to hurry)")
+        await self._until_hurried(self._end_workers(pool_s))
         await self._until_hurried(self._shut_down())
 
     async def _until_hurried(self, work: Coroutine[Any, Any, None]) -> None:
@@ -231,6 +230,10 @@ class _Foreground:
                 ):
                     gone_since = time.monotonic()
                     async for answer in answers:
+                        if answer["unanswered"]:
+                            self._say(
+                                f"the time is over, requests answered UNAVAILABLE: {answer['unanswered']}"
+                            )
                         if answer["left"]:
                             self._say(f"{answer['left']} workers did not end")
                         return

@@ -71,6 +71,28 @@ def test_sigterm_while_workers_load_ends_all_at_once(
     pool.assert_nothing_left()
 
 
+def test_what_is_in_flight_after_the_grace_time_is_refused(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], testing_ops: Path, tmp_path: Path
+) -> None:
+    """A request that takes longer than the grace time: UNAVAILABLE with the reason, and the log counts it."""
+    config = tmp_path / "pool.yaml"
+    config.write_text(
+        "grace_s: 4\nmodels:\n"
+        f"  - {{name: sleeper, base_path: {model_dir('sleeper')}, cpu_slots: 1, custom_ops: [{testing_ops}]}}\n"
+    )
+    pool = start_pool(config).wait()
+    command = [*CLI, "predict", "sleeper", "--input", '{"x": [60.0]}', "--address", pool.address]
+    with subprocess.Popen(
+        [*command, "--timeout", "90"], stderr=subprocess.PIPE, text=True, cwd=ROOT
+    ) as asking:
+        until(lambda: pool.workers()["sleeper@1.cpu0.0"]["in_flight"] == 1, 20)
+        assert pool.stop(30) == 0
+        _, error = asking.communicate(timeout=10)
+    assert "UNAVAILABLE: This server has shut down" in error
+    assert "the time is over, requests answered UNAVAILABLE: 1" in pool.output.read_text()
+    pool.assert_nothing_left()
+
+
 def test_what_is_in_flight_at_sigterm_is_answered(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], testing_ops: Path, tmp_path: Path
 ) -> None:

@@ -125,10 +125,11 @@ def test_a_worker_that_dies_while_there_is_no_pool_process_is_replaced(light_poo
     assert set(processes_of(pool.run_dir)) == expected_pids(pool)
 
 
+@pytest.mark.parametrize("gpus", [[], ["--gpus", "all", "--simulate-gpus", 1, "--contexts-per-gpu", 2]])
 @pytest.mark.parametrize("victim", ["supervisord", "foreground"])
-def test_nothing_outlives_the_top(light_pool: LightStarter, victim: str) -> None:
-    """Killing supervisord or the foreground process ends every child; the next start clears up."""
-    pool = light_pool().wait()
+def test_nothing_outlives_the_top(light_pool: LightStarter, victim: str, gpus: list[object]) -> None:
+    """Killing supervisord or the foreground process ends every child, MPS's too; the next start clears up."""
+    pool = light_pool(*gpus).wait()
     kill(pool.pid if victim == "foreground" else supervisord_pid(pool))
     assert pool.process is not None
     status = pool.process.wait(20)
@@ -203,7 +204,7 @@ def test_stop_of_a_pool_process_that_has_just_started_ends_the_workers(light_poo
             return call(RunDir(pool.run_dir).pool_control, "stop", grace_s=10, timeout_s=20)
         return None
 
-    assert until(stop, 20) == {"left": 0}
+    assert until(stop, 20)["left"] == 0
     assert not any(alive(pid) for pid in workers)
 
 

@@ -270,6 +270,16 @@ def test_bounds_refuse_at_the_door(requests: int, size: int, code: Code) -> None
     assert refused.value.code is code
 
 
+def test_abandon_refuses_all_that_wait_or_run() -> None:
+    """At the end of the grace time nothing wanted is left."""
+    scheduler = make()
+    scheduler.join("a", MODEL, 1)
+    entries = arrive(scheduler, b"1", b"2", b"3")
+    assert len(scheduler.dispatch(0)) == 1
+    assert [refusal.entry for refusal in scheduler.abandon("over")] == entries
+    assert scheduler.unfinished() == 0
+
+
 def test_fail_refuses_all_that_wait() -> None:
     """When no worker will come, those that wait for one are told so."""
     scheduler = make()

@@ -22,7 +22,7 @@ from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import SlotState
-from mpspool.supervisor import programs
+from mpspool.supervisor import grace, programs
 from mpspool.supervisor.pool import reconcile, status
 from mpspool.supervisor.pool.slots import GiveUp, Slot, SlotRecord, StartAt
 from mpspool.supervisor.pool.workers import Workers
@@ -35,8 +35,6 @@ _PERIOD_S = 1.0
 _SOON_S = 0.02
 _RECONNECT_S = 0.1
 _SETTLE_S = 1.0
-# Of the time to stop in, how much the router may take to drain; the rest is for workers to leave.
-_DRAIN_SHARE = 0.7
 
 
 class _Records(msgspec.Struct, frozen=True):
@@ -328,16 +326,17 @@ class Pool:
         end = time.monotonic() + grace_s
         self._stopping = True
         self._watch.changed()
-        await self._drain(grace_s * _DRAIN_SHARE)
+        unanswered = await self._drain(grace.drain_s(grace_s))
         async with self._acting:  # a start that was under way is over, and known
             if not self._processes:  # we have just been started, and know of no worker yet
                 with contextlib.suppress(SupervisordError):
                     await self._reconcile()
             left = await self._workers.end_all(end)
         self._look()
-        return {"left": left}
+        return {"left": left, "unanswered": unanswered}
 
-    async def _drain(self, timeout_s: float) -> None:
+    async def _drain(self, timeout_s: float) -> int:
+        """Returns how many requests were not answered in time."""
         with contextlib.suppress(ControlError, TimeoutError):
             async with (
                 asyncio.timeout(timeout_s + 1),
@@ -347,7 +346,8 @@ class Pool:
             ):
                 async for answer in answers:
                     logger.info("router drained", left=answer["left"])
-                    return
+                    return int(answer["left"])
+        return 0
 
 
 async def _returns(event: asyncio.Event) -> None:
