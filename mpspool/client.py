@@ -16,26 +16,39 @@ class CallError(Exception):
     """The call failed: "CODE: text"."""
 
 
+class UnreachableError(CallError):
+    """Nobody answers at the address."""
+
+
 def predict(
     address: str, name: str, document: Any, *, signature: str, version: int | None, timeout_s: float
 ) -> dict[str, Any]:
     """Asks for the model's signatures, builds the request by them, and returns the outputs.
 
     Raises:
-        CallError: the server's code and text, or what does not fit the signature.
+        CallError: the server's code and text, with the input that explains it; or what cannot be sent.
     """
     with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         try:
             signatures = _signatures(channel, name, version, timeout_s)
             body = json_tensors.request(name, document, signatures, signature=signature, version=version)
-            return json_tensors.response(_call(channel, "Predict", body, timeout_s))
+            try:
+                return json_tensors.response(_call(channel, "Predict", body, timeout_s))
+            except grpc.RpcError as error:
+                misfit = json_tensors.misfit(document, signatures, signature=signature)
+                if error.code() is not grpc.StatusCode.INVALID_ARGUMENT or not misfit:
+                    raise
+                raise CallError(f"{_text(error)}\n{misfit}") from error
         except PoolError as error:
             raise CallError(f"{error.code.name}: {error.message}") from error
         except grpc.RpcError as error:
-            text = error.details()
-            if error.code() is grpc.StatusCode.UNAVAILABLE and "connect" in text.lower():
-                text += f"; is a pool running at {address}? (mpspool status)"
-            raise CallError(f"{error.code().name}: {text}") from error
+            if error.code() is grpc.StatusCode.UNAVAILABLE and "connect" in error.details().lower():
+                raise UnreachableError(f"{_text(error)}; is a server running at {address}?") from error
+            raise CallError(_text(error)) from error
+
+
+def _text(error: grpc.RpcError) -> str:
+    return f"{error.code().name}: {error.details()}"
 
 
 def _signatures(channel: grpc.Channel, name: str, version: int | None, timeout_s: float) -> Any:

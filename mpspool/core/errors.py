@@ -48,10 +48,16 @@ class PoolError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing wrong with what the user asked for: where, what, and what to do about it."""
+    """One thing wrong with what the user asked for: where, what, and what to do about it.
+
+    Attributes:
+        path: of the field, "models.half.gpus".
+        line: of the file, where it stands in one.
+    """
 
     path: str
     message: str
+    line: int = 0
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message

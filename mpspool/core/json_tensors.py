@@ -55,6 +55,16 @@ def request(
     return bytes(message.SerializeToString())
 
 
+def misfit(document: Any, signatures: Any, *, signature: str = "") -> str:
+    """How the shapes of a document that can be sent differ from the signature's; "" where they do not."""
+    definition = signatures.signature_def[signature or tfs.DEFAULT_SIGNATURE]
+    found = [
+        _misfit(alias, _shape(alias, value, definition.inputs[alias]), definition.inputs[alias])
+        for alias, value in _by_input(document, definition).items()
+    ]
+    return " ".join(text for text in found if text)
+
+
 def response(body: bytes) -> dict[str, Any]:
     """A serialised PredictResponse as {"output": value, ...}, ready for json.dumps().
 
@@ -107,8 +117,7 @@ def _shown(value: Any) -> str:
 
 
 def _tensor(alias: str, value: Any, info: Any) -> Any:
-    shape = _shape(alias, value)
-    _check_shape(alias, shape, info)
+    shape = _shape(alias, value, info)
     tensor = tfs.TensorProto(dtype=info.dtype)
     tensor.tensor_shape.SetInParent()
     for size in shape:
@@ -121,9 +130,9 @@ def _tensor(alias: str, value: Any, info: Any) -> Any:
     return tensor
 
 
-def _shape(alias: str, value: Any) -> list[int]:
-    """The sizes along the first element of each list."""
-    shape = []
+def _shape(alias: str, value: Any, info: Any) -> list[int]:
+    """The sizes along the first element of each list; an empty one's inner sizes are the signature's."""
+    shape: list[int] = []
     while isinstance(value, list):
         shape.append(len(value))
         if not value:
@@ -133,21 +142,24 @@ def _shape(alias: str, value: Any) -> list[int]:
         raise _invalid(
             f'Input "{alias}": {len(shape)} lists within one another; {_MAX_DIMENSIONS} is the most.'
         )
-    return shape
+    unseen = _wanted(info)[len(shape) :] if shape[-1:] == [0] else []
+    return shape + [max(size, 0) for size in unseen]
 
 
-def _check_shape(alias: str, shape: list[int], info: Any) -> None:
-    wanted = [dimension.size for dimension in info.tensor_shape.dim]
-    if info.tensor_shape.unknown_rank:
-        return
-    # An empty list ends the dimensions that can be seen.
-    fits = len(shape) == len(wanted) or (len(shape) < len(wanted) and shape[-1:] == [0])
-    if fits and all(want in (-1, size) for size, want in zip(shape, wanted, strict=False)):
-        shape.extend(max(size, 0) for size in wanted[len(shape) :])
-        return
+def _wanted(info: Any) -> list[int]:
+    return [dimension.size for dimension in info.tensor_shape.dim]
+
+
+def _misfit(alias: str, shape: list[int], info: Any) -> str:
+    wanted = _wanted(info)
+    if info.tensor_shape.unknown_rank or (
+        len(shape) == len(wanted)
+        and all(want in (-1, size) for size, want in zip(shape, wanted, strict=True))
+    ):
+        return ""
     text = ", ".join("any" if size < 0 else str(size) for size in wanted)
     remedy = f"Put it in {len(wanted) - len(shape)} more [ ]." if len(shape) < len(wanted) else ""
-    raise _invalid(f'Input "{alias}": the shape is {shape}, but the model takes [{text}]. {remedy}'.rstrip())
+    return f'Input "{alias}": the shape is {shape}, but the model takes [{text}]. {remedy}'.rstrip()
 
 
 def _leaves(where: str, value: Any, shape: list[int]) -> Iterator[tuple[str, Any]]:
@@ -162,7 +174,9 @@ def _leaves(where: str, value: Any, shape: list[int]) -> Iterator[tuple[str, Any
     if not isinstance(value, list):
         raise _invalid(f'Input "{where}": {_shown(value)} is no list, as the elements before it are.')
     if len(value) != shape[0]:
-        raise _invalid(f'Input "{where}": {len(value)} elements, but the lists before it have {shape[0]}.')
+        raise _invalid(
+            f'Input "{where}": {len(value)} elements, but the lists before it have {shape[0]}; no tensor is ragged.'
+        )
     for index, element in enumerate(value):
         yield from _leaves(f"{where}[{index}]", element, shape[1:])
 

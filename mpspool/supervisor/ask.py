@@ -1,4 +1,4 @@
-"""What the command line asks a pool that runs elsewhere: its status, to get ready, to stop."""
+"""What the command line asks a pool that runs elsewhere: its status and models, to get ready, to stop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import msgspec
 from mpspool.core import control, settings
 from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import PoolSettings
+from mpspool.core.settings import ModelSettings, PoolSettings
 from mpspool.core.states import PoolState
 from mpspool.supervisor import lock, programs, report
 from mpspool.supervisor.ports import client_address
@@ -32,12 +32,16 @@ class NoPoolError(Exception):
     """No pool runs in the run folder, or it does not answer."""
 
 
+class NoModelError(Exception):
+    """The pool has no such model, or not in that version; the text names those it has."""
+
+
 def status(run: RunDir) -> Message:
-    """The pool's status. Raises NoPoolError."""
+    """The pool's status, with each worker's memory. Raises NoPoolError."""
     end = time.monotonic() + _PATIENCE_S
     while True:
         try:
-            return control.call(run.pool_control, "status")
+            return control.call(run.pool_control, "status", memory=True)
         except (ControlError, ValueError) as error:
             pid = lock.holder(run)
             if not pid:
@@ -68,7 +72,8 @@ def why_not_ready(run: RunDir, timeout_s: float) -> str:
             seen = last["pool"]["pid"]
         holder = lock.holder(run)
         if seen and holder != seen:
-            return f"the pool of process {seen} has ended; see `mpspool logs --run-dir {run.root}`"
+            logs = f"{report.program()} logs{report.elsewhere(str(run.root))}"
+            return f"the pool of process {seen} has ended; see `{logs}`"
         seen = seen or holder
         time.sleep(_POLL_S)
     what = report.unready(last) if last else no_pool(run)
@@ -141,11 +146,37 @@ def _terminated(pid: int, timeout_s: float) -> bool:
 
 
 def grpc_address(run: RunDir) -> str:
-    """HOST:PORT of the gRPC front of the pool that runs there, "" where none does (or its front is off)."""
+    """HOST:PORT of the gRPC front of the pool that runs there. Raises NoPoolError where there is none."""
+    found = _settings(run)
+    if not found.grpc_port:
+        raise NoPoolError(f"the pool in {run.root} has its gRPC front off (grpc_port: 0)")
+    return client_address(found.host, found.grpc_port)
+
+
+def model(run: RunDir, name: str, version: int | None) -> ModelSettings:
+    """A model of the pool that runs there, its latest version by default.
+
+    Raises:
+        NoPoolError: there is none.
+        NoModelError: it has no such model, or not in that version.
+    """
+    models = _settings(run).models
+    versions = {found.version: found for found in models if found.name == name}
+    if not versions:
+        known = ", ".join(sorted({found.name for found in models}))
+        raise NoModelError(f"the pool in {run.root} has no model {name!r}; it has: {known}")
+    wanted = max(versions) if version is None else version
+    if wanted not in versions:
+        known = ", ".join(map(str, sorted(versions)))
+        raise NoModelError(f"the pool in {run.root} has no version {wanted} of {name!r}; it has: {known}")
+    return versions[wanted]
+
+
+def _settings(run: RunDir) -> PoolSettings:
+    """Of the pool that runs there. Raises NoPoolError."""
     if not lock.holder(run):
-        return ""
+        raise NoPoolError(no_pool(run))
     try:
-        found = settings.load(run.settings_file(programs.POOL), PoolSettings)
-    except (OSError, msgspec.DecodeError):
-        return ""
-    return client_address(found.host, found.grpc_port) if found.grpc_port else ""
+        return settings.load(run.settings_file(programs.POOL), PoolSettings)
+    except (OSError, msgspec.DecodeError) as error:
+        raise NoPoolError(f"the pool in {run.root} is only starting") from error

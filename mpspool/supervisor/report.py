@@ -6,10 +6,11 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mpspool.core.ids import PUBLISH_PREFIX, ModelVersion
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import PoolState, SlotState, WorkerState
@@ -19,7 +20,7 @@ from mpspool.supervisor.ports import client_address
 Status = Mapping[str, Any]
 
 _PLAIN_COLUMNS = 160
-_NUMBERS = ("pid", "gen", "restarts", "in flight", "served")
+_NUMBERS = ("pid", "gen", "restarts", "in flight", "served", "PSS MB", "own MB", "size", "nodes")
 
 _COLOURS = {
     "READY": "green",
@@ -34,17 +35,17 @@ _COLOURS = {
 
 def print_status(status: Status) -> None:
     """The plain form of `mpspool status`."""
-    from rich.console import Console
     from rich.markup import escape
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = _PLAIN_COLUMNS
+    console = a_console()
     pool = status["pool"]
     console.print(f"[bold]{_coloured(pool['state'])}[/]  pid {pool['pid']}  {escape(_fronts(pool))}")
     console.print(f"run folder {escape(pool['run_dir'])}  MPS {pool['mps']}{_mark(pool)}")
     for rows in (_models(status), _workers(status), _processes(status)):
-        console.print(_table(rows))
+        console.print(table(rows))
+    for name, weights in _weights(status):
+        if told := excess(weights):
+            console.print(f"[yellow]{escape(name)}[/]: {told}")
     for name, error in _errors(status):
         console.print(f"[yellow]{escape(name)}[/]: {escape(error)}")
 
@@ -56,13 +57,29 @@ def _errors(status: Status) -> list[tuple[str, str]]:
     return [(name, what["error"]) for name, what in named if what.get("error")]
 
 
-def _table(rows: list[tuple[str, ...]]) -> Any:
+def a_console() -> Any:
+    """Rich's; wide where nobody looks at it."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = _PLAIN_COLUMNS
+    return console
+
+
+def table(rows: list[tuple[str, ...]], *, folded: Collection[str] = ("error",)) -> Any:
+    """Rich's, from a row of titles and those below; of the columns `folded` may take several lines a row."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for title in rows[0]:
-        table.add_column(title, justify="right" if title in _NUMBERS else "left", no_wrap=title != "error")
+        table.add_column(
+            title,
+            justify="right" if title in _NUMBERS else "left",
+            no_wrap=title not in folded,
+            overflow="fold",
+        )
     for row in rows[1:]:
         table.add_row(*(_coloured(cell) for cell in row))
     return table
@@ -76,15 +93,48 @@ def _coloured(cell: str) -> str:
 
 
 def _models(status: Status) -> list[tuple[str, ...]]:
-    return [("model", "version", "state", "error")] + [
-        (model["name"], str(version["version"]), version["state"], version["error"])
+    return [("model", "version", "state", "weights", "error")] + [
+        (
+            model["name"],
+            str(version["version"]),
+            version["state"],
+            _shares(version.get("weights", {})),
+            version["error"],
+        )
         for model in status["models"]
         for version in model["versions"]
     ]
 
 
+def _shares(weights: Status) -> str:
+    """How much of a version's weights is shared, and how much each worker has of its own."""
+    if not weights:
+        return "-"
+    kinds = [kind for kind in ("shared", "private") if weights[f"{kind}_variables"]]
+    return ", ".join(f"{size(weights[f'{kind}_bytes'])} {kind}" for kind in kinds) or "none"
+
+
+def _weights(status: Status) -> list[tuple[str, Status]]:
+    return [
+        (str(ModelVersion(model["name"], version["version"])), version.get("weights", {}))
+        for model in status["models"]
+        for version in model["versions"]
+    ]
+
+
+def excess(weights: Status) -> str:
+    """What there is to say of memory that a worker should not need; "" for nothing."""
+    if not weights.get("excess_bytes"):
+        return ""
+    return (
+        f"a worker has {size(weights['excess_bytes'])} of private memory beyond what was expected: "
+        "weights were copied that should be shared"
+    )
+
+
 def _workers(status: Status) -> list[tuple[str, ...]]:
-    return [("worker", "state", "pid", "gen", "restarts", "in flight", "served", "cpus")] + [
+    titles = ("worker", "state", "pid", "gen", "restarts", "in flight", "served", "PSS MB", "own MB", "cpus")
+    return [titles] + [
         (
             worker["id"] + _mark(worker),
             worker["state"],
@@ -93,10 +143,28 @@ def _workers(status: Status) -> list[tuple[str, ...]]:
             str(worker["restarts"]),
             str(worker["in_flight"]),
             str(worker["served"]),
+            _megabytes(worker, "pss_bytes"),
+            _megabytes(worker, "private_bytes"),
             format_cpus(worker["cpus"]) or "any",
         )
         for worker in status["workers"]
     ]
+
+
+def _megabytes(worker: Status, kind: str) -> str:
+    return f"{worker['memory'][kind] / 1e6:,.0f}" if worker.get("memory") else "-"
+
+
+def size(count: int) -> str:
+    """A number of bytes, short: "56 B", "36.8 MB"."""
+    if count < 1000:
+        return f"{count} B"
+    value = float(count)
+    for unit in ("kB", "MB", "GB"):
+        value /= 1000
+        if round(value, 1) < 1000:
+            return f"{value:.1f} {unit}"
+    return f"{value / 1000:.1f} TB"
 
 
 def _processes(status: Status) -> list[tuple[str, ...]]:
@@ -143,23 +211,30 @@ def fatal(status: Status) -> list[str]:
 def changes(before: Status | None, after: Status) -> Iterator[str]:
     """What happened between two statuses, a line each; from the start on where `before` is None."""
     known = {worker["id"]: worker for worker in before["workers"]} if before else {}
-    ending = after["pool"]["state"] == PoolState.STOPPING.value
-    for worker in after["workers"] if not ending else ():
-        yield from _worker_changes(known.get(worker["id"]), worker)
-    pids = {process["name"]: process["pid"] for process in before["processes"]} if before else {}
-    errors = {process["name"]: process.get("error") for process in before["processes"]} if before else {}
-    for process in after["processes"]:
-        if process.get("error"):
-            if process["error"] != errors.get(process["name"]):
-                yield f"{process['name']} cannot start: {process['error']}; it is tried again each second"
-        elif process["pid"] and pids.get(process["name"], process["pid"]) not in (0, process["pid"]):
-            yield f"{process['name']} ended and was started again (pid {process['pid']})"
+    processes = {process["name"]: process for process in before["processes"]} if before else {}
+    if after["pool"]["state"] != PoolState.STOPPING.value:
+        where = elsewhere(after["pool"]["run_dir"])
+        for worker in after["workers"]:
+            yield from _worker_changes(known.get(worker["id"]), worker, where)
+        for process in after["processes"]:
+            yield from _process_changes(processes.get(process["name"], {}), process)
     state = after["pool"]["state"]
     if state != (before["pool"]["state"] if before else None):
         yield from _pool_changes(after, PoolState(state))
 
 
-def _worker_changes(before: Status | None, after: Status) -> Iterator[str]:
+def _process_changes(before: Status, after: Status) -> Iterator[str]:
+    if error := after.get("error"):
+        if error != before.get("error"):
+            yield f"{after['name']} cannot start: {error}; it is tried again each second"
+    elif after["name"].startswith(PUBLISH_PREFIX):
+        return  # it ends when its work is done
+    elif (pid := before.get("pid")) and pid != after["pid"]:
+        again = f"was started again (pid {after['pid']})" if after["pid"] else "is started again"
+        yield f"{after['name']} ended (pid {pid}) and {again}"
+
+
+def _worker_changes(before: Status | None, after: Status, where: str) -> Iterator[str]:
     state = after["state"]
     started = before["generation"] if before else after["generation"]
     if started < after["generation"] and started:
@@ -173,7 +248,7 @@ def _worker_changes(before: Status | None, after: Status) -> Iterator[str]:
         yield f"{after['id']} ended: {after.get('error', 'no reason given')}; it is started again later"
     elif state == SlotState.FATAL.value:
         yield f"{after['id']} FATAL, given up: {after.get('error', 'no reason given')}"
-        yield f"  its log: mpspool logs {after['id']}"
+        yield f"  its log: {program()} logs {shlex.quote(after['id'])}{where}"
 
 
 def _pool_changes(after: Status, state: PoolState) -> Iterator[str]:
@@ -193,8 +268,13 @@ def how_to_try(settings: PoolSettings) -> str:
     document = '{"x": [1, 2, 5]}' if model == "half_plus_two" else '{"INPUT": [...]}'
     address = client_address(settings.host, settings.grpc_port)
     # `predict` finds the pool of the default run folder by itself.
-    where = "" if settings.run_dir == str(default_run_dir()) else f" --address {shlex.quote(address)}"
+    where = f" --address {shlex.quote(address)}" if elsewhere(settings.run_dir) else ""
     return f"{program()} predict {shlex.quote(model)} --input '{document}'{where}"
+
+
+def elsewhere(run_dir: str) -> str:
+    """What a command needs to find the pool of this folder; "" for the default one."""
+    return "" if run_dir == str(default_run_dir()) else f" --run-dir {shlex.quote(run_dir)}"
 
 
 def program() -> str:

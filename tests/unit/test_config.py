@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pydantic import ValidationError
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
-from mpspool.core.errors import StartError
+from mpspool import cli
+from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import default_run_dir
-from mpspool.supervisor.config.schema import ModelConfig, Placement, PoolConfig, load_config, pool_fields
+from mpspool.supervisor.config.schema import (
+    ModelConfig,
+    Placement,
+    PoolConfig,
+    load_config,
+    pool_fields,
+    read_config,
+)
+from tests.pool import ROOT
 
 HALF = {"model": ["half=/models/half"]}
 
@@ -194,7 +208,7 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
         {"rest_port": 70000, "model": ["nonsense"]},
         {"ENABLE_MPS": "2", "MPSPOOL_RESTART_RETRIES": "-1"},
     )
-    assert sorted(told) == sorted(
+    assert told == (
         [
             "grpc_prt: unknown key in pool.yaml line 1; did you mean grpc_port?",
             (
@@ -213,9 +227,9 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
                 "'x' is neither a CPU nor a range such as 2-4"
             ),
             "models[2]: 7 in pool.yaml line 10: expected fields of its own",
-            "rest_port: 70000 in --rest-port: must be less than or equal to 65535 (the port for HTTP)",
-            "--model: 'nonsense': expected NAME=BASE_PATH",
             "mps: '2' in ENABLE_MPS: expected 1 or 0",
+            "--model: 'nonsense': expected NAME=BASE_PATH",
+            "rest_port: 70000 in --rest-port: must be less than or equal to 65535 (the port for HTTP)",
             (
                 "restart.retries: '-1' in MPSPOOL_RESTART_RETRIES: must be greater than or equal to 0 "
                 "(restarts in a row without success before the slot is FATAL)"
@@ -309,9 +323,175 @@ def test_a_message_limit_above_grpcs() -> None:
     )
 
 
+@pytest.mark.parametrize("value", [-1, "-1", "many"])
+def test_a_number_of_bytes_that_is_none(value: object) -> None:
+    """It is told what it must be, not what the parser makes of it."""
+    (told,) = problems(flags={**HALF, "max_message_bytes": value})
+    assert f"{value!r} in --max-message-bytes: must be a positive number of bytes" in told
+
+
+def test_what_is_left_can_be_checked(tmp_path: Path) -> None:
+    """Refused values are left out, one by one; all else stands, models without a name or a place too."""
+    file = write(
+        tmp_path,
+        "hosts: x\n"
+        "readiness: most\n"
+        "restart: 3\n"
+        "models:\n"
+        "- {name: half, base_path: a, quorum: 0, custom_ops: ['', b.so, '']}\n"
+        "- 7\n"
+        "- {name: half, base_path: c}\n"
+        "- {base_pat: d, gpus: none, gpu_memory: {fraction: 0.5, limit_bytes: 1}}\n",
+    )
+    config, findings = read_config(file, {"gpus": None}, {"MPSPOOL_GRPC_PORT": "9000"})
+    assert [problem.line for problem in findings.told()] == [1, 2, 3, 5, 5, 5, 6, 7, 8, 8, 8, 8]
+    assert (config.readiness, config.restart.retries, config.grpc_port) == ("any", 3, 9000)
+    half, other, last = config.models
+    assert (half.name, half.quorum, half.custom_ops) == ("half", 1, (str(tmp_path / "b.so"),))
+    assert (other.name, other.base_path) == ("models[2]", str(tmp_path / "c"))
+    assert (last.gpus, last.gpu_memory.fraction) == ("none", 0)
+
+
+def found_with(file: Path, *paths: str, **environ: str) -> list[tuple[str, str]]:
+    """Of problems found at these paths, the path and the message of those that are told."""
+    _, findings = read_config(file, {"rest_port": 1}, environ)
+    told = findings.told(Problem(path, "wrong") for path in paths)
+    return [(problem.path, problem.message) for problem in told if problem.message.endswith("wrong")]
+
+
+def test_what_is_found_later_is_told_with_its_place_too(tmp_path: Path) -> None:
+    """File and line, flag or variable; in the order of the file; nothing for a default."""
+    file = write(
+        tmp_path, "models:\n- {name: a.b, base_path: x, gpus: 1}\n- {name: c,\n base_path: y}\nmps: on"
+    )
+    paths = ("mps", "rest_port", "models.c.base_path", "models.a.b.gpus", "host", "contexts_per_gpu")
+    assert found_with(file, *paths, CONTEXTS_COUNT_PER_GPU="9") == [
+        ("models.a.b.gpus", "in pool.yaml line 2: wrong"),
+        ("models.c.base_path", "in pool.yaml line 4: wrong"),
+        ("mps", "in pool.yaml line 5: wrong"),
+        ("rest_port", "in --rest-port: wrong"),
+        ("host", "wrong"),
+        ("contexts_per_gpu", "in CONTEXTS_COUNT_PER_GPU: wrong"),
+    ]
+
+
+def test_a_model_without_a_name_is_told_by_its_place(tmp_path: Path) -> None:
+    """The name that stands in for the one refused is no path of its own."""
+    file = write(tmp_path, "models:\n- {name: a, base_path: x}\n- {name: a, base_path: y}\n")
+    assert found_with(file, "models.models[1].base_path") == [
+        ("models[1].base_path", "in pool.yaml line 3: wrong")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("grcp_port: 1", "grpc_port"),
+        ("grpc_port: -1", "rest_port"),
+        ("run_dri: /x", "run_dir"),
+        ("simulate_gpus: many", "gpus"),
+        ("simulate_cpus: many", "cpusets"),
+        ("models: half", "mps"),
+        ("models: [7]", "mps"),
+        ("models: {a: {gpu: 1}}", "models.b.quorum"),
+        ("models: {a: {base_pat: x}}", "models.a.base_path"),
+        ("models: {a: {base_path: ''}}", "models.a.base_path"),
+        ("contexts_per_gpu: 0", "models.b.quorum"),
+        ("models: {a: {mps: x, contexts_per_gpu: 0}}", "contexts_per_gpu"),
+        ("models: [}", "grpc_port"),
+        ("models: [}", "gpus"),
+    ],
+)
+def test_what_may_come_of_something_left_out_is_not_told(tmp_path: Path, text: str, path: str) -> None:
+    """A default in place of a value that was refused, or whose key was misspelt, is nobody's wish."""
+    assert found_with(write(tmp_path, text), path) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("readines: all", "grpc_port"),
+        ("readiness: most", "gpus"),
+        ("grpc_port: -1", "models.a.base_path"),
+        ("models: {a: {base_pat: x}}", "models.b.base_path"),
+        ("models: {a: {quorum: 0}}", "models.a.custom_ops"),
+        ("gpus: x", "models.a.gpus"),
+    ],
+)
+def test_what_has_nothing_to_do_with_what_was_left_out_is_told(tmp_path: Path, text: str, path: str) -> None:
+    """A mistake hides no other."""
+    assert [found for found, _ in found_with(write(tmp_path, text), path)] == [path]
+
+
+documents = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 9)
+    | st.sampled_from(["", "x", "auto", "1;2", "2GiB", "none"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from([*PoolConfig.model_fields, *ModelConfig.model_fields, "x"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(st.sampled_from([*PoolConfig.model_fields, "x"]), documents))
+def test_any_document_leaves_something_to_check(
+    tmp_path_factory: pytest.TempPathFactory, document: object
+) -> None:
+    """Whatever the file holds, there is a configuration, and a problem where it is not all of it."""
+    file = write(tmp_path_factory.getbasetemp(), yaml.safe_dump(document))
+    config, findings = read_config(file, {}, {})
+    assert isinstance(config, PoolConfig)
+    if not findings.told():
+        assert config == load_config(file, {}, {})
+
+
+def fields(section: type[BaseModel], above: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in section.model_fields.items():
+        if isinstance(field.default, BaseModel):
+            yield from fields(type(field.default), f"{above}{name}.")
+        else:
+            yield above + name, field
+
+
+def written(default: object) -> str:
+    """As in a file."""
+    match default:
+        case bool():
+            return str(default).lower()
+        case tuple():
+            return f"[{', '.join(default)}]"
+    return str(default) or '""'
+
+
+def test_every_key_is_documented() -> None:
+    """docs/configuration.md has each key, and no other, with its default, flag and variable."""
+    lines = (ROOT / "docs" / "configuration.md").read_text().splitlines()
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
+    rows = {key.strip("`"): (default, said) for key, _, default, _, said in table}
+    known = {**dict(fields(PoolConfig)), **dict(fields(ModelConfig, "models[]."))}
+    assert set(rows) == set(known)
+    for key, field in known.items():
+        if field.default is not None and not field.is_required() and field.default_factory is None:
+            assert rows[key][0].strip("`") == written(field.default)
+    for name in pool_fields():
+        assert "`MPSPOOL_" + name.replace(".", "_").upper() + "`" in rows[name][1]
+    for option in cli.start.params:
+        if option.name in known:
+            assert f"`{option.opts[0]}`" in rows[option.name][1]
+
+
 def test_every_pool_field_can_be_set_by_flag_and_variable() -> None:
     """The fields the environment knows are the fields there are."""
-    assert set(pool_fields()) == ({*PoolConfig.model_fields} - {"models", "restart"}) | {
+    assert set(pool_fields()) == (
+        {*PoolConfig.model_fields} - {"models", "restart", "weights", "workers"}
+    ) | {
+        "weights.shared",
+        "weights.backing",
+        "weights.folder",
+        "workers.start",
         "restart.retries",
         "restart.backoff_s",
         "restart.max_backoff_s",

@@ -10,7 +10,7 @@ import pytest
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import ModelSettings, PoolSettings, RouterSettings
 from mpspool.supervisor import report
-from mpspool.supervisor.ports import client_address
+from mpspool.supervisor.ports import client_address, with_port
 
 
 def settings(
@@ -56,6 +56,24 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_client_is_sent_where_the_front_listens(host: str, address: str) -> None:
     """An address for all networks is no address to connect to; a name or another address is."""
     assert client_address(host, 1) == address
+
+
+@pytest.mark.parametrize(
+    ("given", "address"),
+    [
+        ("localhost", "localhost:8500"),
+        ("10.0.0.7", "10.0.0.7:8500"),
+        ("::1", "[::1]:8500"),
+        ("[::1]", "[::1]:8500"),
+        ("[::1]:9", "[::1]:9"),
+        ("localhost:9", "localhost:9"),
+        ("dns:///localhost", "dns:///localhost"),
+        ("unix:/run/socket", "unix:/run/socket"),
+    ],
+)
+def test_a_host_alone_is_asked_on_grpcs_port(given: str, address: str) -> None:
+    """Left to gRPC, it would be asked on the port of https."""
+    assert with_port(given) == address
 
 
 def test_the_line_to_try_names_a_program_that_is_not_in_path(program: Path) -> None:

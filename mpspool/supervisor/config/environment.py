@@ -52,7 +52,7 @@ def read_environment(environ: Mapping[str, str], fields: Iterable[str]) -> Layer
         layer.put("mps", "on" if enabled else "off", "ENABLE_MPS")
     for variable, name in known.items():
         _put(layer, environ, variable, name)
-    layer.problems += _misspelt(environ, known)
+    _find_misspelt(layer, environ, known)
     return layer
 
 
@@ -77,6 +77,7 @@ def _switch(layer: Layer, environ: Mapping[str, str], variable: str, name: str) 
         return None
     if value.lower() not in _SWITCH:
         layer.problems.append(Problem(name, f"{value!r} in {variable}: expected 1 or 0"))
+        layer.left_out.add(name)
     return _SWITCH.get(value.lower())
 
 
@@ -85,11 +86,10 @@ def _service_link(value: str) -> bool:
     return value.startswith(("tcp://", "udp://", "sctp://"))
 
 
-def _misspelt(environ: Mapping[str, str], known: Mapping[str, str]) -> list[Problem]:
-    problems = []
+def _find_misspelt(layer: Layer, environ: Mapping[str, str], known: Mapping[str, str]) -> None:
     for variable, value in environ.items():
         if not variable.startswith(PREFIX) or variable in known or _service_link(value):
             continue
         if near := difflib.get_close_matches(variable, known, n=1, cutoff=_SLIP):
-            problems.append(Problem(variable, f"unknown variable; did you mean {near[0]}?"))
-    return problems
+            layer.problems.append(Problem(variable, f"unknown variable; did you mean {near[0]}?"))
+            layer.left_out.add(known[near[0]])

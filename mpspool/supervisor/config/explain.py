@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from mpspool.core.errors import Problem
-from mpspool.supervisor.config.layers import Location, dotted, source_of
+from mpspool.supervisor.config.layers import Location, Source, dotted, source_of
 
 # A section's fields and what each is for.
 Fields = Mapping[str, str]
@@ -17,7 +17,7 @@ Fields = Mapping[str, str]
 def explain(
     errors: Iterable[Mapping[str, Any]],
     sections: Mapping[str, Fields],
-    sources: Mapping[Location, str],
+    sources: Mapping[Location, Source],
     shown: Callable[[Location], Location],
 ) -> list[Problem]:
     """Turns validation errors into problems.
@@ -34,7 +34,7 @@ def explain(
 def _problem(
     error: Mapping[str, Any],
     sections: Mapping[str, Fields],
-    sources: Mapping[Location, str],
+    sources: Mapping[Location, Source],
     shown: Callable[[Location], Location],
 ) -> Problem:
     location: Location = error["loc"]
@@ -42,8 +42,8 @@ def _problem(
     key = words[-1] if words else ""
     fields = sections[next((word for word in reversed(words[:-1]) if word in sections), "")]
     source = source_of(sources, location)
-    where = f" in {source}" if source else ""
-    return Problem(dotted(shown(location)), _message(error, key, fields, where))
+    where = f" in {source}" if source.name else ""
+    return Problem(dotted(shown(location)), _message(error, key, fields, where), source.line)
 
 
 def _message(error: Mapping[str, Any], key: str, fields: Fields, where: str) -> str:
@@ -56,6 +56,8 @@ def _message(error: Mapping[str, Any], key: str, fields: Fields, where: str) -> 
             text = str(error["ctx"]["error"])
         case "model_type":
             text = "expected fields of its own"
+        case "byte_size":
+            text = f"must be a positive number of bytes{_remark(fields.get(key, ''))}"
         case _:
             must = re.sub(r"^(?:Input|String|Tuple|Value) should ", "must ", str(error["msg"]))
             text = f"{must}{_remark(fields.get(key, ''))}"
@@ -63,8 +65,13 @@ def _message(error: Mapping[str, Any], key: str, fields: Fields, where: str) -> 
 
 
 def _suggest(key: str, fields: Fields) -> str:
-    near = difflib.get_close_matches(key, fields, n=1)
-    return f"did you mean {near[0]}?" if near else f"known are {', '.join(fields)}"
+    near = nearest(key, fields)
+    return f"did you mean {near}?" if near else f"known are {', '.join(fields)}"
+
+
+def nearest(key: str, fields: Iterable[str]) -> str:
+    """The field that was probably meant; "" where none looks like it."""
+    return next(iter(difflib.get_close_matches(key, fields, n=1)), "")
 
 
 def _remark(description: str) -> str:

@@ -6,10 +6,25 @@ import os
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mpspool.core.errors import Problem
 
 Location = tuple[Hashable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a value stands: a flag, a variable, or a file and the line in it."""
+
+    name: str
+    line: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name} line {self.line}" if self.line else self.name
+
+
+NOWHERE = Source("")
 
 
 @dataclass(slots=True)
@@ -18,14 +33,16 @@ class Layer:
 
     Attributes:
         values: raw, by field name, nested as in the file.
-        sources: words for where a value stands ("--gpus", "pool.yaml line 3"), by its location.
+        sources: where a value stands, by its location.
         problems: what could not even be read.
+        left_out: the fields whose values are not here for that reason.
         complete: all of it could be read, so that what is missing is not there.
     """
 
     values: dict[str, object] = field(default_factory=dict)
-    sources: dict[Location, str] = field(default_factory=dict)
+    sources: dict[Location, Source] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    left_out: set[str] = field(default_factory=set)
     complete: bool = True
 
     def put(self, name: str, value: object, source: str) -> None:
@@ -37,15 +54,15 @@ class Layer:
             assert isinstance(inner, dict)
             values = inner
         values[last] = value
-        self.sources[(*sections, last)] = source
+        self.sources[(*sections, last)] = Source(source)
 
 
-def source_of(sources: Mapping[Location, str], location: Location) -> str:
-    """Where the value came from: its own entry, or that of what it stands in; empty if unknown."""
+def source_of(sources: Mapping[Location, Source], location: Location) -> Source:
+    """Where the value came from: its own entry, or that of what it stands in; NOWHERE if unknown."""
     for end in range(len(location), -1, -1):
         if location[:end] in sources:
             return sources[location[:end]]
-    return ""
+    return NOWHERE
 
 
 def overlay(lower: Layer, upper: Layer) -> Layer:
@@ -59,6 +76,7 @@ def overlay(lower: Layer, upper: Layer) -> Layer:
         values=_merge(lower.values, upper.values),
         sources=sources | upper.sources,
         problems=lower.problems + upper.problems,
+        left_out=lower.left_out | upper.left_out,
         complete=lower.complete and upper.complete,
     )
 
@@ -77,6 +95,17 @@ def dotted(location: Location) -> str:
     for part in location:
         text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text
+
+
+def leave_out(values: Any, location: Location) -> None:
+    """Deletes what stands there; where that is only a part of one value, all of it."""
+    key, *rest = location
+    inner = values[key]
+    inside = isinstance(inner, dict) or (isinstance(inner, list) and bool(rest) and isinstance(rest[0], int))
+    if rest and inside:
+        leave_out(inner, tuple(rest))
+    else:
+        del values[key]
 
 
 def rebase(values: Mapping[str, object], names: tuple[str, ...], folder: Path) -> dict[str, object]:

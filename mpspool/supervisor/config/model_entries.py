@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpspool.core.errors import Problem
-from mpspool.supervisor.config.layers import Layer, Location, dotted, rebase, source_of
+from mpspool.supervisor.config.layers import Layer, Location, Source, dotted, rebase, source_of
 
 FLAG = "--model"
+_STAND_IN = "(none)"
 _PATHS = ("base_path", "custom_ops")
 
 
@@ -20,16 +21,37 @@ class Entry:
     Attributes:
         location: where it stands as its author sees it: ("models", 1), or ("models", "half") in a mapping.
         values: its fields, or whatever stands there instead.
-        sources: words for where a value stands, by its location within the entry.
+        sources: where a value stands, by its location within the entry.
     """
 
     location: Location
     values: object
-    sources: dict[Location, str]
+    sources: dict[Location, Source]
 
     @property
     def name(self) -> object:
         return self.values.get("name") if isinstance(self.values, dict) else None
+
+    @property
+    def unplaced(self) -> bool:
+        """Its base_path is a stand-in."""
+        return isinstance(self.values, dict) and self.values["base_path"] == _STAND_IN
+
+    def fill(self) -> None:
+        """Stand-ins for what a model cannot be without, where that was left out."""
+        if isinstance(self.values, dict):
+            self.values.setdefault("name", dotted(self.location))
+            self.values.setdefault("base_path", _STAND_IN)
+
+    def places(self) -> dict[str, tuple[str, Source]]:
+        """By the path of a problem with a value: the path as its author sees it, and where the value stands."""
+        assert isinstance(self.values, dict)
+        own = dotted(self.location)
+        above = own if self.name == own else f"models.{self.name}"
+        return {
+            f"models.{self.name}.{field}": (f"{above}.{field}", source_of(self.sources, (field,)))
+            for field in self.values
+        }
 
 
 def take_entries(layer: Layer, folder: Path) -> list[Entry]:
@@ -43,10 +65,9 @@ def take_entries(layer: Layer, folder: Path) -> list[Entry]:
         keyed = [(key, _named(layer, key, value)) for key, value in raw.items()]
     else:
         source = source_of(layer.sources, ("models",))
-        layer.problems.append(
-            Problem("models", f"{raw!r} in {source}: expected a list, or a mapping by name")
-        )
-        layer.complete = False
+        text = f"{raw!r} in {source}: expected a list, or a mapping by name"
+        layer.problems.append(Problem("models", text, source.line))
+        layer.left_out.add("models")
         return []
     return [_entry(layer, ("models", key), value, folder) for key, value in keyed]
 
@@ -59,11 +80,8 @@ def _named(layer: Layer, name: str, value: object) -> object:
         return value
     if value.get("name", name) != name:
         source = source_of(layer.sources, ("models", name, "name"))
-        layer.problems.append(
-            Problem(
-                f"models.{name}.name", f"{value['name']!r} in {source}: the key says {name!r}; leave this out"
-            )
-        )
+        text = f"{value['name']!r} in {source}: the key says {name!r}; leave this out"
+        layer.problems.append(Problem(f"models.{name}.name", text, source.line))
     return {**value, "name": name}
 
 
@@ -73,29 +91,28 @@ def _entry(layer: Layer, location: Location, value: object, folder: Path) -> Ent
     return Entry(location, rebase(value, _PATHS, folder) if isinstance(value, dict) else value, sources)
 
 
-def put_flags(entries: list[Entry], flags: Sequence[str], folder: Path) -> list[Problem]:
+def put_flags(layer: Layer, entries: list[Entry], flags: Sequence[str], folder: Path) -> None:
     """Adds what `--model NAME=BASE_PATH` names; gives an entry of that name the other base_path."""
-    problems = []
     seen: set[str] = set()
     for flag in flags:
         name, equals, base_path = flag.partition("=")
         if not (name and equals and base_path):
-            problems.append(Problem(FLAG, f"{flag!r}: expected NAME=BASE_PATH"))
+            layer.problems.append(Problem(FLAG, f"{flag!r}: expected NAME=BASE_PATH"))
+            layer.left_out.add("models")
         elif name in seen:
-            problems.append(Problem(FLAG, f"{flag!r}: {name!r} is given twice; keep one"))
+            layer.problems.append(Problem(FLAG, f"{flag!r}: {name!r} is given twice; keep one"))
         else:
             _put(entries, name, rebase({"base_path": base_path}, _PATHS, folder))
         seen.add(name)
-    return problems
 
 
 def _put(entries: list[Entry], name: str, values: dict[str, object]) -> None:
     for entry in entries:
         if entry.name == name and isinstance(entry.values, dict):
             entry.values.update(values)
-            entry.sources[("base_path",)] = FLAG
+            entry.sources[("base_path",)] = Source(FLAG)
             return
-    entries.append(Entry(("models", len(entries)), {"name": name, **values}, {(): f"{FLAG} {name}"}))
+    entries.append(Entry(("models", len(entries)), {"name": name, **values}, {(): Source(f"{FLAG} {name}")}))
 
 
 def override(entries: list[Entry], fields: Iterable[str]) -> None:
@@ -107,7 +124,7 @@ def override(entries: list[Entry], fields: Iterable[str]) -> None:
 
 
 def check_names(entries: list[Entry]) -> list[Problem]:
-    """A problem for each name that an earlier entry has already."""
+    """A problem for each name that an earlier entry has already; another stands in for it."""
     problems = []
     first: dict[str, Entry] = {}
     for entry in entries:
@@ -118,5 +135,7 @@ def check_names(entries: list[Entry]) -> list[Problem]:
             where = f"{dotted(entry.location)}.name"
             source = source_of(entry.sources, ("name",))
             text = f"{entry.name!r} in {source}: {dotted(other.location)} has this name already; rename one"
-            problems.append(Problem(where, text))
+            problems.append(Problem(where, text, source.line))
+            assert isinstance(entry.values, dict)
+            entry.values["name"] = dotted(entry.location)
     return problems

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 
 from mpspool.core.errors import Problem
-from mpspool.supervisor.config.layers import Layer, Location, dotted
+from mpspool.supervisor.config.layers import Layer, Location, Source, dotted
 
 
 def read_file(path: Path) -> Layer:
@@ -51,12 +51,12 @@ class _Reader:
             raise yaml.MarkedYAMLError(
                 problem="expected fields such as `models:`", problem_mark=root.start_mark
             )
-        self._layer.sources[()] = self._file
+        self._layer.sources[()] = Source(self._file)
         self._layer.values = self._mapping(root, ())
         return self._layer
 
-    def _line(self, node: yaml.Node) -> str:
-        return f"{self._file} line {node.start_mark.line + 1}"
+    def _line(self, node: yaml.Node) -> Source:
+        return Source(self._file, node.start_mark.line + 1)
 
     def _value(self, node: yaml.Node, location: Location) -> object:
         if isinstance(node, yaml.MappingNode):
@@ -87,8 +87,6 @@ class _Reader:
             values[key] = self._value(value_node, here)
         return values
 
-    def _twice(self, location: Location, line: str) -> None:
-        first = self._layer.sources[location]
-        self._layer.problems.append(
-            Problem(dotted(location), f"given in {first} and again in {line}; keep one")
-        )
+    def _twice(self, location: Location, again: Source) -> None:
+        text = f"given in {self._layer.sources[location]} and again in {again}; keep one"
+        self._layer.problems.append(Problem(dotted(location), text, again.line))

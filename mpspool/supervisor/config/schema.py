@@ -9,7 +9,7 @@ This is the only module that imports pydantic: import it where it is used, not a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -24,14 +24,16 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import ErrorDetails
 
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.ids import escape
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import MAX_MESSAGE_BYTES
 from mpspool.supervisor.config.environment import read_affinity, read_environment
-from mpspool.supervisor.config.explain import explain
-from mpspool.supervisor.config.layers import Layer, Location, overlay, rebase
+from mpspool.supervisor.config.explain import explain, nearest
+from mpspool.supervisor.config.findings import Findings
+from mpspool.supervisor.config.layers import Layer, Location, leave_out, overlay, rebase
 from mpspool.supervisor.config.model_entries import Entry, check_names, override, put_flags, take_entries
 from mpspool.supervisor.config.pool_file import read_file
 from mpspool.supervisor.cpus import MAX_CPUS, parse_cpusets
@@ -144,6 +146,33 @@ class GpuMemory(_Section):
         return self
 
 
+class WeightsConfig(_Section):
+    """How a model version's weights are kept in host memory."""
+
+    shared: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = "auto"
+    """One copy for all workers of a version: auto where the model allows it, on to refuse one that does not."""
+    backing: Literal["memfd", "shm", "file"] = "memfd"
+    """Where the copy lies: in anonymous memory, in /dev/shm (which containers keep small), or in folder."""
+    folder: str = ""
+    """For backing: file, an existing folder on a local disk; the file in it has no name and leaves nothing."""
+
+    @model_validator(mode="after")
+    def _folder_for_file(self) -> Self:
+        if self.folder and self.backing != "file":
+            raise ValueError("folder is for backing: file; leave it out, or set backing: file")
+        if self.backing == "file" and not self.folder:
+            raise ValueError("backing: file needs a folder")
+        return self
+
+
+class WorkersConfig(_Section):
+    """How worker processes come to be."""
+
+    start: Literal["auto", "fork", "exec"] = "auto"
+    """fork from a process that has imported TensorFlow already, exec as processes of their own, or auto:
+    fork on CPU slots and stand-ins, exec on GPUs."""
+
+
 class ModelConfig(Placement):
     """One model."""
 
@@ -163,6 +192,8 @@ class ModelConfig(Placement):
     """How the model is run; auto takes the Session and falls back to the TF2 loader."""
     saved_model_tags: Texts = ("serve",)
     """Which of the SavedModel's graphs to serve."""
+    weights: WeightsConfig | None = None
+    """What differs for this model from the pool's weights."""
 
 
 class RestartConfig(_Section):
@@ -207,6 +238,10 @@ class PoolConfig(Placement):
     """/readyz answers 200 when any model is AVAILABLE, or only when all are."""
     grace_s: Seconds = 30.0
     """Seconds a drain may take before what is left is ended."""
+    weights: WeightsConfig = WeightsConfig()
+    """One copy of a model version's weights for all its workers: shared, backing and folder."""
+    workers: WorkersConfig = WorkersConfig()
+    """How worker processes come to be: start."""
     restart: RestartConfig = RestartConfig()
     """How a slot whose worker ended is filled again: retries, backoff_s, max_backoff_s."""
 
@@ -217,22 +252,37 @@ class PoolConfig(Placement):
         return model.model_copy(update=pool | own)
 
 
+_POOL_SECTIONS: dict[str, type[BaseModel]] = {
+    "restart": RestartConfig,
+    "weights": WeightsConfig,
+    "workers": WorkersConfig,
+}
 # The keys under which fields of their own stand.
 _SECTIONS: dict[str, type[BaseModel]] = {
     "": PoolConfig,
     "models": ModelConfig,
     "gpu_memory": GpuMemory,
-    "restart": RestartConfig,
+    **_POOL_SECTIONS,
 }
 
 
 def pool_fields() -> list[str]:
     """Every pool-level field that one word can set, "restart.retries" for those of a section."""
-    sections = [f"restart.{name}" for name in RestartConfig.model_fields]
+    sections = [f"{key}.{name}" for key, section in _POOL_SECTIONS.items() for name in section.model_fields]
     return [name for name in PoolConfig.model_fields if name not in _SECTIONS] + sections
 
 
 def load_config(file: Path | None, flags: Mapping[str, object], environ: Mapping[str, str]) -> PoolConfig:
+    """As read_config(). Raises StartError with every problem, where there is one."""
+    config, findings = read_config(file, flags, environ)
+    if problems := findings.told():
+        raise StartError(problems)
+    return config
+
+
+def read_config(
+    file: Path | None, flags: Mapping[str, object], environ: Mapping[str, str]
+) -> tuple[PoolConfig, Findings]:
     """Merges file, environment and flags, and validates the whole.
 
     Paths in the file (base_path, custom_ops, run_dir) are taken from the file's folder, those on the
@@ -245,26 +295,52 @@ def load_config(file: Path | None, flags: Mapping[str, object], environ: Mapping
             one of that name, is given that base_path.
         environ: the environment; supervisor/config/environment.py says what is read.
 
-    Raises:
-        StartError: with every problem at once, each with its path, its value, where that stands, and
-            what to do.
+    Returns:
+        The configuration without what is refused: to be checked further, and to be used where nothing is.
     """
     layer, entries = _merge(file, flags, environ)
-    layer.values["models"] = [entry.values for entry in entries]
-    for index, entry in enumerate(entries):
-        layer.sources |= {("models", index, *location): source for location, source in entry.sources.items()}
     layer.problems += check_names(entries)
-    if not entries and layer.complete:
-        layer.problems.append(
-            Problem("models", "there is none; give --model NAME=BASE_PATH, or models: in a file")
-        )
+    none, config = not entries, None
+    while config is None:
+        config = _validate(layer, entries)
+    if none and "models" not in layer.left_out:
+        text = "there is none; give --model NAME=BASE_PATH, or models: in a file"
+        layer.problems.append(Problem("models", text))
+    layer.left_out |= {f"models.{entry.name}.base_path" for entry in entries if entry.unplaced}
+    places = {str(key[0]): (str(key[0]), source) for key, source in layer.sources.items() if len(key) == 1}
+    for entry in entries:
+        places |= entry.places()
+    return config, Findings(layer.problems, layer.left_out, places)
+
+
+def _validate(layer: Layer, entries: list[Entry]) -> PoolConfig | None:
+    """None, and what is wrong among the layer's problems and no longer among its values."""
     try:
-        config = PoolConfig.model_validate(layer.values)
+        return PoolConfig.model_validate({**layer.values, "models": [entry.values for entry in entries]})
     except ValidationError as error:
-        layer.problems += _explain(error, layer, entries)
-    if layer.problems:
-        raise StartError(layer.problems)
-    return config
+        found = error.errors()
+    layer.problems += _explain(found, layer, entries)
+    layer.left_out |= {_field(item["loc"]) for item in found}
+    locations = [item["loc"] for item in found if item["type"] != "missing"]
+    for location in dict.fromkeys(reversed(locations)):  # of a list, the last first
+        match location:
+            case ("models", int(index)):
+                del entries[index]
+            case ("models", int(index), *rest):
+                leave_out(entries[index].values, tuple(rest))
+            case _:
+                leave_out(layer.values, location)
+    for entry in entries:
+        entry.fill()
+    return None
+
+
+def _field(location: Location) -> str:
+    """The field of the pool or of a model, for an unknown key the one that was probably meant."""
+    match location:
+        case ("models", int(), str(key), *_):
+            return nearest(key, ModelConfig.model_fields) or key
+    return nearest(str(location[0]), PoolConfig.model_fields) or str(location[0])
 
 
 def _merge(
@@ -280,8 +356,11 @@ def _merge(
     override(entries, set(Placement.model_fields) & set(above.values))
     models = flags.get("model") or ()
     assert isinstance(models, list | tuple)
-    above.problems += put_flags(entries, models, here)
-    return overlay(overlay(read_affinity(environ), below), above), entries
+    put_flags(above, entries, models, here)
+    layer = overlay(overlay(read_affinity(environ), below), above)
+    if not layer.complete:
+        layer.left_out |= set(PoolConfig.model_fields) - set(layer.values)
+    return layer, entries
 
 
 def _read_flags(flags: Mapping[str, object]) -> Layer:
@@ -292,11 +371,15 @@ def _read_flags(flags: Mapping[str, object]) -> Layer:
     return layer
 
 
-def _explain(error: ValidationError, layer: Layer, entries: list[Entry]) -> list[Problem]:
+def _explain(errors: Iterable[ErrorDetails], layer: Layer, entries: list[Entry]) -> list[Problem]:
     sections = {
         key: {name: field.description or "" for name, field in section.model_fields.items()}
         for key, section in _SECTIONS.items()
     }
+
+    sources = {key: source for key, source in layer.sources.items() if key[:1] != ("models",)}
+    for index, entry in enumerate(entries):
+        sources |= {("models", index, *location): source for location, source in entry.sources.items()}
 
     def shown(location: Location) -> Location:
         match location:
@@ -304,4 +387,4 @@ def _explain(error: ValidationError, layer: Layer, entries: list[Entry]) -> list
                 return (*entries[index].location, *rest)
         return location
 
-    return explain(error.errors(), sections, layer.sources, shown)
+    return explain(errors, sections, sources, shown)

@@ -1,0 +1,57 @@
+"""What is wrong with a configuration, told as one: what was refused, and what is found with the rest of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from mpspool.core.errors import Problem
+from mpspool.supervisor.config.layers import Source
+
+_SLOTS = {"gpus", "cpu_slots", "simulate_gpus"}
+# What is found about a field would perhaps not be so, had one of these been readable; others rest on themselves.
+_RESTS_ON = {
+    "grpc_port": {"grpc_port", "host"},
+    "rest_port": {"rest_port", "grpc_port", "host"},
+    "run_dir": {"run_dir"},
+    "gpus": {"simulate_gpus"},
+    "cpusets": {"simulate_cpus"},
+    "mps": {"models", *_SLOTS},
+    "contexts_per_gpu": {"contexts_per_gpu", "mps", *_SLOTS},
+    "quorum": {"contexts_per_gpu", "simulate_cpus", *_SLOTS},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What reading a configuration found.
+
+    Attributes:
+        problems: what was refused.
+        left_out: the fields whose values were refused, or "models.half.base_path" for one of one model.
+        places: by a problem's path, that path as its author sees it and where the value stands.
+    """
+
+    problems: list[Problem]
+    left_out: set[str]
+    places: Mapping[str, tuple[str, Source]]
+
+    def told(self, found: Iterable[Problem] = ()) -> list[Problem]:
+        """Every problem, those of a file by line.
+
+        Args:
+            found: with the configuration that is left; what may only come of what was left out is dropped.
+        """
+        problems = self.problems + [self._placed(problem) for problem in found if self._stands(problem)]
+        return sorted(problems, key=lambda problem: problem.line or math.inf)
+
+    def _stands(self, problem: Problem) -> bool:
+        field = problem.path.rpartition(".")[2]
+        return self.left_out.isdisjoint(_RESTS_ON.get(field, {problem.path}))
+
+    def _placed(self, problem: Problem) -> Problem:
+        if problem.path not in self.places:
+            return problem
+        path, source = self.places[problem.path]
+        return replace(problem, path=path, message=f"in {source}: {problem.message}", line=source.line)
