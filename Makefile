@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo
 
-.PHONY: serve test check bench format protos lock clean
+.PHONY: serve test test-exec check bench format protos lock clean
 
 serve: $(VENV)/.runtime $(DEMO)/half_plus_two
 	@exec $(BIN)/mpspool start --model half_plus_two=$(DEMO)/half_plus_two
@@ -16,6 +16,10 @@ $(DEMO)/half_plus_two: $(VENV)/.runtime
 test: $(VENV)/.dev
 	@command -v g++ >/dev/null || { apt-get update -qq && apt-get install -y -qq g++; }
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# What starts pools, once more with workers that are processes of their own, as on GPUs.
+test-exec: $(VENV)/.dev
+	MPSPOOL_WORKERS_START=exec $(BIN)/python -m pytest tests/conformance tests/integration tests/chaos
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -16,6 +16,7 @@ from bench.front import LAYERS
 from bench.guard import running
 from bench.models import MODELS
 from bench.peers import GROUPS, OURS
+from bench.sharing import measure_sharing
 from bench.suite import Plan, Results, run_part
 
 _RESULTS = Path(__file__).resolve().parent / "results"
@@ -52,7 +53,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--concurrency", type=_numbers, help="connections, one request at a time on each; default: 1,8,32")
     add("--seconds", type=float, help="of load in each cell and round; default: 3")
     add("--repeat", type=int, help="rounds; default: 3")
-    add("--only", choices=("front", "pool", "inprocess"), help="one part of it")
+    add("--only", choices=("front", "pool", "inprocess", "sharing"), help="one part of it")
     add("--quick", action="store_true", help="concurrency 32, one round of 1 s: does everything run?")
     add("--name", help="of the files under bench/results; default: the time, or quick")
     add("--cache", type=Path, default=environments.DEFAULT_CACHE, help="for environments and models")
@@ -77,7 +78,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         _run_parts(options, plan, results)
     finally:
-        if results.samples:
+        if results.samples or results.sharing:
             _write(results, plan, options.name)
     return 1 if results.failures else 0
 
@@ -90,6 +91,8 @@ def _run_parts(options: argparse.Namespace, plan: Plan, results: Results) -> Non
             run_part("front", LAYERS, highest, results, run, limit=False)
         if options.only in (None, "pool"):
             run_part("pool", peers, plan, results, run, limit=True)
+        if options.only in (None, "sharing"):
+            results.sharing = measure_sharing(run, quick=options.quick)
         if options.only == "inprocess":
             run_part("pool", [], highest, results, run, limit=True)
 

@@ -18,6 +18,7 @@ MARK = "MPSPOOL_BENCH"
 _ROLES = {
     "mpspool.router": "router",
     "mpspool.worker": "worker",
+    "mpspool.worker.nursery": "nursery",
     "mpspool.supervisor": "pool",
     "mpspool": "foreground",
     "supervisor.supervisord": "supervisord",
@@ -75,6 +76,8 @@ def role(pid: int) -> str:
             words = file.read().decode(errors="replace").split("\0")
     except OSError:
         return "gone"
+    if thread_name(pid, pid) == "mpspool-worker":  # forked: its command line is the nursery's
+        return "worker"
     if words[0].rsplit("/", 1)[-1].startswith("python"):
         if "-m" in words[:-1]:
             module = words[words.index("-m") + 1]

@@ -43,7 +43,7 @@ class Server:
         self._model = MODELS[model]
         number = next(_numbers)
         self._mark = f"{run.mark}.{number}."
-        self._place = Place(model, _free_ports(), run.folder / str(number), run.models, run.cache)
+        self._place = Place(model, free_ports(), run.folder / str(number), run.models, run.cache)
         self._log = run.folder / f"{number}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -217,7 +217,7 @@ def _check_counts(name: str, driven: Driven, frame_bytes: int, http1: bool) -> N
         raise BenchError(f"{name}: {driven.ok - right} of {driven.ok} responses were gRPC errors, or shorter")
 
 
-def _free_ports(count: int = 3) -> int:
+def free_ports(count: int = 3) -> int:
     """The first of `count` neighbouring ports that nobody has bound, below the ephemeral range."""
     for _ in range(200):
         first = random.randrange(20_000, 32_000)

@@ -26,6 +26,7 @@ from bench.inprocess import InProcess
 from bench.models import MODELS
 from bench.peers import Peer
 from bench.server import Server
+from bench.sharing import Sharing
 
 # What a server with two TensorFlow processes takes, at most.
 _SERVER_BYTES = 1.2e9
@@ -70,12 +71,14 @@ class Results:
     Attributes:
         samples: by cell and contender, one for each round.
         titles: what the tables call a contender.
+        sharing: memory and restarts, with and without sharing; None where not measured.
         failures: what did not run, and why.
     """
 
     samples: dict[Cell, dict[str, list[Sample]]] = field(default_factory=dict)
     titles: dict[str, str] = field(default_factory=dict)
     footprints: dict[tuple[str, str, str], Footprint] = field(default_factory=dict)
+    sharing: Sharing | None = None
     failures: list[str] = field(default_factory=list)
 
     def median(self, cell: Cell, name: str) -> Sample | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -137,15 +136,15 @@ def _resolve(file: Path | None, flags: dict[str, Any]) -> tuple[PoolSettings, Pl
     from mpspool.supervisor.config import schema
     from mpspool.supervisor.planning import preflight
 
-    wanted = schema.load_config(file, flags, os.environ)
-    problems = foreground.check(RunDir(wanted.run_dir))
+    wanted, findings = schema.read_config(file, flags, os.environ)
+    found = foreground.check(RunDir(wanted.run_dir))
     try:
-        settings, planned = preflight.resolve(wanted, os.environ)
+        resolved = preflight.resolve(wanted, os.environ)
     except StartError as error:
-        raise StartError(problems + error.problems) from error
-    if problems:
+        found += error.problems
+    if problems := findings.told(found):
         raise StartError(problems)
-    return settings, planned
+    return resolved
 
 
 def _print_plan(settings: PoolSettings, planned: Plan) -> None:
@@ -161,10 +160,9 @@ def _print_plan(settings: PoolSettings, planned: Plan) -> None:
 
 
 def _announce_detached(settings: PoolSettings) -> Callable[[str], None]:
-    from mpspool.supervisor.report import program
+    from mpspool.supervisor.report import elsewhere, program
 
-    run_dir = shlex.quote(settings.run_dir)
-    where = "" if settings.run_dir == str(default_run_dir()) else f" --run-dir {run_dir}"
+    where = elsewhere(settings.run_dir)
 
     def announce(text: str) -> None:
         click.echo(f"started: {text}")
@@ -222,6 +220,70 @@ def status(run: RunDir, as_json: bool) -> None:
         click.echo(json.dumps(found, indent=2))
     else:
         report.print_status(found)
+
+
+@main.command(
+    epilog=_examples(
+        "mpspool model half_plus_two",
+        "mpspool model half_plus_two --json | jq .weights",
+        "mpspool model --path /models/ranker --custom-op /models/ops/hash.so    # no pool is needed",
+    ),
+)
+@run_dir_option
+@click.argument("name", required=False)
+@click.option("--version", type=int, metavar="V", help="Default: the latest.")
+@click.option(
+    "--path",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="Instead of NAME: a version folder, or one that holds version folders.",
+)
+@click.option(
+    "--custom-op",
+    "custom_ops",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="LIB",
+    help="With --path: a library with operations of your own; repeat for more.",
+)
+@click.option(
+    "--tag", "tags", multiple=True, metavar="TAG", help="With --path: of the graph; repeat for more.  [serve]"
+)
+@click.option("--json", "as_json", is_flag=True, help="For scripts: names and values stay as they are.")
+def model(
+    *,
+    run: RunDir,
+    name: str | None,
+    version: int | None,
+    path: Path | None,
+    custom_ops: tuple[Path, ...],
+    tags: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Show a model: signatures, variables, what its workers share, what a GPU cannot run.
+
+    NAME is a model of the pool that runs; --path looks at a SavedModel before it is served. What no GPU can run
+    is told by TensorFlow's own list of kernels, which needs no GPU. It takes a few seconds.
+    """
+    import json
+
+    from mpspool.supervisor import ask, describe, model_report
+
+    if (name is None) == (path is None):
+        raise click.UsageError("give either NAME, a model of the pool, or --path, a SavedModel")
+    if name is not None and (custom_ops or tags):
+        raise click.UsageError("--custom-op and --tag go with --path: the pool knows them of its models")
+    try:
+        if path is not None:
+            found = describe.saved_model(describe.at_path(path, version, custom_ops, tags))
+        else:
+            found = describe.of_pool(ask.status(run), ask.model(run, str(name), version))
+    except (ask.NoPoolError, ask.NoModelError, describe.DescribeError) as error:
+        fail(str(error))
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        model_report.print_model(found)
 
 
 @main.command(
@@ -309,18 +371,28 @@ def _print_log(run: RunDir, name: str, *, titled: bool) -> None:
         "mpspool predict half_plus_two --input '[1, 2, 5]' --address 10.0.0.7:8500",
     ),
 )
+@run_dir_option
 @click.argument("name")
 @click.option(
     "--input", "document", required=True, metavar="JSON", help="{input: value, ...}; - reads it from stdin."
 )
 @click.option("--signature", default="", metavar="S", help="Default: serving_default.")
 @click.option("--version", type=int, metavar="V", help="Default: the latest.")
-@click.option("--address", metavar="HOST:PORT", help="Default: this user's pool, else 127.0.0.1:8500.")
+@click.option(
+    "--address", metavar="HOST[:PORT]", help="Another server's. Default: the pool's, else 127.0.0.1:8500."
+)
 @click.option(
     "--timeout", type=float, default=60.0, show_default=True, metavar="S", help="The request's deadline."
 )
 def predict(
-    *, name: str, document: str, signature: str, version: int | None, address: str | None, timeout: float
+    *,
+    run: RunDir,
+    name: str,
+    document: str,
+    signature: str,
+    version: int | None,
+    address: str | None,
+    timeout: float,
 ) -> None:
     """Ask a model once, over gRPC, and print its outputs as JSON.
 
@@ -330,6 +402,8 @@ def predict(
     import json
 
     from mpspool import client
+    from mpspool.supervisor.ports import with_port
+    from mpspool.supervisor.report import elsewhere, program
 
     text = sys.stdin.read() if document == "-" else document
     try:
@@ -338,24 +412,31 @@ def predict(
         fail(f"--input is no JSON ({error}); an example: --input '{{\"x\": [1, 2, 5]}}'")
     try:
         outputs = client.predict(
-            address or _default_address(),
+            with_port(address) if address else _address(run),
             name,
             parsed,
             signature=signature,
             version=version,
             timeout_s=timeout,
         )
+    except client.UnreachableError as error:
+        fail(str(error) if address else f"{error} ({program()} status{elsewhere(str(run.root))})")
     except client.CallError as error:
         fail(str(error))
     click.echo(json.dumps(outputs))
 
 
-def _default_address() -> str:
-    from mpspool.supervisor import ask
-    from mpspool.supervisor.ports import DEFAULT_GRPC_PORT, client_address
+def _address(run: RunDir) -> str:
+    """Of the pool in that folder; in the default one, of whoever has the default port, where there is no pool."""
+    from mpspool.supervisor import ask, report
+    from mpspool.supervisor.ports import with_port
 
-    run = RunDir(Path(os.environ.get("MPSPOOL_RUN_DIR") or default_run_dir()))
-    return ask.grpc_address(run) or client_address("127.0.0.1", DEFAULT_GRPC_PORT)
+    try:
+        return ask.grpc_address(run)
+    except ask.NoPoolError as error:
+        if report.elsewhere(str(run.root)):
+            fail(str(error))
+        return with_port("127.0.0.1")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ _NUMBERS = [
     "float64",
 ]
 DTYPES = [*_NUMBERS, "bfloat16", "bool", "complex64", "complex128", "string"]
+_VARIABLES = [*_NUMBERS, "bfloat16", "bool", "complex64", "complex128", "float8_e4m3fn", "float8_e5m2"]
 VOCABULARY = ["apple", "pear", "plum"]
 # What can be wrong with a checkpoint, and how to make it so.
 CORRUPTIONS: dict[str, Callable[[Path, Path], object]] = {
@@ -111,6 +112,16 @@ def _half_plus_two_tf1(tf: Any, path: str) -> None:
         y = tf.add(tf.multiply(a, x), b, name="y")
         session.run(v1.global_variables_initializer())
         v1.saved_model.simple_save(session, path, {"x": x}, {"y": y})
+
+
+def _dice(tf: Any, path: str) -> None:
+    class Dice(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
+        def predict(self, x: Any) -> Any:
+            return {"y": x + tf.random.uniform(tf.shape(x))}
+
+    dice = Dice()
+    tf.saved_model.save(dice, path, signatures={"serving_default": dice.predict})
 
 
 def save_widedeep(
@@ -353,9 +364,233 @@ def _through(op: str) -> Callable[[Any, str], None]:
     return save
 
 
+def _ranker_tf1(*, resource: bool, parts: int = 0) -> Callable[[Any, str], None]:
+    """An embedding, partitioned or not, a dense layer and a vocabulary table from an asset."""
+
+    def save(tf: Any, path: str) -> None:
+        v1 = tf.compat.v1
+        with tf.Graph().as_default(), v1.Session() as session:
+            ids = v1.placeholder(tf.int64, [None, 4], name="ids")
+            word = v1.placeholder(tf.string, [None], name="word")
+            partitioner = v1.fixed_size_partitioner(parts) if parts else None
+            normal = v1.random_normal_initializer
+            with v1.variable_scope("ranker", use_resource=resource, partitioner=partitioner):
+                table = v1.get_variable("table", [1000, 32], initializer=normal(seed=1))
+                w = v1.get_variable("w", [128, 8], initializer=normal(seed=2))
+            with v1.variable_scope("ranker", use_resource=resource):
+                b = v1.get_variable("b", [8], initializer=normal(seed=3))
+            # What training leaves in a checkpoint: nothing that is served reads it.
+            v1.get_variable("slot", [1000, 32], initializer=normal(seed=4), use_resource=resource)
+            rows = v1.nn.embedding_lookup(table, ids, partition_strategy="div")
+            file = _write_vocabulary(path)
+            asset = tf.constant(file)
+            v1.add_to_collection(v1.GraphKeys.ASSET_FILEPATHS, asset)
+            vocabulary = tf.lookup.StaticHashTable(
+                tf.lookup.TextFileInitializer(
+                    asset,
+                    tf.string,
+                    tf.lookup.TextFileIndex.WHOLE_LINE,
+                    tf.int64,
+                    tf.lookup.TextFileIndex.LINE_NUMBER,
+                ),
+                default_value=-1,
+            )
+            place = tf.cast(vocabulary.lookup(word), tf.float32)
+            y = tf.matmul(tf.reshape(rows, [-1, 128]), w) + b + place[:, None]
+            session.run([v1.global_variables_initializer(), v1.tables_initializer()])
+            v1.saved_model.simple_save(
+                session,
+                path,
+                {"ids": ids, "word": word},
+                {"y": y},
+                legacy_init_op=v1.tables_initializer(),
+            )
+            os.unlink(file)
+
+    return save
+
+
+def _updated(tf: Any, path: str) -> None:
+    """Each call adds one to all elements of a variable."""
+
+    class Updated(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.total = tf.Variable(tf.range(4096, dtype=tf.float32))
+
+        @tf.function(input_signature=[tf.TensorSpec([], tf.float32, name="x")])
+        def add(self, x: Any) -> Any:
+            return {"total": self.total.assign_add(tf.fill([4096], x))}
+
+    updated = Updated()
+    tf.saved_model.save(updated, path, signatures={"serving_default": updated.add})
+
+
+def _updated_tf1(tf: Any, path: str) -> None:
+    """The same with a reference variable, and one beside it that is only read."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [], name="x")
+        total = v1.get_variable("total", initializer=tf.range(4096, dtype=tf.float32), use_resource=False)
+        scale = v1.get_variable("scale", initializer=tf.ones([4096]), use_resource=False)
+        added = v1.assign_add(total, scale * x)
+        session.run(v1.global_variables_initializer())
+        v1.saved_model.simple_save(session, path, {"x": x}, {"total": added})
+
+
+def _odd(tf: Any, path: str) -> None:
+    """Every type of variable and shapes that cannot be shared; `tables` has them beside tables."""
+    _save_odd(tf, path, tables=False)
+
+
+def _tables(tf: Any, path: str) -> None:
+    _save_odd(tf, path, tables=True)
+
+
+def _save_odd(tf: Any, path: str, *, tables: bool) -> None:
+    import numpy as np
+
+    values = np.random.default_rng(5).uniform(0, 100, (64, 4)).astype(np.float32)
+
+    def variable(name: str) -> Any:
+        dtype = tf.dtypes.as_dtype(name)
+        if dtype.is_complex:
+            real = values.astype(dtype.real_dtype.as_numpy_dtype)
+            return tf.Variable(tf.complex(real, -real))
+        return tf.Variable(tf.cast(values, dtype))
+
+    class Odd(tf.Module):
+        def __init__(self, file: str) -> None:
+            super().__init__()
+            self.typed = {name: variable(name) for name in _VARIABLES}
+            self.words = tf.Variable(["hello", "world"])
+            self.scalar = tf.Variable(3.5)
+            self.empty = tf.Variable(tf.zeros([0, 4]))
+            self.counter = tf.Variable(0, dtype=tf.int64)
+            self.uneven = tf.Variable(tf.cast(tf.range(1234) % 251, tf.uint8))
+            self.unshaped = tf.Variable(tf.ones([32, 2]), shape=tf.TensorShape([None, 2]))
+            if tables:
+                initializer = tf.lookup.TextFileInitializer(
+                    file,
+                    tf.string,
+                    tf.lookup.TextFileIndex.WHOLE_LINE,
+                    tf.int64,
+                    tf.lookup.TextFileIndex.LINE_NUMBER,
+                )
+                self.static = tf.lookup.StaticHashTable(initializer, -1)
+                self.mutable = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, -1.0)
+                self.mutable.insert(["apple", "plum"], [1.0, 2.0])
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.string, name="word")])
+        def predict(self, word: Any) -> Any:
+            outputs = {
+                name: variable.read_value()
+                if variable.dtype in {tf.bool, tf.complex64, tf.complex128}
+                else tf.cast(variable, tf.float64)
+                for name, variable in self.typed.items()
+            }
+            outputs["counter"] = self.counter.assign_add(1)
+            for name in ("words", "scalar", "empty", "uneven", "unshaped"):
+                outputs[name] = tf.identity(getattr(self, name))
+            if tables:
+                outputs |= {"static": self.static.lookup(word), "mutable": self.mutable.lookup(word)}
+            else:
+                outputs["word"] = tf.identity(word)
+            return outputs
+
+    file = _write_vocabulary(path)
+    odd = Odd(file)
+    tf.saved_model.save(odd, path, signatures={"serving_default": odd.predict})
+    os.unlink(file)
+
+
+def _mutable_table_tf1(tf: Any, path: str) -> None:
+    """A table whose content is in the checkpoint, beside a resource variable."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        word = v1.placeholder(tf.string, [None], name="word")
+        table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, -1.0)
+        scale = v1.get_variable("scale", initializer=tf.fill([64], 3.0), use_resource=True)
+        fill = table.insert(tf.constant(["apple", "plum"]), tf.constant([1.0, 2.0]))
+        session.run(v1.global_variables_initializer())
+        session.run(fill)
+        y = table.lookup(word)[:, None] * scale
+        v1.saved_model.simple_save(session, path, {"word": word}, {"y": y})
+
+
+def _keras_words(tf: Any) -> Any:
+    tf.keras.utils.set_random_seed(4)
+    layers = tf.keras.layers
+    word = tf.keras.Input((1,), dtype="string", name="word")
+    x = tf.keras.Input((8,), name="x")
+    looked_up = layers.StringLookup(vocabulary=VOCABULARY)(word)
+    rows = layers.Flatten()(layers.Embedding(16, 16)(looked_up))
+    hidden = layers.Concatenate()([rows, layers.Normalization(mean=1.0, variance=2.0)(x)])
+    hidden = layers.BatchNormalization()(layers.Dense(32, activation="relu")(hidden))
+    return tf.keras.Model([word, x], layers.Dense(1)(layers.Dropout(0.1)(hidden)))
+
+
+def _keras_words_saved(tf: Any, path: str) -> None:
+    tf.saved_model.save(_keras_words(tf), path)
+
+
+def _keras_words_exported(tf: Any, path: str) -> None:
+    _keras_words(tf).export(path, verbose=False)
+
+
+LARGE_ROWS, LARGE_COLUMNS = 131_072, 128
+
+
+def _large(tf: Any, path: str) -> None:
+    """A table of 64 MB whose rows are gathered."""
+    import numpy as np
+
+    class Large(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            random = np.random.default_rng(6)
+            self.table = tf.Variable(random.random((LARGE_ROWS, LARGE_COLUMNS), np.float32))
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, name="ids")])
+        def predict(self, ids: Any) -> Any:
+            return {"rows": tf.gather(self.table, ids)}
+
+    large = Large()
+    tf.saved_model.save(large, path, signatures={"serving_default": large.predict})
+
+
+def _large_tf1(tf: Any, path: str) -> None:
+    """The same with a reference variable."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        ids = v1.placeholder(tf.int64, [None], name="ids")
+        values = v1.random_uniform_initializer(seed=6)
+        table = v1.get_variable("table", [LARGE_ROWS, LARGE_COLUMNS], initializer=values, use_resource=False)
+        session.run(v1.global_variables_initializer())
+        v1.saved_model.simple_save(session, path, {"ids": ids}, {"rows": tf.gather(table, ids)})
+
+
+def _gigabyte(tf: Any, path: str) -> None:
+    """A table of 1 GB; row i holds i."""
+    import numpy as np
+
+    class Gigabyte(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = tf.Variable(np.repeat(np.arange(2_500_000, dtype=np.float32)[:, None], 100, axis=1))
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, name="ids")])
+        def predict(self, ids: Any) -> Any:
+            return {"rows": tf.gather(self.table, ids)[:, 0]}
+
+    gigabyte = Gigabyte()
+    tf.saved_model.save(gigabyte, path, signatures={"serving_default": gigabyte.predict})
+
+
 _BUILDERS: dict[str, Callable[[Any, str], None]] = {
     "half_plus_two": _half_plus_two,
     "half_plus_two_tf1": _half_plus_two_tf1,
+    "dice": _dice,
     "widedeep": save_widedeep,
     "multi_signature": _multi_signature,
     "strings": _strings,
@@ -367,11 +602,41 @@ _BUILDERS: dict[str, Callable[[Any, str], None]] = {
     "training_tags": _training_tags,
     "keras_saved": _keras_saved,
     "keras_exported": _keras_exported,
+    "ranker_ref": _ranker_tf1(resource=False),
+    "ranker_resource": _ranker_tf1(resource=True),
+    "ranker_ref_parts": _ranker_tf1(resource=False, parts=3),
+    "ranker_resource_parts": _ranker_tf1(resource=True, parts=3),
+    "updated": _updated,
+    "updated_tf1": _updated_tf1,
+    "odd": _odd,
+    "tables": _tables,
+    "mutable_table_tf1": _mutable_table_tf1,
+    "large": _large,
+    "large_tf1": _large_tf1,
+    "keras_words_saved": _keras_words_saved,
+    "keras_words_exported": _keras_words_exported,
+    "gigabyte": _gigabyte,
     "aborter": _through("testing_abort"),
     "sleeper": _through("testing_sleep"),
 }
-_CUSTOM, _KERAS = ("aborter", "sleeper"), ("keras_saved", "keras_exported")
-_GROUPS = (_CUSTOM, _KERAS, tuple(name for name in _BUILDERS if name not in _CUSTOM + _KERAS))
+_CUSTOM = ("aborter", "sleeper")
+_KERAS = tuple(name for name in _BUILDERS if name.startswith("keras"))
+_WEIGHTS = (
+    "ranker_ref",
+    "ranker_resource",
+    "ranker_ref_parts",
+    "ranker_resource_parts",
+    "updated",
+    "updated_tf1",
+    "odd",
+    "tables",
+    "mutable_table_tf1",
+    "large",
+    "large_tf1",
+)
+_GIGABYTE = ("gigabyte",)
+_GROUPED = {*_CUSTOM, *_KERAS, *_WEIGHTS, *_GIGABYTE}
+_GROUPS = (_CUSTOM, _KERAS, _WEIGHTS, _GIGABYTE, tuple(name for name in _BUILDERS if name not in _GROUPED))
 
 
 def main(names: str, root: str) -> None:

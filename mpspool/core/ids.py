@@ -9,6 +9,7 @@ from typing import Self
 # supervisord splits "group:name" and writes names into file names; "%" starts its own expansions.
 _UNSAFE = re.compile(r"[^A-Za-z0-9_@.+-]")
 WORKER_PREFIX = "worker."
+PUBLISH_PREFIX = "publish."
 
 
 def escape(name: str) -> str:
@@ -34,6 +35,11 @@ class ModelVersion:
 
     def __str__(self) -> str:
         return f"{self.name}@{self.version}"
+
+    @property
+    def publisher(self) -> str:
+        """Supervisord's name for the process that publishes its weights."""
+        return PUBLISH_PREFIX + escape(str(self))
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import msgspec
 
+from mpspool.core.weights import WeightsReport
+
 PROTOCOL = 1
 INLINE_MAX_BYTES = 16 * 1024
 _BORROW_BYTES = 1024 * 1024
@@ -36,6 +38,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     engine: str = ""
     # A serialised tensorflow.serving.SignatureDefMap; only once READY, and only with epoch 0.
     signatures: bytes = b""
+    weights: WeightsReport = WeightsReport()  # only once READY
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import os
+import select
 import signal
+import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 # A worker ends with this status when starting it again could never help (sysexits' EX_CONFIG).
 EXIT_NEVER = 78
+# A launcher ends with this status when its worker has ended and nobody can say how (EX_SOFTWARE).
+EXIT_UNKNOWN = 70
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# struct flock: type, whence, start, length, pid.
+_FLOCK = "hhqqi0q"
+_KILLED_S = 10.0
 
 
 def _prctl(option: int, argument: int) -> None:
@@ -33,6 +43,90 @@ def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
     foreground = int(os.environ.get(FOREGROUND_VARIABLE) or 0)
     if os.getppid() != parent or (foreground and not alive(foreground)):
         os.kill(os.getpid(), signum)
+
+
+def die_with_peer(connection: int) -> None:
+    """Has the kernel kill us, stopped or not, when the other end of a connection closes; at once if it has.
+
+    Args:
+        connection: a stream socket's descriptor on which nothing is ever sent to us.
+
+    Raises:
+        OSError: the kernel cannot.
+    """
+    fcntl.fcntl(connection, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(connection, fcntl.F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(connection, fcntl.F_SETFL, fcntl.fcntl(connection, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    if poll.poll(0):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def take_over(path: Path) -> int:
+    """Locks a file for as long as this process lives, and kills the process that holds it.
+
+    A record lock: it is lost when this process closes any descriptor of the file, and no child has it.
+
+    Returns:
+        The pid that was killed, 0 where nobody held it.
+
+    Raises:
+        OSError: the file cannot be opened, or its holder cannot be killed.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    killed = 0
+    while True:
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            killed = _kill_holder(descriptor) or killed
+        else:
+            return killed
+
+
+def lock_holder(path: Path) -> int:
+    """The pid of the process that take_over() has given the file to; 0 for none, or for us.
+
+    Never asked by the holder itself: it would lose the lock.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return 0
+    try:
+        return _holder(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _holder(descriptor: int) -> int:
+    wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted))
+    return 0 if kind == fcntl.F_UNLCK else int(pid)
+
+
+def _kill_holder(descriptor: int) -> int:
+    """Returns its pid once it is gone, 0 where the lock has changed hands."""
+    if (pid := _holder(descriptor)) <= 0:
+        if pid < 0:
+            raise OSError("the lock is held by a process of another pid namespace")
+        return 0
+    with contextlib.suppress(ProcessLookupError):
+        pidfd = os.pidfd_open(pid)
+        try:
+            if _holder(descriptor) != pid:  # the pid may be another's by now
+                return 0
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(_KILLED_S * 1000):
+                raise OSError(
+                    f"process {pid}, which holds the lock, is still there {_KILLED_S:g} s after SIGKILL"
+                )
+        finally:
+            os.close(pidfd)
+    return pid
 
 
 def become_subreaper() -> None:
@@ -81,12 +175,57 @@ def strings(pid: int, name: str) -> list[bytes]:
 
 
 def descendants(root: int) -> list[int]:
-    """Every living process below `root`, parents before children."""
-    children: dict[int, list[int]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (found := stat(int(entry))) is not None:
-            children.setdefault(found.ppid, []).append(int(entry))
-    order = list(children.get(root, []))
+    """Every process below `root`, zombies too, parents before children."""
+    below = _children()
+    order = list(below.get(root, []))
     for pid in order:
-        order.extend(children.get(pid, []))
+        order.extend(below.get(pid, []))
     return order
+
+
+def children(parent: int) -> list[int]:
+    """The processes whose parent it is, zombies too."""
+    return _children().get(parent, [])
+
+
+def _children() -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (process := stat(int(entry))) is not None:
+            found.setdefault(process.ppid, []).append(int(entry))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What a process takes of the machine's memory, in bytes.
+
+    Attributes:
+        pss: its private pages and its part of the shared ones: these add up over processes.
+        private: pages that no other process maps.
+        shared: pages that others map as well.
+    """
+
+    pss: int
+    private: int
+    shared: int
+
+
+def memory(pid: int) -> Memory | None:
+    """From /proc/PID/smaps_rollup; None for a process that is not there. Takes milliseconds per mapped GB."""
+    sizes: dict[str, int] = {}
+    try:
+        with open(f"/proc/{pid}/smaps_rollup", encoding="ascii", errors="replace") as file:
+            for line in file:
+                words = line.split()
+                if words[-1] == "kB":
+                    sizes[words[0]] = int(words[1]) * 1024
+    except OSError:
+        return None
+    if "Pss:" not in sizes:
+        return None
+    return Memory(
+        sizes["Pss:"],
+        sizes["Private_Clean:"] + sizes["Private_Dirty:"],
+        sizes["Shared_Clean:"] + sizes["Shared_Dirty:"],
+    )

@@ -66,6 +66,16 @@ class RunDir:
         return self.root / "pool-control.sock"
 
     @property
+    def weights_socket(self) -> Path:
+        """The pool process's: publishers bring segments, workers fetch them (core/weights.py)."""
+        return self.root / "weights.sock"
+
+    @property
+    def nursery_socket(self) -> Path:
+        """Launchers ask here for a forked worker."""
+        return self.root / "nursery.sock"
+
+    @property
     def settings(self) -> Path:
         return self.root / "settings"
 
@@ -94,6 +104,10 @@ class RunDir:
         """Why a process could not start, in one line, written by it just before it ends."""
         return self.progress / f"{program}.error"
 
+    def lock_file(self, program: str) -> Path:
+        """Held by the process that fills a slot, for life: process.take_over(), process.lock_holder()."""
+        return self.progress / f"{program}.lock"
+
     def mps_pipe(self, device: str) -> Path:
         return self.mps / device / "pipe"
 
@@ -101,7 +115,14 @@ class RunDir:
         return self.mps / device / "log"
 
     def sockets(self) -> list[Path]:
-        return [self.supervisord_socket, self.router_socket, self.router_control, self.pool_control]
+        return [
+            self.supervisord_socket,
+            self.router_socket,
+            self.router_control,
+            self.pool_control,
+            self.weights_socket,
+            self.nursery_socket,
+        ]
 
     def folders(self) -> list[Path]:
         return [self.root, self.programs, self.settings, self.logs, self.progress, self.mps]

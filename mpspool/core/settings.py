@@ -25,6 +25,7 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
         gpu_uuid: the device, for CUDA_VISIBLE_DEVICES; empty on a CPU slot.
         mps_pipe: its daemon's pipe folder; empty without MPS.
         simulated: the device is a stand-in, or the CPUs are: never pinned, run on the CPU.
+        start: "fork" from the nursery, or "exec" as a Python process of its own.
     """
 
     device: str
@@ -33,6 +34,21 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpu_uuid: str = ""
     mps_pipe: str = ""
     simulated: bool = False
+    start: str = "exec"
+
+
+class WeightsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model version's weights are kept in host memory.
+
+    Attributes:
+        shared: "auto", "on" (a model that cannot share is refused) or "off".
+        backing: "memfd", "shm" or "file".
+        folder: where "file" puts it.
+    """
+
+    shared: str = "off"
+    backing: str = "memfd"
+    folder: str = ""
 
 
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,6 +80,20 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     saved_model_tags: list[str] = msgspec.field(default_factory=lambda: ["serve"])
     hang_timeout_s: float = 30.0
     engine: str = "auto"
+    weights: WeightsSettings = WeightsSettings()
+
+
+class PublishSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """For `python -m mpspool.worker.weights.publish`. `model.slots` is left empty."""
+
+    run_dir: str
+    model: ModelSettings
+
+
+class NurserySettings(msgspec.Struct, frozen=True, kw_only=True):
+    """For `python -m mpspool.worker.nursery`."""
+
+    run_dir: str
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +179,16 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 def load(path: Path, kind: type[T]) -> T:
     """Reads a settings file. Raises OSError, or msgspec.ValidationError naming the field."""
-    return msgspec.json.decode(path.read_bytes(), type=kind)
+    return decode(path.read_bytes(), kind)
+
+
+def decode(content: bytes, kind: type[T]) -> T:
+    """Raises msgspec.ValidationError naming the field."""
+    return msgspec.json.decode(content, type=kind)
+
+
+def encode(settings: msgspec.Struct) -> bytes:
+    return msgspec.json.encode(settings)
 
 
 def save(path: Path, settings: msgspec.Struct) -> None:

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import msgspec
+
 from mpspool.core import log, messages
 from mpspool.core.envelope import peek
 from mpspool.core.errors import Code, PoolError
@@ -204,6 +206,7 @@ class Dataplane:
             "in_flight": self._scheduler.in_flight(worker.name),
             "served": worker.served,
             "engine": worker.engine,
+            "weights": msgspec.to_builtins(worker.weights),
             "hung": worker.hung,
         }
 
@@ -264,7 +267,10 @@ class Dataplane:
     def _on_lost(self, worker: Worker, why: str) -> None:
         """Runs its requests elsewhere."""
         held = self._scheduler.in_flight(worker.name)
-        logger.warning("worker lost", worker=worker.name, pid=worker.pid, why=why, held=held)
+        if worker.state is WorkerState.DRAINING and not held:
+            logger.info("worker left", worker=worker.name, pid=worker.pid)
+        else:
+            logger.warning("worker lost", worker=worker.name, pid=worker.pid, why=why, held=held)
         self._refuse(self._scheduler.lost(worker.name, worker.running()))
         self._recount(worker.id.model_version)
         self._pump_soon()

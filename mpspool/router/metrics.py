@@ -6,6 +6,7 @@ model version of ours is counted under an empty one.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -16,6 +17,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 import mpspool
+from mpspool.core import process
 from mpspool.core.errors import Code
 from mpspool.core.ids import WorkerId
 from mpspool.core.messages import Outcome
@@ -56,7 +58,8 @@ class Metrics:
         self._encode = self._histogram("worker_encode_seconds", "Encoding a response in its worker.")
         self._versions: dict[tuple[str, int], _VersionSeries] = {}
         self._by_worker: dict[tuple[str, Code], Counter] = {}
-        self._by_method: dict[tuple[str, Code], Counter] = {}
+        self._by_method: dict[tuple[str, Code, str, int | None], Counter] = {}
+        self._collector: _SnapshotCollector | None = None
         self._registry.register(_BuildInfo(settings.simulated))
 
     def _counter(self, name: str, text: str, labels: Iterable[str]) -> Counter:
@@ -67,7 +70,13 @@ class Metrics:
 
     def observe(self, dataplane: Observed) -> None:
         """Adds the data plane's snapshot to what is rendered."""
-        self._registry.register(_SnapshotCollector(dataplane))
+        self._collector = _SnapshotCollector(dataplane)
+        self._registry.register(self._collector)
+
+    async def measure(self) -> None:
+        """Looks at the workers' memory for the next exposition; beside the loop, for it takes milliseconds per GB."""
+        if self._collector is not None:
+            await self._collector.measure()
 
     def finished(
         self,
@@ -104,17 +113,20 @@ class Metrics:
         if worker:
             (self._by_worker.get((worker, code)) or self._worker_series(worker, code)).inc()
 
-    def answered(self, method: str, code: Code) -> None:
+    def answered(self, method: str, code: Code, model: str = "", version: int | None = None) -> None:
         """Counts a request that is no Predict, or that the front answered by itself.
 
         Args:
             method: a method of the serving API, or "" for any other.
             code: what the client is told.
+            model: of ours, or "" where the request named none.
+            version: of that model; None where the request was about no single one.
         """
-        child = self._by_method.get((method, code))
+        key = (method, code, model, version)
+        child = self._by_method.get(key)
         if child is None:
-            child = self._requests.labels("", "", method, code.name)
-            self._by_method[method, code] = child
+            child = self._requests.labels(model, "" if version is None else str(version), method, code.name)
+            self._by_method[key] = child
         child.inc()
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
@@ -178,6 +190,11 @@ class _SnapshotCollector(Collector):
 
     def __init__(self, dataplane: Observed) -> None:
         self._dataplane = dataplane
+        self._memory: dict[int, process.Memory] = {}
+
+    async def measure(self) -> None:
+        pids = [worker["pid"] for worker in self._dataplane.snapshot()["workers"]]
+        self._memory = await asyncio.to_thread(_memory_of, pids)
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: registering must not take a snapshot yet."""
@@ -240,6 +257,34 @@ class _SnapshotCollector(Collector):
             restarts.add_metric(_worker_labels(name), count)
         yield in_flight
         yield restarts
+        yield from self._workers_memory(snapshot)
+
+    def _workers_memory(self, snapshot: dict[str, Any]) -> Iterator[Metric]:
+        """Of the workers that are connected, as the kernel and they themselves count it."""
+        memory = GaugeMetricFamily(
+            "mpspool_worker_memory_bytes",
+            "Memory of a worker process: pss adds up over workers, private is its own alone, shared others map too.",
+            labels=(*_WORKER, "kind"),
+        )
+        weights = GaugeMetricFamily(
+            "mpspool_worker_weights_bytes",
+            "A worker's variables: shared in the one copy, private, or excess: private memory nobody expected.",
+            labels=(*_WORKER, "kind"),
+        )
+        for worker in snapshot["workers"]:
+            labels = _worker_labels(worker["id"])
+            if (found := self._memory.get(worker["pid"])) is not None:
+                for kind in ("pss", "private", "shared"):
+                    memory.add_metric((*labels, kind), getattr(found, kind))
+            if worker["state"] == WorkerState.READY.value:
+                for kind in ("shared", "private", "excess"):
+                    weights.add_metric((*labels, kind), worker["weights"][f"{kind}_bytes"])
+        yield memory
+        yield weights
+
+
+def _memory_of(pids: Iterable[int]) -> dict[int, process.Memory]:
+    return {pid: memory for pid in pids if (memory := process.memory(pid)) is not None}
 
 
 def _model_versions(snapshot: dict[str, Any]) -> Iterator[tuple[tuple[str, str], dict[str, Any]]]:

@@ -27,6 +27,8 @@ class Readiness(Protocol):
 class Exposition(Protocol):
     """What renders the metrics."""
 
+    async def measure(self) -> None: ...
+
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """Text and content type, for an Accept header."""
 
@@ -77,6 +79,7 @@ class RestFront:
         return web.Response(status=503, text=f"{reason}\n") if reason else web.Response(text="ok\n")
 
     async def _render_metrics(self, request: web.Request) -> web.Response:
+        await self._metrics.measure()
         body, content_type = self._metrics.exposition(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 

@@ -32,6 +32,8 @@ _LONGEST_DEADLINE_S = 365 * 86400.0
 
 Call = Callable[[bytes, int], Awaitable[bytes]]
 Handler = Callable[[bytes, Any], Awaitable[bytes]]
+# A response, and the model and version of ours that it is about.
+Known = tuple[bytes, str, int | None]
 
 
 class VersionStatus(Protocol):
@@ -68,7 +70,7 @@ class Dataplane(health.Readiness, Protocol):
 class Recorder(Protocol):
     """Where answers are counted that the data plane does not see."""
 
-    def answered(self, method: str, code: Code) -> None: ...
+    def answered(self, method: str, code: Code, model: str = "", version: int | None = None) -> None: ...
 
 
 class GrpcFront:
@@ -146,23 +148,23 @@ class GrpcFront:
             raise _shutting_down()
         return await self._dataplane.predict(body, deadline_ns)
 
-    def _counted(self, method: str, answer: Callable[[bytes], bytes]) -> Call:
+    def _counted(self, method: str, answer: Callable[[bytes], Known]) -> Call:
         """A call that only reads what is known, with its answers counted."""
 
         async def call(body: bytes, _deadline_ns: int) -> bytes:
             try:
                 if self._stopping or self._dataplane.draining:
                     raise _shutting_down()
-                response = answer(body)
+                response, model, version = answer(body)
             except PoolError as error:
                 self._metrics.answered(method, error.code)
                 raise
-            self._metrics.answered(method, Code.OK)
+            self._metrics.answered(method, Code.OK, model, version)
             return response
 
         return call
 
-    def _metadata(self, body: bytes) -> bytes:
+    def _metadata(self, body: bytes) -> Known:
         request = _parse(tfs.GetModelMetadataRequest, body)
         if not request.HasField("model_spec"):
             raise envelope.missing_spec()
@@ -177,9 +179,9 @@ class GrpcFront:
         response.model_spec.version.value = version
         field = response.metadata[tfs.SIGNATURE_DEF]
         field.type_url, field.value = _TYPE_URL, signatures
-        return bytes(response.SerializeToString())
+        return response.SerializeToString(), spec.name, version
 
-    def _model_status(self, body: bytes) -> bytes:
+    def _model_status(self, body: bytes) -> Known:
         """As TensorFlow Serving: a version label is ignored, an empty name is one that is not there."""
         request = _parse(tfs.GetModelStatusRequest, body)
         if not request.HasField("model_spec"):
@@ -191,7 +193,7 @@ class GrpcFront:
             line.status.error_code = found.code.value
             line.status.error_message = found.message
             line.status.SetInParent()  # present also when OK
-        return bytes(response.SerializeToString())
+        return response.SerializeToString(), spec.name, _version(spec)
 
 
 class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]

@@ -10,13 +10,14 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpspool.core import log, messages, process
 from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.progress import ProgressReader
 from mpspool.core.states import WorkerState
+from mpspool.core.weights import WeightsReport
 from mpspool.router.link import Link
 from mpspool.router.liveness import BEAT_TIMEOUT_NS, LOADING_BEAT_TIMEOUT_NS, hung
 
@@ -37,6 +38,7 @@ class Worker:
     Attributes:
         identity: its address on the link, one for each generation of a slot.
         engine: what runs its model, known once it is READY.
+        weights: where its variables lie, known once it is READY.
         served: requests that it answered.
         hung: why it counts as hung, "" while it does not.
     """
@@ -49,6 +51,7 @@ class Worker:
     progress: ProgressReader
     state: WorkerState = WorkerState.STARTING
     engine: str = ""
+    weights: WeightsReport = field(default_factory=WeightsReport)
     served: int = 0
     hung: str = ""
 
@@ -120,7 +123,7 @@ class Workers:
         state = WorkerState(hello.state)
         if worker.hung or state is worker.state:
             return None
-        worker.state, worker.engine = state, hello.engine
+        worker.state, worker.engine, worker.weights = state, hello.engine, hello.weights
         return worker
 
     def _admit(self, identity: bytes, hello: messages.Hello) -> Worker | None:

@@ -25,7 +25,7 @@ from mpspool.core import process, settings
 from mpspool.core.control import ControlError, Message, astream
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import RunDir, write_file
-from mpspool.core.settings import PoolSettings
+from mpspool.core.settings import NurserySettings, PoolSettings
 from mpspool.core.states import PoolState
 from mpspool.supervisor import grace, leftovers, lock, programs, report
 from mpspool.supervisor.supervisord import Supervisord, SupervisordError
@@ -85,6 +85,8 @@ def write_files(folder: RunDir, config: PoolSettings) -> None:
     """supervisord.conf and the settings of every process but the workers."""
     settings.save(folder.settings_file(programs.ROUTER), config.router)
     settings.save(folder.settings_file(programs.POOL), config)
+    if programs.forks(config):
+        settings.save(folder.settings_file(programs.NURSERY), NurserySettings(run_dir=config.run_dir))
     for daemon in config.mps_daemons:
         settings.save(folder.settings_file(programs.mps_program(daemon.device)), daemon)
     write_file(folder.supervisord_conf, programs.supervisord_conf(folder, config).encode())

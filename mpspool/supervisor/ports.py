@@ -52,6 +52,16 @@ def client_address(host: str, port: int) -> str:
     return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
 
 
+def with_port(address: str) -> str:
+    """A host alone with the default port of gRPC; whatever says more, as it is."""
+    host = address[1:-1] if address.startswith("[") and address.endswith("]") else address
+    try:
+        alone = ":" not in host or ipaddress.ip_address(host).version == 6
+    except ValueError:
+        alone = False
+    return client_address(host, DEFAULT_GRPC_PORT) if alone else address
+
+
 def _resolve(host: str) -> list[tuple[int, str]]:
     found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     return [(family, str(address[0])) for family, _, _, _, address in found]

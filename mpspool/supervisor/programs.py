@@ -15,20 +15,25 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from mpspool.core.ids import WorkerId
+import mpspool
+from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings, SlotSettings
 from mpspool.mps.environment import worker_environment
 
 ROUTER = "router"
+NURSERY = "nursery"
 POOL = "pool"
 MPS_PREFIX = "mps."
 
+# Part of the worker, which is not imported here: it is only named.
+_LAUNCHER = Path(mpspool.__file__).parent / "worker" / "launcher.py"
 _UNCARRIABLE = re.compile(r"""["'\\\[\]*?;#%\x00-\x1f\x7f]""")
 _LOG_BYTES = "20MB"
 _LOG_BACKUPS = 2
-# Stopped last to first: workers (the default 999), the pool, the router, then the GPUs' daemons.
-_PRIORITY = {"mps": 100, ROUTER: 200, POOL: 300, "worker": 999}
+# Started first to last, stopped last to first: the GPUs' daemons, the nursery, which takes seconds to be there,
+# the router, the pool, and workers (the default 999).
+_PRIORITY = {"mps": 100, NURSERY: 150, ROUTER: 200, POOL: 300, "worker": 999}
 
 
 def refusal(path: Path | str) -> str:
@@ -79,27 +84,50 @@ def supervisord_conf(run: RunDir, settings: PoolSettings) -> str:
             _infrastructure(run, mps_program(daemon.device), "mpspool.mps.daemon", _PRIORITY["mps"])
             for daemon in settings.mps_daemons
         ),
+        *(
+            [_infrastructure(run, NURSERY, "mpspool.worker.nursery", _PRIORITY[NURSERY])]
+            if forks(settings)
+            else []
+        ),
         _section("include", {"files": "programs/*.conf"}),
     ]
     return "\n".join(sections)
 
 
+def forks(settings: PoolSettings) -> bool:
+    """Whether any worker is forked from the nursery."""
+    return any(slot.start == "fork" for model in settings.models for slot in model.slots)
+
+
+# What the pool starts, and supervisord never starts again by itself.
+_STARTED_BY_POOL = {"autostart": "false", "autorestart": "false", "startretries": 0}
+
+
 def worker_conf(run: RunDir, worker: WorkerId, slot: SlotSettings) -> str:
-    """One worker's section. The pool starts it, and supervisord never starts it again by itself."""
+    """One worker's section: a process of its own, or a launcher that has the nursery fork one."""
     values: dict[str, object] = {
-        "autostart": "false",
-        "autorestart": "false",
-        "startretries": 0,
+        **_STARTED_BY_POOL,
         "stopwaitsecs": 30,
         "priority": _PRIORITY["worker"],
     }
     if environment := _environment(slot):
         values["environment"] = _assignments(environment)
+    if slot.start == "fork":
+        # Isolated and without site-packages: it imports nothing but the standard library.
+        words = [sys.executable, "-I", "-S", str(_LAUNCHER), str(run.nursery_socket)]
+        values["command"] = shlex.join([*words, str(run.settings_file(worker.program))])
     return _program(run, worker.program, "mpspool.worker", values)
 
 
-def worker_conf_file(run: RunDir, worker: WorkerId) -> Path:
-    return run.programs / f"{worker.program}.conf"
+def publisher_conf(run: RunDir, model: ModelVersion) -> str:
+    """The section of the process that publishes a model version's weights, once."""
+    values = {**_STARTED_BY_POOL, "stopwaitsecs": 5, "priority": _PRIORITY["worker"]}
+    return _program(run, model.publisher, "mpspool.worker.weights.publish", values)
+
+
+def conf_file(run: RunDir, program: str) -> Path:
+    """Where supervisord looks for a program that the pool adds."""
+    return run.programs / f"{program}.conf"
 
 
 def _environment(slot: SlotSettings) -> dict[str, str]:

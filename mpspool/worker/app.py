@@ -87,22 +87,29 @@ class Worker:
     def _load(self) -> None:
         from mpspool.worker import warmup
         from mpspool.worker.engine.load import load
+        from mpspool.worker.weights.attach import attach, checked
+        from mpspool.worker.weights.memory import private_bytes
 
         start = time.monotonic()
         self._to(WorkerState.LOADING)
-        engine = load(self._config.model, device.session_config(self._config))
+        before_bytes = private_bytes()
+        segment, unshared = attach(self._config)
+        engine = load(self._config.model, device.session_config(self._config), segment, unshared)
         loaded = time.monotonic()
         self._to(WorkerState.WARMING)
         warmup.warm_up(engine, self._model, Path(self._config.model.path))
         self._engine = engine
+        weights = checked(engine.weights, before_bytes)
         logger.info(
             "ready",
             engine=engine.name,
+            shared_bytes=weights.shared_bytes,
+            private_bytes=weights.private_bytes,
             load_s=round(loaded - start, 2),
             warm_s=round(time.monotonic() - loaded, 2),
         )
         self._state.to(WorkerState.READY, "warm")
-        self._link.announce(WorkerState.READY, engine.name, engine.signature_def_map)
+        self._link.announce(WorkerState.READY, engine.name, engine.signature_def_map, weights)
 
     def _to(self, state: WorkerState) -> None:
         self._state.to(state, "start")

@@ -16,13 +16,19 @@ from mpspool.core.settings import SlotSettings, WorkerSettings
 logger = log.get("device")
 
 # TensorFlow then sees no GPU, and never makes a CUDA context.
-_NO_GPU = "-1"
+NO_GPU = "-1"
 # Where the stand-in for the MPS daemon takes its clients, in the pipe folder.
 _SIMULATED_CLIENTS = "clients"
 
+# Read when NumPy and TensorFlow are imported. NumPy multiplies nothing here; and what OpenBLAS's threads
+# would cost is a process that cannot be forked.
+AT_IMPORT: Mapping[str, str] = {"TF_CPP_MIN_LOG_LEVEL": "1", "OPENBLAS_NUM_THREADS": "1"}
+
 
 def prepare(settings: WorkerSettings) -> None:
-    """Pins the process and sets its environment. Call before NumPy and TensorFlow are imported.
+    """Pins the process and sets its environment. Call before TensorFlow's runtime starts.
+
+    Where it has not been imported yet, call it before NumPy is too: AT_IMPORT counts only then.
 
     The device is ours to say: CUDA_VISIBLE_DEVICES and CUDA_MPS_PIPE_DIRECTORY are overwritten.
     Everything else is a default that the caller's own environment wins over.
@@ -38,7 +44,7 @@ def prepare(settings: WorkerSettings) -> None:
 def placement(slot: SlotSettings) -> Mapping[str, str]:
     """The environment that puts a process on its device, and on no other."""
     on_gpu = bool(slot.gpu_uuid) and not slot.simulated
-    environment = {"CUDA_VISIBLE_DEVICES": slot.gpu_uuid if on_gpu else _NO_GPU}
+    environment = {"CUDA_VISIBLE_DEVICES": slot.gpu_uuid if on_gpu else NO_GPU}
     if slot.mps_pipe:
         environment["CUDA_MPS_PIPE_DIRECTORY"] = slot.mps_pipe
     return environment
@@ -50,8 +56,8 @@ def defaults(settings: WorkerSettings) -> Mapping[str, str]:
     With 0 intra- or inter-op threads, TensorFlow takes TF_NUM_INTRAOP_THREADS and
     TF_NUM_INTEROP_THREADS where the caller has set them, else as many as the process may run on.
     """
-    # NumPy multiplies nothing here, and custom ops that use OpenMP keep to the worker's share.
-    chosen = {"TF_CPP_MIN_LOG_LEVEL": "1", "OPENBLAS_NUM_THREADS": "1"}
+    chosen = dict(AT_IMPORT)
+    # Custom ops that use OpenMP keep to the worker's share.
     threads = settings.model.intra_op_threads or len(settings.slot.cpus)
     if threads:
         chosen["OMP_NUM_THREADS"] = str(threads)

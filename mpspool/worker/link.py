@@ -13,6 +13,7 @@ import zmq
 from mpspool.core import log, messages
 from mpspool.core.messages import Hello, Outcome, Request
 from mpspool.core.states import WorkerState
+from mpspool.core.weights import WeightsReport
 
 logger = log.get("link")
 
@@ -58,10 +59,18 @@ class Link:
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
 
-    def announce(self, state: WorkerState, engine: str = "", signatures: bytes = b"") -> None:
+    def announce(
+        self,
+        state: WorkerState,
+        engine: str = "",
+        signatures: bytes = b"",
+        weights: WeightsReport | None = None,
+    ) -> None:
         """Tells the router a new state, once it is true; a router that is not there learns it later."""
         self._socket.poll(_CONNECT_MS, zmq.POLLOUT)
-        self._hello = msgspec.structs.replace(self._hello, state=state.value, engine=engine)
+        self._hello = msgspec.structs.replace(
+            self._hello, state=state.value, engine=engine, weights=weights or WeightsReport()
+        )
         self._signatures = signatures
         self._epoch = 0
         self._say_hello()

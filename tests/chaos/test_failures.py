@@ -104,6 +104,22 @@ def test_killed_router_is_replaced_and_workers_rejoin(pool: Pool, load: LoadStar
     clean(load(pool, "half_plus_two", RATE, 2).report())
 
 
+def test_killed_nursery_costs_nothing(pool: Pool, load: LoadStarter) -> None:
+    """Kill -9 of what the workers were forked from: they serve on, and a worker killed later comes back."""
+    if "nursery" not in {item["name"] for item in pool.status()["processes"]}:
+        pytest.skip("workers are started by exec")
+    before = {name: worker["pid"] for name, worker in pool.workers().items()}
+    running = load(pool, "half_plus_two", 200, 15)
+    victim = pool.process_pid("nursery")
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: pool.process_pid("nursery") not in (0, victim), 20)
+    assert {name: worker["pid"] for name, worker in pool.workers().items()} == before
+    generation = int(str(first_worker(pool)["generation"]))
+    os.kill(before["half_plus_two@1.cpu0.0"], signal.SIGKILL)
+    until(lambda: first_worker(pool)["generation"] == generation + 1 and pool.all_ready(), 30)
+    clean(running.report())
+
+
 @pytest.mark.parametrize("name", ["worker", "pool", "router"])
 def test_nothing_runs_twice_after_a_kill(pool: Pool, name: str) -> None:
     """After the kill of each kind of process there is exactly one of each again, and no orphan."""
@@ -116,4 +132,6 @@ def test_nothing_runs_twice_after_a_kill(pool: Pool, name: str) -> None:
     commands = processes_of(pool.run_dir)
     supervisord = {pid for pid, command in commands.items() if "supervisord.conf" in command}
     assert len(supervisord) == 1
-    assert set(commands) - supervisord == known
+    launchers = {pid for pid, command in commands.items() if "launcher.py" in command}
+    assert len(launchers) in (0, len(status["workers"]))  # exec, fork
+    assert set(commands) - supervisord - launchers == known

@@ -6,11 +6,15 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.states import ModelVersionState
+from mpspool.core.weights import WeightsReport
 from mpspool.router.models import VersionStatus
 
+_WORKER = {"id": "half@3.cpu0.0", "pid": 0, "weights": msgspec.to_builtins(WeightsReport())}
 SIGNATURES = tfs.SignatureDefMap()
 SIGNATURES.signature_def[tfs.DEFAULT_SIGNATURE].method_name = "tensorflow/serving/predict"
 
@@ -98,8 +102,8 @@ class FakeDataplane:
                 }
             ],
             "workers": [
-                {"id": "half@3.cpu0.0", "generation": 1, "state": "FAILED", "in_flight": 2, "served": 9},
-                {"id": "half@3.cpu0.0", "generation": 2, "state": "READY", "in_flight": 1, "served": 0},
+                {"generation": 1, "state": "FAILED", "in_flight": 2, "served": 9, **_WORKER},
+                {"generation": 2, "state": "READY", "in_flight": 1, "served": 0, **_WORKER},
             ],
             "queued": 10,
             "restarts": {"half@3.cpu0.0": 1, "half@3.cpu0.1": 4},

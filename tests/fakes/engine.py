@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from mpspool.core import tfs
+from mpspool.core.weights import WeightsReport
 from mpspool.worker.engine.base import Array, Signature
 
 Answer = Callable[[Mapping[str, Array]], Mapping[str, Array]]
@@ -17,6 +18,7 @@ class FakeEngine:
     """
 
     name = "fake"
+    weights = WeightsReport()
 
     def __init__(
         self, signatures: Sequence[Signature], answer: Answer, feed_names: Mapping[str, str] | None = None

@@ -19,8 +19,9 @@ from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from mpspool import client
 from mpspool.core import tfs
-from mpspool.core.errors import StartError
+from mpspool.core.errors import Code, PoolError, StartError
 from mpspool.core.settings import MAX_MESSAGE_BYTES, RouterSettings
 from mpspool.router.metrics import Metrics
 from mpspool.router.rest import RestFront
@@ -339,6 +340,47 @@ def test_unknown_methods_make_no_series(fronts: Fronts) -> None:
     assert "invented" not in text
     assert 'code="UNIMPLEMENTED",method="",' in text
     assert 'code="UNIMPLEMENTED",method="Classify",' in text
+
+
+def test_the_small_calls_count_for_their_model(fronts: Fronts) -> None:
+    """One that exists is a label, with the version that was meant; an invented one is not."""
+    for name in ("half", "invented"):
+        for path, kind in ((METADATA, tfs.GetModelMetadataRequest), (STATUS, tfs.GetModelStatusRequest)):
+            fields = {"metadata_field": ["signature_def"]} if path == METADATA else {}
+            with contextlib.suppress(grpc.RpcError):
+                fronts.call(path, spec_request(kind, name, **fields))
+    text = fronts.get("/metrics")[1]
+    assert 'code="OK",method="GetModelMetadata",model="half",version="3"} 1.0' in text
+    assert 'code="OK",method="GetModelStatus",model="half",version=""} 1.0' in text
+    assert 'code="NOT_FOUND",method="GetModelMetadata",model="",version=""} 1.0' in text
+    assert "invented" not in text
+
+
+def test_a_refused_shape_is_explained_by_the_client(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`mpspool predict` sends any shape; where the server refuses it, the signature's is told as well."""
+    signatures = tfs.SignatureDefMap()
+    info = signatures.signature_def[tfs.DEFAULT_SIGNATURE].inputs["x"]
+    info.dtype = tfs.DATA_TYPES_BY_NAME["DT_FLOAT"].number
+    info.tensor_shape.dim.add(size=-1)
+    monkeypatch.setattr(fronts.dataplane, "metadata", lambda *_: (3, signatures.SerializeToString()))
+
+    async def refuse(_body: bytes, _deadline_ns: int) -> bytes:
+        raise PoolError(Code.INVALID_ARGUMENT, "In[0] is not a matrix")
+
+    monkeypatch.setattr(fronts.dataplane, "predict", refuse)
+
+    def told(document: object) -> str:
+        with pytest.raises(client.CallError) as caught:
+            client.predict(
+                f"127.0.0.1:{fronts.grpc.port}", "half", document, signature="", version=None, timeout_s=10
+            )
+        return str(caught.value)
+
+    refusal = "INVALID_ARGUMENT: In[0] is not a matrix"
+    assert told([1]) == refusal
+    assert (
+        told(1) == f'{refusal}\nInput "x": the shape is [], but the model takes [any]. Put it in 1 more [ ].'
+    )
 
 
 # -- health and reflection --------------------------------------------------------------------------

@@ -23,7 +23,8 @@ from tests.conftest import PoolStarter
 from tests.polling import until
 from tests.pool import ROOT, Pool, cli, processes_of
 
-LIGHT = {"PYTHONPATH": str(ROOT / "tests" / "fakes" / "light_worker")}
+# Without TensorFlow there is nothing to fork from.
+LIGHT = {"PYTHONPATH": str(ROOT / "tests" / "fakes" / "light_worker"), "MPSPOOL_WORKERS_START": "exec"}
 ONE, TWO = "half@1.cpu0.0", "half@1.cpu0.1"
 LightStarter = Callable[..., Pool]
 
@@ -82,6 +83,9 @@ def test_a_start_from_nothing_to_nothing(light_pool: LightStarter) -> None:
     assert {item["name"] for item in status["processes"]} == {"pool", "router"}
     assert set(processes_of(pool.run_dir)) == expected_pids(pool)
     assert pool.stop(30) == 0
+    router = (pool.run_dir / "logs" / "router.log").read_text()
+    assert router.count("worker left") == 2
+    assert "worker lost" not in router
     assert re.search(rf"try: \S*mpspool predict half .* --address {pool.address}\n", pool.output.read_text())
 
 
@@ -98,6 +102,8 @@ def test_what_is_killed_comes_back_once(light_pool: LightStarter, victim: str) -
     assert (after[ONE]["generation"], after[ONE]["restarts"]) == (1 + hit, hit)
     assert (after[TWO]["pid"], after[TWO]["generation"]) == (before[TWO]["pid"], 1)
     assert set(processes_of(pool.run_dir)) == expected_pids(pool)
+    told = f"{victim} ended (pid {old})" if victim != "worker" else f"{ONE} ended"
+    assert pool.output.read_text().count(told) == 1
 
 
 def test_counts_survive_the_pool_process(light_pool: LightStarter) -> None:

@@ -73,3 +73,29 @@ def test_what_cannot_work_is_refused(
     assert named.format(root=root, taken=taken_port) in done.stderr
     assert "nothing was started" in done.stderr
     assert not (root / "run").exists()
+
+
+def test_a_mistake_hides_no_other(root: Path, taken_port: int) -> None:
+    """What the schema refuses, and what only a look at the machine tells, together and by line."""
+    (root / "pool.yaml").write_text(
+        "models:\n"
+        f"- {{name: a, base_path: {root}/nowhere}}\n"
+        "- {name: b, base_pat: b, custom_ops: none.so}\n"
+        "gpus: [99]\n"
+        "readines: all\n"
+        f"grpc_port: {taken_port}\n"
+    )
+    done = cli("start", root / "pool.yaml", "--rest-port", 0, "--run-dir", root / "run", timeout=30)
+    assert done.returncode == 2
+    *problems, last = done.stderr.splitlines()
+    assert [problem.split(": ")[1] for problem in problems] == [
+        "models.a.base_path",
+        "models[1].base_path",
+        "models[1].base_pat",
+        "models.b.custom_ops",
+        "gpus",
+        "readines",
+        "grpc_port",
+    ]
+    assert [problem.split("pool.yaml line ")[1][0] for problem in problems] == list("2333456")
+    assert last == "nothing was started"

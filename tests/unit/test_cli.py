@@ -6,13 +6,15 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
 from mpspool.cli import main
-from mpspool.core.rundir import RunDir
+from mpspool.core.rundir import RunDir, default_run_dir
+from mpspool.core.settings import PoolSettings, RouterSettings, save
 from mpspool.supervisor import lock, report
 
 HEAVY = ("tensorflow", "grpc", "zmq", "pydantic", "numpy", "rich", "asyncio", "structlog")
@@ -108,6 +110,28 @@ def test_predict_shows_code_and_text() -> None:
     )
     assert done.exit_code == 1
     assert done.stderr.startswith("UNAVAILABLE: ")
+    assert done.stderr.endswith("is a server running at 127.0.0.1:1?\n")
+
+
+def test_predict_asks_the_pool_of_the_folder(tmp_path: Path) -> None:
+    """Its gRPC port is found with --run-dir, which the hint repeats; a folder without a pool is refused."""
+    run = RunDir(tmp_path / "run")
+    args = ["predict", "half", "--input", "[1]", "--timeout", "5", "--run-dir", str(run.root)]
+    done = CliRunner().invoke(main, args)
+    assert (done.exit_code, f"no pool runs in {run.root}" in done.stderr) == (1, True)
+    with lock.held(run):
+        for port, told in ((1, "is a server running at 127.0.0.1:1? ("), (0, "gRPC front off")):
+            router = RouterSettings(run_dir=str(run.root), host="127.0.0.1", grpc_port=port, rest_port=0)
+            pool = PoolSettings(
+                run_dir=str(run.root), host="127.0.0.1", grpc_port=port, rest_port=0, mps="off", models=[],
+                mps_daemons=[], router=router,
+            )  # fmt: skip
+            run.settings.mkdir(exist_ok=True)
+            save(run.settings_file("pool"), pool)
+            done = CliRunner().invoke(main, args)
+            assert done.exit_code == 1
+            assert told in done.stderr
+            assert (f"status --run-dir {run.root})" in done.stderr) == bool(port)
 
 
 def test_the_lock_refuses_a_second_pool_and_names_the_first(tmp_path: Path) -> None:
@@ -158,3 +182,32 @@ def test_changes_are_told_once() -> None:
     first = list(report.changes(None, STATUS))
     assert any("FATAL, given up: no such [op]" in line for line in first)
     assert list(report.changes(STATUS, STATUS)) == []
+
+
+@pytest.mark.parametrize(("run_dir", "where"), [("/r", " --run-dir /r"), (str(default_run_dir()), "")])
+def test_the_hint_at_a_log_names_the_run_folder(run_dir: str, where: str) -> None:
+    """Unless it is the one that is looked at anyway."""
+    told = list(report.changes(None, {**STATUS, "pool": {**STATUS["pool"], "run_dir": run_dir}}))
+    assert [line for line in told if line.endswith(f" logs half@1.cpu0.0{where}")]
+
+
+def pids(*pids: int, name: str = "router", state: str = "RUNNING") -> list[str]:
+    """What is told while a process has one pid after the other."""
+    seen = [
+        {
+            "pool": {"state": state, "run_dir": "/r", "grpc_port": 1, "rest_port": 0},
+            "workers": [],
+            "processes": [{"name": name, "state": "RUNNING", "pid": pid}],
+        }
+        for pid in pids
+    ]
+    return [line for before, after in pairwise(seen) for line in report.changes(before, after)]
+
+
+def test_a_process_that_is_started_again_is_told_once() -> None:
+    """Whether it was seen gone or not; not at its first start, not at the end, not where its end is its aim."""
+    assert pids(0, 5, 5) == []
+    assert pids(5, 7, 7) == ["router ended (pid 5) and was started again (pid 7)"]
+    assert pids(5, 0, 0, 7) == ["router ended (pid 5) and is started again"]
+    assert pids(5, 0, state="STOPPING") == []
+    assert pids(5, 0, name="publish.half@1") == []

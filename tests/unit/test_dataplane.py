@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from mpspool.core import messages, tfs
 from mpspool.core.errors import Code, PoolError
@@ -208,5 +209,31 @@ def test_a_pause_of_our_own_is_not_held_against_workers(tmp_path: Path) -> None:
         workers.judge(awake_ns + 10**9, lambda _: None)
         assert worker.state is WorkerState.FAILED
         assert "no heartbeat" in worker.hung
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("leaving", "asked", "event"),
+    [(True, 0, "worker left"), (True, 1, "worker lost"), (False, 0, "worker lost")],
+)
+def test_only_what_went_without_a_word_or_an_answer_is_lost(
+    tmp_path: Path, leaving: bool, asked: int, event: str
+) -> None:
+    """A worker that has said Leaving and holds nothing ends in good order, which is no warning."""
+
+    async def story(scene: Scene) -> None:
+        identity = scene.hello(0)
+        waiting = [scene.ask() for _ in range(asked)]
+        await settle()
+        if leaving:
+            scene.link.receive(identity, messages.Leaving(scene.dataplane.epoch), [])
+        (worker,) = scene.dataplane._workers
+        with capture_logs() as logs:
+            scene.dataplane._workers.lose(worker, "died")
+        level = "info" if event == "worker left" else "warning"
+        assert [(line["event"], line["log_level"]) for line in logs] == [(event, level)]
+        for task in waiting:
+            task.cancel()
 
     play(tmp_path, story)

@@ -166,8 +166,9 @@ def test_eager_memory_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [GPU]
 
 
-def test_fallback_engine_gets_the_same_threads(model_dir: Callable[[str], Path]) -> None:
-    """A worker whose model needs the TF2 loader runs it with the worker's thread counts."""
+@pytest.mark.parametrize("first", ["", "import tensorflow\n"])
+def test_fallback_engine_gets_the_same_threads(model_dir: Callable[[str], Path], first: str) -> None:
+    """The TF2 loader runs with the worker's thread counts, also where TensorFlow was imported before."""
     code = """
 import json, sys, msgspec
 from mpspool.core.settings import WorkerSettings
@@ -184,4 +185,4 @@ print(json.dumps([engine.name, *counts]))
 """
     settings = worker(intra_op_threads=1, inter_op_threads=2)
     model = msgspec.structs.replace(settings.model, path=str(model_dir("keras_saved") / "1"))
-    assert child(code, msgspec.structs.replace(settings, model=model)) == ["tf2", 1, 2]
+    assert child(first + code, msgspec.structs.replace(settings, model=model)) == ["tf2", 1, 2]

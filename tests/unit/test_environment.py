@@ -16,7 +16,7 @@ def test_deeprec_names_keep_their_meaning() -> None:
         FIELDS,
     )
     assert layer.values == {"contexts_per_gpu": "3", "mps": "on", "cpusets": "2-4;5-7"}
-    assert layer.sources[("mps",)] == "ENABLE_MPS"
+    assert str(layer.sources[("mps",)]) == "ENABLE_MPS"
     assert layer.problems == []
 
 
@@ -37,14 +37,14 @@ def test_every_field_has_a_variable_of_ours() -> None:
     """MPSPOOL_<FIELD>, and MPSPOOL_<SECTION>_<FIELD> inside a section."""
     layer = read_environment({"MPSPOOL_GRPC_PORT": "9000", "MPSPOOL_RESTART_BACKOFF_S": "2"}, FIELDS)
     assert layer.values == {"grpc_port": "9000", "restart": {"backoff_s": "2"}}
-    assert layer.sources[("restart", "backoff_s")] == "MPSPOOL_RESTART_BACKOFF_S"
+    assert str(layer.sources[("restart", "backoff_s")]) == "MPSPOOL_RESTART_BACKOFF_S"
 
 
 def test_our_name_wins_over_deeprecs() -> None:
     """Where both are set, the name that is ours was meant for us."""
     layer = read_environment({"CONTEXTS_COUNT_PER_GPU": "3", "MPSPOOL_CONTEXTS_PER_GPU": "5"}, FIELDS)
     assert layer.values == {"contexts_per_gpu": "5"}
-    assert layer.sources[("contexts_per_gpu",)] == "MPSPOOL_CONTEXTS_PER_GPU"
+    assert str(layer.sources[("contexts_per_gpu",)]) == "MPSPOOL_CONTEXTS_PER_GPU"
 
 
 def test_empty_is_not_set() -> None:

@@ -136,8 +136,6 @@ def test_scalars_and_empty_lists() -> None:
     [
         ({"z": [1]}, 'There is no input "z". The signature has: "x".'),
         ({}, 'No value for the input "x". The signature has: "x".'),
-        (1, 'Input "x": the shape is [], but the model takes [any]. Put it in 1 more [ ].'),
-        ([[1]], 'Input "x": the shape is [1, 1], but the model takes [any].'),
         (["a"], 'Input "x[0]": "a" is no float; give a number, NaN or Infinity.'),
         ([1, None], 'Input "x[1]": null is no float; give a number, NaN or Infinity.'),
         ([1, [2]], 'Input "x[1]": a list, where the elements before it are none: [2].'),
@@ -149,16 +147,32 @@ def test_errors_name_the_input_the_value_and_the_remedy(document: Any, message: 
     assert _refused(document, FLOATS) == message
 
 
+@pytest.mark.parametrize(
+    ("document", "sizes", "misfit"),
+    [
+        (1, [-1], 'Input "x": the shape is [], but the model takes [any]. Put it in 1 more [ ].'),
+        ({"x": [[1]]}, [-1], 'Input "x": the shape is [1, 1], but the model takes [any].'),
+        ([[1, 2, 3]], [-1, 2], 'Input "x": the shape is [1, 3], but the model takes [any, 2].'),
+        ([1], [-1], ""),
+        ([], [-1, 3], ""),
+        ([[1]], None, ""),
+    ],
+)
+def test_the_server_judges_shapes(document: Any, sizes: list[int] | None, misfit: str) -> None:
+    """Another shape than the signature's is sent; in what it differs can be told beside a refusal."""
+    signatures = _signatures(x=(1, sizes))
+    assert set(_sent(document, signatures)) == {"x"}
+    assert json_tensors.misfit(document, signatures) == misfit
+
+
 def test_more_errors() -> None:
     """Ranges, ragged lists, base64, several inputs without names, signatures that are not there."""
     matrix = _signatures(x=(3, [-1, 2]))
-    assert _refused([[1, 2], [3]], matrix) == 'Input "x[1]": 1 elements, but the lists before it have 2.'
+    ragged = 'Input "x[1]": 1 elements, but the lists before it have 2; no tensor is ragged.'
+    assert _refused([[1, 2], [3]], matrix) == _refused([[1, 2], [3]], FLOATS) == ragged
     assert _refused([[1, 2], 3], matrix) == 'Input "x[1]": 3 is no list, as the elements before it are.'
     assert _refused([[1, 1.5]], matrix) == 'Input "x[0][1]": 1.5 is no int32; give a whole number.'
     assert "goes from -2147483648 to 2147483647" in _refused([[1, 2**31]], matrix)
-    assert _refused([[1, 2, 3]], matrix).startswith(
-        'Input "x": the shape is [1, 3], but the model takes [any, 2]'
-    )
     assert "is not base64" in _refused([{"b64": "?"}], _signatures(x=(7, [-1])))
     assert _refused([1], _signatures(x=(7, [-1]))) == (
         'Input "x[0]": 1 is no string; give "text" or {"b64": "..."}.'

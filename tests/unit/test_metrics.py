@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import time
 from typing import Any
 
@@ -99,17 +101,28 @@ def test_other_methods_are_counted_by_name() -> None:
     assert sample(under_test, "requests_total", **labels) == 2
 
 
+def test_other_methods_carry_the_model_they_were_about() -> None:
+    """With its version where it was about one; 0 is one."""
+    under_test = metrics()
+    under_test.answered("GetModelMetadata", Code.OK, "half", 0)
+    under_test.answered("GetModelStatus", Code.OK, "half")
+    for method, version in (("GetModelMetadata", "0"), ("GetModelStatus", "")):
+        labels = {"model": "half", "version": version, "method": method, "code": "OK"}
+        assert sample(under_test, "requests_total", **labels) == 1
+
+
 def test_the_snapshot_becomes_gauges() -> None:
     """Versions, queues, workers by state, in flight and restarts show as the snapshot has them."""
     under_test = metrics()
     versions = [{"version": 3, "state": "AVAILABLE", "error": "", "queued": 7}]
+    weights = {"shared_bytes": 8, "private_bytes": 4, "excess_bytes": 0}
     under_test.observe(
         Snapshot(
             draining=True,
             models=[{"name": "half", "versions": versions}],
             workers=[
-                {"id": WORKER, "state": "FAILED", "in_flight": 2},
-                {"id": WORKER, "state": "READY", "in_flight": 1},
+                {"id": WORKER, "state": "FAILED", "in_flight": 2, "pid": 0},
+                {"id": WORKER, "state": "READY", "in_flight": 1, "pid": os.getpid(), "weights": weights},
             ],
             restarts={WORKER: 4},
         )
@@ -123,6 +136,9 @@ def test_the_snapshot_becomes_gauges() -> None:
     assert sample(under_test, "workers", state="LOADING", **version) == 0
     assert sample(under_test, "worker_in_flight_requests", **slot) == 3
     assert sample(under_test, "worker_restarts_total", **slot) == 4
+    assert sample(under_test, "worker_weights_bytes", kind="shared", **slot) == 8
+    asyncio.run(under_test.measure())
+    assert (sample(under_test, "worker_memory_bytes", kind="private", **slot) or 0) > 1_000_000
 
 
 def test_the_build_says_what_is_simulated() -> None:

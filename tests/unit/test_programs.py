@@ -75,7 +75,7 @@ def test_workers_are_included_with_their_environment(tmp_path: Path, model: str)
     worker = WorkerId(model, 3, "gpu0", 1)
     slot = SlotSettings(device="gpu0", slot=1, gpu_uuid="GPU-abc", mps_pipe="/run dir/a,b=c/pipe")
     write_file(run.supervisord_conf, programs.supervisord_conf(run, settings(run)).encode())
-    write_file(programs.worker_conf_file(run, worker), programs.worker_conf(run, worker, slot).encode())
+    write_file(programs.conf_file(run, worker.program), programs.worker_conf(run, worker, slot).encode())
     process = read(run)[1][worker.program]
     assert WorkerId.from_program(process.name) == worker
     assert not process.autostart

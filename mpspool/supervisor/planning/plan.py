@@ -18,9 +18,10 @@ from mpspool.core.settings import (
     RestartSettings,
     RouterSettings,
     SlotSettings,
+    WeightsSettings,
 )
 from mpspool.mps.limits import max_clients
-from mpspool.supervisor.config.schema import ModelConfig, PoolConfig
+from mpspool.supervisor.config.schema import ModelConfig, PoolConfig, WeightsConfig
 from mpspool.supervisor.cpus import Topology, assign, format_cpus
 from mpspool.supervisor.planning.announce import facts, warnings
 from mpspool.supervisor.planning.drafts import Draft, Machine, Place, device_name, draft_places, gpus_in_use
@@ -71,7 +72,7 @@ def plan(config: PoolConfig, machine: Machine, versions: Mapping[str, tuple[int,
         problems += _check_clients(drafts, machine)
     if problems:
         raise StartError(list(dict.fromkeys(problems)))
-    models = _models(drafts, machine, versions)
+    models = _models(config, drafts, machine, versions)
     daemons = [] if mps == "off" else _daemons(drafts, machine, RunDir(config.run_dir))
     return Plan(
         models=[_with_mps(model, daemons) for model in models],
@@ -137,12 +138,12 @@ def _given(model: ModelConfig) -> tuple[tuple[int, ...], ...]:
 
 
 def _models(
-    drafts: list[Draft], machine: Machine, versions: Mapping[str, tuple[int, Path]]
+    config: PoolConfig, drafts: list[Draft], machine: Machine, versions: Mapping[str, tuple[int, Path]]
 ) -> list[ModelSettings]:
     slots = sum(len(draft.places) for draft in drafts)
     left = _unnamed(drafts, machine.topology)
     return [
-        _settings(draft, given, versions[draft.model.name], left, slots)
+        _settings(config, draft, given, versions[draft.model.name], left, slots)
         for draft, given in zip(drafts, _cpus(drafts, left), strict=True)
         if draft.model.name in versions
     ]
@@ -184,7 +185,12 @@ def _named_cpus(draft: Draft) -> list[list[int]]:
 
 
 def _settings(
-    draft: Draft, cpus: list[list[int]], version: tuple[int, Path], topology: Topology, slots: int
+    config: PoolConfig,
+    draft: Draft,
+    cpus: list[list[int]],
+    version: tuple[int, Path],
+    topology: Topology,
+    slots: int,
 ) -> ModelSettings:
     model = draft.model
     threads = _default_threads(draft, cpus, topology, slots)
@@ -193,7 +199,7 @@ def _settings(
         version=version[0],
         path=str(version[1]),
         slots=[
-            _slot(place, _room(model, share, topology), topology)
+            _slot(place, _room(model, share, topology), topology, config.workers.start)
             for place, share in zip(draft.places, cpus, strict=True)
         ],
         quorum=model.quorum,
@@ -206,6 +212,7 @@ def _settings(
         saved_model_tags=list(model.saved_model_tags),
         hang_timeout_s=model.hang_timeout_s,
         engine=model.engine,
+        weights=_weights(model, config.weights),
     )
 
 
@@ -218,14 +225,23 @@ def _default_threads(draft: Draft, cpus: list[list[int]], topology: Topology, sl
     return min(share, *(len(given) or unpinned for given in cpus))
 
 
-def _slot(place: Place, cpus: list[int], topology: Topology) -> SlotSettings:
+def _weights(model: ModelConfig, pool: WeightsConfig) -> WeightsSettings:
+    """The pool's, with what the model says for itself."""
+    own = model.weights.model_dump(exclude_unset=True) if model.weights else {}
+    return WeightsSettings(**{**pool.model_dump(), **own})
+
+
+def _slot(place: Place, cpus: list[int], topology: Topology, start: str) -> SlotSettings:
     gpu = place.gpu
+    real_gpu = gpu is not None and not gpu.simulated
     return SlotSettings(
         device=place.device,
         slot=place.slot,
         cpus=cpus,
         gpu_uuid="" if gpu is None else gpu.uuid,
         simulated=topology.simulated or (gpu is not None and gpu.simulated),
+        # Whether importing TensorFlow leaves CUDA untouched has not been seen on a GPU yet.
+        start=("exec" if real_gpu else "fork") if start == "auto" else start,
     )
 
 

@@ -18,13 +18,14 @@ import msgspec
 
 from mpspool.core import log, process, settings
 from mpspool.core.control import ControlError, ControlServer, Message, Watch, acall, astream
-from mpspool.core.ids import WorkerId
+from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import SlotState
 from mpspool.supervisor import grace, programs
 from mpspool.supervisor.pool import reconcile, status
 from mpspool.supervisor.pool.slots import GiveUp, Slot, SlotRecord, StartAt
+from mpspool.supervisor.pool.weights import Weights
 from mpspool.supervisor.pool.workers import Workers
 from mpspool.supervisor.supervisord import Fault, ProcessInfo, Supervisord, SupervisordError
 
@@ -55,6 +56,8 @@ class Pool:
         self._run = RunDir(Path(config.run_dir))
         self._supervisord = Supervisord(self._run.supervisord_socket)
         self._workers = Workers(self._run, config, self._supervisord, self._look)
+        self._weights = Weights(self._run, config, self._supervisord, self._living, self._look)
+        self._places = {worker: slot for worker, (_, slot) in status.desired(config).items()}
         self._slots = self._recall()
         self._processes: dict[str, ProcessInfo] = {}
         self._router: Message | None = None
@@ -76,6 +79,7 @@ class Pool:
             self._run.pool_control, {"status": self._status, "watch": self._watch, "stop": self._stop}
         )
         await control.start()
+        self._weights.listen()
         tasks = [asyncio.create_task(self._reconcile_for_ever()), asyncio.create_task(self._follow_router())]
         tasks.append(asyncio.create_task(_returns(stop)))
         try:
@@ -88,6 +92,7 @@ class Pool:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await control.close()
+            self._weights.close()
 
     # -- reconciling ------------------------------------------------------------------------------
 
@@ -117,7 +122,7 @@ class Pool:
         """How long nothing can be due."""
         if self._workers.unreaped():
             return _SOON_S
-        dues = [slot.due for slot in self._slots.values() if slot.due is not None]
+        dues = [slot.due for slot in self._slots.values() if slot.due is not None] + self._weights.due()
         return max(_SOON_S, min([_PERIOD_S, *(due - time.monotonic() for due in dues)]))
 
     async def _reconcile(self) -> bool:
@@ -133,7 +138,7 @@ class Pool:
             ending=self._ending,
             now=time.monotonic(),
         )
-        done = False
+        done = not self._stopping and await self._weights.tend(self._processes, time.monotonic())
         for action in actions:
             if not self._stopping or isinstance(action, reconcile.Ended | reconcile.Adopt):
                 done |= await self._perform(action)
@@ -141,6 +146,16 @@ class Pool:
             records = {str(worker): slot.record() for worker, slot in self._slots.items()}
             settings.save(self._run.settings_file(_RECORDS), _Records(records))
         return done
+
+    def _pid(self, worker: WorkerId) -> int:
+        """Of the process that runs TensorFlow; 0 where there is none (yet)."""
+        forked = self._places[worker].start == "fork"
+        return self._workers.pid(worker) or (0 if forked else self._slots[worker].pid)
+
+    def _living(self, model: ModelVersion) -> list[int]:
+        """The processes that run a version's workers."""
+        mine = [worker for worker in self._slots if worker.model_version == model]
+        return [pid for pid in map(self._pid, mine) if pid]
 
     def _processes_pid(self, worker: WorkerId) -> int:
         found = self._processes.get(worker.program)
@@ -156,6 +171,12 @@ class Pool:
                 self._workers.watch(worker, pid)
                 logger.info("worker adopted", worker=str(worker), pid=pid)
             case reconcile.Start(worker, generation):
+                if reason := self._weights.failed(worker.model_version):
+                    self._slots[worker].started(0, generation)
+                    self._note_end(worker, process.EXIT_NEVER, reason)
+                    return True
+                if not self._weights.ready(worker.model_version):
+                    return False
                 if not await self._workers.mps_answers(worker, self._processes):
                     return False
                 await self._start(worker, max(generation, self._workers.generation(worker) + 1))
@@ -175,16 +196,16 @@ class Pool:
         slot = self._slots[worker]
         slot.ready(time.monotonic())
         logger.info("worker ready", worker=str(worker), generation=slot.generation)
-        check = asyncio.create_task(self._check_attached(worker, slot.pid))
+        check = asyncio.create_task(self._check_attached(worker, slot.generation))
         self._checks.add(check)
         check.add_done_callback(self._checks.discard)
 
-    async def _check_attached(self, worker: WorkerId, pid: int) -> None:
+    async def _check_attached(self, worker: WorkerId, generation: int) -> None:
         """CUDA runs without MPS, and says nothing, where it cannot reach the daemon: so we do."""
         slot = self._slots[worker]
-        if not await self._workers.attached(worker, pid) and slot.pid == pid:
+        if not await self._workers.attached(worker) and slot.generation == generation:
             slot.reason = "it is no client of its MPS daemon: it runs, but without MPS"
-            logger.error("not attached", worker=str(worker), pid=pid)
+            logger.error("not attached", worker=str(worker), generation=generation)
             self._watch.changed()
 
     async def _start(self, worker: WorkerId, generation: int) -> None:
@@ -296,15 +317,20 @@ class Pool:
 
     # -- the control socket -----------------------------------------------------------------------
 
-    async def _status(self, _request: Message | None = None) -> Message:
+    async def _status(self, request: Message) -> Message:
+        """The status; each worker's memory too where the request says "memory", which takes a moment."""
         with contextlib.suppress(TimeoutError):  # a router that is there has its say first
             await asyncio.wait_for(self._settled.wait(), _SETTLE_S)
         self._settled.set()
+        pids = {worker: self._pid(worker) for worker in self._slots}
+        found = {worker: process.memory(pid) for worker, pid in pids.items()} if "memory" in request else {}
         return status.build(
             status.View(
                 self._config,
                 self._slots,
                 self._processes,
+                pids,
+                {worker: memory for worker, memory in found.items() if memory},
                 self._router,
                 _foreground_pid(self._run),
                 self._router_error(),

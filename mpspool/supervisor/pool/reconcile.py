@@ -8,7 +8,7 @@ except for a worker in `ending`, whose end is under way.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mpspool.core.ids import WORKER_PREFIX, WorkerId
@@ -88,6 +88,7 @@ class WorkerReport:
     in_flight: int
     served: int
     hung: str
+    weights: Mapping[str, Any] = field(default_factory=dict)
 
 
 def worker_reports(snapshot: Mapping[str, Any] | None) -> dict[str, WorkerReport]:
@@ -103,6 +104,7 @@ def worker_reports(snapshot: Mapping[str, Any] | None) -> dict[str, WorkerReport
                 found["in_flight"],
                 found["served"],
                 found.get("hung", ""),
+                found.get("weights", {}),
             )
     return reports
 
@@ -149,7 +151,7 @@ def _unlike(worker: WorkerId, slot: Slot, process: ProcessInfo, now: float) -> l
 
 
 def _judged(worker: WorkerId, slot: Slot, report: WorkerReport | None) -> list[Action]:
-    if report is None or (report.generation, report.pid) != (slot.generation, slot.pid):
+    if report is None or report.generation != slot.generation:
         return []
     if report.hung:
         return [EndHung(worker, slot.pid, report.hung)]

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpspool.core.ids import WORKER_PREFIX, ModelVersion, WorkerId
+from mpspool.core.process import Memory
 from mpspool.core.settings import ModelSettings, PoolSettings, SlotSettings
 from mpspool.core.states import ModelVersionState, PoolState, SlotState, WorkerState
 from mpspool.supervisor.pool.reconcile import Processes, WorkerReport, worker_reports
@@ -22,6 +23,8 @@ class View:
     """All that the status is made of.
 
     Attributes:
+        pids: of the processes that run TensorFlow, where they are there.
+        memory: of the same processes; empty where nobody asked for it.
         foreground_pid: of `mpspool start`.
         router: its last snapshot; None while it does not answer.
         router_error: why the router could not start, in its own words; "" where it said nothing.
@@ -30,6 +33,8 @@ class View:
     settings: PoolSettings
     slots: Mapping[WorkerId, Slot]
     processes: Processes
+    pids: Mapping[WorkerId, int]
+    memory: Mapping[WorkerId, Memory]
     router: Mapping[str, Any] | None
     foreground_pid: int
     router_error: str = ""
@@ -50,7 +55,10 @@ def build(view: View) -> Status:
     reports = worker_reports(view.router)
     places = desired(view.settings)
     workers = [
-        _worker(worker, slot, places[worker][1], reports.get(str(worker)))
+        {
+            **_worker(worker, slot, places[worker][1], reports.get(str(worker)), view.pids.get(worker, 0)),
+            **_memory(view.memory.get(worker)),
+        }
         for worker, slot in view.slots.items()
     ]
     pool = {
@@ -85,7 +93,9 @@ def failures(slots: Mapping[WorkerId, Slot]) -> dict[ModelVersion, str]:
     }
 
 
-def _worker(worker: WorkerId, slot: Slot, place: SlotSettings, report: WorkerReport | None) -> Status:
+def _worker(
+    worker: WorkerId, slot: Slot, place: SlotSettings, report: WorkerReport | None, pid: int
+) -> Status:
     current = report if report is not None and report.generation == slot.generation else None
     described: Status = {
         "id": str(worker),
@@ -94,7 +104,7 @@ def _worker(worker: WorkerId, slot: Slot, place: SlotSettings, report: WorkerRep
         "device": worker.device,
         "slot": worker.slot,
         "generation": slot.generation,
-        "pid": slot.pid,
+        "pid": pid,
         "state": _worker_state(slot, current),
         "restarts": slot.restarts,
         "in_flight": current.in_flight if current else 0,
@@ -104,6 +114,18 @@ def _worker(worker: WorkerId, slot: Slot, place: SlotSettings, report: WorkerRep
     if slot.reason:
         described["error"] = slot.reason
     return {**described, **_simulated(place.simulated)}
+
+
+def _memory(memory: Memory | None) -> Status:
+    if memory is None:
+        return {}
+    return {
+        "memory": {
+            "pss_bytes": memory.pss,
+            "private_bytes": memory.private,
+            "shared_bytes": memory.shared,
+        }
+    }
 
 
 def _process(process: ProcessInfo, error: str) -> Status:
@@ -131,8 +153,12 @@ def _pool_state(view: View, workers: Iterable[Status]) -> PoolState:
 def _models(view: View) -> list[Status]:
     """As the router sees them; without it, a version is LOADING until it is known to have failed."""
     if view.router is not None and view.router.get("models"):
+        reports = worker_reports(view.router)
         return [
-            {"name": model["name"], "versions": [_version(version) for version in model["versions"]]}
+            {
+                "name": model["name"],
+                "versions": [_version(model["name"], version, reports) for version in model["versions"]],
+            }
             for model in view.router["models"]
         ]
     failed = failures(view.slots)
@@ -146,8 +172,13 @@ def _models(view: View) -> list[Status]:
     return [{"name": name, "versions": versions} for name, versions in models.items()]
 
 
-def _version(found: Mapping[str, Any]) -> Status:
-    return {"version": found["version"], "state": found["state"], "error": found["error"]}
+def _version(model: str, found: Mapping[str, Any], reports: Mapping[str, WorkerReport]) -> Status:
+    described: Status = {"version": found["version"], "state": found["state"], "error": found["error"]}
+    mine = ModelVersion(model, found["version"])
+    for name, report in reports.items():
+        if report.state == WorkerState.READY.value and WorkerId.parse(name).model_version == mine:
+            return {**described, "weights": report.weights}  # all its workers bind them alike
+    return described
 
 
 def _simulated(what: str | bool) -> Status:

@@ -44,6 +44,7 @@ class _Watched:
     gone: asyncio.Event = field(default_factory=asyncio.Event)
 
     def signal(self, signum: signal.Signals) -> None:
+        """A launcher relays all but SIGKILL and SIGSTOP."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signum)
 
@@ -72,7 +73,7 @@ class Workers:
         for worker in workers:
             _, slot = self._places[worker]
             write_file(
-                programs.worker_conf_file(self._run, worker),
+                programs.conf_file(self._run, worker.program),
                 programs.worker_conf(self._run, worker, slot).encode(),
             )
             names.append(worker.program)
@@ -136,6 +137,10 @@ class Workers:
         self._watched[worker] = watched
         asyncio.get_running_loop().add_reader(watched.pidfd, self._ended, watched)
 
+    def pid(self, worker: WorkerId) -> int:
+        """Of the process that runs TensorFlow, which holds the slot's lock; 0 where there is none (yet)."""
+        return process.lock_holder(self._run.lock_file(worker.program))
+
     def forget(self, worker: WorkerId) -> None:
         if (watched := self._watched.pop(worker, None)) is not None:
             asyncio.get_running_loop().remove_reader(watched.pidfd)
@@ -156,6 +161,8 @@ class Workers:
             words = self._run.error_file(worker.program).read_text(encoding="utf-8", errors="replace")
             if line := words.strip():
                 return line
+        if exit_status == process.EXIT_UNKNOWN:
+            return "ended after its nursery had, so nobody knows how"
         if exit_status > 0:
             return f"exit status {exit_status}"
         with contextlib.suppress(SupervisordError):
@@ -200,8 +207,9 @@ class Workers:
         """Under MPS the client is cut off first: killing a busy one can wedge its server."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s / 2):
-                await asyncio.gather(*(self._terminate_client(worker, held.pid) for worker, held in workers))
-        for _, held in workers:
+                await asyncio.gather(*(self._terminate_client(worker) for worker, _ in workers))
+        for worker, held in workers:
+            _kill(self.pid(worker))
             held.signal(signal.SIGKILL)
         await _gone([held for _, held in workers], limit_s / 2)
 
@@ -220,23 +228,32 @@ class Workers:
             self._answered[daemon.device] = pid if answers else 0
         return bool(self._answered[daemon.device])
 
-    async def attached(self, worker: WorkerId, pid: int) -> bool:
+    async def attached(self, worker: WorkerId) -> bool:
         """Whether its MPS daemon counts it among the clients, or it needs none."""
         daemon = self._daemon(worker)
-        return daemon is None or await asyncio.to_thread(_attached, Control.of(daemon, os.environ), pid)
+        if daemon is None:
+            return True
+        return await asyncio.to_thread(_attached, Control.of(daemon, os.environ), self.pid(worker))
 
     def _daemon(self, worker: WorkerId) -> MpsSettings | None:
         _, slot = self._places[worker]
         daemons = self._config.mps_daemons if slot.mps_pipe else []
         return next((found for found in daemons if found.device == slot.device), None)
 
-    async def _terminate_client(self, worker: WorkerId, pid: int) -> None:
+    async def _terminate_client(self, worker: WorkerId) -> None:
         if (daemon := self._daemon(worker)) is None:
             return
         try:
-            await asyncio.to_thread(_terminate_client, Control.of(daemon, os.environ), pid)
+            await asyncio.to_thread(_terminate_client, Control.of(daemon, os.environ), self.pid(worker))
         except ControlError as error:
             logger.warning("the MPS daemon did not end the client", worker=str(worker), error=str(error))
+
+
+def _kill(pid: int) -> None:
+    """What a launcher stands for may be stopped, and not hear that its launcher has gone."""
+    with contextlib.suppress(ProcessLookupError):
+        if pid:
+            os.kill(pid, signal.SIGKILL)
 
 
 def _attached(control: Control, pid: int) -> bool:

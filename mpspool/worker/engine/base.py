@@ -8,6 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mpspool.core.weights import WeightsReport
+
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -41,6 +43,10 @@ class Engine(Protocol):
     @property
     def name(self) -> str:
         """What the log and the status call it: "session" or "tf2"."""
+
+    @property
+    def weights(self) -> WeightsReport:
+        """Where its variables lie. What was copied in silence is the worker's to find."""
 
     @property
     def signatures(self) -> Mapping[str, Signature]:

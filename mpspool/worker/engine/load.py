@@ -17,18 +17,25 @@ from mpspool.worker.engine.failure import PASSING, status_text
 from mpspool.worker.engine.saved_model import LoadError, Signatures
 from mpspool.worker.engine.session import SessionEngine
 from mpspool.worker.engine.tf2 import Tf2Engine
+from mpspool.worker.weights.segment import Segment
 
-__all__ = ["LoadError", "load"]
+__all__ = ["LoadError", "load", "load_ops"]
 
 logger = log.get("engine")
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Engine)
 
 _NODE = "\n\t [[{{"
 _UNREGISTERED_OP = re.compile(r"Op type not registered '([^']+)'")
 
 
-def load(settings: ModelSettings, config: Any | None = None) -> Engine:
+def load(
+    settings: ModelSettings,
+    config: Any | None = None,
+    segment: Segment | None = None,
+    unshared: str = "weights.shared: off",
+) -> Engine:
     """Loads the version folder of the settings.
 
     With `engine` "auto" that is a Session; and the TF2 loader where the Session would lack what a
@@ -37,24 +44,33 @@ def load(settings: ModelSettings, config: Any | None = None) -> Engine:
     Args:
         settings: which model, and how.
         config: the ConfigProto of device.session_config(); None for TensorFlow's defaults.
+        segment: of this version's weights. With `weights.shared` "auto" a model whose variables cannot be
+            bound to it is loaded as without.
+        unshared: where there is no segment, why.
 
     Raises:
         LoadError: it can never be loaded as it is.
+        SegmentError: the segment could not be mapped.
         tf.errors.OpError: it could not be loaded this time.
     """
     path = Path(settings.path)
+    if segment is not None:
+        segment.map()
+    elif settings.weights.shared == "on":
+        raise LoadError(f"{path}: weights.shared is on, but {unshared}")
     for library in settings.custom_ops:
-        _load_ops(library)
+        load_ops(library)
     signatures = Signatures.read(path, settings.saved_model_tags)
+    weights = segment or unshared
     if settings.engine == "tf2":
-        return _chosen(_tf2_engine(settings, signatures, config), "configured")
+        return _chosen(_tf2_engine(settings, signatures, config, weights), "configured")
     try:
-        engine = _session_engine(settings, signatures, config)
+        engine = _session_engine(settings, signatures, config, weights)
     except LoadError as error:
         if settings.engine == "session":
             raise
         return _chosen(
-            _fall_back(settings, signatures, config, error), f"the Session cannot serve it: {error}"
+            _fall_back(settings, signatures, config, weights, error), f"the Session cannot serve it: {error}"
         )
     return _chosen(engine, "configured" if settings.engine == "session" else "the Session can serve it")
 
@@ -64,7 +80,8 @@ def _chosen(engine: Engine, reason: str) -> Engine:
     return engine
 
 
-def _load_ops(library: str) -> None:
+def load_ops(library: str) -> None:
+    """Registers the ops of a shared library. Raises LoadError."""
     if not Path(library).exists():
         raise LoadError(f"custom_ops: there is no file {library}")
     try:
@@ -73,34 +90,64 @@ def _load_ops(library: str) -> None:
         raise LoadError(f"custom_ops: {library} cannot be loaded: {status_text(error)}") from error
 
 
-def _session_engine(settings: ModelSettings, signatures: Signatures, config: Any | None) -> SessionEngine:
+def _session_engine(
+    settings: ModelSettings, signatures: Signatures, config: Any | None, weights: Segment | str
+) -> SessionEngine:
     path = Path(settings.path)
+    engine = _sharing(
+        settings,
+        weights,
+        lambda chosen: SessionEngine(path, settings.saved_model_tags, signatures, config, chosen),
+    )
+    if reason := _never(path, engine.unready):
+        engine.close()
+        raise LoadError(f"{path}: {reason}")
+    return engine
 
-    def make() -> SessionEngine:
-        engine = SessionEngine(path, settings.saved_model_tags, signatures, config)
-        if reason := engine.unready():
-            engine.close()
-            raise LoadError(f"{path}: {reason}")
-        return engine
 
-    return _never(path, make)
-
-
-def _tf2_engine(settings: ModelSettings, signatures: Signatures, config: Any | None) -> Tf2Engine:
+def _tf2_engine(
+    settings: ModelSettings, signatures: Signatures, config: Any | None, weights: Segment | str
+) -> Tf2Engine:
     path = Path(settings.path)
     if config is not None:
         device.configure_eager(config)
-    return _never(path, lambda: Tf2Engine(path, settings.saved_model_tags, signatures))
+    return _sharing(
+        settings, weights, lambda chosen: Tf2Engine(path, settings.saved_model_tags, signatures, chosen)
+    )
 
 
 def _fall_back(
-    settings: ModelSettings, signatures: Signatures, config: Any | None, error: LoadError
+    settings: ModelSettings,
+    signatures: Signatures,
+    config: Any | None,
+    weights: Segment | str,
+    error: LoadError,
 ) -> Tf2Engine:
     """Raises the Session's error where the TF2 loader fails too: it is the plainer one."""
     try:
-        return _tf2_engine(settings, signatures, config)
+        return _tf2_engine(settings, signatures, config, weights)
     except LoadError:
         raise error from None
+
+
+def _sharing(settings: ModelSettings, weights: Segment | str, make: Callable[[Segment | str], E]) -> E:
+    """Makes an engine whose weights are shared, or else private where that is allowed."""
+    path = Path(settings.path)
+    if isinstance(weights, str):
+        return _never(path, lambda: make(weights))
+    required = settings.weights.shared == "on"
+    try:
+        engine = _never(path, lambda: make(weights))
+    except LoadError as error:
+        reason = f"it cannot be loaded with shared weights: {error}"
+        if required:
+            raise LoadError(f"{path}: weights.shared is on, but {reason}") from error
+        logger.warning("weights not shared", reason=reason)
+        return _never(path, lambda: make(reason))
+    if required and not engine.weights.shared_variables:
+        why = "; ".join(engine.weights.why) or "it has none"
+        raise LoadError(f"{path}: weights.shared is on, but none of its variables can be shared: {why}")
+    return engine
 
 
 def _never(path: Path, make: Callable[[], T]) -> T:

@@ -41,7 +41,7 @@ class Signatures:
     @classmethod
     def read(cls, path: Path, tags: Sequence[str]) -> Self:
         """Reads the version folder's SavedModel. Raises LoadError."""
-        meta_graph = _find(_parse(path), tags, path)
+        meta_graph = read_meta_graph(path, tags)
         # Each is copied by its bytes: a message taken out of a SavedModel keeps all of it in memory.
         definitions = {
             key: meta_graph_pb2.SignatureDef.FromString(definition.SerializeToString())
@@ -64,6 +64,11 @@ class Signatures:
                         f'Signature "{key}" cannot be served: its {kind} "{alias}" is a sparse or composite '
                         "tensor. Export a signature that takes and gives its components.",
                     )
+
+
+def read_meta_graph(path: Path, tags: Sequence[str]) -> Any:
+    """The MetaGraphDef of a version folder that has these tags. Raises LoadError."""
+    return _find(_parse(path), tags, path)
 
 
 def _parse(path: Path) -> Any:

@@ -13,10 +13,14 @@ import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
 from mpspool.core.errors import PoolError
+from mpspool.core.weights import WeightsReport
 from mpspool.worker.engine.base import Array, Signature
 from mpspool.worker.engine.failure import pool_error
-from mpspool.worker.engine.saved_model import Signatures
+from mpspool.worker.engine.saved_model import Signatures, read_meta_graph
 from mpspool.worker.engine.uninitialised import uninitialised
+from mpspool.worker.weights.binding import bind
+from mpspool.worker.weights.report import all_private
+from mpspool.worker.weights.segment import Segment
 
 v1 = tf.compat.v1
 
@@ -49,6 +53,7 @@ class SessionEngine:
         tags: of the meta graph to load.
         signatures: what the meta graph promises.
         config: a ConfigProto, None for TensorFlow's defaults.
+        weights: a segment, mapped; or why there is none.
 
     Raises:
         tf.errors.OpError, OSError, ValueError, RuntimeError: the loader's, when it cannot be loaded.
@@ -57,7 +62,12 @@ class SessionEngine:
     name = "session"
 
     def __init__(
-        self, path: Path, tags: Sequence[str], signatures: Signatures, config: Any | None = None
+        self,
+        path: Path,
+        tags: Sequence[str],
+        signatures: Signatures,
+        config: Any | None,
+        weights: Segment | str,
     ) -> None:
         self._signatures = signatures
         self._options = config_pb2.RunOptions()
@@ -65,12 +75,18 @@ class SessionEngine:
             self._options.inter_op_thread_pool = _CALLING_THREAD
         self._session = v1.Session(graph=tf.Graph(), config=config)
         try:
-            with self._session.graph.as_default():
-                v1.saved_model.load(self._session, list(tags), str(path))
+            self.weights = self._load(path, tags, weights)
         except BaseException:
             self.close()
             raise
         self._call = lru_cache(_MAX_CALLS)(self._compile)
+
+    def _load(self, path: Path, tags: Sequence[str], weights: Segment | str) -> WeightsReport:
+        if isinstance(weights, str):
+            with self._session.graph.as_default():
+                v1.saved_model.load(self._session, list(tags), str(path))
+            return all_private(path, weights)
+        return bind(self._session, path, read_meta_graph(path, tags), weights)
 
     @property
     def signatures(self) -> Mapping[str, Signature]:

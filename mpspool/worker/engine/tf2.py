@@ -10,9 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from mpspool.core.errors import PoolError
+from mpspool.core.weights import WeightsReport
 from mpspool.worker.engine.base import Array, Signature
 from mpspool.worker.engine.failure import pool_error
 from mpspool.worker.engine.saved_model import Signatures
+from mpspool.worker.weights import eager
+from mpspool.worker.weights.report import all_private
+from mpspool.worker.weights.segment import Segment
 
 
 class Tf2Engine:
@@ -24,6 +28,7 @@ class Tf2Engine:
         path: the version folder.
         tags: of the meta graph to load.
         signatures: what the meta graph promises.
+        weights: a segment, mapped; or why there is none.
 
     Raises:
         tf.errors.OpError, OSError, ValueError, RuntimeError: the loader's, when it cannot be loaded.
@@ -31,10 +36,18 @@ class Tf2Engine:
 
     name = "tf2"
 
-    def __init__(self, path: Path, tags: Sequence[str], signatures: Signatures) -> None:
+    def __init__(
+        self, path: Path, tags: Sequence[str], signatures: Signatures, weights: Segment | str
+    ) -> None:
         self._signatures = signatures
         # Kept: the variables live as long as the loaded root does.
-        self._root: Any = tf.saved_model.load(str(path), tags=list(tags))
+        self._root: Any
+        self.weights: WeightsReport
+        if isinstance(weights, str):
+            self._root = tf.saved_model.load(str(path), tags=list(tags))
+            self.weights = all_private(path, weights)
+        else:
+            self._root, self.weights = eager.load(path, tags, weights)
 
     @property
     def signatures(self) -> Mapping[str, Signature]:

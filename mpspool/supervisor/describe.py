@@ -1,0 +1,115 @@
+"""What `mpspool model` asks: which SavedModel, and what it is, as a child that has TensorFlow reads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from mpspool.core import settings
+from mpspool.core.control import Message
+from mpspool.core.settings import ModelSettings
+from mpspool.core.states import ModelVersionState
+from mpspool.supervisor.planning.base_path import SAVED_MODEL_FILES, BasePathError, latest_version
+from mpspool.supervisor.planning.saved_model import check_saved_model
+
+
+class DescribeError(Exception):
+    """A model that cannot be described; the text says why, and what to do."""
+
+
+def at_path(
+    path: Path, version: int | None, custom_ops: Sequence[Path], tags: Sequence[str]
+) -> ModelSettings:
+    """A SavedModel that no pool serves.
+
+    Args:
+        path: a version folder, or the folder that holds the version folders.
+        version: of the latter; None for the latest.
+        custom_ops: libraries to load first.
+        tags: of the graph; none for "serve".
+
+    Raises:
+        DescribeError: there is none.
+    """
+    path = Path(os.path.abspath(path))
+    if _is_saved_model(path):
+        if version is not None:
+            raise DescribeError(f"{path} is a SavedModel itself, and has no versions: leave --version out")
+        folder = path
+    else:
+        try:
+            latest, folder = latest_version(path)
+        except BasePathError as error:
+            raise DescribeError(str(error)) from error
+        if version is not None:
+            folder = path / str(version)
+        if not _is_saved_model(folder):
+            raise DescribeError(f"there is no SavedModel in {folder}; the latest version there is {latest}")
+    return ModelSettings(
+        name=str(path),
+        version=version or 0,
+        path=str(folder),
+        slots=[],
+        custom_ops=[os.path.abspath(library) for library in custom_ops],
+        saved_model_tags=list(tags) or ["serve"],
+    )
+
+
+def _is_saved_model(folder: Path) -> bool:
+    return any((folder / name).exists() for name in SAVED_MODEL_FILES)
+
+
+def saved_model(model: ModelSettings) -> Message:
+    """What the files say: "path" and what `mpspool.worker.describe` prints. Raises DescribeError."""
+    folder = Path(model.path)
+    if not _is_saved_model(folder):
+        raise DescribeError(f"there is no SavedModel in {folder} any more: copy or export it again")
+    if problems := check_saved_model(folder):
+        raise DescribeError("; ".join(problems))
+    return {"path": model.path, **_ask_child(model)}
+
+
+def of_pool(status: Message, model: ModelSettings) -> Message:
+    """saved_model(), and what the pool's status says: "model", "version", "state", "error", "weights".
+
+    "weights" is {} until a worker is READY. Raises DescribeError.
+    """
+    known = {
+        (found["name"], version["version"]): version
+        for found in status["models"]
+        for version in found["versions"]
+    }
+    version = known.get((model.name, model.version), {})
+    return {
+        "model": model.name,
+        "version": model.version,
+        "state": version.get("state", ModelVersionState.UNKNOWN.name),
+        "error": version.get("error", ""),
+        "weights": version.get("weights", {}),
+        **saved_model(model),
+    }
+
+
+def _ask_child(model: ModelSettings) -> Message:
+    command = [sys.executable, "-P", "-m", "mpspool.worker.describe", settings.encode(model).decode()]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    try:
+        found: Message = json.loads(done.stdout)
+    except ValueError:
+        raise DescribeError(f"{model.path} cannot be described: {_end(done)}") from None
+    if "error" in found:
+        raise DescribeError(" ".join(found["error"].split()))
+    return found
+
+
+def _end(done: subprocess.CompletedProcess[str]) -> str:
+    """How a child ended that gave no answer."""
+    if done.returncode < 0:
+        return f"the process that read it was ended by {signal.Signals(-done.returncode).name}"
+    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    return f"the process that read it ended with status {done.returncode}: {last}"

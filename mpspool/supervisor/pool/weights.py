@@ -1,0 +1,265 @@
+"""The segments of the model versions: published once, kept by descriptor, handed to every worker.
+
+Whoever holds a descriptor keeps the segment alive: this process, and each worker that has mapped it. A
+pool process that was killed gets it back from any worker that lives, and only without one publishes again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from mpspool.core import log, segment_file, settings, weights
+from mpspool.core.ids import ModelVersion
+from mpspool.core.rundir import RunDir, write_file
+from mpspool.core.settings import ModelSettings, PoolSettings, PublishSettings
+from mpspool.core.states import SlotState
+from mpspool.supervisor import programs
+from mpspool.supervisor.pool.slots import Slot, StartNow
+from mpspool.supervisor.supervisord import ProcessInfo, Supervisord
+
+logger = log.get("weights")
+
+_BACKLOG = 128
+# Both sides send all they have to say at once.
+_ANSWER_S = 10.0
+
+
+@dataclass(slots=True)
+class _Version:
+    """One model version's weights.
+
+    Attributes:
+        publisher: the life of the process that publishes them, as a worker's slot has it.
+        wanted: whether a worker of it is to run, or asks.
+        descriptor: the segment's; None while there is none.
+        private: why there will be none, and each worker reads the checkpoint for itself.
+        settled: set once there is a segment, a reason for none, or no hope.
+    """
+
+    model: ModelSettings
+    publisher: Slot
+    wanted: bool = False
+    descriptor: int | None = None
+    private: str = ""
+    settled: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def failed(self) -> str:
+        """Why it can never be served, "" while it can."""
+        return self.publisher.reason if self.publisher.state is SlotState.FATAL else ""
+
+
+class Weights:
+    """Has weights published when a worker needs them, and hands them out.
+
+    Args:
+        living: the pids of a version's workers.
+        on_change: called when a version's weights have come, or will not.
+    """
+
+    def __init__(
+        self,
+        run: RunDir,
+        config: PoolSettings,
+        supervisord: Supervisord,
+        living: Callable[[ModelVersion], Iterable[int]],
+        on_change: Callable[[], None],
+    ) -> None:
+        self._run = run
+        self._supervisord = supervisord
+        self._living = living
+        self._on_change = on_change
+        self._versions = {
+            ModelVersion(model.name, model.version): _Version(
+                model, Slot(ModelVersion(model.name, model.version).publisher, config.restart)
+            )
+            for model in config.models
+            if model.weights.shared != "off"
+        }
+        self._listener: socket.socket | None = None
+        self._answering: set[asyncio.Task[None]] = set()
+
+    # -- what the pool asks -----------------------------------------------------------------------
+
+    def ready(self, model: ModelVersion) -> bool:
+        """Whether a worker of this version can start; if not, all is set in motion that it can."""
+        version = self._versions.get(model)
+        if version is None:
+            return True
+        self._want(version)
+        return version.settled.is_set()
+
+    def _want(self, version: _Version) -> None:
+        if not version.wanted:
+            version.wanted = True
+            self._on_change()
+
+    def failed(self, model: ModelVersion) -> str:
+        """Why the weights can never be had, "" while they can."""
+        version = self._versions.get(model)
+        return version.failed if version else ""
+
+    async def tend(self, processes: Mapping[str, ProcessInfo], now: float) -> bool:
+        """Publishes what is wanted and not there. Returns whether something was done. Raises SupervisordError."""
+        done = False
+        for model, version in self._versions.items():
+            if version.settled.is_set():
+                done |= await self._tidy(model, processes)
+            elif version.wanted:
+                done |= await self._obtain(model, version, processes.get(model.publisher), now)
+        return done
+
+    def due(self) -> list[float]:
+        """When publishers that failed are started again."""
+        return [
+            version.publisher.due for version in self._versions.values() if version.publisher.due is not None
+        ]
+
+    # -- publishers -------------------------------------------------------------------------------
+
+    async def _obtain(
+        self, model: ModelVersion, version: _Version, process: ProcessInfo | None, now: float
+    ) -> bool:
+        slot = version.publisher
+        pid = process.pid if process else 0
+        if slot.state is SlotState.OCCUPIED:
+            if process is not None and slot.pid == pid != 0:
+                return False
+            self._ended(model, version, process)
+            return True
+        if pid:  # a predecessor of ours has started it
+            slot.started(pid, slot.generation + 1)
+            return True
+        instruction = slot.tick(now)
+        if not isinstance(instruction, StartNow):
+            return False
+        if self._recover(model, version):
+            return True
+        await self._publish(model, version, instruction.generation)
+        return True
+
+    def _recover(self, model: ModelVersion, version: _Version) -> bool:
+        for pid in self._living(model):
+            if (descriptor := segment_file.find(pid, model)) is not None:
+                logger.info("taken from a living worker", model=str(model), pid=pid)
+                self._settle(version, descriptor, "")
+                return True
+        return False
+
+    async def _publish(self, model: ModelVersion, version: _Version, generation: int) -> None:
+        self._run.error_file(model.publisher).unlink(missing_ok=True)
+        settings.save(
+            self._run.settings_file(model.publisher),
+            PublishSettings(
+                run_dir=str(self._run.root), model=msgspec.structs.replace(version.model, slots=[])
+            ),
+        )
+        write_file(
+            programs.conf_file(self._run, model.publisher),
+            programs.publisher_conf(self._run, model).encode(),
+        )
+        await self._supervisord.add([model.publisher])
+        pid = await self._supervisord.start(model.publisher)
+        version.publisher.started(pid, generation)
+        logger.info("publishing", model=str(model), pid=pid)
+
+    def _ended(self, model: ModelVersion, version: _Version, process: ProcessInfo | None) -> None:
+        """It ended without having handed over anything."""
+        status = process.exit_status if process else -1
+        reason = f"its weights could not be published: the publisher ended with status {status}"
+        with contextlib.suppress(OSError):
+            words = self._run.error_file(model.publisher).read_text(encoding="utf-8", errors="replace")
+            reason = words.strip() or reason
+        version.publisher.ended(status, time.monotonic(), reason)
+        logger.warning("not published", model=str(model), reason=reason)
+        if version.failed:
+            version.settled.set()
+            self._on_change()
+
+    async def _tidy(self, model: ModelVersion, processes: Mapping[str, ProcessInfo]) -> bool:
+        """Forgets a publisher that has done its work."""
+        process = processes.get(model.publisher)
+        if process is None or process.pid:
+            return False
+        programs.conf_file(self._run, model.publisher).unlink(missing_ok=True)
+        await self._supervisord.remove(model.publisher)
+        return True
+
+    def _settle(self, version: _Version, descriptor: int | None, private: str) -> None:
+        if version.settled.is_set():  # of a publisher that was started twice: the first one's holds
+            if descriptor is not None:
+                os.close(descriptor)
+            return
+        version.descriptor, version.private = descriptor, private
+        version.settled.set()
+        self._on_change()
+
+    # -- the socket -------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Raises OSError."""
+        self._run.weights_socket.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        self._listener.bind(str(self._run.weights_socket))
+        self._run.weights_socket.chmod(0o600)
+        self._listener.listen(_BACKLOG)
+        asyncio.get_running_loop().add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        assert self._listener is not None
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return
+        connection.settimeout(_ANSWER_S)
+        task = asyncio.create_task(self._serve(connection))
+        self._answering.add(task)
+        task.add_done_callback(self._answering.discard)
+
+    async def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                message, descriptor = await asyncio.to_thread(weights.receive, connection)
+                answer, segment = await self._answer(message, descriptor)
+                weights.send(connection, answer, segment)
+            except (OSError, msgspec.DecodeError) as error:
+                logger.warning("weights socket", error=str(error))
+
+    async def _answer(
+        self, message: weights.Message, descriptor: int | None
+    ) -> tuple[weights.Message, int | None]:
+        """Raises OSError for what cannot be answered."""
+        match message:
+            case weights.Offer(name, number, reason):
+                version = self._versions.get(ModelVersion(name, number))
+                if version is None or (descriptor is None and not reason):
+                    raise OSError(f"{name}@{number} was offered, which nobody needs")
+                self._settle(version, descriptor, reason)
+                return weights.Taken(), None
+            case weights.Want(name, number):
+                version = self._versions.get(ModelVersion(name, number))
+                if version is None:
+                    return weights.Offer(name, number, "weights.shared: off"), None
+                self._want(version)
+                await version.settled.wait()
+                return weights.Offer(name, number, version.private or version.failed), version.descriptor
+        raise OSError(f"{message} is an answer, not a question")
+
+    def close(self) -> None:
+        """The segments stay with the workers."""
+        if self._listener is not None:
+            asyncio.get_running_loop().remove_reader(self._listener)
+            self._listener.close()
+        for task in self._answering:
+            task.cancel()
+        for version in self._versions.values():
+            if version.descriptor is not None:
+                os.close(version.descriptor)

@@ -1,0 +1,37 @@
+"""Where every worker begins, started as a Python process of its own or forked from the nursery."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+from mpspool.core import log, process, settings
+from mpspool.core.ids import WorkerId
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import WorkerSettings
+from mpspool.worker import device
+
+
+def work(settings_file: Path) -> NoReturn:
+    """The worker's whole life. The slot is its own before it touches the device.
+
+    Raises:
+        OSError, msgspec.DecodeError: the settings file cannot be read, or the slot not be had.
+    """
+    config = settings.load(settings_file, WorkerSettings)
+    log.configure(worker=config.worker, generation=config.generation)
+    program = WorkerId.parse(config.worker).program
+    if before := process.take_over(RunDir(Path(config.run_dir)).lock_file(program)):
+        log.get("worker").warning("killed an earlier worker of this slot", pid=before)
+    device.prepare(config)
+
+    # NumPy and TensorFlow: not before the environment is set, where they are not there yet.
+    from mpspool.worker.app import main
+
+    status = main(config)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Without TensorFlow's own teardown: it may hang and has nothing left to save.
+    os._exit(status)

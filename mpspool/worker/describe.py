@@ -1,0 +1,155 @@
+"""`python -m mpspool.worker.describe SETTINGS`: what a model version is, as one line of JSON.
+
+    {"signatures": {KEY: {"method", "inputs": {ALIAS: TENSOR}, "outputs": {ALIAS: TENSOR}}},
+     "variables": {"count", "bytes", "largest": [{"name", "dtype", "shape", "bytes"}]}, or {"unknown": WHY},
+     "cpu_only": [{"op", "types", "count", "example"}], null where TensorFlow has no GPU kernels,
+     "unregistered": [OP]}
+    TENSOR: {"dtype", "shape", "kind": "dense", "sparse" or "composite", "optional"}
+    "shape": a size or null per dimension; null for an unknown rank
+
+or {"error": TEXT}, with exit status 1. Reads the files alone: no Session, no device, no weights in memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from collections.abc import Container, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpspool.core import settings
+from mpspool.core.settings import ModelSettings
+
+if TYPE_CHECKING:
+    from mpspool.worker.engine.base import TensorSpec
+    from mpspool.worker.weights.checkpoint import Checkpoint, Tensor
+
+_LARGEST = 5
+_KINDS = {"coo_sparse": "sparse", "composite_tensor": "composite"}
+_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+def describe(model: ModelSettings) -> dict[str, Any]:
+    """Raises LoadError for what is no SavedModel, CheckpointError for a checkpoint that cannot be read."""
+    from mpspool.worker import kernels
+    from mpspool.worker.engine.load import load_ops
+    from mpspool.worker.engine.saved_model import Signatures, read_meta_graph
+
+    path = Path(model.path)
+    for library in model.custom_ops:
+        load_ops(library)
+    signatures = Signatures.read(path, model.saved_model_tags)
+    meta_graph = read_meta_graph(path, model.saved_model_tags)
+    definitions = list(signatures.definitions.values())
+    cpu_only = kernels.cpu_only(meta_graph, definitions)
+    return {
+        "signatures": {
+            key: {
+                "method": spec.method_name,
+                "inputs": _tensors(spec.inputs, signatures.definitions[key].inputs, spec.defaults),
+                "outputs": _tensors(spec.outputs, signatures.definitions[key].outputs, ()),
+            }
+            for key, spec in sorted(signatures.specs.items())
+        },
+        "variables": _variables(path / "variables" / "variables"),
+        "cpu_only": None if cpu_only is None else [dataclasses.asdict(one) for one in cpu_only],
+        "unregistered": kernels.unregistered(meta_graph, definitions),
+    }
+
+
+def _tensors(
+    specs: Mapping[str, TensorSpec], infos: Mapping[str, Any], optional: Container[str]
+) -> dict[str, Any]:
+    return {
+        alias: {
+            "dtype": _dtype(spec.dtype),
+            "shape": None if spec.shape is None else list(spec.shape),
+            "kind": _KINDS.get(infos[alias].WhichOneof("encoding"), "dense"),
+            "optional": alias in optional,
+        }
+        for alias, spec in sorted(specs.items())
+    }
+
+
+def _dtype(number: int) -> str:
+    import tensorflow as tf
+
+    # 0 is what a composite tensor's own is, where its components have several.
+    return tf.dtypes.as_dtype(number).name if number else "unknown"
+
+
+def _variables(prefix: Path) -> dict[str, Any]:
+    """Those of the checkpoint, also what training left there, without the exporter's bookkeeping."""
+    from mpspool.worker.weights.checkpoint import UnsupportedError, index_file, read_index
+    from mpspool.worker.weights.layout import lay_out
+
+    if not index_file(prefix).exists() and not any(prefix.parent.glob(f"{prefix.name}.data-*")):
+        return {"count": 0, "bytes": 0, "largest": []}
+    try:
+        checkpoint = read_index(prefix)
+    except UnsupportedError as error:
+        return {"unknown": str(error)}
+    _require_whole(prefix, checkpoint)
+    manifest = lay_out(checkpoint.tensors, "", 0, "")
+    sizes: dict[str, int] = {}
+    for one in (*manifest.tensors, *manifest.private):
+        sizes[one.key] = sizes.get(one.key, 0) + one.size
+
+    def shown(tensor: Tensor) -> dict[str, Any]:
+        whole = tensor.spec.split(" ")[:-1] if tensor.spec else tensor.shape
+        return {
+            "name": tensor.key.removesuffix(_SUFFIX),
+            "dtype": _dtype(tensor.dtype),
+            "shape": [int(size) for size in whole],
+            "bytes": sizes[tensor.key],
+        }
+
+    tensors = {tensor.key: tensor for tensor in checkpoint.tensors}
+    largest = sorted(sizes, key=lambda key: (-sizes[key], key))[:_LARGEST]
+    return {
+        "count": len(sizes),
+        "bytes": sum(sizes.values()),
+        "largest": [shown(tensors[key]) for key in largest],
+    }
+
+
+def _require_whole(prefix: Path, checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for a shard that is not there, or ends before its last tensor does."""
+    from mpspool.worker.weights.checkpoint import CheckpointError, shard_file
+
+    ends: dict[int, int] = {}
+    for tensor in checkpoint.tensors:
+        ends[tensor.shard] = max(ends.get(tensor.shard, 0), tensor.offset + tensor.size)
+    for shard, end in sorted(ends.items()):
+        path = shard_file(prefix, shard, checkpoint.shards)
+        found = path.stat().st_size if path.exists() else None
+        if found is None or found < end:
+            what = "missing" if found is None else f"cut: it has {found:,} of {end:,} bytes"
+            raise CheckpointError(
+                f"{path} is {what}: export the model again, or copy its whole variables folder"
+            )
+
+
+def main(settings_json: str) -> int:
+    """Takes a ModelSettings as JSON. What TensorFlow and the model's libraries print goes to standard error."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    from mpspool.worker.engine.load import LoadError
+    from mpspool.worker.weights.checkpoint import CheckpointError
+
+    try:
+        found = describe(settings.decode(settings_json.encode(), ModelSettings))
+    except (LoadError, CheckpointError, OSError) as error:
+        found = {"error": str(error)}
+    with answer:
+        print(json.dumps(found), file=answer)
+    return int("error" in found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

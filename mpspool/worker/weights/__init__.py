@@ -1,0 +1,1 @@
+"""One copy of a model version's weights in host memory, for all of its workers."""

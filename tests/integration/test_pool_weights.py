@@ -1,0 +1,181 @@
+"""One copy of the weights in a real pool: published once, held by descriptors, found again, or refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpspool.core.ids import ModelVersion
+from mpspool.core.process import alive
+from tests import models
+from tests.conftest import PoolStarter, pools
+from tests.polling import until
+from tests.pool import Pool, cli
+
+ONE, TWO = "gigabyte@1.cpu0.0", "gigabyte@1.cpu0.1"
+GIGABYTE = 10**9
+ModelDir = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def pool(model_dir: ModelDir) -> Iterator[Pool]:
+    """Two workers of the 1 GB model, which the module's tests share."""
+    with pools() as start:
+        yield start("--model", f"gigabyte={model_dir('gigabyte')}", "--cpu-slots", 2).wait()
+
+
+def segments(pid: int) -> set[int]:
+    """The inodes of the weights segments that a process holds."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        if os.readlink(entry).startswith("/memfd:mpspool."):
+            found.add(entry.stat().st_ino)
+    return found
+
+
+def weights(pool: Pool, model: str = "gigabyte") -> dict[str, Any]:
+    found = next(item for item in pool.status()["models"] if item["name"] == model)
+    report: dict[str, Any] = found["versions"][0]["weights"]
+    return report
+
+
+def rows(pool: Pool, *ids: int) -> list[float]:
+    asked = cli("predict", "gigabyte", "--input", json.dumps({"ids": ids}), "--address", pool.address)
+    assert asked.returncode == 0, asked.stderr
+    answer: list[float] = json.loads(asked.stdout)["rows"]
+    return answer
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not alive(pid), 20)
+
+
+def published(pool: Pool) -> int:
+    """How often, as the log of the pool process has it."""
+    return (pool.run_dir / "logs" / "pool.log").read_text().count('"event": "publishing"')
+
+
+def test_all_workers_hold_the_one_segment(pool: Pool) -> None:
+    """1 GB shared in both workers and the pool process, nothing of it private, and every row is right."""
+    pids = [worker["pid"] for worker in pool.workers().values()] + [pool.process_pid("pool")]
+    assert len(set.union(*map(segments, pids))) == 1
+    report = weights(pool)
+    assert report["shared_bytes"] == GIGABYTE
+    assert (report["private_bytes"], report["excess_bytes"], report["shared_variables"]) == (0, 0, 1)
+    assert rows(pool, 0, 1, 2_499_999) == [0, 1, 2_499_999]
+    assert "publish" not in " ".join(item["name"] for item in pool.status()["processes"])
+
+
+def test_a_new_pool_process_has_it_back_from_a_living_worker(pool: Pool) -> None:
+    """Kill the pool process, then a worker: the new worker maps the same segment, nothing is published again."""
+    before, count = pool.workers(), published(pool)
+    [segment] = segments(before[ONE]["pid"])
+    kill(pool.process_pid("pool"))
+    kill(before[ONE]["pid"])
+    until(lambda: pool.workers()[ONE]["generation"] > before[ONE]["generation"] and pool.all_ready(), 60)
+    after = pool.workers()
+    assert after[TWO]["pid"] == before[TWO]["pid"]
+    assert segments(after[ONE]["pid"]) == segments(pool.process_pid("pool")) == {segment}
+    assert published(pool) == count
+    assert rows(pool, 7, 2_000_000) == [7, 2_000_000]
+
+
+def test_where_none_lives_it_is_published_again(pool: Pool) -> None:
+    """Kill the pool process and every worker: one new segment for all."""
+    before, count = pool.workers(), published(pool)
+    [segment] = segments(before[ONE]["pid"])
+    os.kill(pool.process_pid("pool"), signal.SIGSTOP)
+    for worker in before.values():
+        os.kill(worker["pid"], signal.SIGKILL)
+    until(lambda: not any(alive(worker["pid"]) for worker in before.values()), 20)
+    kill(next(iter(_pool_pids(pool))))
+    until(pool.all_ready, 90)
+    after = pool.workers()
+    assert published(pool) == count + 1
+    [new] = segments(after[ONE]["pid"])
+    assert segments(after[TWO]["pid"]) == {new} != {segment}
+
+
+def _pool_pids(pool: Pool) -> list[int]:
+    """The pool process by its command line: a stopped one answers nobody."""
+    from tests.pool import processes_of
+
+    return [pid for pid, command in processes_of(pool.run_dir).items() if "-m mpspool.supervisor " in command]
+
+
+def test_a_publisher_killed_half_way_is_started_again(start_pool: PoolStarter, model_dir: ModelDir) -> None:
+    """SIGKILL while it copies: nothing of it is ever mapped, the next one's is, and the pool gets READY."""
+    pool = start_pool("--model", f"gigabyte={model_dir('gigabyte')}", "--cpu-slots", 1)
+    publisher = until(lambda: _pid(pool, ModelVersion("gigabyte", 1).publisher), 20)
+    os.kill(publisher, signal.SIGKILL)
+    pool.wait()
+    assert published(pool) == 2
+    assert rows(pool, 3) == [3]
+
+
+def _pid(pool: Pool, name: str) -> int:
+    return next((item["pid"] for item in pool.status()["processes"] if item["name"] == name), 0)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    # A shard that is missing is found before anything starts (test_start_errors.py).
+    [("flipped", "is damaged"), ("truncated", "is cut")],
+)
+def test_a_checkpoint_that_cannot_be_copied_fails_its_version(
+    start_pool: PoolStarter, model_dir: ModelDir, tmp_path: Path, how: str, words: str
+) -> None:
+    """A corrupt or incomplete checkpoint: FATAL at once with the file and what is wrong; the other serves."""
+    broken = models.corrupt(model_dir("large"), how, tmp_path / "broken")
+    good = f"half_plus_two={model_dir('half_plus_two')}"
+    pool = start_pool("--model", f"broken={broken}", "--model", good, "--cpu-slots", 1)
+    waited = cli("wait", "--run-dir", pool.run_dir, "--timeout", 60)
+    assert waited.returncode == 1
+    assert words in waited.stderr
+    assert "variables.data-00000-of-00001" in waited.stderr
+    until(lambda: pool.workers()["half_plus_two@1.cpu0.0"]["state"] == "READY", 60)
+    broken_worker = pool.workers()["broken@1.cpu0.0"]
+    assert (broken_worker["state"], broken_worker["generation"]) == ("FATAL", 1)
+
+
+def test_on_refuses_what_cannot_be_shared_and_auto_says_why_not(
+    start_pool: PoolStarter, model_dir: ModelDir, tmp_path: Path
+) -> None:
+    """weights.shared on: FATAL with the reason; auto: served from private weights, with the reason in the status."""
+    config = tmp_path / "pool.yaml"
+    config.write_text(
+        "cpu_slots: 1\nmodels:\n"
+        f"  on: {{base_path: {model_dir('half_plus_two')}, weights: {{shared: on}}}}\n"
+        f"  auto: {{base_path: {model_dir('half_plus_two')}}}\n"
+        f"  off: {{base_path: {model_dir('half_plus_two')}, weights: {{shared: off}}}}\n"
+    )
+    pool = start_pool(config)
+    until(lambda: pool.workers()["on@1.cpu0.0"]["state"] == "FATAL", 60)
+    assert (
+        "weights.shared is on, but none of the model's variables can be shared"
+        in (pool.workers()["on@1.cpu0.0"]["error"])
+    )
+    until(lambda: {pool.workers()[f"{name}@1.cpu0.0"]["state"] for name in ("auto", "off")} == {"READY"}, 60)
+    assert list(weights(pool, "auto")["why"]) == ["none of the model's variables can be shared"]
+    assert list(weights(pool, "off")["why"]) == ["weights.shared: off"]
+
+
+@pytest.mark.parametrize("backing", ["shm", "file"])
+def test_other_backings_leave_nothing(
+    start_pool: PoolStarter, model_dir: ModelDir, tmp_path: Path, backing: str
+) -> None:
+    """Weights in /dev/shm or in a folder: shared all the same, and no file is ever to be seen."""
+    seen = {path.name for path in Path("/dev/shm").iterdir()}
+    env = {"MPSPOOL_WEIGHTS_BACKING": backing, "MPSPOOL_WEIGHTS_SHARED": "on"}
+    env |= {"MPSPOOL_WEIGHTS_FOLDER": str(tmp_path)} if backing == "file" else {}
+    pool = start_pool("--model", f"large={model_dir('large')}", "--cpu-slots", 2, env=env).wait()
+    assert weights(pool, "large")["shared_bytes"] == models.LARGE_ROWS * models.LARGE_COLUMNS * 4
+    assert not list(tmp_path.iterdir())
+    assert {path.name for path in Path("/dev/shm").iterdir()} == seen

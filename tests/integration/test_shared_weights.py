@@ -1,0 +1,318 @@
+"""Weights bound from a segment: the same results as private ones, no copy, and what cannot be shared."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorflow.core.protobuf import saved_model_pb2
+
+from mpspool.core.settings import ModelSettings, WeightsSettings
+from mpspool.core.weights import WeightsReport
+from mpspool.worker.engine.base import Engine
+from mpspool.worker.engine.load import LoadError, load
+from mpspool.worker.weights import binding, eager
+from mpspool.worker.weights.memory import private_bytes
+from mpspool.worker.weights.publish import publish
+from mpspool.worker.weights.segment import Segment
+from tests import models
+
+ModelDir = Callable[[str], Path]
+Segments = Callable[[Path], Segment]
+
+WORDS = np.array([b"plum", b"none", b"apple"], object)
+IDS = np.array([[0, 333, 334, 999], [1, 2, 3, 4], [667, 666, 668, 5]])
+RANKER = {"ids": IDS, "word": WORDS}
+KERAS = {"word": WORDS[:, None], "x": np.linspace(-2, 2, 24, dtype=np.float32).reshape(3, 8)}
+WIDEDEEP = {
+    "cat": np.random.default_rng(1).integers(0, 1000, (5, 26)),
+    "dense": np.random.default_rng(2).normal(size=(5, 13)).astype(np.float32),
+}
+INPUTS = {
+    "widedeep": WIDEDEEP,
+    "ranker_ref": RANKER,
+    "ranker_resource": RANKER,
+    "ranker_ref_parts": RANKER,
+    "ranker_resource_parts": RANKER,
+    "keras_words_exported": KERAS,
+    "keras_words_saved": {"inputs": KERAS["word"], "inputs_1": KERAS["x"]},
+    "odd": {"word": WORDS},
+    "tables": {"word": WORDS},
+    "mutable_table_tf1": {"word": WORDS},
+    "updated": {"x": np.float32(2)},
+    "updated_tf1": {"x": np.float32(2)},
+}
+TABLE_BYTES = models.LARGE_ROWS * models.LARGE_COLUMNS * 4
+
+
+def settings(base_path: Path, *, shared: str = "auto", engine: str = "auto") -> ModelSettings:
+    weights = WeightsSettings(shared=shared)
+    path = str(base_path / "1")
+    return ModelSettings(name=base_path.name, version=1, path=path, slots=[], engine=engine, weights=weights)
+
+
+@pytest.fixture(scope="module")
+def segments() -> Segments:
+    """Publishes a model, once, and gives a mapping of its own for every call."""
+    published = cache(lambda base_path: publish(settings(base_path, shared="on"))[0])
+    return lambda base_path: Segment.open(os.dup(published(base_path)))
+
+
+def content(segment: Segment) -> str:
+    """A digest of the whole file."""
+    size = os.fstat(segment.fd).st_size
+    return hashlib.sha256(os.pread(segment.fd, size, 0)).hexdigest()
+
+
+def predict(engine: Engine, inputs: dict[str, Any]) -> dict[str, tuple[Any, ...]]:
+    """Every output's dtype, shape and bytes."""
+    names = sorted(engine.signatures["serving_default"].outputs)
+    values = engine.run("serving_default", {name: np.asarray(value) for name, value in inputs.items()}, names)
+    return {
+        name: (value.dtype, value.shape, value.tolist() if value.dtype == object else value.tobytes())
+        for name, value in zip(names, values, strict=True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "engine", "shared", "private"),
+    [
+        ("widedeep", "session", 32, 2),
+        ("widedeep", "tf2", 32, 2),
+        ("ranker_ref", "session", 2, 1),
+        ("ranker_resource", "session", 3, 1),
+        ("ranker_ref_parts", "session", 4, 3),
+        ("ranker_resource_parts", "session", 5, 3),
+        ("keras_words_exported", "session", 16, 3),
+        ("keras_words_exported", "tf2", 16, 3),
+        ("keras_words_saved", "auto", 8, 1),
+        ("odd", "session", 16, 7),
+        ("odd", "tf2", 16, 7),
+        ("tables", "session", 16, 9),
+        ("tables", "tf2", 16, 9),
+        ("mutable_table_tf1", "session", 1, 2),
+        ("updated", "session", 1, 0),
+        ("updated", "tf2", 1, 0),
+        ("updated_tf1", "session", 1, 1),
+    ],
+)
+def test_same_results(
+    model_dir: ModelDir, segments: Segments, name: str, engine: str, shared: int, private: int
+) -> None:
+    """Each kind of model gives bit for bit what it gives with private weights, call after call."""
+    base_path = model_dir(name)
+    segment = segments(base_path)
+    before = content(segment)
+    alone = load(settings(base_path, shared="off", engine=engine))
+    together = load(settings(base_path, shared="on", engine=engine), segment=segment)
+    assert together.name == alone.name
+    for _ in range(3):
+        assert predict(together, INPUTS[name]) == predict(alone, INPUTS[name])
+    assert content(segment) == before
+    report = together.weights
+    assert (report.shared_variables, report.private_variables) == (shared, private)
+    assert report.shared_bytes > 0
+    assert alone.weights.why.keys() == {"weights.shared: off"}
+    assert alone.weights.private_bytes >= report.shared_bytes + report.private_bytes
+    assert alone.weights.shared_bytes == alone.weights.shared_variables == 0
+
+
+def test_reasons(model_dir: ModelDir, segments: Segments) -> None:
+    """What cannot be shared is named with its reason, and everything else is shared."""
+    base_path = model_dir("tables")
+    report = load(settings(base_path), segment=segments(base_path)).weights
+    assert report.why == {
+        "string": ["words"],
+        "its 4 bytes are no multiple of 64": ["scalar"],
+        "empty": ["empty"],
+        "dtype float8_e4m3fn": ["typed/float8_e4m3fn"],
+        "dtype float8_e5m2": ["typed/float8_e5m2"],
+        "its 8 bytes are no multiple of 64": ["counter"],
+        "its 1234 bytes are no multiple of 64": ["uneven"],
+        "a table": ["mutable/.ATTRIBUTES/table-keys", "mutable/.ATTRIBUTES/table-values"],
+    }
+    # 64 x 4 of 3 types of one byte, 4 of two, 3 of four, 4 of eight and one of 16; and `unshaped`.
+    assert report.shared_bytes == 64 * 4 * (3 * 1 + 4 * 2 + 3 * 4 + 4 * 8 + 16) + 32 * 2 * 4
+
+
+def test_updates_are_private(model_dir: ModelDir, segments: Segments) -> None:
+    """A model that writes to its variables writes to its own pages: another worker starts as it did."""
+    base_path = model_dir("updated")
+    first, second = (load(settings(base_path), segment=segments(base_path)) for _ in range(2))
+    for calls in (1, 2, 3):
+        (total,) = first.run("serving_default", {"x": np.array(1, np.float32)}, ["total"])
+        np.testing.assert_array_equal(total, np.arange(4096, dtype=np.float32) + calls)
+    (total,) = second.run("serving_default", {"x": np.array(0, np.float32)}, ["total"])
+    np.testing.assert_array_equal(total, np.arange(4096, dtype=np.float32))
+
+
+def test_written_reference_variables(model_dir: ModelDir, segments: Segments) -> None:
+    """A reference variable that the serving graph writes to stays one, and private; its neighbour is shared."""
+    base_path = model_dir("updated_tf1")
+    report = load(settings(base_path), segment=segments(base_path)).weights
+    assert report.why == {"AssignAdd takes a reference to it": ["total"]}
+    assert report.private_bytes == report.shared_bytes == 4096 * 4
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"), [("large", "session"), ("large", "tf2"), ("large_tf1", "session")]
+)
+def test_no_silent_copy(model_dir: ModelDir, name: str, engine: str) -> None:
+    """Loading a model and gathering all rows of its shared table costs no memory of the table's size."""
+    assert growth(model_dir(name), engine, "owned") < TABLE_BYTES // 4
+
+
+@pytest.mark.parametrize("engine", ["session", "tf2"])
+def test_silent_copy(model_dir: ModelDir, engine: str) -> None:
+    """The control: memory that TensorFlow does not take for its own is copied, and the measure shows it."""
+    assert growth(model_dir("large"), engine, "borrowed") > TABLE_BYTES * 0.9
+
+
+def growth(base_path: Path, engine: str, memory: str) -> int:
+    """What measure() says, in a process where nothing else was loaded before."""
+    command = [sys.executable, "-m", __name__, str(base_path), engine, memory]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    child = subprocess.run(
+        command, check=True, stdout=subprocess.PIPE, env=environment, cwd=models.REPOSITORY, timeout=120
+    )
+    return int(child.stdout.split()[-1])
+
+
+def measure(base_path: Path, engine: str, memory: str) -> int:
+    """The private memory that loading the model and gathering all of its table took, in bytes."""
+    segment = Segment.open(publish(settings(base_path))[0])
+    if memory == "borrowed":
+        real = Segment.array  # without the spare element the slice is the whole, and not TensorFlow's own
+        Segment.array = lambda self, key, spec="", **_: real(self, key, spec).reshape(-1)  # type: ignore[method-assign]
+    before = private_bytes()
+    model = load(settings(base_path, engine=engine, shared="on"), segment=segment)
+    for start in range(0, models.LARGE_ROWS, 1024):
+        model.run("serving_default", {"ids": np.arange(start, start + 1024)}, ["rows"])
+    return private_bytes() - before
+
+
+def test_private_bytes() -> None:
+    """Pages of a mapped file count when they were written to, and not when they were read."""
+    size = 32 << 20
+    descriptor = os.memfd_create("test")
+    os.ftruncate(descriptor, size)
+    os.pwrite(descriptor, b"x" * size, 0)
+    with mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE) as memory:
+        array = np.frombuffer(memory, np.uint8)
+        before = private_bytes()
+        assert array.max() == ord("x")
+        assert private_bytes() - before < size // 4
+        array[:] = 0
+        assert private_bytes() - before > size * 0.9
+        del array
+    os.close(descriptor)
+
+
+def with_odd_restore(base_path: Path, into: Path) -> Path:
+    """A copy of a TF1 model whose restore op does something more."""
+    shutil.copytree(base_path, into)
+    file = into / "1" / "saved_model.pb"
+    saved_model = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    graph_def = saved_model.meta_graphs[0].graph_def
+    graph_def.node.add(name="clock", op="Timestamp")
+    name = saved_model.meta_graphs[0].saver_def.restore_op_name
+    next(node for node in graph_def.node if node.name == name).input.append("^clock")
+    file.write_bytes(saved_model.SerializeToString())
+    return into
+
+
+@pytest.mark.parametrize(("name", "shared", "private"), [("ranker_resource", 3, 1), ("ranker_ref", 0, 4)])
+def test_restore_op_not_understood(
+    model_dir: ModelDir, segments: Segments, tmp_path: Path, name: str, shared: int, private: int
+) -> None:
+    """Where the restore op does more than is known it is run, and what can be is shared afterwards."""
+    base_path = with_odd_restore(model_dir(name), tmp_path / name)
+    expected = predict(load(settings(base_path, shared="off")), RANKER)
+    engine = load(settings(base_path), segment=segments(base_path))
+    assert predict(engine, RANKER) == expected
+    assert (engine.weights.shared_variables, engine.weights.private_variables) == (shared, private)
+    assert any("its Timestamp clock" in reason for reason in engine.weights.why)
+
+
+def test_unbound_variable(model_dir: ModelDir, segments: Segments, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A variable that was neither bound nor restored fails the load, and is named."""
+    real = binding.restores
+
+    def forgetful(meta_graph: Any) -> Any:
+        known = real(meta_graph)
+        return dataclasses.replace(known, variables=known.variables[1:])
+
+    monkeypatch.setattr(binding, "restores", forgetful)
+    base_path = model_dir("widedeep")
+    with pytest.raises(LoadError, match=r"1 resources are not initialised: \w+"):
+        load(settings(base_path, engine="session"), segment=segments(base_path))
+
+
+def test_variable_that_the_walk_misses(
+    model_dir: ModelDir, segments: Segments, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The TF2 loader's model is restored whole where not each variable was found, and is right."""
+    real = eager._Checkpoint.find
+
+    def forgetful(self: Any, root: Any) -> Any:
+        found = real(self, root)
+        del found[min(found)]
+        return found
+
+    monkeypatch.setattr(eager._Checkpoint, "find", forgetful)
+    base_path = model_dir("widedeep")
+    expected = predict(load(settings(base_path, shared="off", engine="tf2")), WIDEDEEP)
+    engine = load(settings(base_path, engine="tf2"), segment=segments(base_path))
+    assert predict(engine, WIDEDEEP) == expected
+    assert len(engine.weights.why["not found in the loaded model"]) == 1
+    assert engine.weights.shared_variables > 30
+
+
+def test_model_that_cannot_share(model_dir: ModelDir, segments: Segments) -> None:
+    """With "auto" it is loaded with private weights, and says why; with "on" it is refused with that reason."""
+    base_path = model_dir("ranker_ref")
+    segment = segments(base_path)
+    reason = "the TF2 loader shares the variables of TF2 models only"
+    engine = load(settings(base_path, engine="tf2"), segment=segment)
+    assert engine.weights.shared_variables == 0
+    assert [reason in why for why in engine.weights.why] == [True]
+    assert predict(engine, RANKER) == predict(load(settings(base_path, engine="tf2", shared="off")), RANKER)
+    with pytest.raises(LoadError, match=rf"weights\.shared is on, but .*{reason}"):
+        load(settings(base_path, engine="tf2", shared="on"), segment=segment)
+    with pytest.raises(LoadError, match=r"weights\.shared is on, but only 8 bytes could be shared"):
+        load(settings(base_path, shared="on"), unshared="only 8 bytes could be shared")
+
+
+def test_nothing_bound(model_dir: ModelDir, segments: Segments) -> None:
+    """With "on" a model of which no variable could be bound is refused with the reasons."""
+    segment = segments(model_dir("large"))
+    assert load(settings(model_dir("ranker_ref")), segment=segment).weights.shared_variables == 0
+    with pytest.raises(
+        LoadError, match="none of its variables can be shared: the checkpoint has it in other"
+    ):
+        load(settings(model_dir("ranker_ref"), shared="on"), segment=segment)
+
+
+def test_without_segment(model_dir: ModelDir) -> None:
+    """A private load reports all variables of the checkpoint under the reason that it was given."""
+    engine = load(settings(model_dir("half_plus_two")), unshared="only 8 bytes could be shared")
+    names = ["a", "b"]
+    expected = WeightsReport(
+        private_bytes=8, private_variables=2, why={"only 8 bytes could be shared": names}
+    )
+    assert engine.weights == expected
+
+
+if __name__ == "__main__":
+    print(measure(Path(sys.argv[1]), *sys.argv[2:]))
