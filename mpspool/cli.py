@@ -207,7 +207,10 @@ def wait(run: RunDir, timeout: float) -> None:
 @run_dir_option
 @click.option("--json", "as_json", is_flag=True, help="For scripts: names and values stay as they are.")
 def status(run: RunDir, as_json: bool) -> None:
-    """Show models, workers and processes."""
+    """Show models, workers and processes.
+
+    PSS is a worker's memory with its part of what it shares: these add up. Own is what no other process has.
+    """
     import json
 
     from mpspool.supervisor import ask, report
@@ -247,7 +250,11 @@ def status(run: RunDir, as_json: bool) -> None:
     help="With --path: a library with operations of your own; repeat for more.",
 )
 @click.option(
-    "--tag", "tags", multiple=True, metavar="TAG", help="With --path: of the graph; repeat for more.  [serve]"
+    "--saved-model-tag",
+    "tags",
+    multiple=True,
+    metavar="TAG",
+    help="With --path: of the graph; repeat for more.  [default: serve]",
 )
 @click.option("--json", "as_json", is_flag=True, help="For scripts: names and values stay as they are.")
 def model(
@@ -262,22 +269,23 @@ def model(
 ) -> None:
     """Show a model: signatures, variables, what its workers share, what a GPU cannot run.
 
-    NAME is a model of the pool that runs; --path looks at a SavedModel before it is served. What no GPU can run
-    is told by TensorFlow's own list of kernels, which needs no GPU. It takes a few seconds.
+    NAME is a model of the pool that runs; --path looks at a SavedModel before it is served. What a GPU cannot
+    run is known from TensorFlow's own list of kernels, on any machine. It takes a few seconds.
     """
     import json
 
-    from mpspool.supervisor import ask, describe, model_report
+    from mpspool.supervisor import ask, describe, model_report, report
 
     if (name is None) == (path is None):
         raise click.UsageError("give either NAME, a model of the pool, or --path, a SavedModel")
     if name is not None and (custom_ops or tags):
-        raise click.UsageError("--custom-op and --tag go with --path: the pool knows them of its models")
+        raise click.UsageError("--custom-op and --saved-model-tag go with --path: the pool knows its models'")
     try:
-        if path is not None:
-            found = describe.saved_model(describe.at_path(path, version, custom_ops, tags))
-        else:
-            found = describe.of_pool(ask.status(run), ask.model(run, str(name), version))
+        with report.busy("TensorFlow reads the model"):
+            if path is not None:
+                found = describe.saved_model(describe.at_path(path, version, custom_ops, tags))
+            else:
+                found = describe.of_pool(ask.status(run), ask.model(run, str(name), version))
     except (ask.NoPoolError, ask.NoModelError, describe.DescribeError) as error:
         fail(str(error))
     if as_json:

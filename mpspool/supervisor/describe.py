@@ -36,22 +36,9 @@ def at_path(
     Raises:
         DescribeError: there is none.
     """
-    path = Path(os.path.abspath(path))
-    if _is_saved_model(path):
-        if version is not None:
-            raise DescribeError(f"{path} is a SavedModel itself, and has no versions: leave --version out")
-        folder = path
-    else:
-        try:
-            latest, folder = latest_version(path)
-        except BasePathError as error:
-            raise DescribeError(str(error)) from error
-        if version is not None:
-            folder = path / str(version)
-        if not _is_saved_model(folder):
-            raise DescribeError(f"there is no SavedModel in {folder}; the latest version there is {latest}")
+    folder = _folder(Path(os.path.abspath(path)), version)
     return ModelSettings(
-        name=str(path),
+        name=folder.name,
         version=version or 0,
         path=str(folder),
         slots=[],
@@ -60,8 +47,28 @@ def at_path(
     )
 
 
+def _folder(path: Path, version: int | None) -> Path:
+    """The version folder. Raises DescribeError."""
+    if _is_saved_model(path):
+        if version is not None:
+            raise DescribeError(f"{path} is a SavedModel itself, and has no versions: leave --version out")
+        return path
+    if version is not None and _is_saved_model(path / str(version)):
+        return path / str(version)
+    try:
+        latest, folder = latest_version(path)
+    except BasePathError as error:
+        raise DescribeError(str(error)) from error
+    if version is not None:
+        raise DescribeError(
+            f"there is no SavedModel in {path / str(version)}; the latest version is {latest}"
+        )
+    return folder
+
+
 def _is_saved_model(folder: Path) -> bool:
-    return any((folder / name).exists() for name in SAVED_MODEL_FILES)
+    # Unlike Path.exists, False also where nobody may look.
+    return any(os.path.exists(folder / name) for name in SAVED_MODEL_FILES)
 
 
 def saved_model(model: ModelSettings) -> Message:

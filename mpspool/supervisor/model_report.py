@@ -9,6 +9,7 @@ from mpspool.core.control import Message
 from mpspool.supervisor.report import a_console, excess, size, table
 
 Part = Mapping[str, Any]
+Rows = list[tuple[str, ...]]
 
 
 def print_model(found: Message) -> None:
@@ -27,28 +28,26 @@ def print_model(found: Message) -> None:
     if error := found.get("error"):
         console.print(f"[yellow]{escape(error)}[/]")
     for key, signature in found["signatures"].items():
-        method = signature["method"] or "no method name"
-        console.print(f"\n[bold]signature {escape(key)}[/]  {escape(method)}")
+        console.print(f"\n[bold]signature {escape(key)}[/]  {escape(signature['method'])}".rstrip())
         console.print(table(_signature(signature), folded=("name",)))
-    console.print(f"[bold]variables[/]  {escape(_variables(found['variables']))}")
+    console.print(f"\n[bold]variables[/]  {escape(_variables(found['variables']))}")
     if largest := found["variables"].get("largest"):
         console.print(table(_largest(largest), folded=("name",)))
     if "model" in found:
-        console.print("[bold]weights in memory[/]")
+        console.print("\n[bold]weights in memory[/]")
         for line in _weights(found["weights"]):
-            console.print(f"  {escape(line)}")
+            console.print(escape(line))
         if told := excess(found["weights"]):
-            console.print(f"  [yellow]{told}[/]")
-        console.print()
-    console.print(f"[bold]on a GPU[/]  {_placement(found['cpu_only'])}")
+            console.print(f"[yellow]{told}[/]")
+    console.print(f"\n[bold]on a GPU[/]  {_placement(found)}")
     if found["cpu_only"]:
         console.print(table(_operations(found["cpu_only"]), folded=("types", "for example")))
     if found["unregistered"]:
-        console.print(f"[yellow]unknown to TensorFlow[/]: {escape(_unregistered(found))}")
+        console.print(f"\n[yellow]unknown to TensorFlow[/]: {escape(_unregistered(found))}")
 
 
-def _signature(signature: Part) -> list[tuple[str, ...]]:
-    rows = [("", "name", "dtype", "shape", "note")]
+def _signature(signature: Part) -> Rows:
+    rows: Rows = [("", "name", "dtype", "shape", "note")]
     for side in ("inputs", "outputs"):
         for number, (alias, tensor) in enumerate(signature[side].items()):
             notes = [tensor["kind"]] if tensor["kind"] != "dense" else []
@@ -71,13 +70,14 @@ def _variables(variables: Part) -> str:
         return f"not known: {variables['unknown']}"
     if not variables["count"]:
         return "none"
-    partial = "; the largest:" if len(variables["largest"]) < variables["count"] else ""
+    partial = "; the largest" if len(variables["largest"]) < variables["count"] else ""
     return f"{variables['count']:,} in the checkpoint, {size(variables['bytes'])}{partial}"
 
 
-def _largest(largest: list[Part]) -> list[tuple[str, ...]]:
-    return [("name", "dtype", "shape", "size")] + [
-        (one["name"], one["dtype"], _shape(one["shape"]), size(one["bytes"])) for one in largest
+def _largest(largest: list[Part]) -> Rows:
+    return [
+        ("name", "dtype", "shape", "size"),
+        *((one["name"], one["dtype"], _shape(one["shape"]), size(one["bytes"])) for one in largest),
     ]
 
 
@@ -95,18 +95,19 @@ def _weights(weights: Part) -> Iterator[str]:
         yield f"- {reason}: {such_as}{', '.join(names)}" if names else f"- {reason}"
 
 
-def _placement(cpu_only: list[Part] | None) -> str:
-    if cpu_only is None:
+def _placement(found: Message) -> str:
+    if found["cpu_only"] is None:
         return "not known: this TensorFlow was built without GPU kernels"
-    if not cpu_only:
-        return "every operation has a kernel"
-    nodes = sum(one["count"] for one in cpu_only)
-    return f"{_count(nodes, 'operation')} would run on the CPU, for lack of a GPU kernel:"
+    if not found["cpu_only"]:
+        return f"every {'other ' if found['unregistered'] else ''}operation has a kernel"
+    nodes = sum(one["count"] for one in found["cpu_only"])
+    return f"{_count(nodes, 'operation')} would run on the CPU, for lack of a GPU kernel"
 
 
-def _operations(cpu_only: list[Part]) -> list[tuple[str, ...]]:
-    return [("operation", "types", "nodes", "for example")] + [
-        (one["op"], one["types"] or "any", str(one["count"]), one["example"]) for one in cpu_only
+def _operations(cpu_only: list[Part]) -> Rows:
+    return [
+        ("operation", "types", "nodes", "for example"),
+        *((one["op"], one["types"] or "any", str(one["count"]), one["example"]) for one in cpu_only),
     ]
 
 

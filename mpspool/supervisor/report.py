@@ -7,6 +7,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,12 @@ def print_status(status: Status) -> None:
     console.print(f"[bold]{_coloured(pool['state'])}[/]  pid {pool['pid']}  {escape(_fronts(pool))}")
     console.print(f"run folder {escape(pool['run_dir'])}  MPS {pool['mps']}{_mark(pool)}")
     for rows in (_models(status), _workers(status), _processes(status)):
+        console.print()
         console.print(table(rows))
-    for name, weights in _weights(status):
-        if told := excess(weights):
-            console.print(f"[yellow]{escape(name)}[/]: {told}")
-    for name, error in _errors(status):
-        console.print(f"[yellow]{escape(name)}[/]: {escape(error)}")
+    if told := [*_excesses(status), *_errors(status)]:
+        console.print()
+    for name, text in told:
+        console.print(f"[yellow]{escape(name)}[/]: {escape(text)}")
 
 
 def _errors(status: Status) -> list[tuple[str, str]]:
@@ -67,12 +68,20 @@ def a_console() -> Any:
     return console
 
 
-def table(rows: list[tuple[str, ...]], *, folded: Collection[str] = ("error",)) -> Any:
+def busy(what: str) -> AbstractContextManager[Any]:
+    """Says on a terminal's standard error what is waited for, while it is."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return console.status(what) if console.is_terminal else nullcontext()
+
+
+def table(rows: list[tuple[str, ...]], *, folded: Collection[str] = ("error", "worker")) -> Any:
     """Rich's, from a row of titles and those below; of the columns `folded` may take several lines a row."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for title in rows[0]:
         table.add_column(
             title,
@@ -114,11 +123,12 @@ def _shares(weights: Status) -> str:
     return ", ".join(f"{size(weights[f'{kind}_bytes'])} {kind}" for kind in kinds) or "none"
 
 
-def _weights(status: Status) -> list[tuple[str, Status]]:
+def _excesses(status: Status) -> list[tuple[str, str]]:
     return [
-        (str(ModelVersion(model["name"], version["version"])), version.get("weights", {}))
+        (str(ModelVersion(model["name"], version["version"])), told)
         for model in status["models"]
         for version in model["versions"]
+        if (told := excess(version.get("weights", {})))
     ]
 
 

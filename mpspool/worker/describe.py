@@ -24,6 +24,7 @@ from mpspool.core import settings
 from mpspool.core.settings import ModelSettings
 
 if TYPE_CHECKING:
+    from mpspool.core.segment_file import Placed, Private
     from mpspool.worker.engine.base import TensorSpec
     from mpspool.worker.weights.checkpoint import Checkpoint, Tensor
 
@@ -65,8 +66,8 @@ def _tensors(
 ) -> dict[str, Any]:
     return {
         alias: {
-            "dtype": _dtype(spec.dtype),
-            "shape": None if spec.shape is None else list(spec.shape),
+            "dtype": _dtypes(infos[alias]),
+            "shape": None if spec.shape is None or _is_shapeless(infos[alias]) else list(spec.shape),
             "kind": _KINDS.get(infos[alias].WhichOneof("encoding"), "dense"),
             "optional": alias in optional,
         }
@@ -74,10 +75,21 @@ def _tensors(
     }
 
 
+def _dtypes(info: Any) -> str:
+    """A composite tensor's own is often left out: those of its components then."""
+    if info.dtype or not info.composite_tensor.components:
+        return _dtype(info.dtype)
+    return ", ".join(_dtypes(component) for component in info.composite_tensor.components)
+
+
+def _is_shapeless(info: Any) -> bool:
+    """A shape that is left out reads as a scalar's, which no composite tensor has."""
+    return info.WhichOneof("encoding") == "composite_tensor" and not info.HasField("tensor_shape")
+
+
 def _dtype(number: int) -> str:
     import tensorflow as tf
 
-    # 0 is what a composite tensor's own is, where its components have several.
     return tf.dtypes.as_dtype(number).name if number else "unknown"
 
 
@@ -95,7 +107,8 @@ def _variables(prefix: Path) -> dict[str, Any]:
     _require_whole(prefix, checkpoint)
     manifest = lay_out(checkpoint.tensors, "", 0, "")
     sizes: dict[str, int] = {}
-    for one in (*manifest.tensors, *manifest.private):
+    placed: list[Placed | Private] = [*manifest.tensors, *manifest.private]
+    for one in placed:
         sizes[one.key] = sizes.get(one.key, 0) + one.size
 
     def shown(tensor: Tensor) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def test_sigterm_while_workers_load_ends_all_at_once(
 ) -> None:
     """Before any worker is READY: exit status 0, nothing left, and well within the grace time."""
     pool = start_pool("--model", f"half_plus_two={model_dir('half_plus_two')}", "--cpu-slots", 2)
-    until(lambda: any(worker["pid"] for worker in pool.workers().values()), 20)
+    until(lambda: any(worker["state"] == "STARTING" for worker in pool.workers().values()), 20)
     assert not pool.all_ready()
     begun = time.monotonic()
     assert pool.stop(30) == 0

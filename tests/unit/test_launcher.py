@@ -79,7 +79,10 @@ class Nursery:
 
     def worker(self) -> subprocess.Popen[bytes]:
         """A process that a launcher can stand for."""
-        found = self._stack.enter_context(subprocess.Popen(["sleep", "60"]))
+        # Whatever the caller of the tests ignores, as nohup ignores SIGHUP, this one does not.
+        defaults = "import os, signal; [signal.signal(s, signal.SIG_DFL) for s in (1, 2, 3)]; os.execlp('sleep', 'sleep', '60')"
+        found = self._stack.enter_context(subprocess.Popen([sys.executable, "-I", "-S", "-c", defaults]))
+        until(lambda: b"sleep" in process.strings(found.pid, "cmdline")[0])
         self._stack.callback(found.kill)
         return found
 
