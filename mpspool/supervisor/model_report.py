@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpspool.core.control import Message
-from mpspool.supervisor.report import a_console, excess, size, table
+from mpspool.supervisor.report import a_console, coloured, excess, size, table
 
 Part = Mapping[str, Any]
 Rows = list[tuple[str, ...]]
@@ -23,7 +23,9 @@ def print_model(found: Message) -> None:
 
     console = a_console()
     if "model" in found:
-        console.print(f"[bold]{escape(found['model'])}[/] version {found['version']}  {found['state']}")
+        console.print(
+            f"[bold]{escape(found['model'])}[/] version {found['version']}  {coloured(found['state'])}"
+        )
     console.print(escape(found["path"]), soft_wrap=True)
     if error := found.get("error"):
         console.print(f"[yellow]{escape(error)}[/]")
@@ -113,7 +115,8 @@ def _operations(cpu_only: list[Part]) -> Rows:
 
 def _unregistered(found: Message) -> str:
     where = "custom_ops in the pool file" if "model" in found else "--custom-op"
-    return f"{', '.join(found['unregistered'])}; name the library that defines them with {where}"
+    them = "it" if len(found["unregistered"]) == 1 else "them"
+    return f"{', '.join(found['unregistered'])}; name the library that defines {them} with {where}"
 
 
 def _count(number: int, what: str) -> str:

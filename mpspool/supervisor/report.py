@@ -40,7 +40,7 @@ def print_status(status: Status) -> None:
 
     console = a_console()
     pool = status["pool"]
-    console.print(f"[bold]{_coloured(pool['state'])}[/]  pid {pool['pid']}  {escape(_fronts(pool))}")
+    console.print(f"[bold]{coloured(pool['state'])}[/]  pid {pool['pid']}  {escape(_fronts(pool))}")
     console.print(f"run folder {escape(pool['run_dir'])}  MPS {pool['mps']}{_mark(pool)}")
     for rows in (_models(status), _workers(status), _processes(status)):
         console.print()
@@ -90,11 +90,11 @@ def table(rows: list[tuple[str, ...]], *, folded: Collection[str] = ("error", "w
             overflow="fold",
         )
     for row in rows[1:]:
-        table.add_row(*(_coloured(cell) for cell in row))
+        table.add_row(*(coloured(cell) for cell in row))
     return table
 
 
-def _coloured(cell: str) -> str:
+def coloured(cell: str) -> str:
     from rich.markup import escape
 
     colour = _COLOURS.get(cell)

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import kernels, op_def_registry
 
-# "DEFAULT" kernels run on every device.
+# "DEFAULT" kernels run on every device, some of them on host memory.
 _ON_GPU = frozenset(("GPU", "DEFAULT"))
 
 

@@ -29,7 +29,7 @@ def test_imports_stay_light(module: str) -> None:
     assert not set(forbidden) & set(done.stdout.split())
 
 
-@pytest.mark.parametrize("command", ["start", "wait", "status", "stop", "logs", "predict"])
+@pytest.mark.parametrize("command", ["start", "wait", "status", "model", "stop", "logs", "predict"])
 def test_help_teaches_by_example(command: str) -> None:
     """Every command's help ends with commands to copy."""
     done = CliRunner().invoke(main, [command, "--help"])
@@ -134,6 +134,50 @@ def test_predict_asks_the_pool_of_the_folder(tmp_path: Path) -> None:
             assert (f"status --run-dir {run.root})" in done.stderr) == bool(port)
 
 
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ([], "either NAME"),
+        (["half", "--path", "."], "either NAME"),
+        (["half", "--saved-model-tag", "gpu"], "go with --path"),
+        (["--path", ".", "--custom-op", "/nowhere/hash.so"], "/nowhere/hash.so"),
+    ],
+)
+def test_model_refuses_what_does_not_go_together(args: list[str], told: str) -> None:
+    """As a mistake in the command, exit status 2."""
+    done = CliRunner().invoke(main, ["model", *args])
+    assert (done.exit_code, told in done.stderr) == (2, True)
+
+
+def test_model_without_a_pool_says_what_to_do(tmp_path: Path) -> None:
+    """Exit 1, the folder that was looked at, and how to start one."""
+    done = CliRunner().invoke(main, ["model", "half", "--run-dir", str(tmp_path)])
+    assert (done.exit_code, f"no pool runs in {tmp_path}; start one" in done.stderr) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("kill -SEGV $$", "the process that read it was ended by SIGSEGV"),
+        ("echo noise >&2; echo why >&2; exit 3", "the process that read it ended with status 3: why"),
+        ("exit 1", "status 1: it said nothing"),
+        ('printf %s \'{"error": "in two\\nlines"}\'', "in two lines"),
+    ],
+)
+def test_a_child_that_gives_no_answer_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, told: str
+) -> None:
+    """In one line: how it ended, and its last words."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{script}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    (tmp_path / "saved_model.pbtxt").write_text("not read")
+    done = CliRunner().invoke(main, ["model", "--path", str(tmp_path)])
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.endswith(f"{told}\n")
+
+
 def test_the_lock_refuses_a_second_pool_and_names_the_first(tmp_path: Path) -> None:
     """The holder's pid is known while it holds the run folder, and 0 once it has gone."""
     from mpspool.core.errors import StartError
@@ -175,6 +219,54 @@ def test_the_table_shows_states_errors_and_stand_ins(capsys: pytest.CaptureFixtu
         "AVAILABLE",
     ):
         assert word in text
+
+
+def weights(**fields: object) -> dict[str, object]:
+    none = dict.fromkeys(
+        ("shared_bytes", "private_bytes", "shared_variables", "private_variables", "excess_bytes"), 0
+    )
+    return {**none, "why": {}, **fields}
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({}, "AVAILABLE  -  "),
+        (weights(), "AVAILABLE  none  "),
+        (weights(private_variables=2, private_bytes=8), "AVAILABLE  8 B private  "),
+        (
+            weights(shared_variables=1, shared_bytes=36_800_000, private_variables=14, private_bytes=56),
+            "AVAILABLE  36.8 MB shared, 56 B private  ",
+        ),
+        (
+            weights(shared_variables=1, shared_bytes=2 * 10**9, excess_bytes=12_000_000),
+            "half@1: a worker has 12.0 MB of private memory beyond what was expected",
+        ),
+    ],
+)
+def test_the_table_shows_what_is_shared(
+    capsys: pytest.CaptureFixture[str], found: dict[str, object], told: str
+) -> None:
+    """Per model version; what was copied in silence is a line of its own."""
+    version = {"version": 1, "state": "AVAILABLE", "error": "", "weights": found}
+    report.print_status({**STATUS, "models": [{"name": "half", "versions": [version]}]})
+    assert told in capsys.readouterr().out
+
+
+def test_the_table_shows_memory_and_fits_100_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of a worker that has served millions; one that is not there has none."""
+    (worker,) = STATUS["workers"]
+    big = {
+        "id": "half_plus_two@1.gpu0.0", "simulated": False, "pid": 1234567, "served": 12_345_678,
+        "memory": {"pss_bytes": 2_345_600_000, "private_bytes": 25_400_000, "shared_bytes": 9**11},
+    }  # fmt: skip
+    report.print_status({**STATUS, "workers": [worker, {**worker, **big}]})
+    lines = capsys.readouterr().out.splitlines()
+    (line,) = [line for line in lines if line.startswith("half_plus_two@1.gpu0.0  ")]
+    assert line.split()[-3:] == ["2,346", "25", "0-1"]
+    (line,) = [line for line in lines if line.startswith("half@1.cpu0.0 SIMULATED")]
+    assert line.split()[-3:] == ["-", "-", "0-1"]
+    assert max(map(len, lines)) <= 100
 
 
 def test_changes_are_told_once() -> None:

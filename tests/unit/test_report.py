@@ -1,15 +1,16 @@
-"""What a start tells the user to type."""
+"""What a start tells the user to type, and what is said of a model."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import ModelSettings, PoolSettings, RouterSettings
-from mpspool.supervisor import report
+from mpspool.supervisor import model_report, report
 from mpspool.supervisor.ports import client_address, with_port
 
 
@@ -99,3 +100,69 @@ def test_the_line_to_try_can_be_typed_whatever_the_name(program: Path) -> None:
 def test_there_is_nothing_to_try_without_grpc(program: Path) -> None:
     """`predict` speaks gRPC, so the line would be wrong."""
     assert report.how_to_try(settings(port=0)) == ""
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_949, "999.9 kB"), (999_950, "1.0 MB"),
+     (36_800_000, "36.8 MB"), (5 * 10**9, "5.0 GB"), (2 * 10**15, "2000.0 TB")],
+)  # fmt: skip
+def test_sizes_are_short(count: int, text: str) -> None:
+    """Three to four digits and a unit."""
+    assert report.size(count) == text
+
+
+def weights(**fields: Any) -> dict[str, Any]:
+    none = dict.fromkeys(
+        ("shared_bytes", "private_bytes", "shared_variables", "private_variables", "excess_bytes"), 0
+    )
+    return {**none, "why": {}, **fields}
+
+
+def model_text(capsys: pytest.CaptureFixture[str], **fields: Any) -> str:
+    """What is printed of a model of the pool without signatures, but for these fields."""
+    model: dict[str, Any] = {
+        "model": "half", "version": 1, "state": "AVAILABLE", "error": "", "path": "/m/half/1", "weights": {},
+        "signatures": {}, "variables": {"count": 0, "bytes": 0, "largest": []}, "cpu_only": [],
+        "unregistered": [],
+    }  # fmt: skip
+    model_report.print_model({**model, **fields})
+    return capsys.readouterr().out
+
+
+def test_a_model_says_what_is_private_and_why(capsys: pytest.CaptureFixture[str]) -> None:
+    """All names where all are known, else some; a reason for no variable in particular stands alone."""
+    assert "not known until a worker is READY" in model_text(capsys)
+    why = {"string": ["words", "[bold]"], "each worker ran the restore op": []}
+    found = weights(shared_variables=1, shared_bytes=64, private_variables=2, private_bytes=9, why=why)
+    text = model_text(capsys, weights=found)
+    assert "64 B in 1 variable: one copy for all workers" in text
+    assert "9 B in 2 variables: a copy in each worker" in text
+    assert "- string: words, [bold]\n- each worker ran the restore op\n" in text
+    text = model_text(capsys, weights={**found, "private_variables": 7, "excess_bytes": 10**6})
+    assert "- string: such as words, [bold]" in text
+    assert "1.0 MB of private memory beyond what was expected" in text
+
+
+def test_a_model_says_what_a_gpu_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing, something, or that it cannot be known."""
+    assert "every operation has a kernel" in model_text(capsys)
+    assert "not known: this TensorFlow was built without GPU kernels" in model_text(capsys, cpu_only=None)
+    one = {"op": "Tile", "types": "T=string", "count": 3, "example": "a/tile"}
+    text = model_text(capsys, cpu_only=[one, {**one, "op": "StringJoin", "types": ""}])
+    assert "6 operations would run on the CPU" in text
+    assert [line.split() for line in text.splitlines()[-2:]] == [
+        ["Tile", "T=string", "3", "a/tile"],
+        ["StringJoin", "any", "3", "a/tile"],
+    ]
+    text = model_text(capsys, unregistered=["A", "B"])
+    assert "every other operation has a kernel" in text
+    assert "A, B; name the library that defines them with custom_ops in the pool file" in text
+
+
+def test_a_model_shows_its_state_and_error(capsys: pytest.CaptureFixture[str]) -> None:
+    """A version that failed is described all the same; so is a checkpoint that only TensorFlow reads."""
+    variables = {"unknown": "/m/half/1/variables.index is compressed"}
+    text = model_text(capsys, state="END", error="cannot [bold]", variables=variables)
+    assert text.startswith("half version 1  END\n/m/half/1\ncannot [bold]\n")
+    assert "variables  not known: /m/half/1/variables.index is compressed" in text
