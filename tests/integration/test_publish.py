@@ -43,10 +43,10 @@ MODULE = "mpspool.worker.weights.publish"
 
 
 class FakePool:
-    """The pool's side of the weights socket: takes offers and answers with the last one."""
+    """The pool's side of the weights socket: takes offers and answers with the model's last one."""
 
-    def __init__(self, path: Path) -> None:
-        self.offers: list[tuple[Offer, int | None]] = []
+    def __init__(self, path: Path, *offers: Offer) -> None:
+        self.offers: list[tuple[Offer, int | None]] = [(offer, None) for offer in offers]
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.bind(str(path))
         self._socket.listen()
@@ -68,7 +68,7 @@ class FakePool:
             self.offers.append((message, descriptor))
             weights.send(connection, Taken())
         elif isinstance(message, Want):
-            weights.send(connection, *self.offers[-1])
+            weights.send(connection, *next(o for o in reversed(self.offers) if o[0].model == message.model))
 
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)
@@ -501,10 +501,9 @@ def test_the_pool_may_be_away(bench: Bench, written: Path) -> None:
     answers: list[Any] = []
     asking = threading.Thread(target=lambda: answers.append(handover.want(path, "later", 1, 30.0)))
     asking.start()
-    bench.pool = FakePool(path)
-    bench.pool.offers.append((Offer("later", 1, "none to share"), None))
-    assert child.wait(timeout=60) == 0
+    bench.pool = FakePool(path, Offer("later", 1, "none to share"))
     asking.join()
+    assert child.wait(timeout=60) == 0
     assert answers == [(Offer("later", 1, "none to share"), None)]
     assert [message.model for message, _ in bench.pool.offers] == ["later", MODEL.name]
 
