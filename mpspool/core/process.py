@@ -16,6 +16,8 @@ from pathlib import Path
 EXIT_NEVER = 78
 # A launcher ends with this status when its worker has ended and nobody can say how (EX_SOFTWARE).
 EXIT_UNKNOWN = 70
+# A launcher ends with this status when the nursery could not do what was asked (EX_OSERR).
+EXIT_REFUSED = 71
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -95,7 +97,7 @@ def lock_holder(path: Path) -> int:
     except FileNotFoundError:
         return 0
     try:
-        return _holder(descriptor)
+        return max(0, _holder(descriptor))  # negative where it is no process of ours
     finally:
         os.close(descriptor)
 

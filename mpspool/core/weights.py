@@ -34,11 +34,15 @@ class WeightsReport(msgspec.Struct, frozen=True):
 
 
 class Offer(msgspec.Struct, tag="offer", frozen=True):
-    """A model version's segment, whose descriptor comes with it; or the reason why there is none."""
+    """A model version's segment, whose descriptor comes with it; or the reason why there is none.
+
+    Without one each worker reads the checkpoint for itself, unless that has `failed` for good.
+    """
 
     model: str
     version: int
     reason: str = ""
+    failed: bool = False
 
 
 class Taken(msgspec.Struct, tag="taken", frozen=True):

@@ -99,7 +99,7 @@ class Worker:
         self._to(WorkerState.WARMING)
         warmup.warm_up(engine, self._model, Path(self._config.model.path))
         self._engine = engine
-        weights = checked(engine.weights, before_bytes)
+        weights = checked(engine.weights, before_bytes, Path(self._config.model.path))
         logger.info(
             "ready",
             engine=engine.name,

@@ -112,7 +112,7 @@ def _ask(nursery: str, settings: str) -> _Worker:
     while (left_s := end - time.monotonic()) > 0:
         try:
             return _ask_once(nursery, settings, left_s)
-        except (FileNotFoundError, ConnectionError, TimeoutError, _AgainError):
+        except (FileNotFoundError, ConnectionError, BlockingIOError, TimeoutError, _AgainError):
             time.sleep(_RETRY_S)
     raise _NoForkError(f"no nursery has answered at {nursery} for {WAIT_S:g} s")
 

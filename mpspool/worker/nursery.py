@@ -376,7 +376,7 @@ def _read_at_import(name: bytes) -> bool:
 
 def _imported_code() -> Code:
     """This package's modules, the interpreter, and the folder that changes with every package installed."""
-    found = {sys.executable}
+    found = {sys.executable, __file__}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == "mpspool" and module.__file__:
             found.add(module.__file__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -179,3 +180,15 @@ def test_other_backings_leave_nothing(
     assert weights(pool, "large")["shared_bytes"] == models.LARGE_ROWS * models.LARGE_COLUMNS * 4
     assert not list(tmp_path.iterdir())
     assert {path.name for path in Path("/dev/shm").iterdir()} == seen
+
+
+def test_a_folder_that_was_changed_in_place_is_refused(
+    start_pool: PoolStarter, model_dir: ModelDir, tmp_path: Path
+) -> None:
+    """Another checkpoint under the same version number: a new worker says so, instead of mixing old and new."""
+    shutil.copytree(model_dir("large"), tmp_path / "large")
+    pool = start_pool("--model", f"large={tmp_path / 'large'}", "--cpu-slots", 1).wait()
+    os.utime(tmp_path / "large" / "1" / "variables" / "variables.data-00000-of-00001", (1, 1))
+    kill(pool.workers()["large@1.cpu0.0"]["pid"])
+    worker = until(lambda: (w := pool.workers()["large@1.cpu0.0"])["state"] == "FATAL" and w, 60)
+    assert "was changed since its weights were published" in worker["error"]

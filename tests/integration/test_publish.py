@@ -43,7 +43,7 @@ MODULE = "mpspool.worker.weights.publish"
 
 
 class FakePool:
-    """The pool's side of the weights socket: takes offers and answers with the model's last one."""
+    """The pool's side of the weights socket: takes offers and answers with the model's last one, or else another's."""
 
     def __init__(self, path: Path, *offers: Offer) -> None:
         self.offers: list[tuple[Offer, int | None]] = [(offer, None) for offer in offers]
@@ -68,7 +68,8 @@ class FakePool:
             self.offers.append((message, descriptor))
             weights.send(connection, Taken())
         elif isinstance(message, Want):
-            weights.send(connection, *next(o for o in reversed(self.offers) if o[0].model == message.model))
+            known = [offer for offer in self.offers if offer[0].model == message.model]
+            weights.send(connection, *(known or self.offers)[-1])
 
     def close(self) -> None:
         self._socket.shutdown(socket.SHUT_RDWR)

@@ -109,8 +109,18 @@ def leave_out(values: Any, location: Location) -> None:
 
 
 def rebase(values: Mapping[str, object], names: tuple[str, ...], folder: Path) -> dict[str, object]:
-    """Makes the paths in these fields (a text, or a list of them) absolute, from `folder`."""
-    return {key: _rebase(value, folder) if key in names else value for key, value in values.items()}
+    """Makes the paths in these fields (a text, or a list of them) absolute, from `folder`.
+
+    "section.field" names a field of a section.
+    """
+    based: dict[str, object] = {}
+    for key, value in values.items():
+        inner = tuple(name.removeprefix(f"{key}.") for name in names if name.startswith(f"{key}."))
+        if inner and isinstance(value, dict):
+            based[key] = rebase(value, inner, folder)
+        else:
+            based[key] = _rebase(value, folder) if key in names else value
+    return based
 
 
 def _rebase(value: object, folder: Path) -> object:

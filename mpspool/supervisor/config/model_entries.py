@@ -11,7 +11,7 @@ from mpspool.supervisor.config.layers import Layer, Location, Source, dotted, re
 
 FLAG = "--model"
 _STAND_IN = "(none)"
-_PATHS = ("base_path", "custom_ops")
+_PATHS = ("base_path", "custom_ops", "weights.folder")
 
 
 @dataclass(slots=True)
@@ -116,11 +116,13 @@ def _put(entries: list[Entry], name: str, values: dict[str, object]) -> None:
 
 
 def override(entries: list[Entry], fields: Iterable[str]) -> None:
-    """Takes from each entry what a flag or variable says for all models."""
+    """Takes from each entry what a flag or variable says for all models: "field", or "section.field"."""
     for entry in entries:
-        if isinstance(entry.values, dict):
-            for name in fields:
-                entry.values.pop(name, None)
+        for name in fields:
+            section, _, inner = name.partition(".")
+            values = entry.values.get(section) if inner and isinstance(entry.values, dict) else entry.values
+            if isinstance(values, dict):
+                values.pop(inner or name, None)
 
 
 def check_names(entries: list[Entry]) -> list[Problem]:

@@ -43,6 +43,7 @@ DEFAULT_CONTEXTS_PER_GPU = 4
 # A name, escaped, is part of file names, which end at 255 bytes.
 _MAX_NAME_BYTES = 180
 _MAX_SIMULATED_GPUS = 64
+_PATHS = ("run_dir", "weights.folder")
 
 
 def _read_gpus(value: object) -> object:
@@ -350,10 +351,10 @@ def _merge(
     below = Layer() if file is None else read_file(file)
     folder = here if file is None else file.absolute().parent
     entries = take_entries(below, folder)
-    below.values = rebase(below.values, ("run_dir",), folder)
+    below.values = rebase(below.values, _PATHS, folder)
     above = overlay(read_environment(environ, pool_fields()), _read_flags(flags))
-    above.values = rebase(above.values, ("run_dir",), here)
-    override(entries, set(Placement.model_fields) & set(above.values))
+    above.values = rebase(above.values, _PATHS, here)
+    override(entries, [*(set(Placement.model_fields) & set(above.values)), *_weights_fields(above)])
     models = flags.get("model") or ()
     assert isinstance(models, list | tuple)
     put_flags(above, entries, models, here)
@@ -361,6 +362,11 @@ def _merge(
     if not layer.complete:
         layer.left_out |= set(PoolConfig.model_fields) - set(layer.values)
     return layer, entries
+
+
+def _weights_fields(layer: Layer) -> list[str]:
+    weights = layer.values.get("weights")
+    return [f"weights.{name}" for name in weights] if isinstance(weights, dict) else []
 
 
 def _read_flags(flags: Mapping[str, object]) -> Layer:

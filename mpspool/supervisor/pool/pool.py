@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,9 @@ class Pool:
         if self._workers.unreaped():
             return _SOON_S
         dues = [slot.due for slot in self._slots.values() if slot.due is not None] + self._weights.due()
-        return max(_SOON_S, min([_PERIOD_S, *(due - time.monotonic() for due in dues)]))
+        # What was due and had to wait for something is woken by that.
+        left_s = [due - time.monotonic() for due in dues]
+        return max(_SOON_S, min([_PERIOD_S, *(one for one in left_s if one > -_SOON_S)]))
 
     async def _reconcile(self) -> bool:
         """One round; True when something was done, so that another should follow at once."""
@@ -323,14 +326,14 @@ class Pool:
             await asyncio.wait_for(self._settled.wait(), _SETTLE_S)
         self._settled.set()
         pids = {worker: self._pid(worker) for worker in self._slots}
-        found = {worker: process.memory(pid) for worker, pid in pids.items()} if "memory" in request else {}
+        found = await asyncio.to_thread(_memory, pids) if "memory" in request else {}
         return status.build(
             status.View(
                 self._config,
                 self._slots,
                 self._processes,
                 pids,
-                {worker: memory for worker, memory in found.items() if memory},
+                found,
                 self._router,
                 _foreground_pid(self._run),
                 self._router_error(),
@@ -374,6 +377,11 @@ class Pool:
                     logger.info("router drained", left=answer["left"])
                     return int(answer["left"])
         return 0
+
+
+def _memory(pids: Mapping[WorkerId, int]) -> dict[WorkerId, process.Memory]:
+    """Takes milliseconds per mapped GB."""
+    return {worker: found for worker, pid in pids.items() if (found := process.memory(pid)) is not None}
 
 
 async def _returns(event: asyncio.Event) -> None:

@@ -175,10 +175,17 @@ def _models(view: View) -> list[Status]:
 def _version(model: str, found: Mapping[str, Any], reports: Mapping[str, WorkerReport]) -> Status:
     described: Status = {"version": found["version"], "state": found["state"], "error": found["error"]}
     mine = ModelVersion(model, found["version"])
-    for name, report in reports.items():
-        if report.state == WorkerState.READY.value and WorkerId.parse(name).model_version == mine:
-            return {**described, "weights": report.weights}  # all its workers bind them alike
-    return described
+    ready = [
+        report.weights
+        for name, report in reports.items()
+        if report.state == WorkerState.READY.value and WorkerId.parse(name).model_version == mine
+    ]
+    # All its workers bind them alike; where one does not, it is the one to look at.
+    return {**described, "weights": max(ready, key=_privacy)} if ready else described
+
+
+def _privacy(weights: Mapping[str, Any]) -> tuple[int, int]:
+    return weights.get("excess_bytes", 0), weights.get("private_bytes", 0)
 
 
 def _simulated(what: str | bool) -> Status:

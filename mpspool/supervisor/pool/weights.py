@@ -23,7 +23,7 @@ from mpspool.core.settings import ModelSettings, PoolSettings, PublishSettings
 from mpspool.core.states import SlotState
 from mpspool.supervisor import programs
 from mpspool.supervisor.pool.slots import Slot, StartNow
-from mpspool.supervisor.supervisord import ProcessInfo, Supervisord
+from mpspool.supervisor.supervisord import Fault, ProcessInfo, Supervisord, SupervisordError
 
 logger = log.get("weights")
 
@@ -166,8 +166,14 @@ class Weights:
             programs.conf_file(self._run, model.publisher),
             programs.publisher_conf(self._run, model).encode(),
         )
-        await self._supervisord.add([model.publisher])
-        pid = await self._supervisord.start(model.publisher)
+        pid = 0
+        try:
+            await self._supervisord.add([model.publisher])
+            pid = await self._supervisord.start(model.publisher)
+        except SupervisordError as error:
+            if error.fault == Fault.SHUTDOWN_STATE:
+                raise
+            self._run.error_file(model.publisher).write_text(f"{error}\n", encoding="utf-8")
         version.publisher.started(pid, generation)
         logger.info("publishing", model=str(model), pid=pid)
 
@@ -195,8 +201,7 @@ class Weights:
 
     def _settle(self, version: _Version, descriptor: int | None, private: str) -> None:
         if version.settled.is_set():  # of a publisher that was started twice: the first one's holds
-            if descriptor is not None:
-                os.close(descriptor)
+            _close(descriptor)
             return
         version.descriptor, version.private = descriptor, private
         version.settled.set()
@@ -241,16 +246,19 @@ class Weights:
             case weights.Offer(name, number, reason):
                 version = self._versions.get(ModelVersion(name, number))
                 if version is None or (descriptor is None and not reason):
+                    _close(descriptor)
                     raise OSError(f"{name}@{number} was offered, which nobody needs")
                 self._settle(version, descriptor, reason)
                 return weights.Taken(), None
             case weights.Want(name, number):
+                _close(descriptor)
                 version = self._versions.get(ModelVersion(name, number))
                 if version is None:
                     return weights.Offer(name, number, "weights.shared: off"), None
                 self._want(version)
                 await version.settled.wait()
-                return weights.Offer(name, number, version.private or version.failed), version.descriptor
+                reason = version.private or version.failed
+                return weights.Offer(name, number, reason, bool(version.failed)), version.descriptor
         raise OSError(f"{message} is an answer, not a question")
 
     def close(self) -> None:
@@ -263,3 +271,8 @@ class Weights:
         for version in self._versions.values():
             if version.descriptor is not None:
                 os.close(version.descriptor)
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)

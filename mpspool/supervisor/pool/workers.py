@@ -163,6 +163,8 @@ class Workers:
                 return line
         if exit_status == process.EXIT_UNKNOWN:
             return "ended after its nursery had, so nobody knows how"
+        if exit_status == process.EXIT_REFUSED:
+            return "the nursery could not fork it; see mpspool logs nursery"
         if exit_status > 0:
             return f"exit status {exit_status}"
         with contextlib.suppress(SupervisordError):
@@ -205,11 +207,19 @@ class Workers:
 
     async def _kill(self, workers: list[tuple[WorkerId, _Watched]], limit_s: float) -> None:
         """Under MPS the client is cut off first: killing a busy one can wedge its server."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s / 2):
-                await asyncio.gather(*(self._terminate_client(worker) for worker, _ in workers))
-        for worker, held in workers:
-            _kill(self.pid(worker))
+        # Held before anything ends: afterwards the slot's lock may be its next generation's.
+        forked = [pidfd for worker, _ in workers if (pidfd := _open(self.pid(worker))) >= 0]
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(limit_s / 2):
+                    await asyncio.gather(*(self._terminate_client(worker) for worker, _ in workers))
+            for pidfd in forked:
+                with contextlib.suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        finally:
+            for pidfd in forked:
+                os.close(pidfd)
+        for _, held in workers:
             held.signal(signal.SIGKILL)
         await _gone([held for _, held in workers], limit_s / 2)
 
@@ -249,11 +259,12 @@ class Workers:
             logger.warning("the MPS daemon did not end the client", worker=str(worker), error=str(error))
 
 
-def _kill(pid: int) -> None:
-    """What a launcher stands for may be stopped, and not hear that its launcher has gone."""
-    with contextlib.suppress(ProcessLookupError):
-        if pid:
-            os.kill(pid, signal.SIGKILL)
+def _open(pid: int) -> int:
+    """A pidfd of what a launcher stands for, -1 where there is none."""
+    try:
+        return os.pidfd_open(pid) if pid > 0 else -1
+    except ProcessLookupError:
+        return -1
 
 
 def _attached(control: Control, pid: int) -> bool:

@@ -8,8 +8,10 @@ import msgspec
 
 from mpspool.core import log
 from mpspool.core.rundir import RunDir
+from mpspool.core.segment_file import source_of
 from mpspool.core.settings import WorkerSettings
 from mpspool.core.weights import WeightsReport
+from mpspool.worker.engine.saved_model import LoadError
 from mpspool.worker.weights.handover import want
 from mpspool.worker.weights.memory import private_bytes
 from mpspool.worker.weights.segment import Segment
@@ -19,9 +21,11 @@ logger = log.get("weights")
 OFF = "weights.shared: off"
 # A pool process that was killed is back by then, and has published again if it had to.
 _PATIENCE_S = 120.0
-# What TensorFlow's runtime, the graph and a warm-up call take for themselves.
+# What a loaded and warm model takes beside its variables, at most, as seen: the runtime and a call; the graph and
+# the tables, by the size of the files they are made from; and the assignments in the graph, by their number.
 _ALLOWANCE_BYTES = 64 * 2**20
-_SUSPICIOUS_SHARE = 0.1
+_PER_FILE_BYTE = 12
+_PER_VARIABLE_BYTES = 300 * 2**10
 
 
 def attach(config: WorkerSettings) -> tuple[Segment | None, str]:
@@ -30,6 +34,7 @@ def attach(config: WorkerSettings) -> tuple[Segment | None, str]:
     Raises:
         HandoverError: the pool process cannot be reached.
         SegmentError: what it gave cannot be used.
+        LoadError: there will never be one, or not of the files that are there now.
     """
     model = config.model
     if model.weights.shared == "off":
@@ -37,22 +42,33 @@ def attach(config: WorkerSettings) -> tuple[Segment | None, str]:
     offer, descriptor = want(
         RunDir(Path(config.run_dir)).weights_socket, model.name, model.version, _PATIENCE_S
     )
+    if offer.failed:
+        raise LoadError(offer.reason)
     if descriptor is None:
         return None, offer.reason
-    return Segment.open(descriptor), ""
+    segment = Segment.open(descriptor)
+    if source_of(Path(model.path) / "variables" / "variables") != segment.manifest.source:
+        raise LoadError(
+            f"{model.path} was changed since its weights were published, and its workers would no longer agree: "
+            "give what is new a version number of its own, or start the pool again"
+        )
+    return segment, ""
 
 
-def checked(report: WeightsReport, before_bytes: int) -> WeightsReport:
+def checked(report: WeightsReport, before_bytes: int, path: Path) -> WeightsReport:
     """The report with what was copied in silence, if anything was, which is logged too.
 
     Args:
         report: the engine's.
         before_bytes: private_bytes() before the model was loaded; now it is loaded and warm.
+        path: the version folder.
     """
+    variables = report.shared_variables + report.private_variables
+    expected = _ALLOWANCE_BYTES + _PER_FILE_BYTE * _graph_bytes(path) + _PER_VARIABLE_BYTES * variables
     grown = private_bytes() - before_bytes - report.private_bytes
-    # More than there is to copy cannot have been copied: a large graph takes memory of its own.
-    excess = min(grown - _ALLOWANCE_BYTES, report.shared_bytes)
-    if excess < report.shared_bytes * _SUSPICIOUS_SHARE or excess <= 0:
+    # More than there is to copy cannot have been copied.
+    excess = min(grown - expected, report.shared_bytes)
+    if excess <= 0:
         return report
     logger.warning(
         "more private memory than expected: weights may have been copied in silence",
@@ -60,3 +76,9 @@ def checked(report: WeightsReport, before_bytes: int) -> WeightsReport:
         shared_bytes=report.shared_bytes,
     )
     return msgspec.structs.replace(report, excess_bytes=excess)
+
+
+def _graph_bytes(path: Path) -> int:
+    """The graph and the assets: all but the variables."""
+    files = [*path.glob("saved_model.pb*"), *(path / "assets").rglob("*")]
+    return sum(file.stat().st_size for file in files if file.is_file())

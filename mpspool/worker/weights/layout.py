@@ -65,7 +65,7 @@ def why_private(tensor: Tensor) -> str:
     if not math.prod(tensor.shape):
         return "empty"
     if tensor.size % ALIGNMENT:
-        return f"its {tensor.size} bytes are no multiple of {ALIGNMENT}"
+        return f"its size is no multiple of {ALIGNMENT} bytes"
     return ""
 
 
