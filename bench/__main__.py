@@ -10,13 +10,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import environments, report
+from bench import environments, report, sharing
 from bench.environments import BenchError
 from bench.front import LAYERS
 from bench.guard import running
 from bench.models import MODELS
 from bench.peers import GROUPS, OURS
-from bench.sharing import measure_sharing
 from bench.suite import Plan, Results, run_part
 
 _RESULTS = Path(__file__).resolve().parent / "results"
@@ -92,7 +91,7 @@ def _run_parts(options: argparse.Namespace, plan: Plan, results: Results) -> Non
         if options.only in (None, "pool"):
             run_part("pool", peers, plan, results, run, limit=True)
         if options.only in (None, "sharing"):
-            results.sharing = measure_sharing(run, quick=options.quick)
+            results.sharing = sharing.measure_sharing(run, quick=options.quick)
         if options.only == "inprocess":
             run_part("pool", [], highest, results, run, limit=True)
 
@@ -103,6 +102,8 @@ def _write(results: Results, plan: Plan, name: str) -> None:
     (_RESULTS / f"{name}.md").write_text(table)
     (_RESULTS / f"{name}.json").write_text(report.as_json(results, plan))
     report.plot(results, _RESULTS / f"{name}.png")
+    if results.sharing is not None:
+        sharing.plot(results.sharing, _RESULTS / f"{name}.sharing.png")
     print(f"\n{table}\nbench: written to {_RESULTS / name}.md, .json, .png", flush=True)
 
 

@@ -35,6 +35,7 @@ _PER_REQUEST = 100_000
 _READY_S = 300.0
 _RESTARTS = 20
 _DEADLINE_S = 60.0
+_ROWS_ASKED = (1, 512, 20_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,18 +84,21 @@ class Sharing:
         held: by variant and number of workers.
         back_s: by variant, the times from a worker's SIGKILL until its slot is READY again.
         back_big_s: the same for a worker with the 1 GB model.
+        slower: by rows asked for, the time of an answer from shared weights by that from private ones,
+            one pair of requests after another.
     """
 
     held: dict[tuple[Variant, int], Held]
     back_s: dict[Variant, list[float]]
     back_big_s: dict[Variant, list[float]]
+    slower: dict[int, list[float]]
 
 
 def measure_sharing(run: Run, *, quick: bool) -> Sharing:
     """Raises BenchError: a pool did not come up or answered wrong."""
     big = _ensure_big(run.models)
     small = run.models / "half_plus_two"
-    found = Sharing({}, {}, {})
+    found = Sharing({}, {}, {}, {})
     for variant in VARIANTS:
         for workers in (2,) if quick else (1, 2, 4):
             with _Pool(run, "embedding", big, variant, workers) as pool:
@@ -108,7 +112,23 @@ def measure_sharing(run: Run, *, quick: bool) -> Sharing:
             print(
                 f"{variant.title:14} back after {statistics.median(found.back_s[variant]):.2f} s", flush=True
             )
+    found.slower.update(_compare_answers(run, big, 20 if quick else 200))
     return found
+
+
+def _compare_answers(run: Run, big: Path, pairs: int) -> Iterator[tuple[int, list[float]]]:
+    """Rows asked for, and the ratios of shared to private of that many pairs of requests."""
+    with (
+        _Pool(run, "embedding", big, OURS, 1) as shared,
+        _Pool(run, "embedding", big, Variant(shared=False, fork=True), 1) as private,
+    ):
+        for pool in (shared, private):
+            pool.touch_all()
+        for count in _ROWS_ASKED:
+            yield (
+                count,
+                [shared.answer_s(count, seed) / private.answer_s(count, seed) for seed in range(pairs)],
+            )
 
 
 def tables(found: Sharing) -> Iterator[str]:
@@ -135,6 +155,16 @@ def tables(found: Sharing) -> Iterator[str]:
             f" {statistics.median(times) / plain_s:.2f} |"
         )
 
+    yield from (
+        "",
+        "Time of an answer, shared / private weights, one request after another, median of pairs:",
+        "",
+    )
+    yield "| rows | shared / private |"
+    yield "|---|---|"
+    for count, ratios in found.slower.items():
+        yield f"| {count} | {statistics.median(ratios):.2f} |"
+
 
 def _median_and_worst(times: Sequence[float]) -> str:
     return f"{statistics.median(times):.2f} ({max(times):.2f})"
@@ -155,7 +185,37 @@ def as_dict(found: Sharing) -> dict[str, Any]:
         ],
         "back_s": {variant.title: times for variant, times in found.back_s.items()},
         "back_big_s": {variant.title: times for variant, times in found.back_big_s.items()},
+        "slower": found.slower,
     }
+
+
+def plot(found: Sharing, file: Path) -> None:
+    """Memory by workers, and the time to be back."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (memory, back) = plt.subplots(1, 2, figsize=(11, 4))
+    for variant in VARIANTS:
+        points = sorted(
+            (workers, held.pss_mb) for (one, workers), held in found.held.items() if one == variant
+        )
+        memory.plot(*zip(*points, strict=True), marker="o", label=variant.title)
+    memory.set(
+        title="1 GB model: PSS of nursery, launchers, workers", xlabel="workers", ylabel="MB", ylim=(0, None)
+    )
+    memory.legend(fontsize=8)
+    places = range(len(VARIANTS))
+    for shift, title, times in ((-0.2, "half_plus_two", found.back_s), (0.2, "1 GB model", found.back_big_s)):
+        heights = [statistics.median(times[variant]) for variant in VARIANTS]
+        back.bar([place + shift for place in places], heights, 0.4, label=title)
+    back.set_xticks(list(places), [variant.title for variant in VARIANTS], fontsize=8)
+    back.set(title="SIGKILL of a worker until READY again, median", ylabel="s")
+    back.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+    plt.close(figure)
 
 
 class _Pool:
@@ -169,6 +229,7 @@ class _Pool:
         self._fork = variant.fork
         self._port = free_ports()
         self._ready_s = 0.0
+        self._channel: grpc.Channel | None = None
         self._environment = {
             measure.MARK: f"{run.mark}.sharing.",
             "PYTHONPATH": str(REPOSITORY),
@@ -208,6 +269,8 @@ class _Pool:
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        if self._channel is not None:
+            self._channel.close()
         self._process.send_signal(signal.SIGTERM)
         self._process.wait(60)
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -239,6 +302,17 @@ class _Pool:
                 answers = [call.future(body, timeout=_DEADLINE_S) for _ in range(2 * self._workers)]
                 for answer in answers:
                     answer.result()
+
+    def answer_s(self, count: int, seed: int) -> float:
+        """One request of `count` random rows."""
+        ids = np.random.default_rng(seed).integers(0, ROWS, count, dtype=np.int64)
+        body = _request(self._model, ids)
+        if self._channel is None:
+            self._channel = grpc.insecure_channel(f"127.0.0.1:{self._port}")
+        call = self._channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
+        start = time.perf_counter()
+        call(body, timeout=_DEADLINE_S)
+        return time.perf_counter() - start
 
     def held(self) -> Held:
         found = self._until(lambda _: True)
