@@ -111,7 +111,8 @@ def _field(data: bytes, position: int, depth: int = 0) -> tuple[int, int, int]:
     """
     tag, position = _varint(data, position)
     wire = tag & 7
-    if not 8 <= tag < 2**32 or wire > _FIXED32:
+    # A field number of 0 is none; protobuf does not mind it within an unknown group.
+    if tag >= 2**32 or wire > _FIXED32 or (tag < 8 and not depth):
         raise _MalformedError
     start = position
     if wire == _VARINT:

@@ -106,6 +106,7 @@ def test_agrees_with_protobuf_on_requests(body: bytes) -> None:
 
 @given(st.binary(max_size=64))
 @example(b"\x0b\x0c")
+@example(b"[\x00\x01\x13\x14\\")
 @example(b"\x0c")
 @example(b"\x00")
 @example(b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01")
