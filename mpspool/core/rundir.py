@@ -104,6 +104,13 @@ class RunDir:
         """Why a process could not start, in one line, written by it just before it ends."""
         return self.progress / f"{program}.error"
 
+    def last_words(self, program: str) -> str:
+        """What its error file says, "" where there is none."""
+        try:
+            return self.error_file(program).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return ""
+
     def lock_file(self, program: str) -> Path:
         """Held by the process that fills a slot, for life: process.take_over(), process.lock_holder()."""
         return self.progress / f"{program}.lock"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -71,21 +72,42 @@ def test_sigterm_while_workers_load_ends_all_at_once(
     pool.assert_nothing_left()
 
 
-def test_what_is_in_flight_after_the_grace_time_is_refused(
+@pytest.fixture
+def sleeping_pool(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], testing_ops: Path, tmp_path: Path
-) -> None:
-    """A request that takes longer than the grace time: UNAVAILABLE with the reason, and the log counts it."""
-    config = tmp_path / "pool.yaml"
-    config.write_text(
-        "grace_s: 4\nmodels:\n"
-        f"  - {{name: sleeper, base_path: {model_dir('sleeper')}, cpu_slots: 1, custom_ops: [{testing_ops}]}}\n"
-    )
-    pool = start_pool(config).wait()
-    command = [*CLI, "predict", "sleeper", "--input", '{"x": [60.0]}', "--address", pool.address]
+) -> Callable[..., Pool]:
+    """Starts a pool of one worker whose requests take as many seconds as they say; takes more of its file."""
+
+    def make(more: str = "") -> Pool:
+        config = tmp_path / "pool.yaml"
+        config.write_text(
+            f"{more}models:\n"
+            f"  - {{name: sleeper, base_path: {model_dir('sleeper')}, cpu_slots: 1, custom_ops: [{testing_ops}]}}\n"
+        )
+        return start_pool(config).wait()
+
+    return make
+
+
+@contextlib.contextmanager
+def in_flight(pool: Pool, seconds: float) -> Iterator[subprocess.Popen[str]]:
+    """A client whose request of so many seconds is being run."""
+    asked = ["predict", "sleeper", "--input", json.dumps({"x": [seconds]}), "--timeout", "90"]
     with subprocess.Popen(
-        [*command, "--timeout", "90"], stderr=subprocess.PIPE, text=True, cwd=ROOT
+        [*CLI, *asked, "--address", pool.address],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
     ) as asking:
         until(lambda: pool.workers()["sleeper@1.cpu0.0"]["in_flight"] == 1, 20)
+        yield asking
+
+
+def test_what_is_in_flight_after_the_grace_time_is_refused(sleeping_pool: Callable[..., Pool]) -> None:
+    """A request that takes longer than the grace time: UNAVAILABLE with the reason, and the log counts it."""
+    pool = sleeping_pool("grace_s: 4\n")
+    with in_flight(pool, 60.0) as asking:
         assert pool.stop(30) == 0
         _, error = asking.communicate(timeout=10)
     assert "UNAVAILABLE: This server has shut down" in error
@@ -93,21 +115,10 @@ def test_what_is_in_flight_after_the_grace_time_is_refused(
     pool.assert_nothing_left()
 
 
-def test_what_is_in_flight_at_sigterm_is_answered(
-    start_pool: PoolStarter, model_dir: Callable[[str], Path], testing_ops: Path, tmp_path: Path
-) -> None:
+def test_what_is_in_flight_at_sigterm_is_answered(sleeping_pool: Callable[..., Pool]) -> None:
     """A request that takes 2 s, one in flight when the pool is told to end: its answer comes, and is right."""
-    config = tmp_path / "pool.yaml"
-    config.write_text(
-        "models:\n"
-        f"  - {{name: sleeper, base_path: {model_dir('sleeper')}, cpu_slots: 1, custom_ops: [{testing_ops}]}}\n"
-    )
-    pool = start_pool(config).wait()
-    command = [*CLI, "predict", "sleeper", "--input", '{"x": [2.0]}', "--address", pool.address]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
-    ) as asking:
-        until(lambda: pool.workers()["sleeper@1.cpu0.0"]["in_flight"] == 1, 20)
+    pool = sleeping_pool()
+    with in_flight(pool, 2.0) as asking:
         assert pool.stop(30) == 0
         out, err = asking.communicate(timeout=10)
     assert (asking.returncode, err) == (0, "")

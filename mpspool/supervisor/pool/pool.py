@@ -343,11 +343,7 @@ class Pool:
 
     def _router_error(self) -> str:
         """Why there is no router, where it said so."""
-        if self._router is not None:
-            return ""
-        with contextlib.suppress(OSError):
-            return self._run.error_file(programs.ROUTER).read_text(encoding="utf-8", errors="replace").strip()
-        return ""
+        return self._run.last_words(programs.ROUTER) if self._router is None else ""
 
     async def _stop(self, request: Message) -> Message:
         """Drains the router, then ends the workers; nothing is started from here on."""

@@ -7,7 +7,6 @@ pool process that was killed gets it back from any worker that lives, and only w
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import time
@@ -180,10 +179,8 @@ class Weights:
     def _ended(self, model: ModelVersion, version: _Version, process: ProcessInfo | None) -> None:
         """It ended without having handed over anything."""
         status = process.exit_status if process else -1
-        reason = f"its weights could not be published: the publisher ended with status {status}"
-        with contextlib.suppress(OSError):
-            words = self._run.error_file(model.publisher).read_text(encoding="utf-8", errors="replace")
-            reason = words.strip() or reason
+        reason = self._run.last_words(model.publisher)
+        reason = reason or f"its weights could not be published: the publisher ended with status {status}"
         version.publisher.ended(status, time.monotonic(), reason)
         logger.warning("not published", model=str(model), reason=reason)
         if version.failed:

@@ -157,10 +157,8 @@ class Workers:
 
     async def why(self, worker: WorkerId, exit_status: int, spawn_error: str) -> str:
         """Why it ended, in one line: its own last words, else supervisord's."""
-        with contextlib.suppress(OSError):
-            words = self._run.error_file(worker.program).read_text(encoding="utf-8", errors="replace")
-            if line := words.strip():
-                return line
+        if words := self._run.last_words(worker.program):
+            return words
         if exit_status == process.EXIT_UNKNOWN:
             return "ended after its nursery had, so nobody knows how"
         if exit_status == process.EXIT_REFUSED:
