@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import environments, report, sharing
+from bench import environments, report, sharing, sharing_report
 from bench.environments import BenchError
 from bench.front import LAYERS
 from bench.guard import running
@@ -103,7 +103,7 @@ def _write(results: Results, plan: Plan, name: str) -> None:
     (_RESULTS / f"{name}.json").write_text(report.as_json(results, plan))
     report.plot(results, _RESULTS / f"{name}.png")
     if results.sharing is not None:
-        sharing.plot(results.sharing, _RESULTS / f"{name}.sharing.png")
+        sharing_report.plot(results.sharing, _RESULTS / f"{name}.sharing.png")
     print(f"\n{table}\nbench: written to {_RESULTS / name}.md, .json, .png", flush=True)
 
 

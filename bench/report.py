@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench import sharing
+from bench import sharing_report
 from bench.cell import Sample
 from bench.environments import REPOSITORY
 from bench.suite import Cell, Plan, Results
@@ -49,7 +49,7 @@ def markdown(results: Results, plan: Plan) -> str:
             *_front_tables(results),
             *_pool_tables(results),
             *_footprints(results),
-            *(sharing.tables(results.sharing) if results.sharing else ()),
+            *(sharing_report.tables(results.sharing) if results.sharing else ()),
             *target_lines(results),
             *_failures(results),
             "",
@@ -247,7 +247,7 @@ def as_json(results: Results, plan: Plan) -> str:
         "plan": dataclasses.asdict(plan),
         "cells": cells,
         "footprints": footprints,
-        "sharing": sharing.as_dict(results.sharing) if results.sharing else None,
+        "sharing": sharing_report.as_dict(results.sharing) if results.sharing else None,
         "failures": results.failures,
     }
     return json.dumps(whole, indent=1)

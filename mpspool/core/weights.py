@@ -12,6 +12,9 @@ import socket
 import msgspec
 
 _MAX_MESSAGE_BYTES = 64 * 1024
+# Why a variable is private all the same after it was bound to the one copy: TensorFlow's doing, or the model's.
+COPIED = "TensorFlow copied it"
+WRITTEN = "the model writes to it"
 
 
 class WeightsReport(msgspec.Struct, frozen=True):
@@ -20,9 +23,9 @@ class WeightsReport(msgspec.Struct, frozen=True):
     Attributes:
         shared_bytes: in the one copy of all workers.
         private_bytes: in this worker alone.
-        why: reason -> names of the variables that are private for it, a few of each.
-        excess_bytes: private memory after warm-up beyond what was expected; more than a little of it
-            means that something was copied in silence.
+        why: reason -> names of the variables that are private for it, wholly or in part, a few of each.
+        excess_bytes: private memory that should not be: of the variables under COPIED, and after warm-up what
+            the worker has beyond all that was expected.
     """
 
     shared_bytes: int = 0

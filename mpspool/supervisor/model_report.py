@@ -40,7 +40,7 @@ def print_model(found: Message) -> None:
         for line in _weights(found["weights"]):
             console.print(escape(line))
         if told := excess(found["weights"]):
-            console.print(f"[yellow]{told}[/]")
+            console.print(f"[yellow]{escape(told)}[/]")
     console.print(f"\n[bold]on a GPU[/]  {_placement(found)}")
     if found["cpu_only"]:
         console.print(table(_operations(found["cpu_only"]), folded=("types", "for example")))

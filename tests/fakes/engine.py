@@ -18,7 +18,6 @@ class FakeEngine:
     """
 
     name = "fake"
-    weights = WeightsReport()
 
     def __init__(
         self, signatures: Sequence[Signature], answer: Answer, feed_names: Mapping[str, str] | None = None
@@ -27,6 +26,9 @@ class FakeEngine:
         self.calls: list[tuple[str, dict[str, Array], tuple[str, ...]]] = []
         self._answer = answer
         self._feed_names = feed_names or {}
+
+    def weights(self) -> WeightsReport:
+        return WeightsReport()
 
     @property
     def signature_def_map(self) -> bytes:

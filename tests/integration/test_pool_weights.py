@@ -164,7 +164,7 @@ def test_on_refuses_what_cannot_be_shared_and_auto_says_why_not(
         in (pool.workers()["on@1.cpu0.0"]["error"])
     )
     until(lambda: {pool.workers()[f"{name}@1.cpu0.0"]["state"] for name in ("auto", "off")} == {"READY"}, 60)
-    assert list(weights(pool, "auto")["why"]) == ["none of the model's variables can be shared"]
+    assert list(weights(pool, "auto")["why"]) == ["only 0 bytes of it are worth sharing"]
     assert list(weights(pool, "off")["why"]) == ["weights.shared: off"]
 
 

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from mpspool.worker.weights.restores import Source, Table, Variable, ancestors, restores, written
+from mpspool.worker.weights.restores import (
+    Source,
+    Table,
+    Variable,
+    ancestors,
+    identity,
+    restores,
+    written,
+)
 
 v1 = tf.compat.v1
 DT_FLOAT, DT_INT64 = 1, 9
@@ -84,15 +92,42 @@ def test_value_that_is_computed(graph: Any) -> None:
     assert set(found.unknown) == {"its AddV2 doubled", "its AssignVariableOp save/AssignVariableOp"}
 
 
-def test_variable_restored_twice(graph: Any) -> None:
-    """Of two values for one variable none is taken for the right one."""
+@pytest.mark.parametrize(("key", "unknown"), [("one", 0), ("two", 1)])
+def test_variable_restored_twice(graph: Any, key: str, unknown: int) -> None:
+    """Of two values for one variable none is taken for the right one; one value twice is one value."""
     a = v1.get_variable("a", [2], use_resource=True)
-    meta_graph = exported(graph, v1.train.Saver({"one": a}))
+    b = v1.get_variable("b", [2], use_resource=True)
+    meta_graph = exported(graph, v1.train.Saver({"one": a, "two": b}))
+    by_target = {item.input[0]: item for item in meta_graph.graph_def.node if item.op == "AssignVariableOp"}
+    first, other = by_target["a"], by_target["b"]
     second = meta_graph.graph_def.node.add()
-    second.CopyFrom(node(meta_graph, "save/AssignVariableOp"))
-    second.name = "again"
+    second.CopyFrom(first if key == "one" else other)
+    second.name, second.input[0] = "again", "a"
     node(meta_graph, meta_graph.saver_def.restore_op_name).input.append("^again")
-    assert len(restores(meta_graph).unknown) == 1
+    found = restores(meta_graph)
+    assert len(found.unknown) == unknown
+    assert len(found.variables) == 2
+
+
+def test_nodes_of_one_variable(graph: Any) -> None:
+    """A reference variable goes by its shared name or else its node, a resource variable by its shared name only."""
+
+    def reference(name: str, shared_name: str = "", container: str = "") -> Any:
+        made = tf.raw_ops.VariableV2(
+            shape=[2], dtype=tf.float32, name=name, shared_name=shared_name, container=container
+        )
+        return identity(made.op.node_def)
+
+    def resource(name: str, shared_name: str = "") -> Any:
+        made = tf.raw_ops.VarHandleOp(shape=[2], dtype=tf.float32, name=name, shared_name=shared_name)
+        return identity(made.op.node_def)
+
+    assert reference("a", "one") == reference("b", "one") == reference("one")
+    assert reference("c", "one") != reference("d", "one", "other")
+    assert reference("e") != reference("f")
+    assert resource("g", "one") == resource("h", "one") != resource("one_")
+    assert resource("i", "one") != reference("j", "one")
+    assert resource("k") == resource("l")
 
 
 def function_restore(*, table: bool = False) -> Any:

@@ -14,7 +14,7 @@ from mpspool.core import tfs
 from mpspool.core.segment_file import MAGIC, PAGE, Manifest, header
 from mpspool.worker.weights import room
 from mpspool.worker.weights.checkpoint import Tensor, element_bytes
-from mpspool.worker.weights.layout import ALIGNMENT, lay_out, why_private
+from mpspool.worker.weights.layout import WORTH_BYTES, lay_out, why_private
 
 _NUMBER = {data_type.text: number for number, data_type in tfs.DATA_TYPES.items()}
 
@@ -36,10 +36,10 @@ tensors = st.lists(
 )
 
 
-@given(tensors)
-def test_every_tensor_has_a_place_or_a_reason(given_tensors: list[Tensor]) -> None:
+@given(tensors, st.sampled_from(["auto", "on"]))
+def test_every_tensor_has_a_place_or_a_reason(given_tensors: list[Tensor], shared: str) -> None:
     """Places begin on pages of their own, after the header, each with a spare element; no tensor is forgotten."""
-    manifest = lay_out(given_tensors, "m", 3, "digest")
+    manifest = lay_out(given_tensors, "m", 3, "digest", shared=shared)
     assert (manifest.model, manifest.version, manifest.source) == ("m", 3, "digest")
     end = len(MAGIC) + len(header(manifest))
     for placed in manifest.tensors:
@@ -56,6 +56,9 @@ def test_every_tensor_has_a_place_or_a_reason(given_tensors: list[Tensor]) -> No
     assert all(item.reason for item in manifest.private)
 
 
+UNEVEN = "less than 64 KiB, and no multiple of 64 bytes"
+
+
 @pytest.mark.parametrize(
     ("one", "reason"),
     [
@@ -63,8 +66,10 @@ def test_every_tensor_has_a_place_or_a_reason(given_tensors: list[Tensor]) -> No
         (tensor(dtype="bfloat16", shape=(32,)), ""),
         (tensor(dtype="bool", shape=(64,)), ""),
         (tensor(dtype="complex128", shape=(2, 2)), ""),
-        (tensor(shape=(15,)), f"its size is no multiple of {ALIGNMENT} bytes"),
-        (tensor(shape=()), f"its size is no multiple of {ALIGNMENT} bytes"),
+        (tensor(shape=(15,)), UNEVEN),
+        (tensor(shape=()), UNEVEN),
+        (tensor(dtype="bool", shape=(2**16 - 1,)), UNEVEN),
+        (tensor(dtype="bool", shape=(2**16 + 1,)), ""),
         (tensor(shape=(7, 0)), "empty"),
         (tensor(dtype="string", size=640), "string"),
         (tensor(dtype="variant", size=640), "dtype variant"),
@@ -76,13 +81,20 @@ def test_every_tensor_has_a_place_or_a_reason(given_tensors: list[Tensor]) -> No
 )
 def test_reasons(one: Tensor, reason: str) -> None:
     """What TensorFlow cannot take without a copy is private, and says why."""
-    assert why_private(one) == reason
+    assert why_private(one, "on") == reason
+
+
+def test_what_is_too_small_to_be_worth_it() -> None:
+    """With auto a small variable is private, as its binding would take more of each worker than it saves."""
+    assert why_private(tensor(dtype="bool", shape=(WORTH_BYTES,))) == ""
+    assert why_private(tensor(dtype="bool", shape=(WORTH_BYTES - 64,))) == "less than 64 KiB"
+    assert why_private(tensor(shape=(15,))) == "less than 64 KiB"
 
 
 def test_the_exporters_own_entries_are_nobodys() -> None:
     """The object graph and the save counter are no variables of the model."""
     keys = ["_CHECKPOINTABLE_OBJECT_GRAPH", "save_counter/.ATTRIBUTES/VARIABLE_VALUE", "v"]
-    manifest = lay_out([tensor(key) for key in keys], "m", 1, "")
+    manifest = lay_out([tensor(key) for key in keys], "m", 1, "", shared="on")
     assert [placed.key for placed in manifest.tensors] == ["v"]
     assert not manifest.private
 

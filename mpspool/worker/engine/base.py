@@ -44,9 +44,8 @@ class Engine(Protocol):
     def name(self) -> str:
         """What the log and the status call it: "session" or "tf2"."""
 
-    @property
     def weights(self) -> WeightsReport:
-        """Where its variables lie. What was copied in silence is the worker's to find."""
+        """Where its variables lie now. What else was copied in silence is the worker's to find."""
 
     @property
     def signatures(self) -> Mapping[str, Signature]:

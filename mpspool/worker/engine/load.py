@@ -54,9 +54,7 @@ def load(
         tf.errors.OpError: it could not be loaded this time.
     """
     path = Path(settings.path)
-    if segment is not None:
-        segment.map()
-    elif settings.weights.shared == "on":
+    if segment is None and settings.weights.shared == "on":
         raise LoadError(f"{path}: weights.shared is on, but {unshared}")
     for library in settings.custom_ops:
         load_ops(library)
@@ -136,6 +134,7 @@ def _sharing(settings: ModelSettings, weights: Segment | str, make: Callable[[Se
     if isinstance(weights, str):
         return _never(path, lambda: make(weights))
     required = settings.weights.shared == "on"
+    weights.map()  # afresh: an engine that was made before may have written to its variables
     try:
         engine = _never(path, lambda: make(weights))
     except LoadError as error:
@@ -144,8 +143,8 @@ def _sharing(settings: ModelSettings, weights: Segment | str, make: Callable[[Se
             raise LoadError(f"{path}: weights.shared is on, but {reason}") from error
         logger.warning("weights not shared", reason=reason)
         return _never(path, lambda: make(reason))
-    if required and not engine.weights.shared_variables:
-        why = "; ".join(engine.weights.why) or "it has none"
+    if required and not (report := engine.weights()).shared_variables:
+        why = "; ".join(report.why) or "it has none"
         raise LoadError(f"{path}: weights.shared is on, but none of its variables can be shared: {why}")
     return engine
 

@@ -75,18 +75,23 @@ class SessionEngine:
             self._options.inter_op_thread_pool = _CALLING_THREAD
         self._session = v1.Session(graph=tf.Graph(), config=config)
         try:
-            self.weights = self._load(path, tags, weights)
+            self._weights = self._load(path, tags, weights)
         except BaseException:
             self.close()
             raise
         self._call = lru_cache(_MAX_CALLS)(self._compile)
 
-    def _load(self, path: Path, tags: Sequence[str], weights: Segment | str) -> WeightsReport:
-        if isinstance(weights, str):
-            with self._session.graph.as_default():
-                v1.saved_model.load(self._session, list(tags), str(path))
-            return all_private(path, weights)
-        return bind(self._session, path, read_meta_graph(path, tags), weights)
+    def _load(self, path: Path, tags: Sequence[str], weights: Segment | str) -> Callable[[], WeightsReport]:
+        if not isinstance(weights, str):
+            return bind(self._session, path, read_meta_graph(path, tags), weights).report
+        with self._session.graph.as_default():
+            v1.saved_model.load(self._session, list(tags), str(path))
+        report = all_private(path, weights)
+        return lambda: report
+
+    def weights(self) -> WeightsReport:
+        """See Engine.weights."""
+        return self._weights()
 
     @property
     def signatures(self) -> Mapping[str, Signature]:

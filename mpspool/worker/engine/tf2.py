@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +42,18 @@ class Tf2Engine:
         self._signatures = signatures
         # Kept: the variables live as long as the loaded root does.
         self._root: Any
-        self.weights: WeightsReport
+        self._weights: Callable[[], WeightsReport]
         if isinstance(weights, str):
             self._root = tf.saved_model.load(str(path), tags=list(tags))
-            self.weights = all_private(path, weights)
+            report = all_private(path, weights)
+            self._weights = lambda: report
         else:
-            self._root, self.weights = eager.load(path, tags, weights)
+            self._root, bound = eager.load(path, tags, weights)
+            self._weights = bound.report
+
+    def weights(self) -> WeightsReport:
+        """See Engine.weights."""
+        return self._weights()
 
     @property
     def signatures(self) -> Mapping[str, Signature]:

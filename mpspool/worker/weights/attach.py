@@ -10,7 +10,7 @@ from mpspool.core import log
 from mpspool.core.rundir import RunDir
 from mpspool.core.segment_file import source_of
 from mpspool.core.settings import WorkerSettings
-from mpspool.core.weights import WeightsReport
+from mpspool.core.weights import COPIED, WeightsReport
 from mpspool.worker.engine.saved_model import LoadError
 from mpspool.worker.weights.handover import want
 from mpspool.worker.weights.memory import private_bytes
@@ -56,13 +56,17 @@ def attach(config: WorkerSettings) -> tuple[Segment | None, str]:
 
 
 def checked(report: WeightsReport, before_bytes: int, path: Path) -> WeightsReport:
-    """The report with what was copied in silence, if anything was, which is logged too.
+    """The report with what else was copied in silence, beside the variables: logged, if anything was.
+
+    The variables it knows for certain. This finds by its size what TensorFlow keeps of them elsewhere.
 
     Args:
-        report: the engine's.
-        before_bytes: private_bytes() before the model was loaded; now it is loaded and warm.
+        report: the engine's, now that it is loaded and warm.
+        before_bytes: private_bytes() before the model was loaded.
         path: the version folder.
     """
+    if copied := report.why.get(COPIED):
+        logger.warning("weights were copied in silence", bytes=report.excess_bytes, variables=copied)
     variables = report.shared_variables + report.private_variables
     expected = _ALLOWANCE_BYTES + _PER_FILE_BYTE * _graph_bytes(path) + _PER_VARIABLE_BYTES * variables
     grown = private_bytes() - before_bytes - report.private_bytes
@@ -75,7 +79,7 @@ def checked(report: WeightsReport, before_bytes: int, path: Path) -> WeightsRepo
         excess_bytes=excess,
         shared_bytes=report.shared_bytes,
     )
-    return msgspec.structs.replace(report, excess_bytes=excess)
+    return msgspec.structs.replace(report, excess_bytes=report.excess_bytes + excess)
 
 
 def _graph_bytes(path: Path) -> int:

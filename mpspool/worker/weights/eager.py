@@ -1,12 +1,12 @@
 """Loads with the TF2 loader and fills the variables from a segment without a copy.
 
-As in a Session TensorFlow must own the memory: see binding.py.
+As in a Session TensorFlow must own the memory: see shares.py.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,9 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2
 
 from mpspool.core import log
-from mpspool.core.weights import WeightsReport
+from mpspool.worker.weights.bound import Bound
+from mpspool.worker.weights.buffers import of_eager
+from mpspool.worker.weights.layout import ALIGNMENT
 from mpspool.worker.weights.report import Account
 from mpspool.worker.weights.segment import Placed, Segment
 
@@ -27,8 +29,8 @@ _VALUE = "VARIABLE_VALUE"
 _SAVE_COUNTER = "save_counter/.ATTRIBUTES/VARIABLE_VALUE"
 
 
-def load(path: Path, tags: Sequence[str], segment: Segment) -> tuple[Any, WeightsReport]:
-    """Loads a version folder. Returns the loaded root and where its variables lie.
+def load(path: Path, tags: Sequence[str], segment: Segment) -> tuple[Any, Bound]:
+    """Loads a version folder. Returns the loaded root and its variables, of which can be asked where they lie.
 
     Args:
         path: the version folder.
@@ -46,9 +48,7 @@ def load(path: Path, tags: Sequence[str], segment: Segment) -> tuple[Any, Weight
         # A variable that nothing filled would be an empty tensor, and no error.
         found = checkpoint.find(root)
         if len(found) == len(checkpoint.keys()) and not _unfilled(root, found.values()):
-            account = Account(segment.manifest)
-            _fill(found, checkpoint, segment, account)
-            return root, account.report()
+            return root, _fill(found, checkpoint, segment, Account(segment.manifest))
         others = ["variables that the loaded model has elsewhere"]
     what = ", ".join(others[:3])
     logger.warning("weights restored before they are shared", others=what)
@@ -59,8 +59,7 @@ def load(path: Path, tags: Sequence[str], segment: Segment) -> tuple[Any, Weight
     for key in checkpoint.keys() - set(found):
         account.keep(key, "", "not found in the loaded model")
     account.keep_others(checkpoint.keys(), "no variable")
-    _bind(found, segment, account)
-    return root, account.report()
+    return root, _bind(found, segment, account)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,40 +130,59 @@ def _unfilled(root: Any, filled: Any) -> list[Any]:
     return [variable for variable in variables if id(variable) not in known]
 
 
-def _fill(found: dict[str, Any], checkpoint: _Checkpoint, segment: Segment, account: Account) -> None:
+def _fill(found: Mapping[str, Any], checkpoint: _Checkpoint, segment: Segment, account: Account) -> Bound:
     """Binds what the segment has, and restores the others one by one."""
-    for key in _bind(found, segment, account):
-        tensors = tf.raw_ops.RestoreV2(
-            prefix=checkpoint.prefix,
-            tensor_names=[key],
-            shape_and_slices=[""],
-            dtypes=[checkpoint.dtypes[key]],
-        )
-        found[key].assign(tensors[0], read_value=False)
+    for key, variable in found.items():
+        if segment.find(key) is None:
+            tensors = tf.raw_ops.RestoreV2(
+                prefix=checkpoint.prefix,
+                tensor_names=[key],
+                shape_and_slices=[""],
+                dtypes=[checkpoint.dtypes[key]],
+            )
+            variable.assign(tensors[0], read_value=False)
+    return _bind(found, segment, account)
 
 
-def _bind(found: dict[str, Any], segment: Segment, account: Account) -> list[str]:
-    """Binds what the segment has. Returns the keys of the others."""
-    left = []
+def _bind(found: Mapping[str, Any], segment: Segment, account: Account) -> Bound:
+    """Binds what the segment has."""
+    bound: list[tuple[Placed, Any]] = []
     for key, variable in found.items():
         placed = segment.find(key)
         if placed is None:
             account.keep(key, "", account.reason(key))
-            left.append(key)
         else:
             variable.assign(_tensor(segment, placed), read_value=False)
             account.share(key)
-    return left
+            bound.append((placed, variable))
+    return Bound(
+        segment,
+        account,
+        [placed for placed, _ in bound],
+        lambda: of_eager(variable for _, variable in bound),
+    )
 
 
 def _tensor(segment: Segment, placed: Placed) -> Any:
     """A tensor over the segment's memory, which TensorFlow takes for its own."""
     array = segment.array(placed.key, placed.spec, spare=True)
     assert array is not None
-    size = np.array([math.prod(placed.shape)])
+    dtype, count = tf.dtypes.as_dtype(placed.dtype), math.prod(placed.shape)
     with tf.device("/CPU:0"):
-        borrowed = _borrowed(array, tf.dtypes.as_dtype(placed.dtype))
-        return tf.reshape(tf.slice(borrowed, np.zeros_like(size), size), placed.shape)
+        if placed.size % ALIGNMENT:
+            owned = _element(_borrowed(array[None, :count], dtype))
+        else:
+            owned = tf.slice(_borrowed(array, dtype), np.array([0]), np.array([count]))
+        return tf.reshape(owned, placed.shape)
+
+
+def _element(rows: Any) -> Any:
+    """The one row of a matrix."""
+    data = tf.raw_ops.TensorSliceDataset(components=[rows], output_shapes=[rows.shape[1:]])
+    (element,) = tf.raw_ops.DatasetToSingleElement(
+        dataset=data, output_types=[rows.dtype], output_shapes=[rows.shape[1:]]
+    )
+    return element
 
 
 def _borrowed(array: np.ndarray[Any, Any], dtype: Any) -> Any:

@@ -21,7 +21,7 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.segment_file import MAGIC, Manifest, Placed, SegmentError, header, memfd_name, source_of
 from mpspool.core.settings import ModelSettings, PublishSettings
 from mpspool.core.weights import Offer
-from mpspool.worker.weights import segment
+from mpspool.worker.weights import huge_pages, segment
 from mpspool.worker.weights.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -41,6 +41,8 @@ logger = log.get("publish")
 _CHUNK_BYTES = 2**20
 # With less to share a worker's own copy is the cheaper one.
 _WORTH_BYTES = 2**20
+# So long they may be looked for whatever the size.
+_HUGE_PAGES_S = 1.0
 _AGAIN = "export the model again, or copy its whole variables folder"
 
 
@@ -61,15 +63,22 @@ def publish(model: ModelSettings) -> tuple[int, Manifest]:
     """
     prefix = Path(model.path) / "variables" / "variables"
     checkpoint = _read(prefix)
-    manifest = lay_out(checkpoint.tensors, model.name, model.version, source_of(prefix))
+    manifest = lay_out(
+        checkpoint.tensors, model.name, model.version, source_of(prefix), shared=model.weights.shared
+    )
     _require_worth(manifest, model.weights.shared)
     name = memfd_name(ModelVersion(model.name, model.version))
+    start = time.monotonic()
     descriptor = segment.create(model.weights.backing, model.weights.folder, manifest.size, name)
     try:
         _fill(descriptor, prefix, checkpoint, manifest)
     except BaseException:
         os.close(descriptor)
         raise
+    # However hard huge pages are to find, publishing takes no more than twice as long for them.
+    limit_s = max(_HUGE_PAGES_S, time.monotonic() - start)
+    huge = huge_pages.collapse(descriptor, manifest.size, limit_s)
+    logger.info("in huge pages", bytes=huge, of=manifest.size)
     return segment.seal(descriptor), manifest
 
 
@@ -84,10 +93,10 @@ def _read(prefix: Path) -> Checkpoint:
 
 def _require_worth(manifest: Manifest, shared: str) -> None:
     total = sum(tensor.size for tensor in manifest.tensors)
-    if not total:
+    if shared == "on" and not total:
         raise NothingToShareError("none of the model's variables can be shared")
     if shared != "on" and total < _WORTH_BYTES:
-        raise NothingToShareError(f"only {total:,} bytes could be shared")
+        raise NothingToShareError(f"only {total:,} bytes of it are worth sharing")
 
 
 def _fill(descriptor: int, prefix: Path, checkpoint: Checkpoint, manifest: Manifest) -> None:

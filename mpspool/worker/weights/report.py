@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from mpspool.core.weights import WeightsReport
+from mpspool.core.weights import COPIED, WeightsReport
 from mpspool.worker.weights.checkpoint import CheckpointError, canonical, read_index
 from mpspool.worker.weights.layout import lay_out
 from mpspool.worker.weights.segment import Manifest, Placed, Private
 
 _MAX_NAMES = 5
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """A variable that was bound, and is not or not wholly in the segment any more.
+
+    Attributes:
+        private_bytes: how much of it.
+        reason: why.
+    """
+
+    placed: Placed
+    private_bytes: int
+    reason: str
 
 
 class Account:
@@ -41,10 +56,7 @@ class Account:
     def keep(self, key: str, spec: str, reason: str) -> None:
         """Counts a variable that is private for a reason."""
         self._add(key, spec, shared=False)
-        self.note(reason)
-        names, name = self._why[reason], key.removesuffix(_SUFFIX)
-        if name not in names and len(names) < _MAX_NAMES:
-            names.append(name)
+        _name(self._why, reason, key)
 
     def keep_others(self, keys: Container[str], reason: str) -> None:
         """Counts what the checkpoint has under other keys than these as private for a reason."""
@@ -56,18 +68,38 @@ class Account:
         """A reason that holds for no variable in particular."""
         self._why.setdefault(reason, [])
 
-    def report(self) -> WeightsReport:
+    def report(self, strays: Iterable[Stray] = ()) -> WeightsReport:
+        """The whole.
+
+        Args:
+            strays: counted as shared, but not there; the largest are named. One of which only a part is private
+                stays a shared variable.
+        """
+        strays = sorted(strays, key=lambda stray: -stray.private_bytes)
+        why = {reason: list(names) for reason, names in self._why.items()}
+        for stray in strays:
+            _name(why, stray.reason, stray.placed.key)
+        strayed = sum(stray.private_bytes for stray in strays)
+        lost = sum(stray.private_bytes == stray.placed.size for stray in strays)
         return WeightsReport(
-            shared_bytes=self._bytes[True],
-            private_bytes=self._bytes[False],
-            shared_variables=self._count[True],
-            private_variables=self._count[False],
-            why=self._why,
+            shared_bytes=self._bytes[True] - strayed,
+            private_bytes=self._bytes[False] + strayed,
+            shared_variables=self._count[True] - lost,
+            private_variables=self._count[False] + lost,
+            why=why,
+            excess_bytes=sum(stray.private_bytes for stray in strays if stray.reason == COPIED),
         )
 
     def _add(self, key: str, spec: str, *, shared: bool) -> None:
         self._count[shared] += 1
         self._bytes[shared] += self._sizes.get((key, canonical(spec)), 0)
+
+
+def _name(why: dict[str, list[str]], reason: str, key: str) -> None:
+    """Names a variable under a reason, where it is one of the first."""
+    names, name = why.setdefault(reason, []), key.removesuffix(_SUFFIX)
+    if name not in names and len(names) < _MAX_NAMES:
+        names.append(name)
 
 
 def all_private(path: Path, reason: str) -> WeightsReport:

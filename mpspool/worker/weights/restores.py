@@ -50,7 +50,7 @@ class Variable:
     """A variable and what it is restored from.
 
     Attributes:
-        node: of the graph; it gives the handle, or the reference.
+        node: of the graph; it gives the handle, or the reference. Where several nodes do, one of them.
         op: one of RESOURCE_OPS or REF_OPS.
     """
 
@@ -97,6 +97,18 @@ def restores(meta_graph: Any) -> Restores:
             return Restores((), (), (f"the graph has no node {name}",))
         found.read(graph, ancestors(graph.nodes, [name]))
     return Restores(tuple(found.variables.values()), tuple(found.tables.values()), tuple(found.unknown))
+
+
+def identity(node: Any) -> tuple[str, str, str]:
+    """Which variable a node of RESOURCE_OPS or REF_OPS gives: nodes with one identity give one variable.
+
+    Returns:
+        The kind ("ref" or "resource"; the two never meet), the container and the name in it.
+    """
+    kind = "ref" if node.op in REF_OPS else "resource"
+    container, name = (node.attr[attribute].s.decode() for attribute in ("container", "shared_name"))
+    # The kernels of reference variables go by their node where they have no other name; VarHandleOp's do not.
+    return kind, container, name or (node.name if kind == "ref" else "")
 
 
 def node_name(edge: str) -> str:
@@ -211,7 +223,9 @@ def _strings(const: Any) -> list[str]:
 
 @dataclass(slots=True)
 class _Found:
-    variables: dict[str, Variable] = field(default_factory=dict)
+    """What was read; the variables by identity."""
+
+    variables: dict[tuple[str, str, str], Variable] = field(default_factory=dict)
     tables: dict[str, Table] = field(default_factory=dict)
     unknown: list[str] = field(default_factory=list)
     _graph: _Scope | None = None
@@ -244,11 +258,11 @@ class _Found:
         if target is None or source is None:
             return False
         assert self._graph is not None
-        op = self._graph.nodes[target].op
-        if op not in RESOURCE_OPS | REF_OPS or target in self.variables:
+        node = self._graph.nodes[target]
+        if node.op not in RESOURCE_OPS | REF_OPS:
             return False
-        self.variables[target] = Variable(target, op, source)
-        return True
+        # Of two values for one variable none can be taken for the right one.
+        return self.variables.setdefault(identity(node), Variable(target, node.op, source)).source == source
 
     def _table(self, scope: _Scope, node: Any) -> bool:
         if node.op != _TABLE_IMPORT:

@@ -6,6 +6,7 @@ No segment ever has a name in a folder: when the last process that holds one end
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from mpspool.core import tfs
 from mpspool.core.segment_file import (
+    PAGE,
     Manifest,
     Placed,
     Private,
@@ -22,7 +24,7 @@ from mpspool.core.segment_file import (
     find,
     read_manifest,
 )
-from mpspool.worker.weights import room
+from mpspool.worker.weights import huge_pages, memory, room
 from mpspool.worker.weights.checkpoint import canonical
 
 if TYPE_CHECKING:
@@ -34,14 +36,13 @@ _SHM = "/dev/shm"  # noqa: S108 - what lies there has no name
 _MFD_NOEXEC_SEAL = 0x0008
 _MADV_POPULATE_READ = 22
 _MAP_NORESERVE = 0x4000
+_CHUNK_BYTES = 2**20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL
 _REMEDIES = {
     "memfd": "free memory, raise the container's memory limit, or set weights.backing: file",
     "shm": "containers often cap /dev/shm at 64 MB: make it larger, or set weights.backing: memfd",
     "file": "free space there, name another weights.folder, or set weights.backing: memfd",
 }
-# TensorFlow's variables point into these for as long as the process lives.
-_mapped: list[mmap.mmap] = []
 
 
 def create(backing: str, folder: str, size: int, name: str) -> int:
@@ -109,7 +110,7 @@ class Segment:
         self.fd = fd
         self.manifest = manifest
         self._placed = {(tensor.key, canonical(tensor.spec)): tensor for tensor in manifest.tensors}
-        self._memory: mmap.mmap | None = None
+        self._address = 0
 
     @classmethod
     def open(cls, fd: int) -> Self:
@@ -117,22 +118,26 @@ class Segment:
         return cls(fd, read_manifest(fd))
 
     def map(self) -> None:
-        """Maps it, once and for as long as the process lives: pages that are written to become private.
+        """Maps it afresh, as it was published: pages that are written to become this process's own.
+
+        Every mapping keeps its addresses for as long as the process lives, as variables may point there. Of an
+        earlier one only these are left: what was written to it is forgotten.
 
         Raises:
             SegmentError: the kernel refuses.
         """
-        if self._memory is not None:
-            return
+        size = self.manifest.size
+        if self._address:
+            huge_pages.advise(self._address, size, mmap.MADV_DONTNEED)
         flags, access = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
         try:
-            self._memory = mmap.mmap(self.fd, self.manifest.size, flags=flags, prot=access)
+            self._address = huge_pages.map_aligned(self.fd, size, flags, access)
         except OSError as error:
             raise SegmentError(f"the weights could not be mapped: {error.strerror}") from error
-        _mapped.append(self._memory)
-        # All page tables at once, 0.1 s per GB: batch 1 is half as slow again where they fill up one by one.
+        # All page tables at once, 0.1 s per GB of small pages: batch 1 is half as slow again where they fill up
+        # one by one.
         with contextlib.suppress(OSError):  # before Linux 5.14
-            self._memory.madvise(_MADV_POPULATE_READ)
+            huge_pages.advise(self._address, size, _MADV_POPULATE_READ)
 
     def find(self, key: str, spec: str = "") -> Placed | None:
         """Where a tensor lies, or the slice of one, however its spec is written."""
@@ -154,11 +159,34 @@ class Segment:
         placed = self.find(key, spec)
         if placed is None:
             return None
-        assert self._memory is not None
         dtype = tfs.numpy_dtype(placed.dtype)
         count = placed.size // dtype.itemsize
-        array: np.ndarray[Any, Any] = np.frombuffer(self._memory, dtype, count + spare, placed.offset)
+        array: np.ndarray[Any, Any] = np.frombuffer(self._memory(), dtype, count + spare, placed.offset)
         return array if spare else array.reshape(placed.shape)
+
+    def offset(self, array: np.ndarray[Any, Any]) -> int | None:
+        """Where in the mapping an array begins; None for one that lies elsewhere."""
+        offset = array.ctypes.data - self._address
+        return offset if 0 <= offset < self.manifest.size else None
+
+    def published(self, placed: Placed, array: np.ndarray[Any, Any]) -> bool:
+        """Has an array the bytes that were published, whatever was written to the mapping since?"""
+        if array.nbytes != placed.size:
+            return False
+        data = array.reshape(-1).view("uint8")
+        return all(
+            data[start : start + _CHUNK_BYTES].tobytes()
+            == os.pread(self.fd, min(_CHUNK_BYTES, placed.size - start), placed.offset + start)
+            for start in range(0, placed.size, _CHUNK_BYTES)
+        )
+
+    def written(self) -> np.ndarray[Any, Any]:
+        """Of each page of the mapping, whether it was written to and is this process's own since."""
+        return memory.own_pages(self._address, self.manifest.size // PAGE)
+
+    def _memory(self) -> memoryview:
+        assert self._address
+        return memoryview((ctypes.c_char * self.manifest.size).from_address(self._address))
 
 
 def _memfd(name: str) -> int:
