@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from mpspool.core import messages, process, settings, tfs
+from mpspool.core import messages, process, settings, slot_lock, tfs
 from mpspool.core.ids import WorkerId
 from mpspool.core.messages import Hello
 from mpspool.core.rundir import RunDir
@@ -119,7 +119,7 @@ class Launcher:
 
     @property
     def worker_pid(self) -> int:
-        return process.lock_holder(self._place.run.lock_file(self.program))
+        return slot_lock.holder(self._place.run.lock_file(self.program))
 
     def ready(self) -> Hello:
         return self._place.router.ready(self.worker, self.generation)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import fcntl
 import os
 import select
 import signal
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +20,6 @@ EXIT_REFUSED = 71
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# struct flock: type, whence, start, length, pid.
-_FLOCK = "hhqqi0q"
-_KILLED_S = 10.0
 
 
 def _prctl(option: int, argument: int) -> None:
@@ -65,70 +60,21 @@ def die_with_peer(connection: int) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def take_over(path: Path) -> int:
-    """Locks a file for as long as this process lives, and kills the process that holds it.
+def show_as(name: str, *arguments: str) -> None:
+    """Has top and ps show this process under another name, with these arguments.
 
-    A record lock: it is lost when this process closes any descriptor of the file, and no child has it.
-
-    Returns:
-        The pid that was killed, 0 where nobody held it.
-
-    Raises:
-        OSError: the file cannot be opened, or its holder cannot be killed.
+    The kernel cuts the name to 15 bytes; and all of it has the room of the command line that the process was
+    started with: what does not fit is cut off, and where the kernel does not say where that is, it stays.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    killed = 0
-    while True:
-        try:
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            killed = _kill_holder(descriptor) or killed
-        else:
-            return killed
-
-
-def lock_holder(path: Path) -> int:
-    """The pid of the process that take_over() has given the file to; 0 for none, or for us.
-
-    Never asked by the holder itself: it would lose the lock.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return 0
-    try:
-        return max(0, _holder(descriptor))  # negative where it is no process of ours
-    finally:
-        os.close(descriptor)
-
-
-def _holder(descriptor: int) -> int:
-    wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted))
-    return 0 if kind == fcntl.F_UNLCK else int(pid)
-
-
-def _kill_holder(descriptor: int) -> int:
-    """Returns its pid once it is gone, 0 where the lock has changed hands."""
-    if (pid := _holder(descriptor)) <= 0:
-        if pid < 0:
-            raise OSError("the lock is held by a process of another pid namespace")
-        return 0
-    with contextlib.suppress(ProcessLookupError):
-        pidfd = os.pidfd_open(pid)
-        try:
-            if _holder(descriptor) != pid:  # the pid may be another's by now
-                return 0
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-            poll = select.poll()
-            poll.register(pidfd, select.POLLIN)
-            if not poll.poll(_KILLED_S * 1000):
-                raise OSError(
-                    f"process {pid}, which holds the lock, is still there {_KILLED_S:g} s after SIGKILL"
-                )
-        finally:
-            os.close(pidfd)
-    return pid
+    Path("/proc/self/comm").write_bytes(os.fsencode(name))
+    with open("/proc/self/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    begin, end = map(int, fields[45:47])  # proc(5): arg_start, arg_end
+    room = end - begin
+    if begin and room > 0:
+        shown = b"\0".join(map(os.fsencode, (name, *arguments)))
+        # The last byte stays 0: else the kernel would read on, into the environment.
+        ctypes.memmove(begin, shown[: room - 1].ljust(room, b"\0"), room)
 
 
 def become_subreaper() -> None:

@@ -112,7 +112,7 @@ class RunDir:
             return ""
 
     def lock_file(self, program: str) -> Path:
-        """Held by the process that fills a slot, for life: process.take_over(), process.lock_holder()."""
+        """Held by the process that fills a slot, for life (core/slot_lock.py)."""
         return self.progress / f"{program}.lock"
 
     def mps_pipe(self, device: str) -> Path:

@@ -16,8 +16,10 @@ logger = log.get("link")
 
 # A worker holds as many dispatches as it has credits, and a few words beside.
 _SEND_HIGH_WATER = 64
-# Plain integers: pyzmq's flags are enums, and joining two of them costs more than the send.
+# Plain integers: pyzmq's flags are enums, and joining two of them, as send_multipart() does for every
+# frame but the last, costs more than the send.
 _NOBLOCK = int(zmq.NOBLOCK)
+_MORE = _NOBLOCK | int(zmq.SNDMORE)
 _POLLIN = int(zmq.POLLIN)
 _EVENTS = int(zmq.EVENTS)
 Receiver = Callable[[bytes, messages.FromWorker, list[bytes]], None]
@@ -52,8 +54,11 @@ class Link:
     def send(self, identity: bytes, message: messages.FromRouter, frames: list[bytes]) -> bool:
         """False where the worker cannot be reached any more."""
         parts = [identity, messages.encode(message), *frames]
+        copy = not messages.worth_borrowing(frames)
         try:
-            self._socket.send_multipart(parts, _NOBLOCK, copy=not messages.worth_borrowing(frames))
+            for part in parts[:-1]:
+                self._socket.send(part, _MORE, copy)
+            self._socket.send(parts[-1], _NOBLOCK, copy)
         except zmq.ZMQError as error:
             logger.warning("unreachable", worker=identity.decode(), error=str(error))
             return False

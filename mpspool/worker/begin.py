@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from mpspool.core import log, process, settings
+from mpspool.core import log, settings, slot_lock
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import WorkerSettings
@@ -23,7 +23,7 @@ def work(settings_file: Path) -> NoReturn:
     config = settings.load(settings_file, WorkerSettings)
     log.configure(worker=config.worker, generation=config.generation)
     program = WorkerId.parse(config.worker).program
-    if before := process.take_over(RunDir(Path(config.run_dir)).lock_file(program)):
+    if before := slot_lock.take_over(RunDir(Path(config.run_dir)).lock_file(program)):
         log.get("worker").warning("killed an earlier worker of this slot", pid=before)
     device.prepare(config)
 

@@ -30,6 +30,9 @@ PROTOCOL = b"mpspool nursery 1"
 DESCRIPTORS = 5
 # A nursery that is being replaced is back in 6 s; on a busy machine in several times that.
 WAIT_S = 60.0
+# It listens before it imports TensorFlow. One that ends before it has answered may have been killed, and is
+# started again; so many in a row are being killed by their imports.
+MAX_ENDED = 3
 # The worker has ended and nobody can say how: sysexits' EX_SOFTWARE, and never a worker's own status.
 EXIT_UNKNOWN = 70
 # The nursery could not do what was asked: sysexits' EX_OSERR.
@@ -54,7 +57,7 @@ _PR_SET_DUMPABLE = 4
 
 
 class _AgainError(Exception):
-    """The nursery that was asked is on its way out."""
+    """The nursery that was asked replaces itself."""
 
 
 class _NoForkError(Exception):
@@ -109,11 +112,17 @@ def _alive(pid: str) -> bool:
 def _ask(nursery: str, settings: str) -> _Worker:
     """Asks until a worker runs. Raises _NoForkError."""
     end = time.monotonic() + WAIT_S
+    ended = 0
     while (left_s := end - time.monotonic()) > 0:
         try:
             return _ask_once(nursery, settings, left_s)
-        except (FileNotFoundError, ConnectionError, BlockingIOError, TimeoutError, _AgainError):
-            time.sleep(_RETRY_S)
+        except (ConnectionResetError, BrokenPipeError):
+            ended += 1
+            if ended == MAX_ENDED:
+                raise _NoForkError(f"{ended} nurseries have ended before they answered") from None
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError, TimeoutError, _AgainError):
+            pass
+        time.sleep(_RETRY_S)
     raise _NoForkError(f"no nursery has answered at {nursery} for {WAIT_S:g} s")
 
 
@@ -141,7 +150,9 @@ def _ask_once(nursery: str, settings: str, timeout_s: float) -> _Worker:
 def _check(answer: bytes) -> None:
     """Returns for a worker that runs, and raises for every other answer."""
     word, _, text = answer.decode(errors="replace").partition(" ")
-    if word in {"", "stale"}:
+    if not word:
+        raise ConnectionResetError("the nursery has ended")
+    if word == "stale":
         raise _AgainError(text)
     if word == "exec":
         raise _NoForkError(text)

@@ -18,12 +18,13 @@ import pytest
 
 from mpspool.core import process
 from mpspool.worker import launcher as protocol
-from tests.conftest import short_dir
+from tests.conftest import PoolStarter, short_dir
 from tests.nursery import Place, gone, private_kb, stop, structs
 from tests.polling import until
-from tests.pool import ROOT
+from tests.pool import ROOT, Pool, cli
 
 PROBE = ROOT / "tests" / "fakes" / "probe_worker"
+LIGHT = ROOT / "tests" / "fakes" / "light_worker"
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,9 @@ def test_further_workers_cost_little(place: Place, half: Path) -> None:
     assert worker < 80_000
     assert thin < 10_000
     assert {process.stat(launched.worker_pid).ppid for launched in launchers} == {nursery_pid(place)}
+    for slot, launched in enumerate(launchers, 1):  # as ps shows it
+        words = [word.decode() for word in process.strings(launched.worker_pid, "cmdline") if word]
+        assert words == ["mpspool-worker", f"half_plus_two@1.cpu0.{slot}", str(place.run.root)]
 
 
 def test_sigterm(place: Place, half: Path) -> None:
@@ -319,3 +323,123 @@ def test_a_dead_nursery(place: Place, half: Path) -> None:
     os.kill(pids[1], signal.SIGKILL)
     assert workers[1].ended() == process.EXIT_UNKNOWN
     assert "how is not known" in workers[1].text()
+
+
+# -- imports that fail ----------------------------------------------------------------------------------
+
+REASON = "ImportError: libno.so: cannot open shared object file"
+
+
+def broken_tensorflow(root: Path, code: str) -> Path:
+    """A folder with a "tensorflow" of this code."""
+    package = root / "broken" / "tensorflow"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(code)
+    return package.parent
+
+
+@pytest.fixture
+def short_root() -> Iterator[Path]:
+    with short_dir() as root:
+        yield root
+
+
+@pytest.fixture
+def start_place(short_root: Path) -> Iterator[Callable[..., Place]]:
+    """Starts a nursery that imports from these folders first."""
+    started: list[Place] = []
+
+    def make(*folders: Path, package: Path = ROOT) -> Place:
+        path = os.pathsep.join(map(str, [package, *folders]))
+        place = Place(short_root / "run", package, {**os.environ, "PYTHONPATH": path})
+        started.append(place)
+        place.start_nursery()
+        return place
+
+    yield make
+    for place in started:
+        place.close()
+
+
+def test_imports_that_fail(start_place: Callable[..., Place], short_root: Path, half: Path) -> None:
+    """The reason is told at once, to the launcher too, which has the worker try by itself; mended, it forks."""
+    broken = broken_tensorflow(short_root, f"raise ImportError({REASON.partition(': ')[2]!r})")
+    place = start_place(broken)
+    launched = place.launch("half_plus_two", half)
+    assert launched.ended(protocol.WAIT_S / 2) == 1
+    assert place.run.last_words("nursery") == f"tensorflow cannot be imported: {REASON}"
+    assert f"not forked, tensorflow cannot be imported: {REASON}" in launched.text()
+    assert place.run.last_words(launched.program) == REASON
+    pid = nursery_pid(place)
+    shutil.rmtree(broken / "tensorflow")
+    again = place.launch("half_plus_two", half)
+    assert process.stat(again.ready().pid).ppid == nursery_pid(place) == pid
+    assert place.run.last_words("nursery") == ""
+
+
+def test_imports_that_kill(start_place: Callable[..., Place], short_root: Path, half: Path) -> None:
+    """Of a nursery that dies again and again no launcher waits for the next, and the worker dies as it does."""
+    place = start_place(
+        broken_tensorflow(short_root, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    )
+    launched = place.launch("half_plus_two", half)
+
+    def ended() -> bool:
+        if place.nursery is not None and place.nursery.poll() is not None:
+            place.start_nursery()
+        return launched.process.poll() is not None
+
+    place.router.serve_until(ended, protocol.WAIT_S / 2)
+    assert launched.process.returncode == -signal.SIGKILL
+    assert "nurseries have ended before they answered" in launched.text()
+
+
+def test_code_that_changes_during_the_imports(
+    start_place: Callable[..., Place], short_root: Path, half: Path
+) -> None:
+    """What was replaced after it had been read, and before all was, has changed: the nursery is replaced."""
+    package = short_root / "code"
+    shutil.copytree(ROOT / "mpspool", package / "mpspool")
+    worker = package / "mpspool" / "worker"
+    once = short_root / "once"
+    once.touch()
+    for path in ("engine/load.py", "warmup.py", "weights/attach.py"):  # the light worker needs none of them
+        (worker / path).write_text("")
+    code = f"import os\nif os.path.exists({str(once)!r}):\n    os.unlink({str(once)!r})\n    os.utime({str(worker / 'device.py')!r})\n"
+    place = start_place(LIGHT, broken_tensorflow(short_root, code), package=package)
+    until(lambda: not once.exists())
+    launched = place.launch("light", half)
+    launched.ready()
+    assert "device.py has changed since it was imported" in place.log.read_text()
+    assert process.stat(launched.worker_pid).ppid == nursery_pid(place)
+
+
+def nursery_status(pool: Pool) -> Any:
+    return next(item for item in pool.status()["processes"] if item["name"] == "nursery")
+
+
+def test_a_pool_says_at_once_that_tensorflow_cannot_be_imported(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """`wait` ends with the reason, long before a launcher would have stopped waiting; status and log say it too."""
+    broken = broken_tensorflow(tmp_path, f"raise ImportError({REASON.partition(': ')[2]!r})")
+    env = {"PYTHONPATH": str(broken), "MPSPOOL_WORKERS_START": "fork"}
+    pool = start_pool("--model", f"half={model_dir('half_plus_two')}", "--cpu-slots", 1, env=env)
+    waited = cli("wait", "--run-dir", pool.run_dir, "--timeout", protocol.WAIT_S / 2)
+    assert waited.returncode == 1
+    assert f"half@1.cpu0.0 is FATAL (not READY after 3 restarts: {REASON})" in waited.stderr
+    told = f"tensorflow cannot be imported: {REASON}"
+    assert nursery_status(pool)["error"] == told
+    assert f"nursery: {told}" in cli("status", "--run-dir", pool.run_dir).stdout
+    assert f"nursery cannot start: {told}; it is tried again" in pool.output.read_text()
+
+
+def test_workers_do_without_a_nursery_that_cannot_fork(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Where only the nursery's imports fail, the workers import for themselves, and are READY."""
+    broken = broken_tensorflow(tmp_path, f"raise ImportError({REASON.partition(': ')[2]!r})")
+    env = {"PYTHONPATH": f"{LIGHT}:{broken}", "MPSPOOL_WORKERS_START": "fork"}
+    pool = start_pool("--model", f"half={model_dir('half_plus_two')}", "--cpu-slots", 2, env=env)
+    pool.wait(protocol.WAIT_S / 2)
+    assert REASON in nursery_status(pool)["error"]

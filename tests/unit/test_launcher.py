@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import select
 import signal
 import socket
 import subprocess
@@ -54,6 +55,7 @@ class Nursery:
         self.launchers: list[subprocess.Popen[bytes]] = []
 
     def listen(self) -> None:
+        self.path.unlink(missing_ok=True)
         self._listener = self._stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         self._listener.bind(str(self.path))
         self._listener.listen()
@@ -76,6 +78,12 @@ class Nursery:
         found = Asked(self._listener)
         self._stack.callback(found.close)
         return found
+
+    def die_while_one_waits(self) -> None:
+        """Ends before it has let in a launcher that has come."""
+        assert self._listener is not None
+        assert select.select([self._listener], [], [], 20)[0]
+        self._listener.close()
 
     def worker(self) -> subprocess.Popen[bytes]:
         """A process that a launcher can stand for."""
@@ -215,6 +223,21 @@ def test_becomes_the_worker(listening: Nursery) -> None:
     assert b"not forked, the nursery has 2 threads" in errors
     assert b"mpspool/worker/begin.py" in errors
     assert f"FileNotFoundError: [Errno 2] No such file or directory: '{SETTINGS}'".encode() in errors
+
+
+@pytest.mark.parametrize("let_in", [True, False])
+def test_becomes_the_worker_where_nurseries_end(listening: Nursery, let_in: bool) -> None:
+    """One that ends without an answer is waited for again; so many in a row will never answer."""
+    found = listening.launch()
+    for _ in range(launcher.MAX_ENDED):
+        if let_in:
+            listening.asked().close()
+        else:
+            listening.die_while_one_waits()
+            listening.listen()
+    _, errors = found.communicate(timeout=30)  # half of what it waits for a nursery that is not there
+    assert b"not forked, 3 nurseries have ended before they answered" in errors
+    assert b"mpspool/worker/begin.py" in errors
 
 
 def test_becomes_the_worker_without_a_nursery(tmp_path: Path) -> None:

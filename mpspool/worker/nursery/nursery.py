@@ -1,8 +1,12 @@
-"""`python -P -m mpspool.worker.nursery SETTINGS`: has imported TensorFlow, and forks the workers.
+"""Has imported TensorFlow, and forks the workers.
 
 It does nothing else: no session, no device, one thread. A launcher asks for a worker and hands over its own
 standard streams, environment and lifeline (what is said: worker/launcher.py); it is told the worker's pid at
 once and its wait status at the end, which a parent alone can learn. Workers outlive their nursery.
+
+It listens before it imports: the launchers that come meanwhile wait in line, and learn it at once if the imports
+kill it. If they fail otherwise it lives on to say why, and forks nothing; a launcher that asks later has it try
+again.
 
 When the code on disk is not what it has imported any more, or a launcher's environment differs in what is
 read at import, it replaces itself by exec: the workers stay its children, and their launchers connected.
@@ -15,24 +19,29 @@ import gc
 import importlib
 import os
 import random
-import re
 import selectors
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, Self
+from typing import NoReturn
 
 from mpspool.core import log, process, settings
+from mpspool.core.errors import cut
+from mpspool.core.ids import WORKER_PREFIX
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import NurserySettings
-from mpspool.worker import begin, device, launcher
+from mpspool.worker import begin, device
+from mpspool.worker.nursery import staleness
+from mpspool.worker.nursery.request import Request, close_all
+from mpspool.worker.nursery.staleness import Code, Environment
 
-logger = log.get("nursery")
+_PROGRAM = "nursery"
+logger = log.get(_PROGRAM)
 
 # All that a worker imports before it is READY, TensorFlow first.
 IMPORTED = (
@@ -42,86 +51,11 @@ IMPORTED = (
     "mpspool.worker.warmup",
     "mpspool.worker.weights.attach",
 )
-# The variables that the imports look up, in C and in Python: a child's own would come too late. What is not
-# here is read by a worker when it uses it: devices, thread counts, allocators, XLA's and TensorFlow's flags.
-READ_AT_IMPORT = re.compile(
-    rb"(LD|GLIBC|MALLOC)_.*"  # the loader and the C library, when the process starts
-    rb"|PYTHON.*"  # the interpreter, when it starts, and what it imports from
-    rb"|(OPENBLAS|NPY|NUMPY|HDF5)_.*"  # NumPy and its OpenBLAS; h5py
-    rb"|(PROTOCOL_BUFFERS|ABSL|WRAPT|PYZMQ)_.*"  # the choice between implementations
-    rb"|KERAS_.*|TF_USE_LEGACY_KERAS"
-    rb"|TF2_BEHAVIOR|TF_ENABLE_CONTROL_FLOW_V2|TF_FORWARD_COMPATIBILITY_DELTA_DAYS"
-    rb"|TF_(FUNCTION_JIT_COMPILE_DEFAULT|JIT_COMPILE_REWRITE|OPTIONALS_IN_GRADIENTS)"
-    rb"|TF_XLA_SHARDING_FOR_RESOURCE_VARIABLES"
-    rb"|TF_CPP_.*"  # log levels
-    rb"|TF_ENABLE_ONEDNN_OPTS|TF_ENABLED_DEVICE_TYPES|TF_PLUGGABLE_DEVICE_LIBRARY_PATH"  # which kernels there are
-    rb"|GCS_.*|TF_USE_MODULAR_FILESYSTEM|GRPC_.*|OPENSSL_.*"  # file systems
-)
-_MAX_REQUEST_BYTES = 16 * 2**20
 # For the image that replaces this one: the workers it is the parent of, PID:DESCRIPTOR of their launchers.
 _HEIRS_VARIABLE = "MPSPOOL_NURSERY_WORKERS"
 _NO_DESCRIPTOR_S = 0.1
-
-Environment = Mapping[bytes, bytes]
-Version = tuple[int, int, int]
-Code = Mapping[str, Version | None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What a launcher asks for. The descriptors are ours to close.
-
-    Attributes:
-        settings: the worker's settings file.
-        environment: the worker's whole environment.
-        streams: standard input, output and error.
-        lifeline: the launcher holds the other end for as long as the worker may live.
-    """
-
-    settings: Path
-    environment: Environment
-    streams: tuple[int, ...]
-    lifeline: int
-
-    @classmethod
-    def receive(cls, connection: socket.socket) -> Self:
-        """Raises OSError, and ValueError for what is not a request."""
-        limit = launcher.DESCRIPTORS
-        data, descriptors, flags, _ = socket.recv_fds(connection, 4096, limit, socket.MSG_CMSG_CLOEXEC)
-        try:
-            _check(data, descriptors, flags)
-            file, *streams, lifeline = descriptors
-            path, environment = _parse(file)
-        except BaseException:
-            _close(descriptors)
-            raise
-        os.close(file)
-        return cls(path, environment, tuple(streams), lifeline)
-
-    def close(self) -> None:
-        _close([*self.streams, self.lifeline])
-
-
-def _check(data: bytes, descriptors: Sequence[int], flags: int) -> None:
-    if not data:
-        raise ConnectionResetError("the launcher has gone")
-    whole = len(descriptors) == launcher.DESCRIPTORS and not flags & socket.MSG_CTRUNC
-    if data != launcher.PROTOCOL or not whole:
-        raise ValueError("not a request that this nursery understands")
-
-
-def _parse(file: int) -> tuple[Path, Environment]:
-    size = os.fstat(file).st_size
-    if not 0 < size <= _MAX_REQUEST_BYTES:
-        raise ValueError(f"a request of {size} bytes")
-    path, *variables = os.pread(file, size, 0).split(b"\0")
-    pairs = (variable.partition(b"=") for variable in variables)
-    return Path(os.fsdecode(path)), {name: value for name, _, value in pairs if name}
-
-
-def _close(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
+# A worker that is started again every few seconds need not wait for the imports to fail each time.
+_AGAIN_S = 30.0
 
 
 @dataclass(slots=True, eq=False)
@@ -137,18 +71,21 @@ class Nursery:
     """Serves launchers, in one thread, for ever.
 
     Args:
-        path: where to listen.
+        listener: where they come.
         environment: what this process was started with.
         code: the files it has imported.
+        failure: why the imports failed, "" where they did not.
     """
 
-    def __init__(self, path: Path, environment: Environment, code: Code) -> None:
+    def __init__(self, listener: socket.socket, environment: Environment, code: Code, failure: str) -> None:
         self._environment = environment
         self._code = code
+        self._failure = failure
+        self._again = time.monotonic() + _AGAIN_S
         self._launched: set[_Launched] = set()
         # A poll set and not an epoll descriptor, which a child would share.
         self._selector = selectors.PollSelector()
-        self._listener = _listen(path)
+        self._listener = listener
         self._watch(self._listener, self._accept)
 
     def serve(self) -> NoReturn:
@@ -194,7 +131,7 @@ class Nursery:
             self._hang_up(launched)
             return
         try:
-            request = _Request.receive(launched.connection)
+            request = Request.receive(launched.connection)
         except (OSError, ValueError) as error:
             if reason := self._stale(self._environment):  # a newer launcher, perhaps
                 self._replace(launched, self._environment, reason)
@@ -202,7 +139,7 @@ class Nursery:
             return
         if reason := self._stale(request.environment):
             self._replace(launched, request.environment, reason)
-        if reason := _unfit():
+        if reason := self._failure or _unfit():
             request.close()
             self._say(launched, f"exec {reason}")
             self._hang_up(launched)
@@ -234,7 +171,7 @@ class Nursery:
 
     # -- workers ----------------------------------------------------------------------------------
 
-    def _fork(self, launched: _Launched, request: _Request) -> None:
+    def _fork(self, launched: _Launched, request: Request) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         pid = os.fork()
@@ -267,16 +204,16 @@ class Nursery:
         launched.pid = 0
         self._hang_up(launched)
 
-    def _become(self, request: _Request) -> NoReturn:
+    def _become(self, request: Request) -> NoReturn:
         """In the child: nothing of the nursery's is left when the worker begins."""
         try:
             os.setsid()
-            # What top shows: the command line stays the nursery's.
-            Path("/proc/self/comm").write_text("mpspool-worker", encoding="ascii")
+            worker = request.settings.stem.removeprefix(WORKER_PREFIX)
+            process.show_as("mpspool-worker", worker, str(request.settings.parent.parent))
             self._forget()
             for target, stream in enumerate(request.streams):
                 os.dup2(stream, target)
-            _close(request.streams)
+            close_all(request.streams)
             process.die_with_peer(request.lifeline)
             os.environb.clear()
             os.environb.update(request.environment)
@@ -301,10 +238,12 @@ class Nursery:
     # -- being out of date ------------------------------------------------------------------------
 
     def _stale(self, wanted: Environment) -> str:
-        if file := _changed(self._code):
+        if file := staleness.changed(self._code):
             return f"{file} has changed since it was imported"
-        if names := _differing(self._environment, wanted):
+        if names := staleness.differing(self._environment, wanted):
             return f"{', '.join(names)}: read when TensorFlow is imported, and set otherwise for this worker"
+        if self._failure and time.monotonic() > self._again:
+            return f"to try again, since {self._failure}"
         return ""
 
     def _replace(self, launched: _Launched, wanted: Environment, reason: str) -> NoReturn:
@@ -312,8 +251,7 @@ class Nursery:
         logger.info("replacing itself", reason=reason)
         self._say(launched, f"stale {reason}")
         self._hang_up(launched)
-        environment = {name: value for name, value in self._environment.items() if not _read_at_import(name)}
-        environment |= {name: value for name, value in wanted.items() if _read_at_import(name)}
+        environment = staleness.mixed(self._environment, wanted)
         heirs = []
         for one in self._launched:
             if one.pid and one.connection is not None:
@@ -365,61 +303,42 @@ def _unfit() -> str:
     return ""
 
 
-def _differing(ours: Environment, theirs: Environment) -> list[str]:
-    names = {name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)}
-    return sorted(os.fsdecode(name) for name in names if _read_at_import(name))
+def _import() -> str:
+    """Imports all that a worker needs. Returns why it cannot be done, "" where it is."""
+    for name in IMPORTED:
+        try:
+            importlib.import_module(name)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it is, the launchers are told
+            traceback.print_exc()
+            return cut(" ".join(f"{name} cannot be imported: {type(error).__name__}: {error}".split()))
+    return ""
 
 
-def _read_at_import(name: bytes) -> bool:
-    return READ_AT_IMPORT.fullmatch(name) is not None
+def main(settings_file: str, found: Code) -> NoReturn:
+    """Imports, checks itself, and serves.
 
-
-def _imported_code() -> Code:
-    """This package's modules, the interpreter, and the folder that changes with every package installed."""
-    found = {sys.executable, __file__}
-    for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == "mpspool" and module.__file__:
-            found.add(module.__file__)
-        if name == "tensorflow" and module.__file__:
-            found.add(str(Path(module.__file__).parents[1]))
-    return {path: _version(path) for path in found}
-
-
-def _version(path: str) -> Version | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
-def _changed(code: Code) -> str:
-    """A path that is not what it was, "" for none."""
-    return next((path for path, version in code.items() if _version(path) != version), "")
-
-
-def main(settings_file: str) -> NoReturn:
-    """Imports, checks itself, and serves."""
+    Args:
+        settings_file: of NurserySettings.
+        found: what there was to import before anything was (staleness.look()).
+    """
     process.die_with_parent(os.getppid())
     heirs = os.environ.pop(_HEIRS_VARIABLE, "")
     environment = dict(os.environb)
     log.configure()
-    config = settings.load(Path(settings_file), NurserySettings)
+    run = RunDir(Path(settings.load(Path(settings_file), NurserySettings).run_dir))
+    listener = _listen(run.nursery_socket)
     _set_environment()
     start = time.monotonic()
-    for name in IMPORTED:
-        importlib.import_module(name)
-    code = _imported_code()
-    if reason := _unfit():
+    failure = _import()
+    if reason := failure or _unfit():
+        run.error_file(_PROGRAM).write_text(f"{reason}\n", encoding="utf-8")
         logger.error("workers cannot be forked from here", reason=reason)
+    else:
+        run.error_file(_PROGRAM).unlink(missing_ok=True)
     # What is there now is never collected: a child's collector would copy every page of it.
     gc.collect()
     gc.freeze()
-    nursery = Nursery(RunDir(Path(config.run_dir)).nursery_socket, environment, code)
+    nursery = Nursery(listener, environment, staleness.imported(found), failure)
     nursery.inherit(heirs)
     logger.info("ready", import_s=round(time.monotonic() - start, 2))
     nursery.serve()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
