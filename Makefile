@@ -1,24 +1,27 @@
-# Every target sets up what it needs: a fresh machine has Python 3.11 to 3.13, make and PyPI.
+# Every target sets up what it needs: a fresh machine has Python 3.11 to 3.13, make and PyPI; for the tests, g++ too.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO := demo
+# Where there is an NVIDIA GPU, the CUDA libraries that TensorFlow needs for it (2.8 GB) are set up, too: CUDA=0 leaves
+# them out, CUDA=1 has them in any case. /proc/driver/nvidia tells nothing: containers without the GPU have it as well.
+CUDA ?= $(shell { ls /dev/nvidia[0-9]* || nvidia-smi -L; } >/dev/null 2>&1 && echo 1)
+GPU := $(if $(filter 1,$(CUDA)),$(VENV)/.cuda)
 
-.PHONY: serve test test-exec check bench format protos lock clean
+.PHONY: serve test test-exec check bench format protos lock clean compiler
 
-serve: $(VENV)/.runtime $(DEMO)/half_plus_two
+serve: $(VENV)/.runtime $(GPU) $(DEMO)/half_plus_two
 	@exec $(BIN)/mpspool start --model half_plus_two=$(DEMO)/half_plus_two
 
 $(DEMO)/half_plus_two: $(VENV)/.runtime
 	$(BIN)/python -m mpspool.worker.demo $(DEMO)
 
-test: $(VENV)/.dev
-	@command -v g++ >/dev/null || { apt-get update -qq && apt-get install -y -qq g++; }
+test: $(VENV)/.dev $(GPU) compiler
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 # What starts pools, once more with workers that are processes of their own, as on GPUs.
-test-exec: $(VENV)/.dev
+test-exec: $(VENV)/.dev $(GPU) compiler
 	MPSPOOL_WORKERS_START=exec $(BIN)/python -m pytest tests/conformance tests/integration tests/chaos
 
 check: $(VENV)/.dev
@@ -27,7 +30,7 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-bench: $(VENV)/.dev
+bench: $(VENV)/.dev $(GPU)
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
 format: $(VENV)/.dev
@@ -44,21 +47,33 @@ LOCK := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashe
 lock: $(VENV)/.dev
 	$(BIN)/pip install --quiet uv
 	$(LOCK) --extra build -o constraints.txt
+	$(LOCK) -c constraints.txt --extra build --extra cuda -o constraints-cuda.txt
 	$(LOCK) -c constraints.txt --extra build --extra dev --extra bench -o constraints-dev.txt
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "mpspool needs Python 3.11, 3.12 or 3.13 (TensorFlow 2.21 has no wheel for 3.14):" \
 		"install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	$(PYTHON) -m venv $(VENV) || { rm -f $@; echo "$(PYTHON) cannot make a virtual environment: on Debian and Ubuntu it" \
+		"needs apt-get install $(notdir $(PYTHON))-venv; then run make $(MAKECMDGOALS) again" >&2; exit 1; }
 
 $(VENV)/.runtime: constraints.txt pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
+$(VENV)/.cuda: constraints-cuda.txt $(VENV)/.runtime
+	@echo "setting up the CUDA libraries of TensorFlow, a download of 2.8 GB; make $(MAKECMDGOALS) CUDA=0 does without"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints-cuda.txt
+	@touch $@
+
 $(VENV)/.dev: constraints-dev.txt $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints-dev.txt
 	@touch $@
+
+compiler:
+	@command -v g++ >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
+		&& apt-get install -y -qq g++; } || { echo "the tests compile operators of their own, and there is no g++:" \
+		"install it (apt-get install g++, dnf install gcc-c++), then run make $(MAKECMDGOALS) again" >&2; exit 1; }
 
 clean:
 	rm -rf $(VENV) $(DEMO) .cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Any
 
 import grpc
@@ -28,7 +29,7 @@ def predict(
     Raises:
         CallError: the server's code and text, with the input that explains it; or what cannot be sent.
     """
-    with grpc.insecure_channel(address, options=_OPTIONS) as channel:
+    with grpc.insecure_channel(address, options=_options(address)) as channel:
         try:
             signatures = _signatures(channel, name, version, timeout_s)
             body = json_tensors.request(name, document, signatures, signature=signature, version=version)
@@ -45,6 +46,19 @@ def predict(
             if error.code() is grpc.StatusCode.UNAVAILABLE and "connect" in error.details().lower():
                 raise UnreachableError(f"{_text(error)}; is a server running at {address}?") from error
             raise CallError(_text(error)) from error
+
+
+def _options(address: str) -> list[tuple[str, int]]:
+    """No proxy reaches this machine's own loopback; whether http_proxy is for others, gRPC decides as for all."""
+    return [*_OPTIONS, ("grpc.enable_http_proxy", 0)] if _is_loopback(address) else _OPTIONS
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _text(error: grpc.RpcError) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -17,7 +18,7 @@ from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import WorkerSettings
 from mpspool.core.states import WORKER_MOVES, Lifecycle, WorkerState
-from mpspool.worker import device
+from mpspool.worker import device, gpu
 from mpspool.worker.engine.base import Engine
 from mpspool.worker.link import Link, RefusedError, wake_on_signals
 from mpspool.worker.predict import predict
@@ -92,6 +93,7 @@ class Worker:
 
         start = time.monotonic()
         self._to(WorkerState.LOADING)
+        gpu.check(self._config.slot)
         before_bytes = private_bytes()
         segment, unshared = attach(self._config)
         engine = load(self._config.model, device.session_config(self._config), segment, unshared)
@@ -99,7 +101,7 @@ class Worker:
         self._to(WorkerState.WARMING)
         warmup.warm_up(engine, self._model, Path(self._config.model.path))
         self._engine = engine
-        weights = checked(engine.weights, before_bytes, Path(self._config.model.path))
+        weights = checked(engine.weights(), before_bytes, Path(self._config.model.path))
         logger.info(
             "ready",
             engine=engine.name,
@@ -157,10 +159,12 @@ def main(config: WorkerSettings) -> int:
     worker = Worker(config)
     try:
         return worker.serve()
+    except gpu.NoGpuError as error:
+        return worker.fail(str(error), process.EXIT_NEVER if error.never else 1)
     except Exception as error:
-        from mpspool.worker.engine.load import LoadError
-
-        if isinstance(error, LoadError):
+        # Not imported here: it imports TensorFlow, which may be what has just failed.
+        loading = sys.modules.get("mpspool.worker.engine.load")
+        if loading is not None and isinstance(error, loading.LoadError):
             return worker.fail(str(error), process.EXIT_NEVER)
         logger.exception("crashed")
         return worker.fail(f"{type(error).__name__}: {error}", 1)

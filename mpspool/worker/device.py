@@ -41,10 +41,14 @@ def prepare(settings: WorkerSettings) -> None:
     logging.getLogger("tensorflow").setLevel(logging.ERROR)
 
 
+def on_gpu(slot: SlotSettings) -> bool:
+    """Whether there is a GPU behind it: none is behind a CPU slot and a stand-in."""
+    return bool(slot.gpu_uuid) and not slot.simulated
+
+
 def placement(slot: SlotSettings) -> Mapping[str, str]:
     """The environment that puts a process on its device, and on no other."""
-    on_gpu = bool(slot.gpu_uuid) and not slot.simulated
-    environment = {"CUDA_VISIBLE_DEVICES": slot.gpu_uuid if on_gpu else NO_GPU}
+    environment = {"CUDA_VISIBLE_DEVICES": slot.gpu_uuid if on_gpu(slot) else NO_GPU}
     if slot.mps_pipe:
         environment["CUDA_MPS_PIPE_DIRECTORY"] = slot.mps_pipe
     return environment
@@ -61,7 +65,7 @@ def defaults(settings: WorkerSettings) -> Mapping[str, str]:
     threads = settings.model.intra_op_threads or len(settings.slot.cpus)
     if threads:
         chosen["OMP_NUM_THREADS"] = str(threads)
-    if settings.slot.gpu_uuid and not settings.slot.simulated:
+    if on_gpu(settings.slot):
         # Also where neither ConfigProto nor tf.config reaches: a memory limit's logical device.
         chosen["TF_FORCE_GPU_ALLOW_GROWTH"] = "true" if settings.model.gpu_memory_growth else "false"
     return chosen

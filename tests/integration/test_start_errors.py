@@ -47,6 +47,11 @@ def write_model_that_is_none(root: Path) -> Path:
         (["--simulate-gpus", "1", "--contexts-per-gpu", "0"], "contexts_per_gpu"),
         (["--simulate-gpus", "1", "--contexts-per-gpu", "61"], "61"),
         (["{root}/pool.yaml"], "grcp_port"),
+        (["{root}/folder.yaml"], "folder.yaml line 1: {root}/nowhere does not exist; name a folder"),
+        (
+            ["{root}/folder.yaml", "--check"],
+            "folder.yaml line 1: {root}/nowhere does not exist; name a folder",
+        ),
         (["--cpu-slots", "1", "--cpusets", "1-"], "1-"),
         (["--cpu-slots", "1", "--cpusets", "4000-4001"], "4000"),
     ],
@@ -59,6 +64,7 @@ def test_what_cannot_work_is_refused(
     (root / "empty").mkdir()
     (root / "file").touch()
     (root / "pool.yaml").write_text("grcp_port: 1\n")
+    (root / "folder.yaml").write_text("weights: {backing: file, folder: nowhere}\n")
     write_model_that_is_none(root)
     given = [argument.format(root=root, taken=taken_port) for argument in arguments]
     usual = {
@@ -84,6 +90,9 @@ def test_a_mistake_hides_no_other(root: Path, taken_port: int) -> None:
         "gpus: [99]\n"
         "readines: all\n"
         f"grpc_port: {taken_port}\n"
+        "weights:\n"
+        "  backing: file\n"
+        "  folder: /dev/null\n"
     )
     done = cli("start", root / "pool.yaml", "--rest-port", 0, "--run-dir", root / "run", timeout=30)
     assert done.returncode == 2
@@ -96,6 +105,7 @@ def test_a_mistake_hides_no_other(root: Path, taken_port: int) -> None:
         "gpus",
         "readines",
         "grpc_port",
+        "weights.folder",
     ]
-    assert [problem.split("pool.yaml line ")[1][0] for problem in problems] == list("2333456")
+    assert [problem.split("pool.yaml line ")[1][0] for problem in problems] == list("23334569")
     assert last == "nothing was started"

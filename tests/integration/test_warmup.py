@@ -18,6 +18,8 @@ from mpspool.core.settings import ModelSettings
 from mpspool.worker import warmup
 from mpspool.worker.engine.base import Array, Engine, Signature, TensorSpec
 from mpspool.worker.engine.load import LoadError, load
+from tests.conftest import PoolStarter
+from tests.polling import until
 
 MODEL = ModelVersion("half_plus_two", 1)
 DT_FLOAT, DT_STRING, DT_RESOURCE = 1, 7, 20
@@ -175,3 +177,12 @@ def test_synthetic_inputs_take_defaults() -> None:
     )
     assert inputs is not None
     assert inputs["x"] is default
+
+
+def test_a_worker_is_warm_before_it_is_ready(start_pool: PoolStarter, path: Path) -> None:
+    """A recorded request that fails keeps the worker from READY, for good, with the record's error."""
+    write(path, [predict_log([1]).SerializeToString(), predict_log([1], "typo").SerializeToString()])
+    pool = start_pool("--model", f"half={path.parent}", "--cpu-slots", 1)
+    worker = until(lambda: (w := pool.workers()["half@1.cpu0.0"])["state"] in ("READY", "FATAL") and w, 60)
+    assert (worker["state"], worker["generation"]) == ("FATAL", 1)
+    assert f"warm-up record 2 of {path / warmup.REQUESTS_FILE} failed: " in worker["error"]

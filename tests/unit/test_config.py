@@ -137,7 +137,25 @@ def test_deeprec_environment(text: str) -> None:
     """CONTEXTS_COUNT_PER_GPU, ENABLE_MPS and both forms of SESSION_GROUP_CPUSET."""
     environ = {"CONTEXTS_COUNT_PER_GPU": "8", "ENABLE_MPS": "1", "SESSION_GROUP_CPUSET": text}
     config = load_config(None, HALF, environ)
-    assert (config.contexts_per_gpu, config.mps, config.cpusets) == (8, "on", ((2, 3, 4), (5, 6, 7)))
+    assert (config.contexts_per_gpu, config.mps, config.cpusets) == (8, "auto", ((2, 3, 4), (5, 6, 7)))
+
+
+@pytest.mark.parametrize(
+    ("file", "environ", "mps"),
+    [
+        ("mps: off", {"ENABLE_MPS": "1"}, "auto"),
+        ("mps: on", {"ENABLE_MPS": "1"}, "on"),
+        ("mps: 'on'", {"ENABLE_MPS": "true"}, "on"),
+        ("mps: on", {"ENABLE_MPS": "0"}, "off"),
+        ("mps: on", {"ENABLE_MPS": "1", "MPSPOOL_MPS": "auto"}, "auto"),
+        ("", {"ENABLE_MPS": "1", "MPSPOOL_MPS": "on"}, "on"),
+    ],
+)
+def test_enable_mps_asks_and_does_not_insist(
+    tmp_path: Path, file: str, environ: dict[str, str], mps: str
+) -> None:
+    """Set to 1 it turns MPS on where there can be any, and takes nothing from a file that insists on it."""
+    assert load_config(write(tmp_path, file), HALF, environ).mps == mps
 
 
 @pytest.mark.parametrize(
@@ -294,20 +312,52 @@ def test_a_file_that_cannot_be_read(tmp_path: Path, make: str) -> None:
     assert told.startswith(f"{file}: ")
 
 
+def test_models_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """MPSPOOL_MODEL adds to the file and moves its models as --model does, which goes before it in turn."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "conf").mkdir()
+    file = write(tmp_path / "conf", "models: {half: {base_path: a, quorum: 2}, wide: b}")
+    environ = {"MPSPOOL_MODEL": "half=new,extra=/x,more=/m"}
+    config = load_config(file, {"model": ("extra=/y",)}, environ)
+    assert [(model.name, model.base_path, model.quorum) for model in config.models] == [
+        ("half", str(tmp_path / "new"), 2),
+        ("wide", str(tmp_path / "conf/b"), 1),
+        ("extra", "/y", 1),
+        ("more", "/m", 1),
+    ]
+    alone = load_config(None, {}, {"MPSPOOL_MODEL": "half=/h"})
+    assert [(model.name, model.base_path) for model in alone.models] == [("half", "/h")]
+
+
 def test_no_model_at_all() -> None:
-    """A pool of nothing is refused with the two ways to name a model."""
-    assert problems() == ["models: there is none; give --model NAME=BASE_PATH, or models: in a file"]
+    """A pool of nothing is refused with the three ways to name a model."""
+    assert problems() == [
+        "models: there is none; give --model NAME=BASE_PATH, MPSPOOL_MODEL, or models: in a file"
+    ]
 
 
-@pytest.mark.parametrize("flag", ["half", "=x", "half=", ""])
-def test_a_malformed_model_flag(flag: str) -> None:
-    """Both halves are needed."""
-    assert f"--model: {flag!r}: expected NAME=BASE_PATH" in problems(flags={"model": [flag]})
+@pytest.mark.parametrize("text", ["half", "=x", "half=", ""])
+def test_a_malformed_model_flag(text: str) -> None:
+    """Both halves are needed, in a flag and in the variable."""
+    assert f"--model: {text!r}: expected NAME=BASE_PATH" in problems(flags={"model": [text]})
+    assert problems(environ={"MPSPOOL_MODEL": f"a=/a,{text}"}) == [
+        f"MPSPOOL_MODEL: {text!r}: expected NAME=BASE_PATH"
+    ]
+
+
+def test_a_misspelt_model_variable() -> None:
+    """It is told alone: that there is no model may only come of it."""
+    assert problems(environ={"MPSPOOL_MODELS": "a=/a"}) == [
+        "MPSPOOL_MODELS: unknown variable; did you mean MPSPOOL_MODEL?"
+    ]
 
 
 def test_a_model_flag_twice() -> None:
     """Two places for one name cannot both be meant."""
     assert problems(flags={"model": ["a=x", "a=y"]}) == ["--model: 'a=y': 'a' is given twice; keep one"]
+    assert problems(environ={"MPSPOOL_MODEL": "a=x,a=y"}) == [
+        "MPSPOOL_MODEL: 'a=y': 'a' is given twice; keep one"
+    ]
 
 
 def test_a_name_too_long_for_files() -> None:
@@ -481,6 +531,8 @@ def test_every_key_is_documented() -> None:
     for option in cli.start.params:
         if option.name in known:
             assert f"`{option.opts[0]}`" in rows[option.name][1]
+    for key in ("models", "models[].base_path"):
+        assert "`MPSPOOL_MODEL`" in rows[key][1]
 
 
 def test_every_pool_field_can_be_set_by_flag_and_variable() -> None:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from mpspool.supervisor.config.environment import read_affinity, read_environment
+from mpspool.supervisor.config.environment import (
+    asks_for_mps,
+    read_affinity,
+    read_environment,
+    read_models,
+)
 
 FIELDS = ["gpus", "cpusets", "contexts_per_gpu", "mps", "grpc_port", "rest_port", "restart.backoff_s"]
 
@@ -15,21 +20,25 @@ def test_deeprec_names_keep_their_meaning() -> None:
         {"CONTEXTS_COUNT_PER_GPU": "3", "ENABLE_MPS": "1", "SESSION_GROUP_CPUSET": "2-4;5-7", "PATH": "/bin"},
         FIELDS,
     )
-    assert layer.values == {"contexts_per_gpu": "3", "mps": "on", "cpusets": "2-4;5-7"}
+    assert layer.values == {"contexts_per_gpu": "3", "mps": "auto", "cpusets": "2-4;5-7"}
     assert str(layer.sources[("mps",)]) == "ENABLE_MPS"
     assert layer.problems == []
 
 
-@pytest.mark.parametrize(("value", "mps"), [("0", "off"), ("false", "off"), ("True", "on"), (" 1 ", "on")])
+@pytest.mark.parametrize(
+    ("value", "mps"), [("0", "off"), ("false", "off"), ("True", "auto"), (" 1 ", "auto")]
+)
 def test_enable_mps_is_a_switch(value: str, mps: str) -> None:
-    """As TensorFlow reads its switches: 0, 1, true, false."""
+    """As TensorFlow reads its switches: 0, 1, true, false. It asks for MPS where there can be any."""
     assert read_environment({"ENABLE_MPS": value}, FIELDS).values == {"mps": mps}
+    assert asks_for_mps({"ENABLE_MPS": value}) == (mps == "auto")
 
 
 def test_a_switch_that_is_neither_is_a_problem() -> None:
     """Anything else is refused by name, and sets nothing."""
     layer = read_environment({"ENABLE_MPS": "yes"}, FIELDS)
     assert layer.values == {}
+    assert not asks_for_mps({"ENABLE_MPS": "yes"})
     assert [str(problem) for problem in layer.problems] == ["mps: 'yes' in ENABLE_MPS: expected 1 or 0"]
 
 
@@ -54,12 +63,31 @@ def test_empty_is_not_set() -> None:
     assert read_affinity({"SET_SESSION_THREAD_POOL_AFFINITY": ""}).values == {}
 
 
-def test_a_misspelt_variable_is_a_problem() -> None:
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [("MPSPOOL_GRPCPORT", "MPSPOOL_GRPC_PORT"), ("MPSPOOL_MODELS", "MPSPOOL_MODEL")],
+)
+def test_a_misspelt_variable_is_a_problem(given: str, meant: str) -> None:
     """A slip in one of our names does not pass in silence."""
-    problems = read_environment({"MPSPOOL_GRPCPORT": "9000"}, FIELDS).problems
-    assert [str(problem) for problem in problems] == [
-        "MPSPOOL_GRPCPORT: unknown variable; did you mean MPSPOOL_GRPC_PORT?"
-    ]
+    problems = read_environment({given: "9000"}, FIELDS).problems
+    assert [str(problem) for problem in problems] == [f"{given}: unknown variable; did you mean {meant}?"]
+
+
+@pytest.mark.parametrize(
+    ("value", "texts"),
+    [
+        ("", []),
+        (" ", []),
+        ("a=/a", ["a=/a"]),
+        ("a=/a, b=s3://b:1/x;y", ["a=/a", "b=s3://b:1/x;y"]),
+        ("a=/a,", ["a=/a", ""]),
+    ],
+)
+def test_models_are_parted_by_commas(value: str, texts: list[str]) -> None:
+    """MPSPOOL_MODEL holds what several --model say; it is no field of the pool."""
+    assert read_models({"MPSPOOL_MODEL": value}) == texts
+    layer = read_environment({"MPSPOOL_MODEL": value}, FIELDS)
+    assert (layer.values, layer.problems) == ({}, [])
 
 
 def test_kubernetes_service_variables_are_not_ours() -> None:

@@ -413,7 +413,8 @@ def test_settings_carry_the_whole_plan(tmp_path: Path) -> None:
         grace_s: 5
         restart: {retries: 1, backoff_s: 2, max_backoff_s: 3}
         models:
-          a: {base_path: a, hang_timeout_s: 9, gpu_memory: {growth: false, fraction: 0.25}, saved_model_tags: [x, y]}
+          a: {base_path: a, hang_timeout_s: 9, gpu_memory: {growth: false, fraction: 0.25}, saved_model_tags: [x, y],
+              start_timeout_s: 8}
         """,
     )
     made = make(config, machine(gpu(0, simulated=True)))
@@ -441,4 +442,4 @@ def test_settings_carry_the_whole_plan(tmp_path: Path) -> None:
     assert settings.mps_daemons == made.mps_daemons
     (model,) = settings.models
     assert (model.hang_timeout_s, model.gpu_memory_growth, model.gpu_memory_fraction) == (9, False, 0.25)
-    assert model.saved_model_tags == ["x", "y"]
+    assert (model.start_timeout_s, model.saved_model_tags) == (8, ["x", "y"])

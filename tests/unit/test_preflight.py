@@ -17,8 +17,13 @@ import pytest
 from mpspool.core.errors import StartError
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import lock
-from mpspool.supervisor.config.schema import load_config
-from mpspool.supervisor.planning.preflight import check_library, check_run_dir, resolve
+from mpspool.supervisor.config.schema import load_config, read_config
+from mpspool.supervisor.planning.preflight import (
+    check_library,
+    check_run_dir,
+    check_weights_folders,
+    resolve,
+)
 from mpspool.supervisor.planning.saved_model import check_saved_model
 from mpspool.supervisor.ports import check_fronts, explain_failure
 from tests.conftest import short_dir
@@ -312,6 +317,33 @@ def test_operator_libraries(tmp_path: Path) -> None:
     assert check_library(Path(sys.executable)) == []
 
 
+def test_folders_for_weights(root: Path) -> None:
+    """Missing, no folder, not writable: told with the place that names it, once, and only where it is used."""
+    (root / "file").touch()
+    (root / "good").mkdir()
+    (root / "pool.yaml").write_text(
+        """
+        weights: {backing: file, folder: file}
+        models:
+          one: one
+          two: {base_path: two, weights: {shared: "on"}}
+          missing: {base_path: missing, weights: {backing: file, folder: gone}}
+          closed: {base_path: closed, weights: {backing: file, folder: /proc/self/map_files}}
+          good: {base_path: good, weights: {backing: file, folder: good}}
+          memory: {base_path: memory, weights: {backing: memfd}}
+          unused: {base_path: unused, weights: {shared: "off", backing: file, folder: gone}}
+        """
+    )
+    config, findings = read_config(root / "pool.yaml", {}, {})
+    remedy = "name a folder that we may write to, or set backing: memfd"
+    assert [str(problem) for problem in findings.told(check_weights_folders(config))] == [
+        f"weights.folder: in pool.yaml line 2: {root}/file is not a folder; {remedy}",
+        f"models.missing.weights.folder: in pool.yaml line 6: {root}/gone does not exist; {remedy}",
+        f"models.closed.weights.folder: in pool.yaml line 7: /proc/self/map_files is not writable; {remedy}",
+    ]
+    assert not list((root / "good").iterdir())
+
+
 def test_a_sound_configuration_resolves(root: Path) -> None:
     """File system, ports and machine together give settings, and nothing is made on the way."""
     saved_model(root / "half/7")
@@ -336,6 +368,28 @@ def test_simulated_devices_take_the_place_of_real_ones(root: Path) -> None:
     assert sorted(cpu for slot in settings.models[0].slots for cpu in slot.cpus) == list(range(16))
 
 
+@pytest.mark.parametrize(
+    ("flags", "environ", "said"),
+    [
+        ({"gpus": "none"}, {"ENABLE_MPS": "1"}, True),
+        ({"gpus": "none"}, {"ENABLE_MPS": "0"}, False),
+        ({"gpus": "none"}, {}, False),
+        ({"gpus": "none", "mps": "off"}, {"ENABLE_MPS": "1"}, False),
+        ({"simulate_gpus": 1}, {"ENABLE_MPS": "1"}, False),
+    ],
+)
+def test_enable_mps_without_a_gpu_is_said(
+    root: Path, flags: dict[str, object], environ: dict[str, str], said: bool
+) -> None:
+    """An inherited ENABLE_MPS=1 starts on CPU slots as well, with a line that says it has no effect."""
+    saved_model(root / "half/1")
+    usual = {"model": [f"half={root / 'half'}"], "run_dir": str(root / "run"), "grpc_port": 0}
+    config = load_config(None, {**usual, "rest_port": free_port(), **flags}, environ)
+    _, planned = resolve(config, environ)
+    line = "ENABLE_MPS is 1, but no GPU is used: there is nothing for MPS to share"
+    assert (line in planned.warnings) == said
+
+
 def test_every_problem_is_told_at_once(root: Path, taken: int) -> None:
     """Paths, machine, ports, run folder and libraries are all looked at before the answer."""
     broken = saved_model(root / "broken/1")
@@ -344,6 +398,7 @@ def test_every_problem_is_told_at_once(root: Path, taken: int) -> None:
         f"""
         grpc_port: {taken}
         run_dir: pool.yaml
+        weights: {{backing: file, folder: nowhere}}
         models:
           gone: nowhere
           broken: {{base_path: broken, custom_ops: ops.so, quorum: 99}}
@@ -360,6 +415,7 @@ def test_every_problem_is_told_at_once(root: Path, taken: int) -> None:
         "models.broken.quorum",
         "models.gone.base_path",
         "run_dir",
+        "weights.folder",
     ]
 
 

@@ -1,11 +1,14 @@
 """The environment as a configuration layer: DeepRec's variables, and MPSPOOL_<FIELD> for every pool-level field.
 
+MPSPOOL_MODEL is `--model`: NAME=BASE_PATH, several of them with commas between.
+
 DeepRec's keep their meaning, for every model of the pool:
 
 CONTEXTS_COUNT_PER_GPU
     How many places each GPU has, per model (`contexts_per_gpu`).
 ENABLE_MPS
-    1 is `mps: on` and 0 is `mps: off`; without it, `auto`.
+    0 is `mps: off`. 1 asks for MPS wherever there is a GPU to share, as in DeepRec: `mps: auto`, or the
+    file's `on`. It is often inherited, so it does not keep a pool on CPU slots from starting.
 SESSION_GROUP_CPUSET
     "2-4;5-7" or "2,3,4;5,6,7": the nth slot's CPUs (`cpusets`).
 SET_SESSION_THREAD_POOL_AFFINITY
@@ -26,6 +29,8 @@ from mpspool.core.errors import Problem
 from mpspool.supervisor.config.layers import Layer
 
 PREFIX = "MPSPOOL_"
+MODEL = "MPSPOOL_MODEL"
+ENABLE_MPS = "ENABLE_MPS"
 AFFINITY = "SET_SESSION_THREAD_POOL_AFFINITY"
 
 _SWITCH = {"1": True, "true": True, "0": False, "false": False}
@@ -47,13 +52,24 @@ def read_environment(environ: Mapping[str, str], fields: Iterable[str]) -> Layer
     known = {PREFIX + name.replace(".", "_").upper(): name for name in fields}
     _put(layer, environ, "CONTEXTS_COUNT_PER_GPU", "contexts_per_gpu")
     _put(layer, environ, "SESSION_GROUP_CPUSET", "cpusets")
-    enabled = _switch(layer, environ, "ENABLE_MPS", "mps")
+    enabled = _switch(layer, environ, ENABLE_MPS, "mps")
     if enabled is not None:
-        layer.put("mps", "on" if enabled else "off", "ENABLE_MPS")
+        layer.put("mps", "auto" if enabled else "off", ENABLE_MPS)
     for variable, name in known.items():
         _put(layer, environ, variable, name)
-    _find_misspelt(layer, environ, known)
+    _find_misspelt(layer, environ, {**known, MODEL: "models"})
     return layer
+
+
+def read_models(environ: Mapping[str, str]) -> list[str]:
+    """The texts of MPSPOOL_MODEL, each for one model; they are not looked at here."""
+    value = environ.get(MODEL, "").strip()
+    return [text.strip() for text in value.split(",")] if value else []
+
+
+def asks_for_mps(environ: Mapping[str, str]) -> bool:
+    """Whether ENABLE_MPS is 1."""
+    return _SWITCH.get(environ.get(ENABLE_MPS, "").strip().lower(), False)
 
 
 def read_affinity(environ: Mapping[str, str]) -> Layer:

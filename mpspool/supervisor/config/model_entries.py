@@ -1,4 +1,4 @@
-"""The models a file and the command line name, still raw: one entry each, with where its values stand."""
+"""The models that file, environment and command line name, still raw: one entry each, with where its values stand."""
 
 from __future__ import annotations
 
@@ -48,9 +48,15 @@ class Entry:
         assert isinstance(self.values, dict)
         own = dotted(self.location)
         above = own if self.name == own else f"models.{self.name}"
+        fields: list[Location] = [(field,) for field in self.values]
+        for section, value in self.values.items():
+            fields += [(section, field) for field in value] if isinstance(value, dict) else []
         return {
-            f"models.{self.name}.{field}": (f"{above}.{field}", source_of(self.sources, (field,)))
-            for field in self.values
+            f"models.{self.name}.{dotted(field)}": (
+                f"{above}.{dotted(field)}",
+                source_of(self.sources, field),
+            )
+            for field in fields
         }
 
 
@@ -91,28 +97,37 @@ def _entry(layer: Layer, location: Location, value: object, folder: Path) -> Ent
     return Entry(location, rebase(value, _PATHS, folder) if isinstance(value, dict) else value, sources)
 
 
-def put_flags(layer: Layer, entries: list[Entry], flags: Sequence[str], folder: Path) -> None:
-    """Adds what `--model NAME=BASE_PATH` names; gives an entry of that name the other base_path."""
+def put_named(layer: Layer, entries: list[Entry], texts: Sequence[str], source: str, folder: Path) -> None:
+    """Adds what NAME=BASE_PATH names; gives an entry of that name the other base_path.
+
+    Args:
+        layer: where problems go.
+        entries: those there are already.
+        texts: one NAME=BASE_PATH each.
+        source: the flag or variable that says so.
+        folder: where its paths start.
+    """
     seen: set[str] = set()
-    for flag in flags:
-        name, equals, base_path = flag.partition("=")
+    for text in texts:
+        name, equals, base_path = text.partition("=")
         if not (name and equals and base_path):
-            layer.problems.append(Problem(FLAG, f"{flag!r}: expected NAME=BASE_PATH"))
+            layer.problems.append(Problem(source, f"{text!r}: expected NAME=BASE_PATH"))
             layer.left_out.add("models")
         elif name in seen:
-            layer.problems.append(Problem(FLAG, f"{flag!r}: {name!r} is given twice; keep one"))
+            layer.problems.append(Problem(source, f"{text!r}: {name!r} is given twice; keep one"))
         else:
-            _put(entries, name, rebase({"base_path": base_path}, _PATHS, folder))
+            _put(entries, name, rebase({"base_path": base_path}, _PATHS, folder), source)
         seen.add(name)
 
 
-def _put(entries: list[Entry], name: str, values: dict[str, object]) -> None:
+def _put(entries: list[Entry], name: str, values: dict[str, object], source: str) -> None:
     for entry in entries:
         if entry.name == name and isinstance(entry.values, dict):
             entry.values.update(values)
-            entry.sources[("base_path",)] = Source(FLAG)
+            entry.sources[("base_path",)] = Source(source)
             return
-    entries.append(Entry(("models", len(entries)), {"name": name, **values}, {(): Source(f"{FLAG} {name}")}))
+    sources: dict[Location, Source] = {(): Source(f"{source} {name}")}
+    entries.append(Entry(("models", len(entries)), {"name": name, **values}, sources))
 
 
 def override(entries: list[Entry], fields: Iterable[str]) -> None:

@@ -30,11 +30,24 @@ from mpspool.core.errors import Problem, StartError
 from mpspool.core.ids import escape
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import MAX_MESSAGE_BYTES
-from mpspool.supervisor.config.environment import read_affinity, read_environment
+from mpspool.supervisor.config.environment import (
+    ENABLE_MPS,
+    MODEL,
+    read_affinity,
+    read_environment,
+    read_models,
+)
 from mpspool.supervisor.config.explain import explain, nearest
 from mpspool.supervisor.config.findings import Findings
-from mpspool.supervisor.config.layers import Layer, Location, leave_out, overlay, rebase
-from mpspool.supervisor.config.model_entries import Entry, check_names, override, put_flags, take_entries
+from mpspool.supervisor.config.layers import Layer, Location, Source, dotted, leave_out, overlay, rebase
+from mpspool.supervisor.config.model_entries import (
+    FLAG,
+    Entry,
+    check_names,
+    override,
+    put_named,
+    take_entries,
+)
 from mpspool.supervisor.config.pool_file import read_file
 from mpspool.supervisor.cpus import MAX_CPUS, parse_cpusets
 from mpspool.supervisor.ports import DEFAULT_GRPC_PORT, DEFAULT_REST_PORT
@@ -189,6 +202,8 @@ class ModelConfig(Placement):
     """The limits of each worker on a GPU: growth, and fraction or limit_bytes."""
     hang_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
     """The least seconds after which a running request counts as hung."""
+    start_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
+    """The seconds after which a worker that is not READY yet counts as hung."""
     engine: Literal["auto", "session", "tf2"] = "auto"
     """How the model is run; auto takes the Session and falls back to the TF2 loader."""
     saved_model_tags: Texts = ("serve",)
@@ -292,8 +307,8 @@ def read_config(
     Args:
         file: YAML; None for none.
         flags: by pool-level field name ("restart.retries" for one of a section), None where not given;
-            and "model", a sequence of NAME=BASE_PATH: such a model is added, or, where the file has
-            one of that name, is given that base_path.
+            and "model", a sequence of NAME=BASE_PATH: such a model is added, or, where the file or the
+            environment has one of that name, is given that base_path.
         environ: the environment; supervisor/config/environment.py says what is read.
 
     Returns:
@@ -305,10 +320,10 @@ def read_config(
     while config is None:
         config = _validate(layer, entries)
     if none and "models" not in layer.left_out:
-        text = "there is none; give --model NAME=BASE_PATH, or models: in a file"
+        text = f"there is none; give {FLAG} NAME=BASE_PATH, {MODEL}, or models: in a file"
         layer.problems.append(Problem("models", text))
     layer.left_out |= {f"models.{entry.name}.base_path" for entry in entries if entry.unplaced}
-    places = {str(key[0]): (str(key[0]), source) for key, source in layer.sources.items() if len(key) == 1}
+    places = {dotted(key): (dotted(key), source) for key, source in layer.sources.items()}
     for entry in entries:
         places |= entry.places()
     return config, Findings(layer.problems, layer.left_out, places)
@@ -352,16 +367,27 @@ def _merge(
     folder = here if file is None else file.absolute().parent
     entries = take_entries(below, folder)
     below.values = rebase(below.values, _PATHS, folder)
-    above = overlay(read_environment(environ, pool_fields()), _read_flags(flags))
+    named = read_environment(environ, pool_fields())
+    _keep_mps_on(below, named)
+    above = overlay(named, _read_flags(flags))
     above.values = rebase(above.values, _PATHS, here)
     override(entries, [*(set(Placement.model_fields) & set(above.values)), *_weights_fields(above)])
     models = flags.get("model") or ()
     assert isinstance(models, list | tuple)
-    put_flags(above, entries, models, here)
+    put_named(above, entries, read_models(environ), MODEL, here)
+    put_named(above, entries, models, FLAG, here)
     layer = overlay(overlay(read_affinity(environ), below), above)
     if not layer.complete:
         layer.left_out |= set(PoolConfig.model_fields) - set(layer.values)
     return layer, entries
+
+
+def _keep_mps_on(file: Layer, environment: Layer) -> None:
+    """ENABLE_MPS=1 asks for no less than a file that insists on MPS."""
+    asked = environment.sources.get(("mps",)) == Source(ENABLE_MPS) and environment.values["mps"] == "auto"
+    if asked and _on_off(file.values.get("mps")) == "on":
+        environment.values.pop("mps")
+        environment.sources.pop(("mps",))
 
 
 def _weights_fields(layer: Layer) -> list[str]:

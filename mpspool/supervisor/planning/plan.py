@@ -211,8 +211,9 @@ def _settings(
         gpu_memory_limit_bytes=int(model.gpu_memory.limit_bytes),
         saved_model_tags=list(model.saved_model_tags),
         hang_timeout_s=model.hang_timeout_s,
+        start_timeout_s=model.start_timeout_s,
         engine=model.engine,
-        weights=_weights(model, config.weights),
+        weights=resolved_weights(model, config.weights),
     )
 
 
@@ -225,7 +226,7 @@ def _default_threads(draft: Draft, cpus: list[list[int]], topology: Topology, sl
     return min(share, *(len(given) or unpinned for given in cpus))
 
 
-def _weights(model: ModelConfig, pool: WeightsConfig) -> WeightsSettings:
+def resolved_weights(model: ModelConfig, pool: WeightsConfig) -> WeightsSettings:
     """The pool's, with what the model says for itself."""
     own = model.weights.model_dump(exclude_unset=True) if model.weights else {}
     return WeightsSettings(**{**pool.model_dump(), **own})

@@ -9,6 +9,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from mpspool.core.errors import Problem, StartError
@@ -19,11 +20,12 @@ from mpspool.mps.devices import Inventory, inventory
 from mpspool.mps.simulated import control_command as simulated_control_command
 from mpspool.mps.simulated.inventory import simulated
 from mpspool.supervisor import lock
+from mpspool.supervisor.config.environment import ENABLE_MPS, asks_for_mps
 from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.cpus import Topology, read_topology
 from mpspool.supervisor.planning.base_path import BasePathError, latest_version
 from mpspool.supervisor.planning.drafts import Machine
-from mpspool.supervisor.planning.plan import Plan, plan, to_settings
+from mpspool.supervisor.planning.plan import Plan, plan, resolved_weights, to_settings
 from mpspool.supervisor.planning.saved_model import check_saved_model
 from mpspool.supervisor.ports import check_fronts
 
@@ -52,7 +54,14 @@ def resolve(config: PoolConfig, environ: Mapping[str, str]) -> tuple[PoolSetting
     problems += check_all(config, versions)
     if problems or planned is None:
         raise StartError(problems)
+    if config.mps == "auto" and asks_for_mps(environ) and not _uses_gpus(planned):
+        text = f"{ENABLE_MPS} is 1, but no GPU is used: there is nothing for MPS to share"
+        planned = replace(planned, warnings=[*planned.warnings, text])
     return to_settings(planned, config), planned
+
+
+def _uses_gpus(planned: Plan) -> bool:
+    return any(slot.gpu_uuid for model in planned.models for slot in model.slots)
 
 
 def read_machine(config: PoolConfig, environ: Mapping[str, str]) -> Machine:
@@ -81,9 +90,10 @@ def find_versions(config: PoolConfig) -> tuple[Versions, list[Problem]]:
 
 
 def check_all(config: PoolConfig, versions: Mapping[str, tuple[int, Path]]) -> list[Problem]:
-    """Every problem with ports, run folder, operator libraries and SavedModels. Changes nothing."""
+    """Every problem with ports, folders, operator libraries and SavedModels. Changes nothing."""
     problems = check_fronts(config.host, {"grpc_port": config.grpc_port, "rest_port": config.rest_port})
     problems += check_run_dir(RunDir(config.run_dir))
+    problems += check_weights_folders(config)
     for model in config.models:
         path = f"models.{model.name}"
         problems += [
@@ -95,6 +105,30 @@ def check_all(config: PoolConfig, versions: Mapping[str, tuple[int, Path]]) -> l
             found = check_saved_model(versions[model.name][1])
             problems += [Problem(f"{path}.base_path", text) for text in found]
     return problems
+
+
+def check_weights_folders(config: PoolConfig) -> list[Problem]:
+    """Can weights be kept in the folders named for them? Said where a folder is named, and only if it is used."""
+    named: dict[str, Path] = {}
+    for model in config.models:
+        weights = resolved_weights(model, config.weights)
+        if weights.backing == "file" and weights.shared != "off":
+            own = model.weights is not None and "folder" in model.weights.model_fields_set
+            path = f"models.{model.name}.weights.folder" if own else "weights.folder"
+            named[path] = Path(weights.folder)
+    return [Problem(path, text) for path, folder in named.items() if (text := _check_backing(folder))]
+
+
+def _check_backing(folder: Path) -> str:
+    try:
+        is_folder = stat.S_ISDIR(os.stat(folder).st_mode)
+    except FileNotFoundError:
+        wrong = "does not exist"
+    except OSError as error:
+        wrong = f"cannot be used: {error.strerror}"
+    else:
+        wrong = "is not a folder" if not is_folder else "" if _is_writable(folder) else "is not writable"
+    return f"{folder} {wrong}; name a folder that we may write to, or set backing: memfd" if wrong else ""
 
 
 def check_library(path: Path) -> list[str]:

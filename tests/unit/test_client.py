@@ -1,0 +1,77 @@
+"""The command line's client: which way it goes to the server."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent import futures
+
+import grpc
+import pytest
+
+from mpspool import client
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
+    """Where the environment says that an HTTP proxy is: it listens, and accepts nobody by itself."""
+    for name in ("no_proxy", "no_grpc_proxy", "grpc_proxy", "https_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(10)
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{listener.getsockname()[1]}")
+        yield listener
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """A server that knows no method, on 127.0.0.1."""
+    with futures.ThreadPoolExecutor(1) as pool:
+        server = grpc.server(pool)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        yield port
+        server.stop(None).wait()
+
+
+def ask(address: str) -> None:
+    client.predict(address, "half", [1], signature="", version=None, timeout_s=5)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_a_server_of_this_machine_is_asked_past_the_proxy(proxy: socket.socket, port: int, host: str) -> None:
+    """It is the server that answers, whatever the environment says about proxies."""
+    with pytest.raises(client.CallError, match="UNIMPLEMENTED"):
+        ask(f"{host}:{port}")
+
+
+def test_a_server_elsewhere_is_asked_through_the_proxy(proxy: socket.socket) -> None:
+    """As gRPC's own clients do it."""
+
+    def try_it() -> None:
+        with contextlib.suppress(client.CallError):
+            ask("192.0.2.1:8500")
+
+    asking = threading.Thread(target=try_it)
+    asking.start()
+    with proxy.accept()[0] as connection:
+        assert connection.recv(4096).startswith(b"CONNECT 192.0.2.1:8500 ")
+    asking.join()
+
+
+@pytest.mark.parametrize(
+    ("address", "loopback"),
+    [
+        ("127.8.0.1:8500", True),
+        ("[::1]:8500", True),
+        ("localhost:1", True),
+        ("[2001:db8::1]:8500", False),
+        ("localhost.example:8500", False),
+    ],
+)
+def test_loopback_in_every_form(address: str, loopback: bool) -> None:
+    """Names and numbers of this machine's own, and none that only look like it."""
+    assert client._is_loopback(address) is loopback
