@@ -41,7 +41,7 @@ class Control:
         return self._dataplane.snapshot()
 
     async def models(self, request: Message) -> Message:
-        self._dataplane.want(request["models"], request["restarts"])
+        self._dataplane.want(request["models"], request["restarts"], request.get("slots"))
         return {}
 
     async def drain(self, request: Message) -> Message:

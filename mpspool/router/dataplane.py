@@ -30,6 +30,11 @@ from mpspool.router.workers import JUDGE_S, Worker, Workers
 
 logger = log.get("dataplane")
 
+# The deadline we know is later than the client's own by the way that its request took, and by what gRPC's
+# core rounds up on the wire: 1 % at most. A client that goes away so shortly before it has not cancelled.
+_DEADLINE_ON_THE_WAY_NS = 5_000_000
+_DEADLINE_ROUNDED_BY = 100
+
 
 @dataclass(slots=True, eq=False)
 class _Pending(Entry):
@@ -62,6 +67,7 @@ class Dataplane:
         )
         self._models = Models()
         self._restarts: dict[str, int] = {}
+        self._slots: dict[str, str] = {}
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
         # Whether the pool has said what there should be: until then what is unknown may only be new to us.
@@ -112,8 +118,7 @@ class Dataplane:
         except asyncio.CancelledError:
             if not pending.over:
                 self._scheduler.cancel(pending)
-                late = deadline_ns and time.monotonic_ns() >= deadline_ns
-                self._count(pending, "", Code.DEADLINE_EXCEEDED if late else Code.CANCELLED, None)
+                self._count(pending, "", _gone(pending, time.monotonic_ns()), None)
             raise
 
     def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
@@ -146,8 +151,16 @@ class Dataplane:
 
     # -- what the pool calls ----------------------------------------------------------------------
 
-    def want(self, models: list[dict[str, Any]], restarts: dict[str, int]) -> None:
-        """Takes the pool's list of what should exist and what has failed."""
+    def want(
+        self, models: list[dict[str, Any]], restarts: dict[str, int], slots: dict[str, str] | None = None
+    ) -> None:
+        """Takes the pool's list of what should exist and what has failed.
+
+        Args:
+            models: every version that there should be.
+            restarts: how often each slot was filled again, by worker id.
+            slots: the state of every slot that there should be, by worker id.
+        """
         wanted = {}
         for item in models:
             model = ModelVersion(item["name"], item["version"])
@@ -157,6 +170,7 @@ class Dataplane:
         self._models.want(wanted)
         self._told = True
         self._restarts = restarts
+        self._slots = slots or {}
         for version in self._models.all():
             self._fail_without_hope(version)
         self._changed()
@@ -195,6 +209,7 @@ class Dataplane:
             "workers": [self._describe(worker) for worker in self._workers],
             "queued": self._scheduler.unfinished(),
             "restarts": self._restarts,
+            "slots": self._slots,
         }
 
     def _describe(self, worker: Worker) -> dict[str, Any]:
@@ -233,7 +248,9 @@ class Dataplane:
         self._pump_soon()
 
     def _on_result(self, worker: Worker, result: messages.Result, frames: list[bytes]) -> None:
-        entries = self._scheduler.finished(worker.name, result.dispatch)
+        # DEADLINE_EXCEEDED is how a worker answers what it has not run.
+        ran = any(outcome.code != Code.DEADLINE_EXCEEDED for outcome in result.outcomes)
+        entries = self._scheduler.finished(worker.name, result.dispatch, ran)
         if entries is None:
             return  # of a worker that was given up, or sent twice
         long_bodies = iter(frames)
@@ -271,7 +288,7 @@ class Dataplane:
             logger.info("worker left", worker=worker.name, pid=worker.pid)
         else:
             logger.warning("worker lost", worker=worker.name, pid=worker.pid, why=why, held=held)
-        self._refuse(self._scheduler.lost(worker.name, worker.running()))
+        self._refuse(self._scheduler.lost(worker.name, worker.running(), time.monotonic_ns()))
         self._recount(worker.id.model_version)
         self._pump_soon()
 
@@ -361,3 +378,11 @@ class Dataplane:
             await self._ticker
         self._workers.close()
         self._link.close()
+
+
+def _gone(entry: Entry, now_ns: int) -> Code:
+    """What became of a request whose client went away before we answered: its deadline, or its own choice."""
+    given_ns = entry.deadline_ns - entry.arrived_ns
+    early_ns = _DEADLINE_ON_THE_WAY_NS + given_ns // _DEADLINE_ROUNDED_BY
+    late = entry.deadline_ns and now_ns >= entry.deadline_ns - early_ns
+    return Code.DEADLINE_EXCEEDED if late else Code.CANCELLED

@@ -11,7 +11,16 @@ from mpspool.core.ids import ModelVersion
 class Entry:
     """One request on its way. The scheduler owns every field below `deadline_ns`.
 
-    The body is let go as soon as the request is over; `size` stays its length in bytes.
+    The body is let go when the request is over and no worker holds it any more: until then a worker may
+    be lost to it. `size` stays its length in bytes.
+
+    Attributes:
+        sent_ns: when it was sent last, 0 before.
+        deaths: workers that were lost while they ran it.
+        suspect: it runs alone, for it or its like was running when a worker was lost.
+        waiting: it is in a queue, and wanted.
+        held: a worker has it.
+        over: nobody waits for its answer any more.
     """
 
     model: ModelVersion
@@ -22,5 +31,7 @@ class Entry:
     size: int = 0
     sent_ns: int = 0
     deaths: int = 0
+    suspect: bool = False
     waiting: bool = False
+    held: bool = False
     over: bool = False

@@ -22,7 +22,7 @@ from mpspool.core.errors import Code
 from mpspool.core.ids import WorkerId
 from mpspool.core.messages import Outcome
 from mpspool.core.settings import RouterSettings
-from mpspool.core.states import ModelVersionState, WorkerState
+from mpspool.core.states import ModelVersionState, SlotState, WorkerState
 
 # fmt: off
 _BUCKETS_S = (
@@ -32,6 +32,11 @@ _BUCKETS_S = (
 # fmt: on
 _VERSION = ("model", "version")
 _WORKER = ("model", "version", "device", "slot")
+# As `mpspool status` has them: an occupied slot is in the state of its worker.
+SLOT_STATES = (
+    *(state.value for state in SlotState if state is not SlotState.OCCUPIED),
+    *(state.value for state in WorkerState),
+)
 
 
 class Observed(Protocol):
@@ -207,6 +212,7 @@ class _SnapshotCollector(Collector):
         )
         yield from self._versions(snapshot)
         yield self._states(snapshot)
+        yield self._slots(snapshot)
         yield from self._workers(snapshot)
 
     def _versions(self, snapshot: dict[str, Any]) -> Iterator[Metric]:
@@ -234,6 +240,23 @@ class _SnapshotCollector(Collector):
             counts[key] = counts.get(key, 0) + 1
         family = GaugeMetricFamily(
             "mpspool_workers", "Connected worker processes by state.", labels=(*_VERSION, "state")
+        )
+        for labels_and_state, count in counts.items():
+            family.add_metric(labels_and_state, count)
+        return family
+
+    def _slots(self, snapshot: dict[str, Any]) -> Metric:
+        """Of every slot that there should be, filled or not; nothing while the pool has not told."""
+        counts: dict[tuple[str, str, str], int] = {}
+        for name, state in snapshot["slots"].items():
+            version = _worker_labels(name)[:2]
+            for known in SLOT_STATES:
+                counts.setdefault((*version, known), 0)
+            counts[*version, state] = counts.get((*version, state), 0) + 1
+        family = GaugeMetricFamily(
+            "mpspool_slots",
+            "Worker slots that there should be, by state as in `mpspool status`.",
+            labels=(*_VERSION, "state"),
         )
         for labels_and_state, count in counts.items():
             family.add_metric(labels_and_state, count)

@@ -33,7 +33,7 @@ class Queue:
     active: bool = False
 
     def add(self, entry: Entry, first: bool = False) -> None:
-        line = self.suspects if entry.deaths else self.waiting
+        line = self.suspects if entry.suspect else self.waiting
         (line.appendleft if first else line.append)(entry)
         entry.waiting = True
         self.length += 1
@@ -46,12 +46,33 @@ class Queue:
 
     def forget_over(self) -> None:
         """Keeps what nobody wants any more from piling up behind what is not served."""
-        if len(self.waiting) > 2 * self.length + _SLACK:
+        most = 2 * self.length + _SLACK
+        if len(self.waiting) > most:
             self.waiting = deque(entry for entry in self.waiting if not entry.over)
+        if len(self.suspects) > most:
+            self.suspects = deque(entry for entry in self.suspects if not entry.over)
+
+    def suspect(self, body: bytes) -> None:
+        """A worker was lost to this body: all that wait with it are suspects too."""
+        alike = {entry for entry in self.waiting if entry.body == body and not entry.over}
+        for entry in alike:
+            entry.suspect = True
+        if alike:
+            self.suspects.extend(entry for entry in self.waiting if entry in alike)
+            self.waiting = deque(entry for entry in self.waiting if entry not in alike)
+
+    def clear(self, body: bytes) -> None:
+        """A worker ran this body alone and lived: who was a suspect for its sake only is one no more."""
+        cleared = [e for e in self.suspects if e.body == body and not e.deaths and not e.over]
+        for entry in cleared:
+            entry.suspect = False
+        if cleared:
+            self.suspects = deque(entry for entry in self.suspects if entry.suspect)
+            self.waiting.extendleft(reversed(cleared))
 
     def share(self) -> int:
-        """How many requests each worker would get if all were sent now."""
-        return max(1, -(-self.length // max(1, len(self.workers))))
+        """How many requests each worker would get if all were sent now, suspects aside."""
+        return max(1, -(-(self.length - len(self.suspects)) // max(1, len(self.workers))))
 
     def take(self, share: int, now_ns: int, costs: CostTable) -> tuple[list[Entry], float | None]:
         """The next requests for one dispatch: up to `share` short ones while COALESCE_US holds them."""

@@ -7,10 +7,11 @@ The laws, which the tests hold it to for every order of events:
 - A request is answered exactly once: by a worker's result, by a refusal, or not at all because its
   client cancelled it.
 - A worker never holds more dispatches than it granted credits.
-- What had not been started when its worker was lost runs again elsewhere and is under no suspicion.
-- What had been started is a suspect. It runs again alone on its worker, one suspect at a time in the
-  whole pool, and is refused for good when that worker is lost too; its fingerprint is then kept out
-  for a while.
+- What had not been started when its worker was lost runs again elsewhere and is not suspected for that.
+- What had been started is a suspect, whether its client still waits or not, and so is every request
+  with the same body from then on. Suspects run alone on their worker, one at a time in the whole pool.
+  When that worker is lost too, all with that body are refused, and it is kept out for a while; when the
+  worker lives, those that had not been started themselves are suspects no more.
 
 Times are CLOCK_MONOTONIC nanoseconds, costs microseconds of worker time.
 """
@@ -27,11 +28,14 @@ from mpspool.core.ids import ModelVersion
 from mpspool.router.cost import CostTable
 from mpspool.router.entry import Entry
 from mpspool.router.load import POLICIES, Batch, WorkerLoad, by_load
-from mpspool.router.quarantine import Quarantine
 from mpspool.router.queues import Queue
+from mpspool.router.suspicion import Standing, Suspicions
 
-MAX_DEATHS = 2
 _SLACK = 64
+_QUARANTINED = (
+    "A worker was lost while it ran this request or one with the same body, and another while it ran it "
+    "alone: it is taken for the cause and not run again for now"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +75,8 @@ class Scheduler:
         self._tiebreak = itertools.count()
         self._bytes = 0
         self._wanted = 0
-        self._suspect: Entry | None = None
-        self._quarantine = Quarantine()
+        self._trying = False  # a suspect is running
+        self._suspicions = Suspicions()
         self.costs = CostTable()
 
     # -- requests ---------------------------------------------------------------------------------
@@ -92,11 +96,10 @@ class Scheduler:
                 f"Requests in the queues hold {self._bytes} of {self._max_bytes} bytes and this one has "
                 f"{entry.size}; try again later",
             )
-        if self._quarantine.holds(entry.body, now_ns):
-            raise PoolError(
-                Code.INTERNAL,
-                "This request ended the worker process that ran it, twice; it is not run again for now",
-            )
+        standing = self._suspicions.standing(entry.model, entry.body, now_ns)
+        if standing is Standing.QUARANTINED:
+            raise PoolError(Code.INTERNAL, _QUARANTINED)
+        entry.suspect = standing is Standing.SUSPECT
         self._bytes += entry.size
         queue.forget_over()
         self._forget_deadlines()
@@ -155,31 +158,36 @@ class Scheduler:
             worker.leaving = True
             worker.release()
 
-    def lost(self, name: str, started: tuple[int, int] | None) -> list[Refuse]:
+    def lost(self, name: str, started: tuple[int, int] | None, now_ns: int) -> list[Refuse]:
         """A worker died or hangs. `started` is the (dispatch, index) that it was running, if any."""
         worker = self._workers.pop(name, None)
         if worker is None:
             return []
         queue = self._queues[worker.model]
         del queue.workers[name]
-        refusals: list[Refuse] = []
+        blamed: tuple[Entry, bool] | None = None
         again: list[Entry] = []
         for dispatch, batch in worker.batches.items():
+            if batch.suspect:
+                self._trying = False
             for index, entry in enumerate(batch.entries):
-                if (dispatch, index) == started and not entry.over:
-                    refusals += self._suspected(queue, entry, name)
-                elif not entry.over:
+                entry.held = False
+                if (dispatch, index) == started:
+                    blamed = entry, batch.suspect
+                elif entry.over:
+                    self._let_go(entry)
+                else:
                     again.append(entry)
-                elif entry is self._suspect:
-                    self._suspect = None
-        for entry in reversed(again):
-            if entry is self._suspect:  # it had not been started this time: no new death, still suspected
-                self._suspect = None
-            queue.add(entry, first=True)
-        return refusals
+        refusals = [refusal for entry in reversed(again) for refusal in self._again(queue, entry, now_ns)]
+        return refusals + self._blame(queue, *blamed, now_ns) if blamed else refusals
 
-    def finished(self, name: str, dispatch: int) -> list[Entry] | None:
+    def finished(self, name: str, dispatch: int, ran: bool = True) -> list[Entry] | None:
         """A worker gave a dispatch's credit back.
+
+        Args:
+            name: the worker's.
+            dispatch: which one.
+            ran: whether it ran any of the requests; not where their deadlines had passed.
 
         Returns:
             Its requests in order, those that are `over` included (nobody wants their answers), or
@@ -190,8 +198,16 @@ class Scheduler:
         if worker is None or batch is None:
             return None
         if batch.suspect:
-            self._suspect = None
+            self._trying = False
             worker.reserved = False
+            if ran:
+                body = batch.entries[0].body
+                self._suspicions.clear(worker.model, body)
+                self._queues[worker.model].clear(body)
+        for entry in batch.entries:
+            entry.held = False
+            if entry.over:
+                self._let_go(entry)
         return batch.entries
 
     def answered(self, entry: Entry) -> None:
@@ -229,6 +245,7 @@ class Scheduler:
         queue = self._queues[worker.model]
         for entry in batch.entries:
             entry.sent_ns = now_ns
+            entry.held = True
             queue.discount(entry)
         return Send(worker.name, dispatch, batch.entries)
 
@@ -242,29 +259,40 @@ class Scheduler:
         if not queue.suspects:
             for worker in staying:
                 worker.release()
-        if self._suspect is not None or not queue.suspects or not staying:
+        if self._trying or not queue.suspects or not staying:
             return
         reserved = [worker for worker in staying if worker.reserved]
         worker = min(reserved or staying, key=by_load)
         worker.reserved = True
         if not worker.batches:
             entry = queue.suspects.popleft()
-            self._suspect = entry
+            self._trying = True
             orders.append(self._send(worker, Batch([entry], None, suspect=True), now_ns))
 
-    def _suspected(self, queue: Queue, entry: Entry, worker: str) -> list[Refuse]:
-        if entry is self._suspect:
-            self._suspect = None
+    def _again(self, queue: Queue, entry: Entry, now_ns: int) -> list[Refuse]:
+        """Back to its place in the queue: its worker was lost and had not started it."""
+        standing = self._suspicions.standing(entry.model, entry.body, now_ns)
+        if standing is Standing.QUARANTINED:
+            return [self._refuse(entry, Code.INTERNAL, _QUARANTINED)]
+        entry.suspect = entry.suspect or standing is Standing.SUSPECT
+        queue.add(entry, first=True)
+        return []
+
+    def _blame(self, queue: Queue, entry: Entry, alone: bool, now_ns: int) -> list[Refuse]:
+        """Its worker was lost while it ran this."""
         entry.deaths += 1
-        if entry.deaths < MAX_DEATHS:
+        body = entry.body
+        standing = self._suspicions.blame(entry.model, body, alone, now_ns)
+        if entry.over:
+            self._let_go(entry)
+        else:
+            entry.suspect = True
             queue.add(entry)
+        queue.suspect(body)
+        if standing is not Standing.QUARANTINED:
             return []
-        self._quarantine.add(entry.body, entry.sent_ns)
-        text = (
-            f"This request was running when a worker of {entry.model} was lost, and again, alone, when "
-            f"{worker} was; it is taken for the cause and not run a third time"
-        )
-        return [self._refuse(entry, Code.INTERNAL, text)]
+        alike = [other for other in queue.suspects if other.body == body and not other.over]
+        return [self._refuse(other, Code.INTERNAL, _QUARANTINED) for other in alike]
 
     # -- bookkeeping ------------------------------------------------------------------------------
 
@@ -281,8 +309,12 @@ class Scheduler:
     def _end(self, entry: Entry) -> None:
         entry.over = True
         self._queues[entry.model].discount(entry)
-        self._bytes -= entry.size
         self._wanted -= 1
+        if not entry.held:
+            self._let_go(entry)
+
+    def _let_go(self, entry: Entry) -> None:
+        self._bytes -= entry.size
         entry.body = b""
 
     def queued(self, model: ModelVersion) -> int:

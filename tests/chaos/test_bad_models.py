@@ -136,3 +136,23 @@ models:
     until(lambda: pool.workers()["sleeper@1.cpu0.0"]["generation"] >= first["generation"] + 2, 60)
     log = (pool.run_dir / "logs" / "worker.sleeper@1.cpu0.0.log").read_text()
     assert "most recent call first" in log
+
+
+def test_a_client_that_does_not_wait_cannot_empty_a_pool(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], testing_ops: Path, tmp_path: Path
+) -> None:
+    """What it asks for again and again, and gives up each time, hangs each worker once and is then kept out."""
+    config = write_pool(
+        tmp_path / "pool.yaml",
+        f"""
+models:
+  - {{name: sleeper, base_path: {model_dir("sleeper")}, cpu_slots: 2, hang_timeout_s: 2, intra_op_threads: 1,
+     inter_op_threads: 1, custom_ops: [{testing_ops}]}}
+""",
+    )
+    pool = start_pool(config).wait()
+    request = ("predict", "sleeper", "--input", '{"x": [60.0]}', "--address", pool.address, "--timeout", 0.2)
+    until(lambda: "INTERNAL" in cli(*request).stderr, 60)
+    until(pool.all_ready, 60)
+    assert sum(worker["restarts"] for worker in pool.workers().values()) <= 3, "both, then one alone"
+    assert "INTERNAL" in cli(*request).stderr

@@ -14,14 +14,20 @@ from structlog.testing import capture_logs
 
 from mpspool.core import messages, tfs
 from mpspool.core.errors import Code, PoolError
+from mpspool.core.ids import ModelVersion
 from mpspool.core.messages import Dispatch, Hello, Outcome, Result
 from mpspool.core.progress import ProgressWriter
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import WorkerState
-from mpspool.router.dataplane import Dataplane
+from mpspool.router.app import Control
+from mpspool.router.dataplane import Dataplane, _gone
+from mpspool.router.entry import Entry
 from tests.fakes.recorder import Recorder
 
 SETTINGS = RouterSettings(run_dir="/nowhere", host="127.0.0.1", grpc_port=0, rest_port=0)
+
+# As the pool tells of a model version that has served.
+MODEL = {"name": "m", "version": 1, "quorum": 1, "failed": "", "hang_timeout_s": 30, "proved": True}
 
 
 class Link:
@@ -72,14 +78,21 @@ class Scene:
         self.link.receive(identity, hello, [])
         return identity
 
-    def answer(self, identity: bytes, dispatch: Dispatch) -> None:
-        outcomes = [Outcome(Code.OK, b"answer", "", 1, 10, 1) for _ in dispatch.requests]
+    def answer(self, identity: bytes, dispatch: Dispatch, code: Code = Code.OK) -> None:
+        outcomes = [Outcome(code, b"answer", "", 1, 10, 1) for _ in dispatch.requests]
         self.link.receive(identity, Result(self.dataplane.epoch, dispatch.dispatch, outcomes), [])
 
-    def ask(self) -> asyncio.Task[bytes]:
+    def ask(self, deadline_ns: int = 0) -> asyncio.Task[bytes]:
         request = tfs.PredictRequest()
         request.model_spec.name = "m"
-        return asyncio.create_task(self.dataplane.predict(request.SerializeToString(), 0))
+        return asyncio.create_task(self.dataplane.predict(request.SerializeToString(), deadline_ns))
+
+    def lose(self, identity: bytes, dispatch: Dispatch) -> None:
+        """The worker starts the first request of a dispatch and dies."""
+        worker = self.dataplane._workers.get(identity)
+        assert worker is not None
+        self.pages[worker.id.slot].start(dispatch.dispatch, 0)
+        self.dataplane._workers.lose(worker, "died")
 
     async def close(self) -> None:
         await self.dataplane.close()
@@ -95,7 +108,7 @@ def play(tmp_path: Path, story: Callable[[Scene], Any]) -> None:
         finally:
             await scene.close()
 
-    asyncio.run(run())
+    asyncio.run(asyncio.wait_for(run(), 30))
 
 
 async def settle() -> None:
@@ -137,8 +150,7 @@ def test_a_new_router_makes_clients_wait_instead_of_sending_them_away(tmp_path: 
         with pytest.raises(PoolError) as unknown:
             await scene.ask()
         assert unknown.value.code is Code.UNAVAILABLE
-        model = {"name": "m", "version": 1, "quorum": 1, "failed": "", "hang_timeout_s": 30, "proved": True}
-        scene.dataplane.want([model], {})
+        scene.dataplane.want([MODEL], {})
         asked = scene.ask()
         await settle()
         assert not asked.done()
@@ -146,7 +158,7 @@ def test_a_new_router_makes_clients_wait_instead_of_sending_them_away(tmp_path: 
         await settle()
         scene.answer(worker, scene.link.dispatches(worker)[0])
         assert await asked == b"answer"
-        scene.dataplane.want([{**model, "name": "other", "proved": False}], {})
+        scene.dataplane.want([{**MODEL, "name": "other", "proved": False}], {})
 
     play(tmp_path, story)
 
@@ -235,5 +247,140 @@ def test_only_what_went_without_a_word_or_an_answer_is_lost(
         assert [(line["event"], line["log_level"]) for line in logs] == [(event, level)]
         for task in waiting:
             task.cancel()
+
+    play(tmp_path, story)
+
+
+def test_a_cancelled_request_is_never_sent(tmp_path: Path) -> None:
+    """A client that goes away while its request waits takes it along, and is counted as CANCELLED."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([MODEL], {})
+        far_ns = time.monotonic_ns() + 60 * 10**9
+        asked = [scene.ask(), scene.ask(far_ns)]
+        await settle()
+        assert scene.dataplane.snapshot()["queued"] == 2
+        for task in asked:
+            task.cancel()
+        await asyncio.wait(asked)
+        assert scene.dataplane.snapshot()["queued"] == 0
+        assert scene.recorder.codes == [Code.CANCELLED] * 2
+        worker = scene.hello(0)
+        await settle()
+        assert not scene.link.dispatches(worker)
+
+    play(tmp_path, story)
+
+
+def test_a_client_gone_at_its_deadline_has_not_cancelled(tmp_path: Path) -> None:
+    """Its own deadline is a little earlier than the one that we know of."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([MODEL], {})
+        asked = scene.ask(time.monotonic_ns() + 3_000_000)
+        await asyncio.sleep(0)
+        asked.cancel()
+        await asyncio.wait([asked])
+        assert scene.recorder.codes == [Code.DEADLINE_EXCEEDED]
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize(
+    ("given_ms", "early_ms", "code"),
+    [
+        (100, 0, Code.DEADLINE_EXCEEDED),
+        (100, 6, Code.DEADLINE_EXCEEDED),
+        (100, 7, Code.CANCELLED),
+        (1_010, 10, Code.DEADLINE_EXCEEDED),  # of 1001 ms, which the wire rounds up
+        (10_100, 90, Code.DEADLINE_EXCEEDED),  # of 10.01 s
+        (10_100, 110, Code.CANCELLED),
+    ],
+)
+def test_how_early_a_deadline_may_be(given_ms: int, early_ms: int, code: Code) -> None:
+    """By what gRPC rounds a timeout up, and by some milliseconds on the way."""
+    deadline_ns = 10**9 + given_ms * 10**6
+    item = Entry(ModelVersion("m", 1), "", b"", 10**9, deadline_ns)
+    assert _gone(item, deadline_ns - early_ms * 10**6) is code
+
+
+def test_a_request_without_a_deadline_has_none_to_pass() -> None:
+    """Whenever its client goes away, it cancels."""
+    assert _gone(Entry(ModelVersion("m", 1), "", b"", 10**9), 2 * 10**9) is Code.CANCELLED
+
+
+def test_a_deadline_travels_to_the_worker(tmp_path: Path) -> None:
+    """It is the worker's to look at once more, just before it runs the request."""
+
+    async def story(scene: Scene) -> None:
+        worker = scene.hello(0)
+        deadline_ns = time.monotonic_ns() + 60 * 10**9
+        asked = scene.ask(deadline_ns)
+        await settle()
+        (dispatch,) = scene.link.dispatches(worker)
+        assert [request.deadline_ns for request in dispatch.requests] == [deadline_ns]
+        scene.answer(worker, dispatch, Code.DEADLINE_EXCEEDED)
+        with pytest.raises(PoolError) as late:
+            await asked
+        assert late.value.code is Code.DEADLINE_EXCEEDED
+        assert scene.recorder.codes == [Code.DEADLINE_EXCEEDED]
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("sent", [False, True])
+def test_a_deadline_is_answered_though_nothing_happens(tmp_path: Path, sent: bool) -> None:
+    """Waiting or running, a request is refused when its time is up, and no event is needed for that."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([MODEL], {})
+        worker = scene.hello(0) if sent else b""
+        asked = scene.ask(time.monotonic_ns() + 200_000_000)
+        await settle()
+        assert len(scene.link.dispatches(worker)) == sent
+        with pytest.raises(PoolError) as late:
+            await asyncio.wait_for(asked, 10)
+        assert late.value.code is Code.DEADLINE_EXCEEDED
+        assert scene.recorder.codes == [Code.DEADLINE_EXCEEDED]
+
+    play(tmp_path, story)
+
+
+def test_a_client_that_gives_up_again_and_again_does_not_empty_the_pool(tmp_path: Path) -> None:
+    """What it asked for is tried alone after the first worker, and refused after the second."""
+
+    async def story(scene: Scene) -> None:
+        async def ask(slot: int) -> tuple[bytes, Dispatch, asyncio.Task[bytes]]:
+            worker = scene.hello(slot)
+            asked = scene.ask()
+            await settle()
+            return worker, scene.link.dispatches(worker)[-1], asked
+
+        worker, dispatch, asked = await ask(0)
+        asked.cancel()
+        await settle()
+        scene.lose(worker, dispatch)
+        worker, dispatch, asked = await ask(1)
+        scene.answer(worker, dispatch, Code.DEADLINE_EXCEEDED)  # it was not run: nothing speaks for it
+        await asyncio.wait([asked])
+        worker, dispatch, asked = await ask(1)
+        scene.lose(worker, dispatch)
+        with pytest.raises(PoolError) as refused:
+            await asked
+        assert refused.value.code is Code.INTERNAL
+
+    play(tmp_path, story)
+
+
+def test_the_pool_tells_of_its_slots(tmp_path: Path) -> None:
+    """Their states stand in the snapshot; a pool that does not know of them tells none."""
+
+    async def story(scene: Scene) -> None:
+        control = Control(scene.dataplane)
+        told = {"models": [MODEL], "restarts": {}}
+        await control.models({**told, "slots": {"m@1.cpu0.0": "FATAL"}})
+        assert (await control.snapshot({}))["slots"] == {"m@1.cpu0.0": "FATAL"}
+        await control.models(told)
+        assert (await control.snapshot({}))["slots"] == {}
 
     play(tmp_path, story)

@@ -10,9 +10,14 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from mpspool.core.errors import Code
+from mpspool.core.ids import WorkerId
 from mpspool.core.messages import Outcome
-from mpspool.core.settings import RouterSettings
-from mpspool.router.metrics import Metrics
+from mpspool.core.settings import PoolSettings, RestartSettings, RouterSettings
+from mpspool.core.states import SlotState, WorkerState
+from mpspool.router.metrics import SLOT_STATES, Metrics
+from mpspool.supervisor.pool import status
+from mpspool.supervisor.pool.reconcile import WorkerReport
+from mpspool.supervisor.pool.slots import Slot, SlotRecord
 
 WORKER = "half@3.cpu0.0"
 
@@ -21,7 +26,7 @@ class Snapshot:
     """A data plane that has only this to say."""
 
     def __init__(self, **fields: Any) -> None:
-        nothing = {"draining": False, "models": [], "workers": [], "restarts": {}}
+        nothing = {"draining": False, "models": [], "workers": [], "restarts": {}, "slots": {}}
         self._snapshot = {**nothing, **fields}
 
     def snapshot(self) -> dict[str, Any]:
@@ -139,6 +144,51 @@ def test_the_snapshot_becomes_gauges() -> None:
     assert sample(under_test, "worker_weights_bytes", kind="shared", **slot) == 8
     asyncio.run(under_test.measure())
     assert (sample(under_test, "worker_memory_bytes", kind="private", **slot) or 0) > 1_000_000
+
+
+def test_every_slot_there_should_be_shows_in_its_state() -> None:
+    """Filled or not; a state that no slot is in is 0, and what the pool has not told of is not there."""
+    under_test = metrics()
+    slots = {
+        WORKER: "READY",
+        "half@3.cpu0.1": "FATAL",
+        "half@3.cpu0.2": "FATAL",
+        "half@4.cpu0.0": "BACKOFF",
+    }
+    under_test.observe(Snapshot(slots=slots))
+    found = {
+        labels: value
+        for (name, pairs), value in read(under_test).items()
+        if name == "mpspool_slots" and (labels := tuple(value for _, value in pairs))
+    }
+    assert len(found) == 2 * len(SLOT_STATES)
+    filled = {labels: value for labels, value in found.items() if value}
+    assert filled == {
+        ("half", "READY", "3"): 1,
+        ("half", "FATAL", "3"): 2,
+        ("half", "BACKOFF", "4"): 1,
+    }
+    silent = metrics()
+    silent.observe(Snapshot())
+    assert not [name for name, _ in read(silent) if name == "mpspool_slots"]
+
+
+def test_slot_states_are_those_of_the_status() -> None:
+    """Whatever word the pool has for a slot is one of the series, and the other way round."""
+    router = RouterSettings(run_dir="", host="", grpc_port=0, rest_port=0)
+    pool = PoolSettings(
+        run_dir="", host="", grpc_port=0, rest_port=0, mps="off", models=[], mps_daemons=[], router=router
+    )
+    worker = WorkerId.parse(WORKER)
+
+    def told(state: SlotState, reported: WorkerState | None) -> str:
+        slot = Slot(WORKER, RestartSettings(), SlotRecord(state=state, generation=1))
+        reports = {WORKER: WorkerReport(1, 1, reported.value, 0, 0, "")} if reported else {}
+        return str(status.for_router(pool, {worker: slot}, reports)["slots"][WORKER])
+
+    found = {told(state, reported) for state in SlotState for reported in (None, *WorkerState)}
+    assert found == set(SLOT_STATES)
+    assert len(SLOT_STATES) == len(found)
 
 
 def test_the_build_says_what_is_simulated() -> None:

@@ -7,13 +7,22 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    Bundle,
+    MultipleResults,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+)
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.router.entry import Entry
-from mpspool.router.quarantine import MAX_QUARANTINED, QUARANTINE_NS, Quarantine
-from mpspool.router.scheduler import MAX_DEATHS, Scheduler, Send
+from mpspool.router.scheduler import Refuse, Scheduler, Send
+from mpspool.router.suspicion import MAX_REMEMBERED, REMEMBERED_NS, Standing, Suspicions
 
 MODEL = ModelVersion("half", 1)
 OTHER = ModelVersion("other", 3)
@@ -126,7 +135,7 @@ def test_unstarted_requests_of_a_lost_worker_run_elsewhere_in_order() -> None:
     entries = arrive(scheduler, b"1", b"2", b"3")
     (_send,) = scheduler.dispatch(0)
     late = arrive(scheduler, b"4")
-    scheduler.lost("a", None)
+    scheduler.lost("a", None, 0)
     scheduler.join("b", MODEL, 1)
     (again,) = scheduler.dispatch(0)
     assert again.entries == entries + late
@@ -140,7 +149,7 @@ def test_only_the_started_request_is_suspect_and_reruns_alone() -> None:
     scheduler.join("a", MODEL, 1)
     entries = arrive(scheduler, b"1", b"2", b"3")
     (send,) = scheduler.dispatch(0)
-    scheduler.lost("a", (send.dispatch, 1))
+    scheduler.lost("a", (send.dispatch, 1), 0)
     scheduler.join("b", MODEL, 2)
     scheduler.join("c", MODEL, 2)
     worker_of = {item: send.worker for send in scheduler.dispatch(0) for item in send.entries}
@@ -158,7 +167,7 @@ def test_a_suspect_waits_until_its_worker_is_empty() -> None:
     scheduler.join("b", MODEL, 1)
     (_first, _second) = arrive(scheduler, b"1", b"2")
     sends = {send.worker: send for send in scheduler.dispatch(0)}
-    scheduler.lost("a", (sends["a"].dispatch, 0))
+    scheduler.lost("a", (sends["a"].dispatch, 0), 0)
     arrive(scheduler, b"3")
     assert scheduler.dispatch(0) == []
     scheduler.finished("b", sends["b"].dispatch)
@@ -166,32 +175,182 @@ def test_a_suspect_waits_until_its_worker_is_empty() -> None:
     assert alone.entries == sends["a"].entries
 
 
+def lose(scheduler: Scheduler, name: str, now_ns: int = 0) -> list[Refuse]:
+    """A worker joins, is sent what there is, starts the first of it and is lost at now_ns."""
+    scheduler.join(name, MODEL, 1)
+    (send,) = [send for send in scheduler.dispatch(0) if send.worker == name]
+    return scheduler.lost(name, (send.dispatch, 0), now_ns)
+
+
+def refused_at(scheduler: Scheduler, body: bytes, now_ns: int) -> bool:
+    """Whether a request is kept out at the door; taken in, it is cancelled at once."""
+    item = entry(body)
+    try:
+        scheduler.arrive(item, now_ns)
+    except PoolError as error:
+        return error.code is Code.INTERNAL
+    scheduler.cancel(item)
+    return False
+
+
 def test_second_death_refuses_and_quarantines() -> None:
-    """The second worker lost to a request refuses it, keeps its like out, and lets it in later."""
+    """The second worker lost to a request refuses it, and keeps its like out for a minute from then on."""
     scheduler = make()
     (poison,) = arrive(scheduler, b"p")
-    for name in ("a", "b"):
-        scheduler.join(name, MODEL, 1)
-        (send,) = scheduler.dispatch(0)
-        refusals = scheduler.lost(name, (send.dispatch, 0))
+    assert lose(scheduler, "a") == []
+    lost_ns = 59 * 10**9  # it hung, and that took a while to find
+    refusals = lose(scheduler, "b", lost_ns)
     assert [refusal.entry for refusal in refusals] == [poison]
     assert refusals[0].error.code is Code.INTERNAL
-    with pytest.raises(PoolError) as refused:
-        scheduler.arrive(entry(b"p"), 1)
-    assert refused.value.code is Code.INTERNAL
-    scheduler.arrive(entry(b"q"), 1)
-    scheduler.arrive(entry(b"p"), QUARANTINE_NS)
+    assert refused_at(scheduler, b"p", lost_ns + REMEMBERED_NS - 1)
+    assert not refused_at(scheduler, b"q", lost_ns + REMEMBERED_NS - 1)
+    assert not refused_at(scheduler, b"p", lost_ns + REMEMBERED_NS)
 
 
-def test_quarantine_is_bounded() -> None:
-    """Of too many bodies the oldest is let in again, and each after its time."""
-    quarantine = Quarantine()
-    for n in range(MAX_QUARANTINED + 1):
-        quarantine.add(b"%d" % n, since_ns=n)
-    assert not quarantine.holds(b"0", 5)
-    assert quarantine.holds(b"1", 5)
-    assert not quarantine.holds(b"1", QUARANTINE_NS + 1)
-    assert quarantine.holds(b"2", QUARANTINE_NS + 1)
+@pytest.mark.parametrize("how", ["cancel", "expire"])
+def test_a_client_that_gives_up_does_not_hide_what_ended_the_worker(how: str) -> None:
+    """The same body asked for again runs alone, and is kept out once that worker is lost too."""
+    scheduler = make()
+
+    def ask_and_go(name: str) -> Send:
+        item = entry(b"p", deadline_ns=5)
+        scheduler.arrive(item, 0)
+        scheduler.join(name, MODEL, 1)
+        (send,) = scheduler.dispatch(0)
+        assert send.entries == [item]
+        if how == "cancel":
+            scheduler.cancel(item)
+        else:
+            assert [refusal.entry for refusal in scheduler.expire(5)] == [item]
+        return send
+
+    cheap(scheduler)
+    send = ask_and_go("a")
+    assert scheduler.lost("a", (send.dispatch, 0), 6) == []
+    send = ask_and_go("b")
+    arrive(scheduler, b"1", b"2")
+    scheduler.join("c", MODEL, 1)
+    assert {send.worker for send in scheduler.dispatch(6)} == {"c"}, "it runs alone"
+    assert scheduler.lost("b", (send.dispatch, 0), 7) == []
+    assert refused_at(scheduler, b"p", 7)
+    assert not refused_at(scheduler, b"q", 7)
+
+
+def test_a_body_is_let_go_with_its_client_or_its_worker() -> None:
+    """What a worker may be lost to is kept, and counted against the limit, until that is known."""
+    scheduler = make(size=2)
+    scheduler.join("a", MODEL, 1)
+    (gone,) = arrive(scheduler, b"12")
+    (send,) = scheduler.dispatch(0)
+    scheduler.cancel(gone)
+    with pytest.raises(PoolError, match="hold 2 of 2 bytes"):
+        arrive(scheduler, b"3")
+    assert scheduler.finished("a", send.dispatch) == [gone]
+    assert gone.body == b""
+    arrive(scheduler, b"34")
+
+
+def test_all_with_the_body_of_a_suspect_wait_for_its_trial() -> None:
+    """One of them runs alone; the rest is refused with it, and does not cost a worker each."""
+    scheduler = make()
+    copies = arrive(scheduler, b"p", b"p", b"p")
+    assert lose(scheduler, "a") == []
+    late = arrive(scheduler, b"p")
+    scheduler.join("b", MODEL, 2)
+    scheduler.join("c", MODEL, 2)
+    (send,) = scheduler.dispatch(0)
+    refusals = scheduler.lost(send.worker, (send.dispatch, 0), 0)
+    assert {refusal.entry for refusal in refusals} == {*copies, *late}
+    assert scheduler.unfinished() == 0
+
+
+def test_those_that_were_sent_before_the_suspicion_share_it_when_they_come_back() -> None:
+    """A copy that its lost worker had not started is a suspect; after the trial any copy is refused."""
+    scheduler = make()
+    for name in ("a", "b", "c", "d"):
+        scheduler.join(name, MODEL, 1)
+    copies = arrive(scheduler, b"p", b"p", b"p", b"p")
+    sends = scheduler.dispatch(0)
+    scheduler.lost(sends[0].worker, (sends[0].dispatch, 0), 0)
+    scheduler.lost(sends[1].worker, None, 0)
+    assert [item.suspect for item in copies] == [True, True, False, False]
+    scheduler.join("e", MODEL, 1)
+    (alone,) = scheduler.dispatch(0)
+    assert len(scheduler.lost("e", (alone.dispatch, 0), 0)) == 2
+    for send, started in ((sends[2], (sends[2].dispatch, 0)), (sends[3], None)):
+        assert [refusal.entry for refusal in scheduler.lost(send.worker, started, 0)] == send.entries
+
+
+def test_a_suspect_that_ran_alone_and_answered_clears_all_like_it() -> None:
+    """They were no cause: they run together again, those that waited before those that came later."""
+    scheduler = make()
+    cheap(scheduler)
+    (first, *copies) = arrive(scheduler, b"p", b"p", b"p")
+    lose(scheduler, "a")
+    late = arrive(scheduler, b"1")
+    scheduler.join("b", MODEL, 1)
+    (alone,) = scheduler.dispatch(0)
+    assert alone.entries == [first]
+    assert scheduler.finished("b", alone.dispatch) == [first]
+    scheduler.answered(first)
+    (together,) = scheduler.dispatch(0)
+    assert together.entries == copies + late
+    scheduler.finished("b", together.dispatch)
+    arrive(scheduler, b"p", b"p")
+    assert [len(send.entries) for send in scheduler.dispatch(0)] == [2]
+
+
+def test_a_suspect_whose_deadline_passed_before_it_ran_stays_one() -> None:
+    """A worker that did not run it says nothing for it."""
+    scheduler = make()
+    cheap(scheduler)
+    arrive(scheduler, b"p")
+    lose(scheduler, "a")
+    scheduler.join("b", MODEL, 1)
+    (alone,) = scheduler.dispatch(0)
+    scheduler.finished("b", alone.dispatch, ran=False)
+    arrive(scheduler, b"p", b"p")
+    (send,) = scheduler.dispatch(0)
+    assert len(send.entries) == 1
+
+
+def test_another_version_is_not_blamed() -> None:
+    """What ended the workers of one version may be right for the next."""
+    scheduler = make()
+    arrive(scheduler, b"p")
+    lose(scheduler, "a")
+    lose(scheduler, "b")
+    assert refused_at(scheduler, b"p", 1)
+    scheduler.arrive(entry(b"p", OTHER), 1)
+
+
+def test_suspects_that_nobody_waits_for_do_not_pile_up() -> None:
+    """While a suspect is tried for long, its like may come and give up a thousand times."""
+    scheduler = make()
+    arrive(scheduler, b"p")
+    lose(scheduler, "a")
+    scheduler.join("b", MODEL, 1)
+    scheduler.dispatch(0)
+    for _ in range(1000):
+        scheduler.cancel(*arrive(scheduler, b"p"))
+    assert len(scheduler._queues[MODEL].suspects) < 100
+
+
+def test_suspicion_is_bounded() -> None:
+    """Of too many bodies the one not used longest is forgotten, and each in its time."""
+    suspicions = Suspicions()
+
+    def standing(n: int, now_ns: int) -> Standing:
+        return suspicions.standing(MODEL, b"%d" % n, now_ns)
+
+    for n in range(MAX_REMEMBERED + 1):
+        suspicions.blame(MODEL, b"%d" % n, alone=n % 2 == 0, now_ns=n)
+    assert standing(0, 1000) is Standing.CLEAR
+    assert standing(1, 1000) is Standing.SUSPECT
+    assert standing(2, 1000) is Standing.QUARANTINED
+    assert standing(2, REMEMBERED_NS + 2) is Standing.CLEAR, "quarantine ends, however often it is asked for"
+    assert standing(3, REMEMBERED_NS + 3) is Standing.CLEAR
+    assert standing(1, REMEMBERED_NS + 999) is Standing.SUSPECT, "it was asked for since"
 
 
 def test_a_suspect_not_started_again_gets_no_second_death() -> None:
@@ -200,10 +359,10 @@ def test_a_suspect_not_started_again_gets_no_second_death() -> None:
     (suspect,) = arrive(scheduler, b"p")
     scheduler.join("a", MODEL, 1)
     (send,) = scheduler.dispatch(0)
-    scheduler.lost("a", (send.dispatch, 0))
+    scheduler.lost("a", (send.dispatch, 0), 0)
     scheduler.join("b", MODEL, 1)
     scheduler.dispatch(0)
-    assert scheduler.lost("b", None) == []
+    assert scheduler.lost("b", None, 0) == []
     assert suspect.deaths == 1
     scheduler.join("c", MODEL, 1)
     assert [send.entries for send in scheduler.dispatch(0)] == [[suspect]]
@@ -217,7 +376,7 @@ def test_one_suspect_at_a_time_in_the_pool() -> None:
         scheduler.arrive(entry(name.encode(), model), 0)
     sends = {send.worker: send for send in scheduler.dispatch(0)}
     for name, send in sends.items():
-        scheduler.lost(name, (send.dispatch, 0))
+        scheduler.lost(name, (send.dispatch, 0), 0)
     scheduler.join("c", MODEL, 1)
     scheduler.join("d", OTHER, 1)
     (running,) = scheduler.dispatch(0)
@@ -289,6 +448,10 @@ def test_fail_refuses_all_that_wait() -> None:
     assert {refusal.error.code for refusal in refusals} == {Code.UNAVAILABLE}
 
 
+BODIES = (b"a", b"b", b"cc")
+Key = tuple[ModelVersion, bytes]
+
+
 class Pool(RuleBasedStateMachine):
     """Arrivals, deaths, deadlines, cancels, results and drains in any order, against the laws."""
 
@@ -305,19 +468,37 @@ class Pool(RuleBasedStateMachine):
         self.leaving: set[str] = set()
         self.wanted: set[Entry] = set()
         self.answers: dict[Entry, str] = {}
+        self.keys: dict[Entry, Key] = {}
+        self.suspects: set[Key] = set()
+        self.quarantined: set[Key] = set()
+        self.trial: Send | None = None
         for model in (MODEL, OTHER):
             self.scheduler.costs.observe(model, "", 1, 100)
 
-    @rule(target=requests, model=models, deadline=st.integers(0, 30), size=st.integers(1, 3))
-    def arrival(self, model: ModelVersion, deadline: int, size: int) -> Entry:
-        body = bytes([len(self.answers) % 256, len(self.wanted) % 256, self.now % 256][:size])
+    @rule(
+        target=requests,
+        model=models,
+        body=st.sampled_from(BODIES),
+        deadline=st.just(0) | st.integers(1, 30),
+        copies=st.integers(1, 3),
+    )
+    def arrivals(
+        self, model: ModelVersion, body: bytes, deadline: int, copies: int
+    ) -> MultipleResults[Entry]:
+        return multiple(*[self._arrive(model, body, deadline) for _ in range(copies)])
+
+    def _arrive(self, model: ModelVersion, body: bytes, deadline: int) -> Entry:
         item = entry(body, model, deadline and self.now + deadline)
+        self.keys[item] = (model, body)
         try:
             self.scheduler.arrive(item, self.now)
         except PoolError as error:
             assert error.code is Code.INTERNAL, "only quarantine refuses"  # noqa: PT017  it may or may not
+            assert self.keys[item] in self.quarantined
             item.over = True
+            item.body = b""
         else:
+            assert self.keys[item] not in self.quarantined
             self.wanted.add(item)
         return item
 
@@ -343,25 +524,38 @@ class Pool(RuleBasedStateMachine):
             for item in send.entries:
                 assert item in self.wanted, "sent though nobody wants it"
                 assert not item.deadline_ns or item.deadline_ns > self.now, "sent though expired"
-                if item.deaths:
-                    assert self.held[send.worker] == [send], "a suspect does not run alone"
-                    assert send.entries == [item]
-            if any(i.deaths for held in self.held[send.worker][:-1] for i in held.entries):
-                raise AssertionError("sent beside a suspect")
-        suspects = [i for sends in self.held.values() for s in sends for i in s.entries if i.deaths]
-        assert len(suspects) <= 1, "two suspects at once"
-        copies = [i for sends in self.held.values() for s in sends for i in s.entries]
+                assert item.body == self.keys[item][1], "sent without its body"
+                assert self.keys[item] not in self.quarantined, "sent though kept out"
+                if item.deaths or self.keys[item] in self.suspects:
+                    assert item.suspect, "a suspect is sent like any other"
+            if any(item.suspect for item in send.entries):
+                assert self.trial is None, "two suspects at once"
+                self.trial = send
+                assert self.held[send.worker] == [send], "a suspect does not run alone"
+                assert len(send.entries) == 1, "a suspect does not run alone"
+            assert self.trial not in self.held[send.worker][:-1], "sent beside a suspect"
+        copies = self._in_flight()
         assert len(copies) == len(set(map(id, copies))), "one request in two places"
+
+    def _in_flight(self) -> list[Entry]:
+        return [item for sends in self.held.values() for send in sends for item in send.entries]
 
     def _pick(self, data: st.DataObject, among: Callable[[str], bool]) -> str:
         return data.draw(st.sampled_from([name for name in self.held if among(name)]))
 
+    def _end_trial(self, sends: list[Send]) -> None:
+        if self.trial in sends:
+            self.trial = None
+
     @precondition(lambda self: any(self.held.values()))
-    @rule(data=st.data())
-    def result(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), ran=st.booleans())
+    def result(self, data: st.DataObject, ran: bool) -> None:
         name = self._pick(data, lambda name: bool(self.held[name]))
         send = self.held[name].pop(0)
-        assert self.scheduler.finished(name, send.dispatch) == send.entries
+        if send is self.trial and ran:
+            self.suspects.discard(self.keys[send.entries[0]])
+        self._end_trial([send])
+        assert self.scheduler.finished(name, send.dispatch, ran) == send.entries
         for item in send.entries:
             if not item.over:
                 self.scheduler.answered(item)
@@ -372,23 +566,31 @@ class Pool(RuleBasedStateMachine):
     @rule(data=st.data(), running=st.booleans())
     def worker_dies(self, data: st.DataObject, running: bool) -> None:
         name = self._pick(data, lambda name: True)
+        sends = self.held[name]
+        index = data.draw(st.integers(0, len(sends[0].entries) - 1)) if running and sends else None
+        self._die(name, index)
+
+    def _die(self, name: str, index: int | None) -> None:
+        """Whoever it was running is blamed, whether its client still waits or not."""
         sends = self.held.pop(name)
-        started = None
-        if running and sends:
-            index = data.draw(st.integers(0, len(sends[0].entries) - 1))
-            started = (sends[0].dispatch, index)
         before = {item: item.deaths for send in sends for item in send.entries}
-        for refusal in self.scheduler.lost(name, started):
-            assert refusal.entry.deaths == MAX_DEATHS
+        guilty = None if index is None else sends[0].entries[index]
+        if guilty is not None:
+            key = self.keys[guilty]
+            if sends[0] is self.trial:
+                self.suspects.discard(key)
+                self.quarantined.add(key)
+            elif key not in self.quarantined:
+                self.suspects.add(key)
+        self._end_trial(sends)
+        started = None if index is None else (sends[0].dispatch, index)
+        for refusal in self.scheduler.lost(name, started, self.now):
+            assert self.keys[refusal.entry] in self.quarantined
             self._answer(refusal.entry, "refused")
-        guilty = sends[0].entries[started[1]] if started else None
         for item, deaths in before.items():
-            assert item.deaths == deaths + (item is guilty and item not in self._gone())
+            assert item.deaths == deaths + (item is guilty)
         if sends:
             assert self.scheduler.finished(name, sends[0].dispatch) is None, "a dead worker's result counted"
-
-    def _gone(self) -> set[Entry]:
-        return {item for item, how in self.answers.items() if how in ("cancelled", "expired")}
 
     @precondition(lambda self: bool(self.held))
     @rule(data=st.data())
@@ -403,12 +605,15 @@ class Pool(RuleBasedStateMachine):
         if item in self.wanted:
             self._answer(item, "cancelled")
 
-    @rule(step=st.integers(1, 10))
+    @rule(step=st.integers(1, 10) | st.just(REMEMBERED_NS))
     def time_passes(self, step: int) -> None:
         self.now += step
         for refusal in self.scheduler.expire(self.now):
             assert refusal.entry.deadline_ns <= self.now
             self._answer(refusal.entry, "expired")
+        if step >= REMEMBERED_NS:
+            self.suspects.clear()
+            self.quarantined.clear()
 
     @invariant()
     def counts_agree(self) -> None:
@@ -416,15 +621,23 @@ class Pool(RuleBasedStateMachine):
         assert all(item.over for item in self.answers)
         assert not any(item.over for item in self.wanted)
 
+    @invariant()
+    def bodies_are_kept_while_they_may_matter(self) -> None:
+        kept = self.wanted.union(self._in_flight())
+        assert {item for item in self.keys if item.body} == kept
+        assert self.scheduler._bytes == sum(len(item.body) for item in kept)
+
+    @invariant()
+    def nothing_waits_that_is_kept_out(self) -> None:
+        waiting = self.wanted.difference(self._in_flight())
+        assert not self.quarantined.intersection(self.keys[item] for item in waiting)
+
     def teardown(self) -> None:
         """Nothing is lost: with fresh workers and no more trouble, everything wanted is answered."""
         if not hasattr(self, "scheduler"):
             return
         for name in list(self.held):
-            sends = self.held.pop(name)
-            started = (sends[0].dispatch, 0) if sends else None
-            for refusal in self.scheduler.lost(name, started):
-                self._answer(refusal.entry, "refused")
+            self._die(name, 0 if self.held[name] else None)
         self.leaving.clear()
         self.worker_joins(MODEL, 1)
         self.worker_joins(OTHER, 2)
@@ -434,10 +647,13 @@ class Pool(RuleBasedStateMachine):
             self.dispatches()
             for name, sends in self.held.items():
                 for send in sends:
+                    if send is self.trial:
+                        self.suspects.discard(self.keys[send.entries[0]])
                     self.scheduler.finished(name, send.dispatch)
                     for item in send.entries:
                         self.scheduler.answered(item)
                         self._answer(item, "result")
+                self._end_trial(sends)
                 sends.clear()
         assert not self.wanted, "a request was lost"
         assert self.scheduler.unfinished() == 0

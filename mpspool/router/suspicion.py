@@ -1,0 +1,86 @@
+"""The bodies of requests that workers were lost to: which run alone, and which are kept out for a while. Pure.
+
+Suspicion sticks to a body, not to a request: a client that gave up and asks again is still recognised.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from mpspool.core.ids import ModelVersion
+
+REMEMBERED_NS = 60 * 10**9
+MAX_REMEMBERED = 1_000
+
+# A version is part of it: what ends the workers of one may be right for the next.
+_Key = tuple[int, bytes, ModelVersion]
+
+
+class Standing(enum.Enum):
+    """What is known against a body."""
+
+    CLEAR = "CLEAR"
+    SUSPECT = "SUSPECT"
+    QUARANTINED = "QUARANTINED"
+
+
+@dataclass(slots=True)
+class _Record:
+    standing: Standing
+    until_ns: int
+
+
+class Suspicions:
+    """What is known against which bodies. Keeps fingerprints, and of too many those used last."""
+
+    def __init__(self) -> None:
+        self._records: OrderedDict[_Key, _Record] = OrderedDict()  # by until_ns
+
+    def standing(self, model: ModelVersion, body: bytes, now_ns: int) -> Standing:
+        """Of a request's body. A suspect that is asked for is remembered anew: what tries it may take long."""
+        self._forget(now_ns)
+        # Only a body as long as a remembered one is worth hashing.
+        if not any(size == len(body) for size, _, _ in self._records):
+            return Standing.CLEAR
+        key = _key(model, body)
+        record = self._records.get(key)
+        if record is None:
+            return Standing.CLEAR
+        if record.standing is Standing.SUSPECT:
+            self._remember(key, record.standing, now_ns)
+        return record.standing
+
+    def blame(self, model: ModelVersion, body: bytes, alone: bool, now_ns: int) -> Standing:
+        """A worker was lost while it ran this; `alone`: as a suspect, with nothing beside it.
+
+        Returns:
+            What is known from now on, for REMEMBERED_NS at least.
+        """
+        self._forget(now_ns)
+        key = _key(model, body)
+        record = self._records.get(key)
+        known = record is not None and record.standing is Standing.QUARANTINED
+        standing = Standing.QUARANTINED if alone or known else Standing.SUSPECT
+        self._remember(key, standing, now_ns)
+        return standing
+
+    def clear(self, model: ModelVersion, body: bytes) -> None:
+        """A worker ran this alone and lived."""
+        self._records.pop(_key(model, body), None)
+
+    def _remember(self, key: _Key, standing: Standing, now_ns: int) -> None:
+        self._records[key] = _Record(standing, now_ns + REMEMBERED_NS)
+        self._records.move_to_end(key)
+        if len(self._records) > MAX_REMEMBERED:
+            self._records.popitem(last=False)
+
+    def _forget(self, now_ns: int) -> None:
+        while self._records and next(iter(self._records.values())).until_ns <= now_ns:
+            self._records.popitem(last=False)
+
+
+def _key(model: ModelVersion, body: bytes) -> _Key:
+    return len(body), hashlib.blake2b(body, digest_size=16).digest(), model
