@@ -7,7 +7,6 @@ GetModelMetadata and GetModelStatus are answered from what the data plane knows.
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
@@ -28,9 +27,6 @@ logger = log.get("grpc")
 _SERVICES = (tfs.PREDICTION_SERVICE, tfs.MODEL_SERVICE)
 _STATUS = {Code(status.value[0]): status for status in grpc.StatusCode}
 _TYPE_URL = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
-# gRPC's event engine hands a request from thread to thread, piece by piece; its older poller reads it in
-# one, for less CPU (ADR 11). What a later gRPC does not know any more it says once, and goes on.
-_EXPERIMENTS = "-event_engine_listener,-event_engine_callback_cq"
 # A deadline further away is none: it has to fit into 63 bits of nanoseconds.
 _LONGEST_DEADLINE_S = 365 * 86400.0
 
@@ -91,7 +87,6 @@ class GrpcFront:
         self._stopping = False
         self._running: set[asyncio.Task[Any]] = set()
         self._health = health.Health(dataplane, _SERVICES)
-        os.environ.setdefault("GRPC_EXPERIMENTS", _EXPERIMENTS)  # read when the first server is made
         self._server = grpc.aio.server(options=_options(settings.max_message_bytes))
         self.port = settings.grpc_port
 
