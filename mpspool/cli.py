@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +114,13 @@ def start(file: Path | None, detach: bool, check: bool, **flags: Any) -> None:
     The same can be said in POOL.yaml, in the environment (MPSPOOL_GRPC_PORT=..., and DeepRec's
     CONTEXTS_COUNT_PER_GPU and the like) and here; what is said here wins.
     """
+    from mpspool.supervisor.orders import Orders
+
+    # Before anything that takes time. Ctrl-C breaks off, as anywhere, until there is a pool to end.
+    orders = Orders()
+    if not check:
+        orders.note(signal.SIGTERM, signal.SIGHUP)
+
     from mpspool.core.errors import StartError
     from mpspool.supervisor import foreground
 
@@ -123,8 +132,9 @@ def start(file: Path | None, detach: bool, check: bool, **flags: Any) -> None:
             return
         _print_plan(settings, planned)
         if detach:
-            sys.exit(foreground.detach(settings, announce=_announce_detached(settings)))
-        sys.exit(foreground.run(settings, say=foreground.say_with_time))
+            announce = _announce_detached(settings)
+            sys.exit(foreground.detach(settings, orders=orders, announce=announce))
+        sys.exit(foreground.run(settings, orders=orders, say=foreground.say_with_time))
     except StartError as error:
         _refuse(error)
 
@@ -361,8 +371,9 @@ def logs(run: RunDir, process: str | None, follow: bool) -> None:
         for each in [name] if name else known:
             _print_log(run, each, titled=name is None)
         return
-    for each, line in log_files.follow(run, name):
-        click.echo(line if name else f"{each} | {line}")
+    with contextlib.suppress(KeyboardInterrupt):
+        for each, line in log_files.follow(run, name):
+            click.echo(line if name else f"{each} | {line}")
 
 
 def _print_log(run: RunDir, name: str, *, titled: bool) -> None:

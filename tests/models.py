@@ -124,6 +124,19 @@ def _dice(tf: Any, path: str) -> None:
     tf.saved_model.save(dice, path, signatures={"serving_default": dice.predict})
 
 
+def _endless(tf: Any, path: str) -> None:
+    """Doubles x until none of it is zero: never, for the zeros of a warm-up."""
+
+    class Endless(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
+        def predict(self, x: Any) -> Any:
+            (y,) = tf.while_loop(lambda y: tf.reduce_any(y == 0), lambda y: [y * 2], [x])
+            return {"y": y}
+
+    endless = Endless()
+    tf.saved_model.save(endless, path, signatures={"serving_default": endless.predict})
+
+
 def save_widedeep(
     tf: Any,
     path: str,
@@ -438,6 +451,23 @@ def _updated_tf1(tf: Any, path: str) -> None:
         v1.saved_model.simple_save(session, path, {"x": x}, {"total": added})
 
 
+def _assigned(tf: Any, path: str) -> None:
+    """Each call gives a variable another value; the one beside it is only read."""
+
+    class Assigned(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = tf.Variable(tf.range(4096, dtype=tf.float32))
+            self.scale = tf.Variable(tf.ones([4096]))
+
+        @tf.function(input_signature=[tf.TensorSpec([], tf.float32, name="x")])
+        def keep(self, x: Any) -> Any:
+            return {"last": self.last.assign(self.scale * x)}
+
+    assigned = Assigned()
+    tf.saved_model.save(assigned, path, signatures={"serving_default": assigned.keep})
+
+
 def _odd(tf: Any, path: str) -> None:
     """Every type of variable and shapes that cannot be shared; `tables` has them beside tables."""
     _save_odd(tf, path, tables=False)
@@ -539,35 +569,44 @@ def _keras_words_exported(tf: Any, path: str) -> None:
 
 
 LARGE_ROWS, LARGE_COLUMNS = 131_072, 128
+# Its size is a multiple of eight bytes and no more.
+UNEVEN_ROWS, UNEVEN_COLUMNS = 131_071, 50
 
 
-def _large(tf: Any, path: str) -> None:
-    """A table of 64 MB whose rows are gathered."""
-    import numpy as np
+def _large(rows: int, columns: int) -> Callable[[Any, str], None]:
+    """A table whose rows are gathered."""
 
-    class Large(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            random = np.random.default_rng(6)
-            self.table = tf.Variable(random.random((LARGE_ROWS, LARGE_COLUMNS), np.float32))
+    def save(tf: Any, path: str) -> None:
+        import numpy as np
 
-        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, name="ids")])
-        def predict(self, ids: Any) -> Any:
-            return {"rows": tf.gather(self.table, ids)}
+        class Large(tf.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.table = tf.Variable(np.random.default_rng(6).random((rows, columns), np.float32))
 
-    large = Large()
-    tf.saved_model.save(large, path, signatures={"serving_default": large.predict})
+            @tf.function(input_signature=[tf.TensorSpec([None], tf.int64, name="ids")])
+            def predict(self, ids: Any) -> Any:
+                return {"rows": tf.gather(self.table, ids)}
+
+        large = Large()
+        tf.saved_model.save(large, path, signatures={"serving_default": large.predict})
+
+    return save
 
 
-def _large_tf1(tf: Any, path: str) -> None:
+def _large_tf1(rows: int, columns: int) -> Callable[[Any, str], None]:
     """The same with a reference variable."""
-    v1 = tf.compat.v1
-    with tf.Graph().as_default(), v1.Session() as session:
-        ids = v1.placeholder(tf.int64, [None], name="ids")
-        values = v1.random_uniform_initializer(seed=6)
-        table = v1.get_variable("table", [LARGE_ROWS, LARGE_COLUMNS], initializer=values, use_resource=False)
-        session.run(v1.global_variables_initializer())
-        v1.saved_model.simple_save(session, path, {"ids": ids}, {"rows": tf.gather(table, ids)})
+
+    def save(tf: Any, path: str) -> None:
+        v1 = tf.compat.v1
+        with tf.Graph().as_default(), v1.Session() as session:
+            ids = v1.placeholder(tf.int64, [None], name="ids")
+            values = v1.random_uniform_initializer(seed=6)
+            table = v1.get_variable("table", [rows, columns], initializer=values, use_resource=False)
+            session.run(v1.global_variables_initializer())
+            v1.saved_model.simple_save(session, path, {"ids": ids}, {"rows": tf.gather(table, ids)})
+
+    return save
 
 
 def _gigabyte(tf: Any, path: str) -> None:
@@ -591,6 +630,7 @@ _BUILDERS: dict[str, Callable[[Any, str], None]] = {
     "half_plus_two": _half_plus_two,
     "half_plus_two_tf1": _half_plus_two_tf1,
     "dice": _dice,
+    "endless": _endless,
     "widedeep": save_widedeep,
     "multi_signature": _multi_signature,
     "strings": _strings,
@@ -608,11 +648,14 @@ _BUILDERS: dict[str, Callable[[Any, str], None]] = {
     "ranker_resource_parts": _ranker_tf1(resource=True, parts=3),
     "updated": _updated,
     "updated_tf1": _updated_tf1,
+    "assigned": _assigned,
     "odd": _odd,
     "tables": _tables,
     "mutable_table_tf1": _mutable_table_tf1,
-    "large": _large,
-    "large_tf1": _large_tf1,
+    "large": _large(LARGE_ROWS, LARGE_COLUMNS),
+    "large_tf1": _large_tf1(LARGE_ROWS, LARGE_COLUMNS),
+    "uneven": _large(UNEVEN_ROWS, UNEVEN_COLUMNS),
+    "uneven_tf1": _large_tf1(UNEVEN_ROWS, UNEVEN_COLUMNS),
     "keras_words_saved": _keras_words_saved,
     "keras_words_exported": _keras_words_exported,
     "gigabyte": _gigabyte,
@@ -628,11 +671,14 @@ _WEIGHTS = (
     "ranker_resource_parts",
     "updated",
     "updated_tf1",
+    "assigned",
     "odd",
     "tables",
     "mutable_table_tf1",
     "large",
     "large_tf1",
+    "uneven",
+    "uneven_tf1",
 )
 _GIGABYTE = ("gigabyte",)
 _GROUPED = {*_CUSTOM, *_KERAS, *_WEIGHTS, *_GIGABYTE}

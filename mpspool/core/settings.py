@@ -63,6 +63,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         gpu_memory_fraction: of the device, 0 for no limit.
         gpu_memory_limit_bytes: 0 for no limit.
         hang_timeout_s: the least time after which a running request counts as hung.
+        start_timeout_s: the time after which a worker that is not READY counts as hung.
         engine: "auto", "session" or "tf2".
     """
 
@@ -79,6 +80,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_limit_bytes: int = 0
     saved_model_tags: list[str] = msgspec.field(default_factory=lambda: ["serve"])
     hang_timeout_s: float = 30.0
+    start_timeout_s: float = 600.0
     engine: str = "auto"
     weights: WeightsSettings = WeightsSettings()
 

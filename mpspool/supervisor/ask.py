@@ -119,30 +119,44 @@ def stop(run: RunDir, timeout_s: float) -> str:
             leftovers.remove_sockets(run)
             raise NoPoolError(f"ended what a killed pool had left: {', '.join(map(str, pids))}")
         raise NoPoolError(f"no pool runs in {run.root}: nothing to stop")
-    if not _terminated(pid, timeout_s):
+    if not _terminated(pid, run.lock, timeout_s):
         return f"process {pid} is still there after {timeout_s:g} s; see {run.logs}"
+    if lock.holder(run) == pid:
+        return (
+            f"the pool in {run.root} runs on: process {pid}, which holds its lock, is not to be seen from here;"
+            " stop it in the container, or pid namespace, that it was started in"
+        )
     if not leftovers.gone(leftovers.find(run), _PATIENCE_S):
         return f"still running: {', '.join(map(str, leftovers.find(run)))}"
     sockets = [str(path) for path in run.sockets() if path.exists()]
     return f"still there: {', '.join(sockets)}" if sockets else ""
 
 
-def _terminated(pid: int, timeout_s: float) -> bool:
-    """SIGTERM by pidfd, if the process is one of ours; whether it ended in time."""
+def _terminated(pid: int, held: Path, timeout_s: float) -> bool:
+    """SIGTERM by pidfd, if the process has this file open; whether it is gone in time, or never was ours."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
         return True
     try:
-        if b"mpspool" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-            raise NoPoolError(f"process {pid} holds the lock but is no mpspool: left alone")
+        if not _has_open(pid, held):  # it has just ended, or has its number in another pid namespace
+            return True
         signal.pidfd_send_signal(pidfd, signal.SIGTERM)
         ended, _, _ = select.select([pidfd], [], [], timeout_s)
         return bool(ended)
-    except (ProcessLookupError, FileNotFoundError):
+    except ProcessLookupError:
         return True
     finally:
         os.close(pidfd)
+
+
+def _has_open(pid: int, file: Path) -> bool:
+    with contextlib.suppress(OSError):
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # it was closed meanwhile
+                if descriptor.samefile(file):
+                    return True
+    return False
 
 
 def grpc_address(run: RunDir) -> str:

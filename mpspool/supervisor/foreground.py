@@ -28,6 +28,7 @@ from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import NurserySettings, PoolSettings
 from mpspool.core.states import PoolState
 from mpspool.supervisor import grace, leftovers, lock, programs, report
+from mpspool.supervisor.orders import Orders
 from mpspool.supervisor.supervisord import Supervisord, SupervisordError
 
 _START_S = 15.0
@@ -47,11 +48,12 @@ _LOG_LINES = 8
 Say = Callable[[str], None]
 
 
-def run(config: PoolSettings, *, say: Say, started: Callable[[], None] = lambda: None) -> int:
+def run(config: PoolSettings, *, orders: Orders, say: Say, started: Callable[[], None] = lambda: None) -> int:
     """Starts the pool and stays until it has ended.
 
     Args:
         config: the resolved plan.
+        orders: to end; after one that has come already nothing is started.
         say: takes one line at a time for whoever watches.
         started: called once when the lock is held and supervisord answers.
 
@@ -72,7 +74,7 @@ def run(config: PoolSettings, *, say: Say, started: Callable[[], None] = lambda:
         process.become_subreaper()
         # Every process below us looks at it: none outlives us, even one that is just being started.
         os.environ[process.FOREGROUND_VARIABLE] = str(os.getpid())
-        return asyncio.run(_Foreground(folder, config, say).serve(started))
+        return asyncio.run(_Foreground(folder, config, orders, say).serve(started))
 
 
 def check(folder: RunDir) -> list[Problem]:
@@ -93,9 +95,10 @@ def write_files(folder: RunDir, config: PoolSettings) -> None:
 
 
 class _Foreground:
-    def __init__(self, folder: RunDir, config: PoolSettings, say: Say) -> None:
+    def __init__(self, folder: RunDir, config: PoolSettings, orders: Orders, say: Say) -> None:
         self._folder = folder
         self._config = config
+        self._orders = orders
         self._say = say
         self._supervisord = Supervisord(folder.supervisord_socket)
         self._child: subprocess.Popen[bytes] | None = None
@@ -107,11 +110,13 @@ class _Foreground:
 
     async def serve(self, started: Callable[[], None]) -> int:
         loop = asyncio.get_running_loop()
-        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(signum, self._on_stop_signal)
+        self._orders.obey(functools.partial(loop.call_soon_threadsafe, self._on_order))
+        self._orders.note(signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         follow: asyncio.Task[None] | None = None
         try:
+            if self._orders.given:
+                return 0
             await self._start()
             started()
             follow = asyncio.create_task(self._follow())
@@ -127,9 +132,10 @@ class _Foreground:
             if follow is not None:
                 follow.cancel()
             await self._clear()
+            self._orders.ignore()
             self._say("stopped")
 
-    def _on_stop_signal(self) -> None:
+    def _on_order(self) -> None:
         if self._asked.is_set():
             self._hurry.set()
         self._asked.set()
@@ -298,11 +304,16 @@ def _tail(file: Path) -> list[str]:
         return []
 
 
-def detach(config: PoolSettings, *, announce: Say) -> int:
+def detach(config: PoolSettings, *, orders: Orders, announce: Say) -> int:
     """run() in a process of its own session, which writes to logs/mpspool.log.
 
+    Args:
+        config: the resolved plan.
+        orders: to end; passed on to that process until it has started.
+        announce: takes what there is to say then.
+
     Returns:
-        0 once the pool's lock is held and supervisord runs.
+        0 once the pool's lock is held and supervisord runs, or it was told to end before that.
 
     Raises:
         StartError: nothing was started.
@@ -311,33 +322,48 @@ def detach(config: PoolSettings, *, announce: Say) -> int:
     child = os.fork()
     if child == 0:
         os.close(read)
-        _become_daemon(config, write)
+        _become_daemon(config, orders, write)
     os.close(write)
     os.waitpid(child, 0)
     with os.fdopen(read, "r", encoding="utf-8") as file:
-        answer = file.read()
+        end = functools.partial(_terminate, int(file.readline() or 0))
+        orders.obey(end)
+        try:
+            answer = file.read()
+        except KeyboardInterrupt:
+            end()
+            raise
     first, _, rest = answer.partition("\n")
+    if orders.given and first != "failed":
+        return 0
     if first != "started":
         raise StartError([Problem("", rest.strip() or "the detached process ended before it had started")])
     announce(rest.strip())
     return 0
 
 
-def _become_daemon(config: PoolSettings, report_to: int) -> None:
+def _terminate(pid: int) -> None:
+    if pid:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+
+
+def _become_daemon(config: PoolSettings, orders: Orders, report_to: int) -> None:
     """The first child: leaves the caller's session, and ends once the second one is on its way."""
     os.setsid()
     if os.fork():
         os._exit(0)
     status = 1
     try:
-        status = _run_detached(config, report_to)
+        status = _run_detached(config, orders, report_to)
     finally:
         os._exit(status)
 
 
-def _run_detached(config: PoolSettings, report_to: int) -> int:
+def _run_detached(config: PoolSettings, orders: Orders, report_to: int) -> int:
     folder = RunDir(Path(config.run_dir))
     waiting = os.fdopen(report_to, "w", encoding="utf-8")
+    print(os.getpid(), file=waiting, flush=True)
 
     def answer(text: str) -> None:
         with contextlib.suppress(OSError), waiting:
@@ -348,7 +374,7 @@ def _run_detached(config: PoolSettings, report_to: int) -> int:
         answer(f"started\nprocess {os.getpid()}, log {folder.log_file('mpspool')}")
 
     try:
-        return run(config, say=say_with_time, started=started)
+        return run(config, orders=orders, say=say_with_time, started=started)
     except StartError as error:
         answer(f"failed\n{error}")
         return 2

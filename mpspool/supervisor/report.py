@@ -15,6 +15,7 @@ from mpspool.core.ids import PUBLISH_PREFIX, ModelVersion
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import PoolState, SlotState, WorkerState
+from mpspool.core.weights import COPIED
 from mpspool.supervisor.cpus import format_cpus
 from mpspool.supervisor.ports import client_address
 
@@ -136,10 +137,10 @@ def excess(weights: Status) -> str:
     """What there is to say of memory that a worker should not need; "" for nothing."""
     if not weights.get("excess_bytes"):
         return ""
-    return (
-        f"a worker has {size(weights['excess_bytes'])} of private memory beyond what was expected: "
-        "weights were copied that should be shared"
-    )
+    text = f"a worker has {size(weights['excess_bytes'])} of private memory beyond what was expected"
+    if copied := weights["why"].get(COPIED):
+        return f"{text}: weights were copied that should be shared, such as {', '.join(copied)}"
+    return f"{text}: perhaps weights were copied that should be shared"
 
 
 def _workers(status: Status) -> list[tuple[str, ...]]:
@@ -236,7 +237,7 @@ def changes(before: Status | None, after: Status) -> Iterator[str]:
 def _process_changes(before: Status, after: Status) -> Iterator[str]:
     if error := after.get("error"):
         if error != before.get("error"):
-            yield f"{after['name']} cannot start: {error}; it is tried again each second"
+            yield f"{after['name']} cannot start: {error}; it is tried again"
     elif after["name"].startswith(PUBLISH_PREFIX):
         return  # it ends when its work is done
     elif (pid := before.get("pid")) and pid != after["pid"]:

@@ -5,16 +5,20 @@ One pool with two workers serves the module; each test leaves it whole again.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mpspool.core import control
+from mpspool.core.rundir import RunDir
 from tests.conftest import PoolStarter
 from tests.polling import until
-from tests.pool import Load, Pool, processes_of
+from tests.pool import Load, Pool, cli, processes_of
 
 RATE = 200
 LoadStarter = Callable[..., Load]
@@ -118,6 +122,34 @@ def test_killed_nursery_costs_nothing(pool: Pool, load: LoadStarter) -> None:
     os.kill(before["half_plus_two@1.cpu0.0"], signal.SIGKILL)
     until(lambda: first_worker(pool)["generation"] == generation + 1 and pool.all_ready(), 30)
     clean(running.report())
+
+
+def asked(pool: Pool) -> dict[str, Any]:
+    """The status, from a pool process that has 2 s for it."""
+    return control.call(RunDir(pool.run_dir).pool_control, "status", timeout_s=2)
+
+
+def test_the_status_counts_what_has_just_been_answered(pool: Pool) -> None:
+    """Asked for right after an answer it is up to date, not what the router told last."""
+    before = sum(worker["served"] for worker in asked(pool)["workers"])
+    for count in range(1, 6):
+        done = cli("predict", "half_plus_two", "--input", "[1, 2, 5]", "--address", pool.address)
+        assert json.loads(done.stdout) == {"y": [2.5, 3.0, 4.5]}
+        workers = asked(pool)["workers"]
+        assert sum(worker["served"] for worker in workers) == before + count
+        assert not any(worker["in_flight"] for worker in workers)
+
+
+def test_the_status_does_not_wait_for_a_router_that_does_not_answer(pool: Pool) -> None:
+    """Kill -STOP the router: what it told last is shown, soon."""
+    router = pool.process_pid("router")
+    os.kill(router, signal.SIGSTOP)
+    try:
+        found = asked(pool)
+        assert {worker["state"] for worker in found["workers"]} == {"READY"}
+        assert found["models"][0]["versions"][0]["state"] == "AVAILABLE"
+    finally:
+        os.kill(router, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("name", ["worker", "pool", "router"])

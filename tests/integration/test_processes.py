@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,18 @@ def supervisord_pid(pool: Pool) -> int:
 
 
 def has_socket(pid: int) -> bool:
-    return any(path.readlink().name.startswith("socket:") for path in Path(f"/proc/{pid}/fd").iterdir())
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if descriptor.readlink().name.startswith("socket:"):
+                return True
+    return False
+
+
+def slots_measured(pool: Pool) -> set[tuple[str, float]]:
+    """How many slots are in each state, as /metrics has it."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{pool.rest_port}/metrics", timeout=10) as answer:
+        found = re.findall(r'^mpspool_slots\{.*state="(\w+)".*\} (.+)$', answer.read().decode(), re.MULTILINE)
+    return {(state, float(count)) for state, count in found}
 
 
 def kill(pid: int, signum: int = signal.SIGKILL) -> int:
@@ -157,7 +169,7 @@ def test_a_stopped_worker_is_dumped_and_replaced(light_pool: LightStarter) -> No
 
 
 def test_a_worker_that_can_never_work_is_fatal_at_once(light_pool: LightStarter) -> None:
-    """Exit status 78: no second start, its own words in status, in wait and in the router's version."""
+    """Exit status 78: no second start; its own words in status and wait; its slot and the other's in the metrics."""
     pool = light_pool().wait()
     behave(pool, ONE, "never")
     kill(pool.workers()[ONE]["pid"])
@@ -166,6 +178,7 @@ def test_a_worker_that_can_never_work_is_fatal_at_once(light_pool: LightStarter)
     assert pool.status()["pool"]["state"] == "DEGRADED"
     waited = cli("wait", "--run-dir", pool.run_dir, "--timeout", 30)
     assert (waited.returncode, "this can never work" in waited.stderr) == (1, True)
+    until(lambda: {("FATAL", 1.0), ("READY", 1.0), ("STARTING", 0.0)} <= slots_measured(pool), 10)
     kill(pool.process_pid("pool"))
     until(lambda: pool.workers()[ONE]["state"] == "FATAL", 20, "given up for the successor, too")
 
@@ -178,6 +191,32 @@ def test_a_worker_that_crashes_at_every_start_backs_off(light_pool: LightStarter
     worker = until(lambda: (w := pool.workers()[ONE])["state"] == "BACKOFF" and w, 20)
     assert worker["error"] == "exit status 3"
     assert pool.workers()[TWO]["state"] == "READY"
+
+
+@pytest.mark.parametrize(("how", "state"), [("mute", "STARTING"), ("warming", "WARMING")])
+def test_a_worker_that_never_gets_ready_is_given_up(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path, how: str, state: str
+) -> None:
+    """Whether the router has heard of it or not: its stack is in its log at each start, then it is FATAL."""
+    config = tmp_path / "pool.yaml"
+    config.write_text(
+        f"models: {{half: {{base_path: {model_dir('half_plus_two')}, cpu_slots: 2, start_timeout_s: 4}}}}\n"
+        "restart: {retries: 2, backoff_s: 0.1}\n"
+    )
+    pool = start_pool(config, env=LIGHT).wait()
+    behave(pool, ONE, how)
+    kill(pool.workers()[ONE]["pid"])
+    until(lambda: pool.workers()[ONE]["state"] == state, 20)
+    hung = until(lambda: (w := pool.workers()[ONE])["generation"] == 3 and w, 20)
+    assert hung["error"] == f"hung and killed: still {state} after 4 s (start_timeout_s)"
+    worker = until(lambda: (w := pool.workers()[ONE])["state"] == "FATAL" and w, 20)
+    assert worker["error"] == f"not READY after 2 restarts: {hung['error']}"
+    log = (pool.run_dir / "logs" / f"worker.{ONE}.log").read_text()
+    assert log.count("Current thread") == 2, "a stack at each end"
+    assert (pool.workers()[TWO]["state"], pool.workers()[TWO]["generation"]) == ("READY", 1)
+    assert (
+        len([command for command in processes_of(pool.run_dir).values() if "mpspool.worker" in command]) == 1
+    )
 
 
 def test_stop_kills_what_does_not_leave_in_its_grace(light_pool: LightStarter, tmp_path: Path) -> None:

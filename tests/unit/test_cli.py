@@ -20,12 +20,19 @@ from mpspool.supervisor import lock, report
 HEAVY = ("tensorflow", "grpc", "zmq", "pydantic", "numpy", "rich", "asyncio", "structlog")
 
 
-@pytest.mark.parametrize("module", ["mpspool.cli", "mpspool.supervisor.ask", "mpspool.supervisor.pool.pool"])
-def test_imports_stay_light(module: str) -> None:
+@pytest.mark.parametrize(
+    ("module", "forbidden"),
+    [
+        ("mpspool.cli", HEAVY),
+        ("mpspool.supervisor.ask", ("tensorflow", "grpc", "zmq", "pydantic", "numpy")),
+        ("mpspool.supervisor.pool.pool", ("tensorflow", "grpc", "zmq", "pydantic", "numpy")),
+        ("mpspool.router.app", ("tensorflow", "pydantic", "numpy")),
+    ],
+)
+def test_imports_stay_light(module: str, forbidden: tuple[str, ...]) -> None:
     """The command line needs next to nothing, and nothing but a worker ever imports TensorFlow."""
     code = f"import sys, {module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    forbidden = HEAVY if module == "mpspool.cli" else ("tensorflow", "grpc", "zmq", "pydantic", "numpy")
     assert not set(forbidden) & set(done.stdout.split())
 
 
@@ -70,6 +77,20 @@ def test_stop_without_a_pool_is_content(tmp_path: Path) -> None:
     """Nothing is left, which is what was asked for."""
     done = CliRunner().invoke(main, ["stop", "--run-dir", str(tmp_path)])
     assert (done.exit_code, "nothing to stop" in done.output) == (0, True)
+
+
+def test_stop_leaves_alone_who_does_not_hold_the_lock(tmp_path: Path) -> None:
+    """A pool in another pid namespace: its number is somebody else's here, and exit 1 says that it runs on."""
+    run = RunDir(tmp_path / "run")
+    with lock.held(run), subprocess.Popen(["sleep", "60"]) as other:
+        try:
+            for pid in (other.pid, 2**22):  # somebody else's, nobody's
+                run.lock.write_text(f"{pid}\n")
+                done = CliRunner().invoke(main, ["stop", "--run-dir", str(run.root), "--timeout", "5"])
+                assert (done.exit_code, f"the pool in {run.root} runs on" in done.stderr) == (1, True)
+            assert other.poll() is None
+        finally:
+            other.kill()
 
 
 def test_wait_without_a_pool_times_out_with_the_reason(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mpspool.core.ids import WorkerId
+import pytest
+
+from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.settings import RestartSettings
 from mpspool.supervisor.pool.reconcile import (
     Action,
@@ -10,9 +12,12 @@ from mpspool.supervisor.pool.reconcile import (
     Adopt,
     Ended,
     EndHung,
+    MarkLost,
     MarkReady,
+    Refuse,
     Remove,
     Start,
+    WantWeights,
     WorkerReport,
     reconcile,
     worker_reports,
@@ -22,10 +27,12 @@ from mpspool.supervisor.supervisord import ProcessInfo, ProcessState
 
 ONE = WorkerId("half", 1, "cpu0", 0)
 TWO = WorkerId("half", 1, "cpu0", 1)
+MODEL = ModelVersion("half", 1)
 
 
 def slots(*workers: WorkerId) -> dict[WorkerId, Slot]:
-    return {worker: Slot(str(worker), RestartSettings()) for worker in workers}
+    """Each with 60 s for a start."""
+    return {worker: Slot(str(worker), RestartSettings(), start_timeout_s=60.0) for worker in workers}
 
 
 def runs(worker: WorkerId, pid: int) -> dict[str, ProcessInfo]:
@@ -46,13 +53,25 @@ def actions(
     reports: dict[str, WorkerReport] | None = None,
     ending: tuple[WorkerId, ...] = (),
     now: float = 0.0,
+    publishers: dict[ModelVersion, Slot] | None = None,
+    missing: dict[ModelVersion, str] | None = None,
+    heard_since: float | None = 0.0,
 ) -> list[Action]:
-    return reconcile(wanted, processes, reports=reports or {}, ending=ending, now=now)
+    return reconcile(
+        wanted,
+        processes,
+        publishers=publishers or {},
+        missing=missing or {},
+        reports=reports or {},
+        heard_since=heard_since,
+        ending=ending,
+        now=now,
+    )
 
 
 def occupied(pid: int = 7, generation: int = 3) -> dict[WorkerId, Slot]:
     wanted = slots(ONE)
-    wanted[ONE].started(pid, generation)
+    wanted[ONE].started(pid, generation, 0.0)
     return wanted
 
 
@@ -97,25 +116,133 @@ def test_ready_is_marked_once() -> None:
     wanted = occupied()
     wanted[ONE].ready(0.0)
     assert actions(wanted, runs(ONE, 7), report(3, 7)) == []
+    wanted[ONE].lost(5.0)
+    assert actions(wanted, runs(ONE, 7), report(3, 7)) == [MarkReady(ONE)], "seen again"
 
 
 def test_hung_worker_is_ended_once() -> None:
-    """The router's word ends it; while that is under way it is not ended again."""
+    """The router's word ends it; while that is under way it is not ended again, and nothing takes its place."""
     hung = report(3, 7, hung="no heartbeat")
     assert actions(occupied(), runs(ONE, 7), hung) == [EndHung(ONE, 7, "no heartbeat")]
     assert actions(occupied(), runs(ONE, 7), hung, ending=(ONE,)) == []
+    assert actions(occupied(), ended(ONE), ending=(ONE,)) == []
+
+
+@pytest.mark.parametrize(
+    ("reports", "state"),
+    [
+        ({}, "STARTING"),
+        (report(2, 7), "STARTING"),
+        (report(3, 7, "WARMING"), "WARMING"),
+    ],
+)
+def test_a_start_that_takes_too_long_is_ended(reports: dict[str, WorkerReport], state: str) -> None:
+    """Whatever the router knows of it: at the limit it is ended, once, for a reason that names limit and key."""
+    late = EndHung(ONE, 7, f"still {state} after 60 s (start_timeout_s)")
+    assert actions(occupied(), runs(ONE, 7), reports, now=59.9) == []
+    assert actions(occupied(), runs(ONE, 7), reports, now=60.0) == [late]
+    assert actions(occupied(), runs(ONE, 7), reports, now=60.0, ending=(ONE,)) == []
+    assert actions(occupied(), runs(ONE, 7), report(3, 7), now=1e9) == [MarkReady(ONE)], "just in time"
+
+
+def test_no_start_takes_too_long_while_the_router_is_silent() -> None:
+    """Nobody can get READY then: the time counts from when it is heard again."""
+    assert actions(occupied(), runs(ONE, 7), now=1e9, heard_since=None) == []
+    assert actions(occupied(), runs(ONE, 7), now=129.9, heard_since=70.0) == []
+    assert isinstance(actions(occupied(), runs(ONE, 7), now=130.0, heard_since=70.0)[0], EndHung)
+
+
+def test_a_worker_that_the_router_has_lost_sight_of_has_as_long_as_a_start() -> None:
+    """It was READY, and its process is still there: dead behind a stopped launcher, or unknown to a new router."""
+    wanted = occupied()
+    wanted[ONE].ready(0.0)
+    assert actions(wanted, runs(ONE, 7), now=500.0) == [MarkLost(ONE)]
+    assert actions(wanted, runs(ONE, 7), now=500.0, heard_since=None) == []
+    assert actions(wanted, runs(ONE, 7), report(3, 7, "DRAINING"), now=500.0) == [], "it leaves"
+    wanted[ONE].lost(500.0)
+    assert actions(wanted, runs(ONE, 7), now=559.9) == []
+    late = EndHung(ONE, 7, "unknown to the router for 60 s (start_timeout_s)")
+    assert actions(wanted, runs(ONE, 7), now=560.0) == [late]
 
 
 def test_backoff_is_waited_for() -> None:
     """A slot in BACKOFF is started when its time has come, and not before."""
     wanted = occupied()
     wanted[ONE].ended(-1, 0.0)
-    wanted[ONE].started(8, 4)
+    wanted[ONE].started(8, 4, 0.0)
     wanted[ONE].ended(-1, 0.0)
     due = wanted[ONE].due
     assert due is not None
     assert actions(wanted, ended(ONE), now=due - 0.1) == []
     assert actions(wanted, ended(ONE), now=due) == [Start(ONE, 5)]
+
+
+def test_no_worker_starts_before_its_weights_are_there() -> None:
+    """They are wanted instead, by every start of that version and of no other; what runs is left alone."""
+    other = WorkerId("half", 2, "cpu0", 0)
+    known = ended(ONE) | ended(other)
+    assert actions(slots(ONE, other), known, missing={MODEL: ""}) == [WantWeights(MODEL), Start(other, 1)]
+    assert actions(slots(ONE, other), known) == [Start(ONE, 1), Start(other, 1)]
+    assert actions(slots(ONE), runs(ONE, 7), missing={MODEL: ""}) == [Adopt(ONE, 7)]
+    assert actions(occupied(), ended(ONE, 1), missing={MODEL: ""}) == [Ended(ONE, 1, "")]
+
+
+def test_a_worker_whose_weights_can_never_be_had_is_refused() -> None:
+    """With the publisher's reason, and only when it would start: the one that runs has its weights."""
+    never = {MODEL: "the checkpoint is cut"}
+    assert actions(slots(ONE), ended(ONE), missing=never) == [Refuse(ONE, 1, "the checkpoint is cut")]
+    assert actions(occupied(), runs(ONE, 7), missing=never) == []
+
+
+def publisher(slot: Slot, process: ProcessInfo | None, now: float = 0.0) -> list[Action]:
+    """What is done about the publisher of wanted weights."""
+    found = {process.name: process} if process else {}
+    return actions({}, found, now=now, publishers={MODEL: slot})
+
+
+def test_publishing_takes_no_longer_than_a_start() -> None:
+    """A publisher that does not get done is ended too: no worker of its version starts before."""
+    slot = Slot("publisher", RestartSettings(), start_timeout_s=60.0)
+    slot.started(9, 1, 0.0)
+    late = EndHung(MODEL, 9, "its weights are not published after 60 s (start_timeout_s)")
+    assert publisher(slot, publishing(9), 59.9) == []
+    assert publisher(slot, publishing(9), 60.0) == [late]
+
+
+def publishing(pid: int, status: int = 0) -> ProcessInfo:
+    state = ProcessState.RUNNING if pid else ProcessState.EXITED
+    return ProcessInfo(MODEL.publisher, state, pid, status)
+
+
+def test_wanted_weights_are_published() -> None:
+    """Also by a program that supervisord does not know yet; one that runs already is adopted."""
+    slot = Slot("publisher", RestartSettings())
+    assert publisher(slot, None) == [Start(MODEL, 1)]
+    assert publisher(slot, publishing(0)) == [Start(MODEL, 1)]
+    assert publisher(slot, publishing(9)) == [Adopt(MODEL, 9)]
+
+
+def test_a_publisher_is_left_to_its_work_and_started_again_after_its_pause() -> None:
+    """Its end is noted with its status, that of one that supervisord has forgotten as a death."""
+    slot = Slot("publisher", RestartSettings(retries=2))
+    slot.started(9, 1, 0.0)
+    assert publisher(slot, publishing(9)) == []
+    assert publisher(slot, publishing(0, 1)) == [Ended(MODEL, 1, "")]
+    assert publisher(slot, None) == [Ended(MODEL, -1, "")]
+    slot.ended(1, 0.0)
+    assert publisher(slot, publishing(0, 1)) == [Start(MODEL, 2)]
+    slot.started(10, 2, 0.0)
+    slot.ended(1, 0.0)
+    due = slot.due
+    assert due is not None
+    assert publisher(slot, publishing(0, 1), due - 0.1) == []
+    assert publisher(slot, publishing(0, 1), due) == [Start(MODEL, 3)]
+
+
+@pytest.mark.parametrize(("pid", "then"), [(9, []), (0, [Remove(MODEL.publisher, 0)])])
+def test_a_publisher_that_is_not_wanted_is_forgotten_once_it_has_ended(pid: int, then: list[Action]) -> None:
+    """Until then it is on its way out by itself."""
+    assert actions({}, {MODEL.publisher: publishing(pid)}) == then
 
 
 def test_stranger_is_ended_then_forgotten() -> None:

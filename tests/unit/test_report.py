@@ -10,6 +10,7 @@ import pytest
 
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import ModelSettings, PoolSettings, RouterSettings
+from mpspool.core.weights import COPIED
 from mpspool.supervisor import model_report, report
 from mpspool.supervisor.ports import client_address, with_port
 
@@ -141,7 +142,9 @@ def test_a_model_says_what_is_private_and_why(capsys: pytest.CaptureFixture[str]
     assert "- string: words, [bold]\n- each worker ran the restore op\n" in text
     text = model_text(capsys, weights={**found, "private_variables": 7, "excess_bytes": 10**6})
     assert "- string: such as words, [bold]" in text
-    assert "1.0 MB of private memory beyond what was expected" in text
+    assert "1.0 MB of private memory beyond what was expected: perhaps weights were copied" in text
+    text = model_text(capsys, weights={**found, "why": {COPIED: ["a[b]", "c"]}, "excess_bytes": 10**6})
+    assert "beyond what was expected: weights were copied that should be shared, such as a[b], c" in text
 
 
 def test_a_model_says_what_a_gpu_cannot_run(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ def live(slot: Slot, at: float, ready_s: float | None, status: int = -1) -> tupl
         at = instruction.at
         instruction = slot.tick(at)
     assert isinstance(instruction, StartNow)
-    slot.started(100, instruction.generation)
+    slot.started(100, instruction.generation, at)
     if ready_s is not None:
         slot.ready(at)
         at += ready_s
@@ -36,7 +36,7 @@ def test_empty_slot_starts_its_first_generation() -> None:
 def test_occupied_slot_wants_nothing() -> None:
     """While its worker lives, time changes nothing."""
     slot = Slot("s", SETTINGS)
-    slot.started(7, 1)
+    slot.started(7, 1, 0.0)
     assert slot.tick(1e9) is None
     assert (slot.state, slot.pid) == (SlotState.OCCUPIED, 7)
 
@@ -94,16 +94,55 @@ def test_no_retries_gives_up_at_the_first_death() -> None:
 def test_a_worker_in_an_occupied_slot_is_refused() -> None:
     """Two workers in one slot are an illegal move."""
     slot = Slot("s", SETTINGS)
-    slot.started(7, 1)
+    slot.started(7, 1, 0.0)
     with pytest.raises(InvalidTransitionError):
-        slot.started(8, 2)
+        slot.started(8, 2, 0.0)
 
 
 def test_adopted_worker_is_no_restart() -> None:
     """A worker found running counts as started, not as started again."""
     slot = Slot("s", SETTINGS)
-    slot.started(7, 5)
+    slot.started(7, 5, 0.0)
     assert (slot.generation, slot.restarts) == (5, 0)
+
+
+def limited() -> Slot:
+    """Its worker, started at 5, has until 105."""
+    slot = Slot("s", SETTINGS, start_timeout_s=100.0)
+    slot.started(7, 1, 5.0)
+    return slot
+
+
+def test_a_start_may_take_so_long() -> None:
+    """Not READY at its limit a worker is overdue; what nobody could have seen does not count against it."""
+    slot = limited()
+    assert [slot.overdue(now, 0.0) for now in (5.0, 104.9, 105.0, 1e9)] == [False, False, True, True]
+    assert [slot.overdue(now, 50.0) for now in (149.9, 150.0)] == [False, True]
+    slot.ended(-1, 105.0)
+    assert not slot.overdue(1e9, 0.0)
+    slot.started(8, 2, 200.0)
+    assert [slot.overdue(now, 0.0) for now in (299.9, 300.0)] == [False, True]
+
+
+def test_a_ready_worker_is_overdue_only_once_it_is_lost() -> None:
+    """From then on it has as long as a start; being seen again takes that back, and is no new proof."""
+    slot = limited()
+    slot.ready(50.0)
+    assert not slot.overdue(1e9, 0.0)
+    slot.lost(200.0)
+    slot.lost(250.0)
+    assert [slot.overdue(now, 0.0) for now in (299.9, 300.0)] == [False, True]
+    slot.ready(260.0)
+    assert (slot.overdue(1e9, 0.0), slot.ready_since) == (False, 50.0)
+    slot.lost(300.0)
+    assert slot.ended(-1, 400.0) == StartNow(2), "it had proved itself"
+
+
+def test_overdue_goes_on_from_the_record() -> None:
+    """The pool's successor counts from the same start."""
+    record = limited().record()
+    slot = Slot("s", SETTINGS, record, start_timeout_s=100.0)
+    assert [slot.overdue(now, 0.0) for now in (104.9, 105.0)] == [False, True]
 
 
 @pytest.mark.parametrize(("row", "wait_s"), [(0, 0), (1, 0), (2, 1), (3, 2), (4, 4), (6, 10), (10_000, 10)])

@@ -13,7 +13,6 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -37,6 +36,10 @@ _PERIOD_S = 1.0
 _SOON_S = 0.02
 _RECONNECT_S = 0.1
 _SETTLE_S = 1.0
+# For the router's present word; after that its last one does.
+_ANSWER_S = 0.5
+# The router says something once a second.
+_BREAK_S = 5.0
 
 
 class _Records(msgspec.Struct, frozen=True):
@@ -62,12 +65,13 @@ class Pool:
         self._slots = self._recall()
         self._processes: dict[str, ProcessInfo] = {}
         self._router: Message | None = None
+        self._heard_at = self._heard_since = 0.0
         self._told: Message | None = None
         self._ending: dict[WorkerId, asyncio.Task[None]] = {}
         self._checks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._wake = asyncio.Event()
-        self._watch = Watch(self._status)
+        self._watch = Watch(self._last_status)
         self._acting = asyncio.Lock()
         self._settled = asyncio.Event()
 
@@ -123,7 +127,8 @@ class Pool:
         """How long nothing can be due."""
         if self._workers.unreaped():
             return _SOON_S
-        dues = [slot.due for slot in self._slots.values() if slot.due is not None] + self._weights.due()
+        slots = (*self._slots.values(), *self._weights.publishers().values())
+        dues = [slot.due for slot in slots if slot.due is not None]
         # What was due and had to wait for something is woken by that.
         left_s = [due - time.monotonic() for due in dues]
         return max(_SOON_S, min([_PERIOD_S, *(one for one in left_s if one > -_SOON_S)]))
@@ -137,11 +142,14 @@ class Pool:
         actions = reconcile.reconcile(
             self._slots,
             self._processes,
+            publishers=self._weights.publishers(),
+            missing=self._weights.missing(),
             reports=reconcile.worker_reports(self._router),
+            heard_since=self._router_heard_since(),
             ending=self._ending,
             now=time.monotonic(),
         )
-        done = not self._stopping and await self._weights.tend(self._processes, time.monotonic())
+        done = False
         for action in actions:
             if not self._stopping or isinstance(action, reconcile.Ended | reconcile.Adopt):
                 done |= await self._perform(action)
@@ -169,25 +177,36 @@ class Pool:
         match action:
             case reconcile.AddPrograms(workers):
                 await self._workers.add(workers)
-            case reconcile.Adopt(worker, pid):
-                self._slots[worker].started(pid, max(1, self._workers.generation(worker)))
+            case reconcile.Start(ModelVersion() as model, generation):
+                await self._weights.start(model, generation)
+            case reconcile.Adopt(ModelVersion() as model, pid):
+                self._weights.adopt(model, pid)
+            case reconcile.Ended(ModelVersion() as model, exit_status):
+                self._weights.ended(model, exit_status)
+            case reconcile.WantWeights(model):
+                return self._weights.want(model)
+            case reconcile.Adopt(WorkerId() as worker, pid):
+                self._slots[worker].started(pid, max(1, self._workers.generation(worker)), time.monotonic())
                 self._workers.watch(worker, pid)
                 logger.info("worker adopted", worker=str(worker), pid=pid)
-            case reconcile.Start(worker, generation):
-                if reason := self._weights.failed(worker.model_version):
-                    self._slots[worker].started(0, generation)
-                    self._note_end(worker, process.EXIT_NEVER, reason)
-                    return True
-                if not self._weights.ready(worker.model_version):
-                    return False
+            case reconcile.Refuse(worker, generation, reason):
+                self._slots[worker].started(0, generation, time.monotonic())
+                self._note_end(worker, process.EXIT_NEVER, reason)
+            case reconcile.Start(WorkerId() as worker, generation):
                 if not await self._workers.mps_answers(worker, self._processes):
                     return False
                 await self._start(worker, max(generation, self._workers.generation(worker) + 1))
-            case reconcile.Ended(worker, exit_status, spawn_error):
+            case reconcile.Ended(WorkerId() as worker, exit_status, spawn_error):
                 await self._ended(worker, exit_status, spawn_error)
             case reconcile.MarkReady(worker):
                 self._mark_ready(worker)
-            case reconcile.EndHung(worker, pid, reason):
+            case reconcile.MarkLost(worker):
+                self._slots[worker].lost(time.monotonic())
+                logger.info("worker unknown to the router", worker=str(worker))
+            case reconcile.EndHung(ModelVersion() as model, pid, reason):
+                self._weights.end_hung(model, pid, reason)
+                return False  # until it is reaped the same is found again
+            case reconcile.EndHung(WorkerId() as worker, pid, reason):
                 logger.warning("worker hangs", worker=str(worker), pid=pid, reason=reason)
                 self._ending[worker] = asyncio.create_task(self._end_hung(worker, reason))
             case reconcile.Remove(program, pid):
@@ -218,10 +237,10 @@ class Pool:
         except SupervisordError as error:
             if error.fault == Fault.SHUTDOWN_STATE:
                 raise
-            slot.started(0, generation)
+            slot.started(0, generation, time.monotonic())
             self._note_end(worker, -1, str(error))
             return
-        slot.started(pid, generation)
+        slot.started(pid, generation, time.monotonic())
         self._workers.watch(worker, pid)
         logger.info("worker started", worker=str(worker), generation=generation, pid=pid)
 
@@ -257,8 +276,13 @@ class Pool:
         except (OSError, msgspec.DecodeError):
             records = {}
         return {
-            worker: Slot(str(worker), self._config.restart, records.get(str(worker)))
-            for worker in status.desired(self._config)
+            worker: Slot(
+                str(worker),
+                self._config.restart,
+                records.get(str(worker)),
+                start_timeout_s=model.start_timeout_s,
+            )
+            for worker, (model, _) in status.desired(self._config).items()
         }
 
     # -- the router -------------------------------------------------------------------------------
@@ -280,6 +304,9 @@ class Pool:
         before = reconcile.worker_reports(self._router)
         after = reconcile.worker_reports(snapshot)
         new = self._router is None
+        if self._router_heard_since() is None:
+            self._heard_since = time.monotonic()
+        self._heard_at = time.monotonic()
         self._router = snapshot
         self._watch.changed()
         self._settled.set()
@@ -288,45 +315,47 @@ class Pool:
         }:
             self._look()
 
+    def _router_heard_since(self) -> float | None:
+        """Since when without a break, on its side or on ours; None while it is silent."""
+        silent = self._router is None or time.monotonic() - self._heard_at > _BREAK_S
+        return None if silent else self._heard_since
+
     async def _tell_router(self) -> None:
         """What should exist, at every change and after every reconnect."""
         if self._router is None:
             return
-        message = self._models_message()
+        reports = reconcile.worker_reports(self._router)
+        message = status.for_router(self._config, self._slots, reports)
         if message == self._told:
             return
         with contextlib.suppress(ControlError):
             await acall(self._run.router_control, "models", **message)
             self._told = message
 
-    def _models_message(self) -> Message:
-        failed = status.failures(self._slots)
-        proved = {worker.model_version for worker, slot in self._slots.items() if slot.proved}
-        versions: dict[Any, Message] = {}
-        for worker, (model, _) in status.desired(self._config).items():
-            versions.setdefault(
-                worker.model_version,
-                {
-                    "name": model.name,
-                    "version": model.version,
-                    "quorum": model.quorum,
-                    "failed": failed.get(worker.model_version, ""),
-                    "proved": worker.model_version in proved,
-                    "hang_timeout_s": model.hang_timeout_s,
-                },
-            )
-        restarts = {str(worker): slot.restarts for worker, slot in self._slots.items()}
-        return {"models": list(versions.values()), "restarts": restarts}
-
     # -- the control socket -----------------------------------------------------------------------
 
     async def _status(self, request: Message) -> Message:
         """The status; each worker's memory too where the request says "memory", which takes a moment."""
-        with contextlib.suppress(TimeoutError):  # a router that is there has its say first
+        await self._first_snapshot()
+        router = self._router
+        with contextlib.suppress(ControlError, ValueError):
+            router = await acall(self._run.router_control, "snapshot", timeout_s=_ANSWER_S)
+        return await self._describe(router, memory="memory" in request)
+
+    async def _last_status(self, _request: Message) -> Message:
+        """As the router told it last: it tells every change of state at once, what it counts once a second."""
+        await self._first_snapshot()
+        return await self._describe(self._router, memory=False)
+
+    async def _first_snapshot(self) -> None:
+        """A router that is there has its say first."""
+        with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._settled.wait(), _SETTLE_S)
         self._settled.set()
+
+    async def _describe(self, router: Message | None, *, memory: bool) -> Message:
         pids = {worker: self._pid(worker) for worker in self._slots}
-        found = await asyncio.to_thread(_memory, pids) if "memory" in request else {}
+        found = await asyncio.to_thread(_memory, pids) if memory else {}
         return status.build(
             status.View(
                 self._config,
@@ -334,16 +363,17 @@ class Pool:
                 self._processes,
                 pids,
                 found,
-                self._router,
+                router,
                 _foreground_pid(self._run),
-                self._router_error(),
+                self._errors(),
                 self._stopping,
             )
         )
 
-    def _router_error(self) -> str:
-        """Why there is no router, where it said so."""
-        return self._run.last_words(programs.ROUTER) if self._router is None else ""
+    def _errors(self) -> dict[str, str]:
+        """Why the router does not serve, or the nursery does not fork, where they said so."""
+        asked = [programs.NURSERY, *([programs.ROUTER] if self._router is None else [])]
+        return {program: words for program in asked if (words := self._run.last_words(program))}
 
     async def _stop(self, request: Message) -> Message:
         """Drains the router, then ends the workers; nothing is started from here on."""

@@ -4,10 +4,14 @@ Two counts decide. `unready` is how many restarts in a row were made without the
 READY: after RestartSettings.retries of them the slot is FATAL. `row` is how many restarts in a row
 followed a worker that was not READY for long: the first is immediate, each next one waits twice as
 long. A worker that reaches READY and dies young therefore backs off but is never given up.
+
+A worker that neither ends nor gets READY is overdue after the slot's start limit: it is ended as one that hangs,
+which counts as any other end.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import msgspec
@@ -55,6 +59,7 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
     unready: int = 0
     proved: bool = False
     ready_since: float | None = None
+    unready_since: float | None = None
     due: float | None = None
     reason: str = ""
 
@@ -62,26 +67,44 @@ class SlotRecord(msgspec.Struct, frozen=True, kw_only=True):
 class Slot:
     """The state of one slot. Times are seconds of one monotonic clock, as the caller passes them.
 
+    Args:
+        name: for errors.
+        settings: when a worker that ended is started again.
+        record: of the slot this one goes on from.
+        start_timeout_s: how long a worker may be on its way to READY.
+
     Attributes:
+        start_timeout_s: as given.
         pid: the worker's, 0 while the slot has none.
         generation: of the worker that was started last, 0 before the first.
         restarts: how often a worker was started again, in all.
-        ready_since: when its worker became READY; None while it is not.
+        ready_since: when its worker became READY; None for one that never was.
+        unready_since: when its worker was started, or had been READY and was lost sight of; None while it is
+            READY, and without one.
         due: when the next worker starts; None unless the slot is in BACKOFF.
         reason: why the last worker ended, "" while all is well.
         proved: whether a worker of this slot has ever been READY.
     """
 
-    def __init__(self, name: str, settings: RestartSettings, record: SlotRecord | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        settings: RestartSettings,
+        record: SlotRecord | None = None,
+        *,
+        start_timeout_s: float = math.inf,
+    ) -> None:
         record = record or SlotRecord()
         self._life = Lifecycle(name, SLOT_MOVES, record.state)
         self._settings = settings
+        self.start_timeout_s = start_timeout_s
         self._row = record.row
         self._unready = record.unready
         self.pid = record.pid
         self.generation = record.generation
         self.restarts = record.restarts
         self.ready_since = record.ready_since
+        self.unready_since = record.unready_since
         self.due = record.due
         self.reason = record.reason
         self.proved = record.proved
@@ -97,6 +120,7 @@ class Slot:
             unready=self._unready,
             proved=self.proved,
             ready_since=self.ready_since,
+            unready_since=self.unready_since,
             due=self.due,
             reason=self.reason,
         )
@@ -113,8 +137,8 @@ class Slot:
             return StartNow(self.generation + 1) if now >= self.due else StartAt(self.due)
         return None
 
-    def started(self, pid: int, generation: int) -> None:
-        """A worker runs in the slot: a new one, or one that was found running."""
+    def started(self, pid: int, generation: int, at: float) -> None:
+        """A worker runs in the slot from now on: a new one, or one that was found running."""
         self._life.to(SlotState.OCCUPIED, f"pid {pid} of generation {generation}")
         if 0 < self.generation < generation:
             self.restarts += 1
@@ -122,14 +146,34 @@ class Slot:
         self.generation = generation
         self.due = None
         self.ready_since = None
+        self.unready_since = at
 
     def ready(self, now: float) -> None:
         """The worker takes requests. Repeating it changes nothing."""
-        if self.state is SlotState.OCCUPIED and self.ready_since is None:
-            self.ready_since = now
+        if self.state is SlotState.OCCUPIED and self.unready_since is not None:
+            if self.ready_since is None:
+                self.ready_since = now
+            self.unready_since = None
             self.proved = True
             self._unready = 0
             self.reason = ""
+
+    def lost(self, now: float) -> None:
+        """Nobody knows whether the worker, which was READY, still is. Repeating it changes nothing."""
+        if self.state is SlotState.OCCUPIED and self.unready_since is None:
+            self.unready_since = now
+
+    def overdue(self, now: float, judged_since: float) -> bool:
+        """Whether the worker has not been READY for so long that it counts as hung.
+
+        Args:
+            now: the time.
+            judged_since: since when it would be known that the worker is READY; what was before that does not
+                count against it.
+        """
+        if self.unready_since is None:
+            return False
+        return now - max(self.unready_since, judged_since) >= self.start_timeout_s
 
     def ended(self, status: int, at: float, reason: str = "") -> Instruction:
         """The worker is gone and reaped.
@@ -140,6 +184,7 @@ class Slot:
             reason: what it said, or how it ended, for whoever asks why.
         """
         ready_since, self.ready_since = self.ready_since, None
+        self.unready_since = None
         self.pid = 0
         self.reason = reason or f"ended with status {status}"
         if status == EXIT_NEVER:

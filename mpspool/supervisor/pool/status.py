@@ -1,9 +1,12 @@
-"""The `status --json` object, from the slots, supervisord's processes and the router's snapshot. Pure."""
+"""How things stand, from the slots, supervisord's processes and the router's snapshot. Pure.
+
+For scripts, the `status --json` object; for the router, which versions there should be.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from mpspool.core.ids import WORKER_PREFIX, ModelVersion, WorkerId
@@ -12,7 +15,6 @@ from mpspool.core.settings import ModelSettings, PoolSettings, SlotSettings
 from mpspool.core.states import ModelVersionState, PoolState, SlotState, WorkerState
 from mpspool.supervisor.pool.reconcile import Processes, WorkerReport, worker_reports
 from mpspool.supervisor.pool.slots import Slot
-from mpspool.supervisor.programs import ROUTER
 from mpspool.supervisor.supervisord import ProcessInfo
 
 Status = dict[str, Any]
@@ -27,7 +29,7 @@ class View:
         memory: of the same processes; empty where nobody asked for it.
         foreground_pid: of `mpspool start`.
         router: its last snapshot; None while it does not answer.
-        router_error: why the router could not start, in its own words; "" where it said nothing.
+        errors: why a process cannot do its work, in its own words, by program.
     """
 
     settings: PoolSettings
@@ -37,7 +39,7 @@ class View:
     memory: Mapping[WorkerId, Memory]
     router: Mapping[str, Any] | None
     foreground_pid: int
-    router_error: str = ""
+    errors: Mapping[str, str] = field(default_factory=dict)
     stopping: bool = False
 
 
@@ -74,11 +76,33 @@ def build(view: View) -> Status:
         "models": _models(view),
         "workers": workers,
         "processes": [
-            _process(process, view.router_error if process.name == ROUTER else "")
+            _process(process, view.errors.get(process.name, ""))
             for process in view.processes.values()
             if not process.name.startswith(WORKER_PREFIX)
         ],
     }
+
+
+def for_router(
+    settings: PoolSettings, slots: Mapping[WorkerId, Slot], reports: Mapping[str, WorkerReport]
+) -> Status:
+    """The arguments of the router's "models" call: which versions should exist, and how their slots fare."""
+    failed = failures(slots)
+    proved = {worker.model_version for worker, slot in slots.items() if slot.proved}
+    versions = {
+        worker.model_version: {
+            "name": model.name,
+            "version": model.version,
+            "quorum": model.quorum,
+            "failed": failed.get(worker.model_version, ""),
+            "proved": worker.model_version in proved,
+            "hang_timeout_s": model.hang_timeout_s,
+        }
+        for worker, (model, _) in desired(settings).items()
+    }
+    restarts = {str(worker): slot.restarts for worker, slot in slots.items()}
+    states = {str(worker): _worker_state(slot, reports.get(str(worker))) for worker, slot in slots.items()}
+    return {"models": list(versions.values()), "restarts": restarts, "slots": states}
 
 
 def failures(slots: Mapping[WorkerId, Slot]) -> dict[ModelVersion, str]:
@@ -96,7 +120,7 @@ def failures(slots: Mapping[WorkerId, Slot]) -> dict[ModelVersion, str]:
 def _worker(
     worker: WorkerId, slot: Slot, place: SlotSettings, report: WorkerReport | None, pid: int
 ) -> Status:
-    current = report if report is not None and report.generation == slot.generation else None
+    current = _current(slot, report)
     described: Status = {
         "id": str(worker),
         "model": worker.model,
@@ -105,7 +129,7 @@ def _worker(
         "slot": worker.slot,
         "generation": slot.generation,
         "pid": pid,
-        "state": _worker_state(slot, current),
+        "state": _worker_state(slot, report),
         "restarts": slot.restarts,
         "in_flight": current.in_flight if current else 0,
         "served": current.served if current else 0,
@@ -137,7 +161,13 @@ def _worker_state(slot: Slot, report: WorkerReport | None) -> str:
     """The router's word on a worker that lives, else the slot's own state."""
     if slot.state is not SlotState.OCCUPIED:
         return str(slot.state.value)
-    return report.state if report else WorkerState.STARTING.value
+    current = _current(slot, report)
+    return current.state if current else WorkerState.STARTING.value
+
+
+def _current(slot: Slot, report: WorkerReport | None) -> WorkerReport | None:
+    """The report where it is about the worker that the slot has now."""
+    return report if report is not None and report.generation == slot.generation else None
 
 
 def _pool_state(view: View, workers: Iterable[Status]) -> PoolState:

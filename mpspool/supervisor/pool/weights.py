@@ -7,10 +7,12 @@ pool process that was killed gets it back from any worker that lives, and only w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import signal
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,8 +23,8 @@ from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import ModelSettings, PoolSettings, PublishSettings
 from mpspool.core.states import SlotState
 from mpspool.supervisor import programs
-from mpspool.supervisor.pool.slots import Slot, StartNow
-from mpspool.supervisor.supervisord import Fault, ProcessInfo, Supervisord, SupervisordError
+from mpspool.supervisor.pool.slots import Slot
+from mpspool.supervisor.supervisord import Fault, Supervisord, SupervisordError
 
 logger = log.get("weights")
 
@@ -61,7 +63,7 @@ class Weights:
 
     Args:
         living: the pids of a version's workers.
-        on_change: called when a version's weights have come, or will not.
+        on_change: called when a version's weights are wanted by a worker, or have come.
     """
 
     def __init__(
@@ -78,7 +80,12 @@ class Weights:
         self._on_change = on_change
         self._versions = {
             ModelVersion(model.name, model.version): _Version(
-                model, Slot(ModelVersion(model.name, model.version).publisher, config.restart)
+                model,
+                Slot(
+                    ModelVersion(model.name, model.version).publisher,
+                    config.restart,
+                    start_timeout_s=model.start_timeout_s,
+                ),
             )
             for model in config.models
             if model.weights.shared != "off"
@@ -88,62 +95,58 @@ class Weights:
 
     # -- what the pool asks -----------------------------------------------------------------------
 
-    def ready(self, model: ModelVersion) -> bool:
-        """Whether a worker of this version can start; if not, all is set in motion that it can."""
-        version = self._versions.get(model)
-        if version is None:
-            return True
-        self._want(version)
-        return version.settled.is_set()
+    def missing(self) -> dict[ModelVersion, str]:
+        """The versions whose weights are not there: why they can never be had, "" while they may."""
+        return {
+            model: version.failed
+            for model, version in self._versions.items()
+            if version.failed or not version.settled.is_set()
+        }
 
-    def _want(self, version: _Version) -> None:
-        if not version.wanted:
-            version.wanted = True
-            self._on_change()
+    def publishers(self) -> dict[ModelVersion, Slot]:
+        """The slots of the publishers that have something to do."""
+        return {
+            model: version.publisher
+            for model, version in self._versions.items()
+            if version.wanted and not version.settled.is_set()
+        }
 
-    def failed(self, model: ModelVersion) -> str:
-        """Why the weights can never be had, "" while they can."""
-        version = self._versions.get(model)
-        return version.failed if version else ""
-
-    async def tend(self, processes: Mapping[str, ProcessInfo], now: float) -> bool:
-        """Publishes what is wanted and not there. Returns whether something was done. Raises SupervisordError."""
-        done = False
-        for model, version in self._versions.items():
-            if version.settled.is_set():
-                done |= await self._tidy(model, processes)
-            elif version.wanted:
-                done |= await self._obtain(model, version, processes.get(model.publisher), now)
-        return done
-
-    def due(self) -> list[float]:
-        """When publishers that failed are started again."""
-        return [
-            version.publisher.due for version in self._versions.values() if version.publisher.due is not None
-        ]
+    def want(self, model: ModelVersion) -> bool:
+        """Has the weights published, if nobody holds them. Returns False where that was known already."""
+        version = self._versions[model]
+        new = not version.wanted
+        version.wanted = True
+        return new
 
     # -- publishers -------------------------------------------------------------------------------
 
-    async def _obtain(
-        self, model: ModelVersion, version: _Version, process: ProcessInfo | None, now: float
-    ) -> bool:
-        slot = version.publisher
-        pid = process.pid if process else 0
-        if slot.state is SlotState.OCCUPIED:
-            if process is not None and slot.pid == pid != 0:
-                return False
-            self._ended(model, version, process)
-            return True
-        if pid:  # a predecessor of ours has started it
-            slot.started(pid, slot.generation + 1)
-            return True
-        instruction = slot.tick(now)
-        if not isinstance(instruction, StartNow):
-            return False
-        if self._recover(model, version):
-            return True
-        await self._publish(model, version, instruction.generation)
-        return True
+    async def start(self, model: ModelVersion, generation: int) -> None:
+        """Takes the segment from a living worker, or else starts the publisher. Raises SupervisordError."""
+        version = self._versions[model]
+        if not self._recover(model, version):
+            await self._publish(model, version, generation)
+
+    def adopt(self, model: ModelVersion, pid: int) -> None:
+        """A predecessor of ours has started this publisher."""
+        slot = self._versions[model].publisher
+        slot.started(pid, slot.generation + 1, time.monotonic())
+
+    def ended(self, model: ModelVersion, status: int) -> None:
+        """The publisher has ended without having handed over anything."""
+        version = self._versions[model]
+        reason = self._run.last_words(model.publisher)
+        reason = reason or f"its weights could not be published: the publisher ended with status {status}"
+        version.publisher.ended(status, time.monotonic(), reason)
+        logger.warning("not published", model=str(model), reason=reason)
+        if version.failed:
+            version.settled.set()
+
+    def end_hung(self, model: ModelVersion, pid: int, reason: str) -> None:
+        """Kills the publisher, which counts as any other end."""
+        logger.warning("publisher hangs", model=str(model), pid=pid, reason=reason)
+        self._run.error_file(model.publisher).write_text(f"hung and killed: {reason}\n", encoding="utf-8")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
     def _recover(self, model: ModelVersion, version: _Version) -> bool:
         for pid in self._living(model):
@@ -173,28 +176,8 @@ class Weights:
             if error.fault == Fault.SHUTDOWN_STATE:
                 raise
             self._run.error_file(model.publisher).write_text(f"{error}\n", encoding="utf-8")
-        version.publisher.started(pid, generation)
+        version.publisher.started(pid, generation, time.monotonic())
         logger.info("publishing", model=str(model), pid=pid)
-
-    def _ended(self, model: ModelVersion, version: _Version, process: ProcessInfo | None) -> None:
-        """It ended without having handed over anything."""
-        status = process.exit_status if process else -1
-        reason = self._run.last_words(model.publisher)
-        reason = reason or f"its weights could not be published: the publisher ended with status {status}"
-        version.publisher.ended(status, time.monotonic(), reason)
-        logger.warning("not published", model=str(model), reason=reason)
-        if version.failed:
-            version.settled.set()
-            self._on_change()
-
-    async def _tidy(self, model: ModelVersion, processes: Mapping[str, ProcessInfo]) -> bool:
-        """Forgets a publisher that has done its work."""
-        process = processes.get(model.publisher)
-        if process is None or process.pid:
-            return False
-        programs.conf_file(self._run, model.publisher).unlink(missing_ok=True)
-        await self._supervisord.remove(model.publisher)
-        return True
 
     def _settle(self, version: _Version, descriptor: int | None, private: str) -> None:
         if version.settled.is_set():  # of a publisher that was started twice: the first one's holds
@@ -252,7 +235,8 @@ class Weights:
                 version = self._versions.get(ModelVersion(name, number))
                 if version is None:
                     return weights.Offer(name, number, "weights.shared: off"), None
-                self._want(version)
+                if self.want(ModelVersion(name, number)):
+                    self._on_change()
                 await version.settled.wait()
                 reason = version.private or version.failed
                 return weights.Offer(name, number, reason, bool(version.failed)), version.descriptor

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import msgspec
 
-from mpspool.core import log, process, settings
+from mpspool.core import log, process, settings, slot_lock
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import MpsSettings, PoolSettings, WorkerSettings
@@ -139,7 +139,7 @@ class Workers:
 
     def pid(self, worker: WorkerId) -> int:
         """Of the process that runs TensorFlow, which holds the slot's lock; 0 where there is none (yet)."""
-        return process.lock_holder(self._run.lock_file(worker.program))
+        return slot_lock.holder(self._run.lock_file(worker.program))
 
     def forget(self, worker: WorkerId) -> None:
         if (watched := self._watched.pop(worker, None)) is not None:

@@ -1,7 +1,8 @@
 """A worker without TensorFlow: it joins the router for real, and answers nothing.
 
 What it does otherwise stands in <run folder>/behave/<worker id>: "never" (exit 78 with a reason),
-"crash" (exit 3 before it is READY), "deaf" (SIGTERM is ignored), "slow" (not READY for a minute, this once).
+"crash" (exit 3 before it is READY), "deaf" (SIGTERM is ignored), "slow" (not READY for a minute, this once),
+"mute" (never says anything), "warming" (never gets further than that).
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ def main(config: WorkerSettings) -> int:
     if behaviour == "slow":
         behave.unlink()
         time.sleep(60)
+    if behaviour == "mute":
+        threading.Event().wait()
     attachment = device.attach_simulated(config)
     stopping = threading.Event()
     wakeup = wake_on_signals()
@@ -61,6 +64,8 @@ def main(config: WorkerSettings) -> int:
     link = Link(run_dir.router_socket, hello, _refuse)
     link.announce(WorkerState.LOADING)
     link.announce(WorkerState.WARMING)
+    if behaviour == "warming":
+        threading.Event().wait()
     link.announce(WorkerState.READY)
     print("light worker", config.worker, "of generation", config.generation, flush=True)
     link.serve(stopping.is_set, wakeup)

@@ -1,0 +1,79 @@
+"""Workers that never get READY, and end neither."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import PoolStarter
+from tests.polling import until
+from tests.pool import Pool, cli, processes_of
+
+LIMIT_S = 10
+WORKER = "m@1.cpu0.0"
+Starter = Callable[..., Pool]
+
+
+@pytest.fixture
+def start(start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path) -> Starter:
+    """Starts a pool of one worker, which has LIMIT_S to get READY."""
+
+    def make(model: str, retries: int = 3) -> Pool:
+        config = tmp_path / "pool.yaml"
+        config.write_text(
+            f"models: [{{name: m, base_path: {model_dir(model)}, cpu_slots: 1, start_timeout_s: {LIMIT_S}}}]\n"
+            f"restart: {{retries: {retries}}}\n"
+        )
+        return start_pool(config)
+
+    return make
+
+
+def started(pool: Pool) -> int:
+    """The process that supervisord started for the worker: itself, or its launcher; 0 while there is none."""
+    settings = f"worker.{WORKER}.json"
+    return next((pid for pid, command in processes_of(pool.run_dir).items() if settings in command), 0)
+
+
+def ended(pool: Pool, reason: str) -> None:
+    """Waits until a worker has ended for this reason; the status may show it for a moment only."""
+    log = pool.run_dir / "logs" / "pool.log"
+    try:
+        until(lambda: reason in log.read_text(), LIMIT_S + 20, reason)
+    except AssertionError:
+        print(pool.logs()); print(pool.status()); print(processes_of(pool.run_dir)); raise
+
+
+def test_a_warm_up_that_never_ends(start: Starter) -> None:
+    """Its heart beats all the while: at the limit its stack goes into its log, and the reason is final."""
+    pool = start("endless", 1)
+    done = cli("wait", "--run-dir", pool.run_dir, "--timeout", 60, timeout=70)
+    reason = f"hung and killed: still WARMING after {LIMIT_S} s (start_timeout_s)"
+    assert done.returncode == 1
+    assert f"is FATAL (not READY after 1 restarts: {reason})" in done.stderr
+    assert "synthetic_call" in (pool.run_dir / "logs" / f"worker.{WORKER}.log").read_text()
+
+
+def test_a_worker_stopped_before_it_has_said_hello(start: Starter) -> None:
+    """The router has never heard of it: at the limit it is killed, and the next one serves."""
+    pool = start("half_plus_two")
+    os.kill(until(lambda: started(pool)), signal.SIGSTOP)
+    ended(pool, f"hung and killed: still STARTING after {LIMIT_S} s (start_timeout_s)")
+    assert pool.wait().workers()[WORKER]["generation"] > 1
+
+
+def test_a_worker_dead_behind_a_stopped_launcher(start: Starter) -> None:
+    """Nobody says that it has ended: it counts as lost, and after as long as a start may take it is replaced."""
+    pool = start("half_plus_two").wait()
+    launcher, worker = started(pool), pool.workers()[WORKER]
+    if launcher == worker["pid"]:
+        pytest.skip("workers are started by exec")
+    os.kill(launcher, signal.SIGSTOP)
+    os.kill(worker["pid"], signal.SIGKILL)
+    until(lambda: pool.workers()[WORKER]["state"] == "STARTING")
+    ended(pool, f"hung and killed: unknown to the router for {LIMIT_S} s (start_timeout_s)")
+    assert pool.wait().workers()[WORKER]["generation"] > worker["generation"]

@@ -1,0 +1,95 @@
+"""How things stand, in the words of `status --json` and of what the router is told."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from mpspool.core.ids import WorkerId
+from mpspool.core.process import EXIT_NEVER
+from mpspool.core.settings import ModelSettings, PoolSettings, RestartSettings, RouterSettings, SlotSettings
+from mpspool.supervisor.pool import status
+from mpspool.supervisor.pool.reconcile import WorkerReport
+from mpspool.supervisor.pool.slots import Slot
+from mpspool.supervisor.supervisord import ProcessInfo, ProcessState
+
+
+def settings(*models: str) -> PoolSettings:
+    """Each with two slots."""
+    places = [SlotSettings(device="cpu0", slot=number) for number in range(2)]
+    return PoolSettings(
+        run_dir="/r",
+        host="127.0.0.1",
+        grpc_port=1,
+        rest_port=0,
+        mps="off",
+        models=[ModelSettings(name=name, version=1, path="/m/1", slots=places) for name in models],
+        mps_daemons=[],
+        router=RouterSettings(run_dir="/r", host="127.0.0.1", grpc_port=1, rest_port=0),
+    )
+
+
+def slots(config: PoolSettings) -> dict[WorkerId, Slot]:
+    return {worker: Slot(str(worker), RestartSettings()) for worker in status.desired(config)}
+
+
+def test_the_router_is_told_each_version_once() -> None:
+    """Failed once no slot is left, proved once any was READY; and how often each worker was started again."""
+    config = settings("good", "bad")
+    found = slots(config)
+    good, _, *bad = found
+    found[good].started(7, 1, 0.0)
+    found[good].ready(0.0)
+    found[good].ended(-1, 1.0)
+    found[good].started(8, 2, 0.0)
+    found[bad[0]].started(9, 1, 0.0)
+    found[bad[0]].ended(EXIT_NEVER, 1.0, "no SavedModel")
+
+    def told(*names: str) -> list[tuple[Any, ...]]:
+        return [
+            tuple(model[name] for name in names) for model in status.for_router(config, found, {})["models"]
+        ]
+
+    assert told("name", "version", "proved", "failed") == [("good", 1, True, ""), ("bad", 1, False, "")]
+    found[bad[1]].started(10, 1, 0.0)
+    found[bad[1]].ended(EXIT_NEVER, 1.0, "no SavedModel")
+    assert told("name", "failed") == [("good", ""), ("bad", "no SavedModel")]
+    assert status.for_router(config, found, {})["restarts"] == {
+        "good@1.cpu0.0": 1,
+        "good@1.cpu0.1": 0,
+        "bad@1.cpu0.0": 0,
+        "bad@1.cpu0.1": 0,
+    }
+
+
+def test_the_router_is_told_the_state_of_every_slot() -> None:
+    """In the words of the status: those of the workers it knows nothing of, and those it told us."""
+    config = settings("good", "bad")
+    found = slots(config)
+    one, two, three, four = found
+    found[one].started(7, 2, 0.0)
+    found[two].started(8, 1, 0.0)
+    found[three].started(9, 1, 0.0)
+    found[three].ended(EXIT_NEVER, 1.0, "no SavedModel")
+    reports = {
+        str(one): WorkerReport(1, 6, "READY", 0, 0, ""),
+        str(two): WorkerReport(1, 8, "WARMING", 0, 0, ""),
+    }
+    told = status.for_router(config, found, reports)["slots"]
+    assert told == {str(one): "STARTING", str(two): "WARMING", str(three): "FATAL", str(four): "EMPTY"}
+    router = {"workers": [{"id": name, **asdict(report)} for name, report in reports.items()]}
+    shown = status.build(status.View(config, found, {}, {}, {}, router, 1))["workers"]
+    assert {worker["id"]: worker["state"] for worker in shown} == told
+
+
+def test_a_process_that_cannot_do_its_work_says_why() -> None:
+    """The nursery's and the router's own words stand beside them, and nobody else's."""
+    config = settings("good")
+    processes = {
+        name: ProcessInfo(name, ProcessState.RUNNING, pid)
+        for pid, name in enumerate(("nursery", "router", "pool"), 1)
+    }
+    errors = {"nursery": "tensorflow cannot be imported", "router": "the port is taken"}
+    view = status.View(config, slots(config), processes, {}, {}, None, 1, errors)
+    found = {process["name"]: process.get("error") for process in status.build(view)["processes"]}
+    assert found == {**errors, "pool": None}
