@@ -121,6 +121,25 @@ def test_a_publisher_killed_half_way_is_started_again(start_pool: PoolStarter, m
     assert rows(pool, 3) == [3]
 
 
+def test_a_publisher_that_hangs_is_started_again(
+    start_pool: PoolStarter, model_dir: ModelDir, tmp_path: Path
+) -> None:
+    """SIGSTOP while it copies: it is killed after as long as a start may take, and the pool gets READY."""
+    config = tmp_path / "pool.yaml"
+    base_path = model_dir("gigabyte")
+    config.write_text(
+        f"models: {{gigabyte: {{base_path: {base_path}, cpu_slots: 1, start_timeout_s: 10}}}}\n"
+    )
+    pool = start_pool(config)
+    os.kill(until(lambda: _pid(pool, ModelVersion("gigabyte", 1).publisher), 20), signal.SIGSTOP)
+    log = pool.run_dir / "logs" / "pool.log"
+    reason = "hung and killed: its weights are not published after 10 s (start_timeout_s)"
+    until(lambda: reason in log.read_text(), 30, reason)
+    pool.wait()
+    assert published(pool) == 2
+    assert rows(pool, 3) == [3]
+
+
 def _pid(pool: Pool, name: str) -> int:
     return next((item["pid"] for item in pool.status()["processes"] if item["name"] == name), 0)
 
