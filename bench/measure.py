@@ -76,7 +76,7 @@ def role(pid: int) -> str:
             words = file.read().decode(errors="replace").split("\0")
     except OSError:
         return "gone"
-    if thread_name(pid, pid) == "mpspool-worker":  # forked: its command line is the nursery's
+    if thread_name(pid, pid) == "mpspool-worker":  # forked: it shows itself by its name and slot
         return "worker"
     if words[0].rsplit("/", 1)[-1].startswith("python"):
         if "-m" in words[:-1]:

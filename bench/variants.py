@@ -192,6 +192,5 @@ class Pool:
 
 
 def _counts(pid: int) -> bool:
-    """Is it a nursery, a launcher or a worker? A forked worker shows itself under a name of its own."""
-    words = b" ".join(process.strings(pid, "cmdline"))
-    return any(name in words for name in (b"mpspool.worker", b"mpspool-worker", b"launcher.py"))
+    """Is it a nursery, a launcher or a worker?"""
+    return measure.role(pid) in {"nursery", "launcher.py", "worker"}

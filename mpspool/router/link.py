@@ -16,10 +16,8 @@ logger = log.get("link")
 
 # A worker holds as many dispatches as it has credits, and a few words beside.
 _SEND_HIGH_WATER = 64
-# Plain integers: pyzmq's flags are enums, and joining two of them, as send_multipart() does for every
-# frame but the last, costs more than the send.
+# Plain integers: pyzmq's are enums, which cost more than the call.
 _NOBLOCK = int(zmq.NOBLOCK)
-_MORE = _NOBLOCK | int(zmq.SNDMORE)
 _POLLIN = int(zmq.POLLIN)
 _EVENTS = int(zmq.EVENTS)
 Receiver = Callable[[bytes, messages.FromWorker, list[bytes]], None]
@@ -53,12 +51,8 @@ class Link:
 
     def send(self, identity: bytes, message: messages.FromRouter, frames: list[bytes]) -> bool:
         """False where the worker cannot be reached any more."""
-        parts = [identity, messages.encode(message), *frames]
-        copy = not messages.worth_borrowing(frames)
         try:
-            for part in parts[:-1]:
-                self._socket.send(part, _MORE, copy)
-            self._socket.send(parts[-1], _NOBLOCK, copy)
+            messages.send(self._socket, [identity, messages.encode(message), *frames])
         except zmq.ZMQError as error:
             logger.warning("unreachable", worker=identity.decode(), error=str(error))
             return False

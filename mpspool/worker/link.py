@@ -20,10 +20,8 @@ logger = log.get("link")
 # Idle, a worker says Hello this often: so a replaced router learns of it.
 BEAT_MS = 250
 _CONNECT_MS = 500
-# Plain integers: pyzmq's flags are enums, and joining two of them, as send_multipart() does for every
-# frame but the last, costs more than the send.
+# Plain integers: pyzmq's are enums, which cost more than the call.
 _NOBLOCK, _POLLIN, _EVENTS = int(zmq.NOBLOCK), int(zmq.POLLIN), int(zmq.EVENTS)
-_MORE = _NOBLOCK | int(zmq.SNDMORE)
 # Leaving, it waits at most this many beats of silence for the router's Goodbye.
 _GOODBYE_BEATS = 8
 # Runs one request: its dispatch, its index in it, what is asked, the body, and the list of frames that
@@ -153,12 +151,8 @@ class Link:
         return True
 
     def _send(self, message: messages.FromWorker, frames: list[bytes]) -> bool:
-        parts = [messages.encode(message), *frames]
-        copy = not messages.worth_borrowing(frames)
         try:
-            for part in parts[:-1]:
-                self._socket.send(part, _MORE, copy)
-            self._socket.send(parts[-1], _NOBLOCK, copy)
+            messages.send(self._socket, [messages.encode(message), *frames])
         except zmq.Again:
             return False
         return True
