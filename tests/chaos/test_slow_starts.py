@@ -21,15 +21,15 @@ Starter = Callable[..., Pool]
 
 @pytest.fixture
 def start(start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path) -> Starter:
-    """Starts a pool of one worker, which has so long to get READY."""
+    """Starts a pool of one worker, which is started so and has so long to get READY."""
 
-    def make(model: str, limit_s: int, more: str) -> Pool:
+    def make(model: str, workers_start: str, limit_s: int, more: str = "") -> Pool:
         config = tmp_path / "pool.yaml"
         config.write_text(
             f"models: [{{name: m, base_path: {model_dir(model)}, cpu_slots: 1, start_timeout_s: {limit_s}}}]\n"
             f"{more}\n"
         )
-        return start_pool(config)
+        return start_pool(config, env={"MPSPOOL_WORKERS_START": workers_start})
 
     return make
 
@@ -48,7 +48,7 @@ def ended(pool: Pool, reason: str) -> None:
 
 def test_a_warm_up_that_never_ends(start: Starter) -> None:
     """Its heart beats all the while: at the limit its stack goes into its log, and the reason is final."""
-    pool = start("endless", LIMIT_S, "workers: {start: fork}\nrestart: {retries: 1}")
+    pool = start("endless", "fork", LIMIT_S, "restart: {retries: 1}")
     done = cli("wait", "--run-dir", pool.run_dir, "--timeout", 60, timeout=70)
     reason = f"hung and killed: still WARMING after {LIMIT_S} s (start_timeout_s)"
     assert done.returncode == 1
@@ -58,7 +58,7 @@ def test_a_warm_up_that_never_ends(start: Starter) -> None:
 
 def test_a_worker_stopped_before_it_has_said_hello(start: Starter) -> None:
     """It imports TensorFlow, and the router has not heard of it: at the limit it is killed, and the next one serves."""
-    pool = start("half_plus_two", EXEC_LIMIT_S, "workers: {start: exec}")
+    pool = start("half_plus_two", "exec", EXEC_LIMIT_S)
     os.kill(until(lambda: started(pool)), signal.SIGSTOP)
     ended(pool, f"hung and killed: still STARTING after {EXEC_LIMIT_S} s (start_timeout_s)")
     assert pool.wait().workers()[WORKER]["generation"] > 1
@@ -66,7 +66,7 @@ def test_a_worker_stopped_before_it_has_said_hello(start: Starter) -> None:
 
 def test_a_worker_dead_behind_a_stopped_launcher(start: Starter) -> None:
     """Nobody says that it has ended: it counts as lost, and after as long as a start may take it is replaced."""
-    pool = start("half_plus_two", LIMIT_S, "workers: {start: fork}").wait()
+    pool = start("half_plus_two", "fork", LIMIT_S).wait()
     launcher, worker = started(pool), pool.workers()[WORKER]
     os.kill(launcher, signal.SIGSTOP)
     os.kill(worker["pid"], signal.SIGKILL)
