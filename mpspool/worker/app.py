@@ -22,6 +22,7 @@ from mpspool.worker import device, gpu
 from mpspool.worker.engine.base import Engine
 from mpspool.worker.link import Link, RefusedError, wake_on_signals
 from mpspool.worker.predict import predict
+from mpspool.worker.without_keras import without_keras
 
 logger = log.get("worker")
 
@@ -86,10 +87,11 @@ class Worker:
         return 0
 
     def _load(self) -> None:
-        from mpspool.worker import warmup
-        from mpspool.worker.engine.load import load
-        from mpspool.worker.weights.attach import attach, checked
-        from mpspool.worker.weights.memory import private_bytes
+        with without_keras():
+            from mpspool.worker import warmup
+            from mpspool.worker.engine.load import load
+            from mpspool.worker.weights.attach import attach, checked
+            from mpspool.worker.weights.memory import private_bytes
 
         start = time.monotonic()
         self._to(WorkerState.LOADING)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpspool.core import settings
 from mpspool.core.settings import ModelSettings
+from mpspool.worker.without_keras import without_keras
 
 if TYPE_CHECKING:
     from mpspool.core.segment_file import Placed, Private
@@ -152,7 +153,8 @@ def main(settings_json: str) -> int:
     os.dup2(2, 1)
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
-    from mpspool.worker.engine.load import LoadError
+    with without_keras():
+        from mpspool.worker.engine.load import LoadError
     from mpspool.worker.weights.checkpoint import CheckpointError
 
     try:

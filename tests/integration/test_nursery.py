@@ -212,6 +212,8 @@ def test_a_worker_begins_as_a_process_of_its_own_would(place: Place, half: Path)
     alone = structs(done.stdout)
     for name in ("environment", "signals", "threads", "loaded_threads", "cpus"):
         assert forked[name] == alone[name], name
+    assert not forked["keras"]
+    assert not alone["keras"]
     assert len(forked["descriptors"]) == len(alone["descriptors"]) + 1
 
 

@@ -39,6 +39,7 @@ from mpspool.worker import begin, device
 from mpspool.worker.nursery import staleness
 from mpspool.worker.nursery.request import Request, close_all
 from mpspool.worker.nursery.staleness import Code, Environment
+from mpspool.worker.without_keras import without_keras
 
 _PROGRAM = "nursery"
 logger = log.get(_PROGRAM)
@@ -307,7 +308,8 @@ def _import() -> str:
     """Imports all that a worker needs. Returns why it cannot be done, "" where it is."""
     for name in IMPORTED:
         try:
-            importlib.import_module(name)
+            with without_keras():
+                importlib.import_module(name)
         except (Exception, SystemExit) as error:  # noqa: BLE001  whatever it is, the launchers are told
             traceback.print_exc()
             return cut(" ".join(f"{name} cannot be imported: {type(error).__name__}: {error}".split()))
