@@ -9,7 +9,7 @@ DEMO := demo
 CUDA ?= $(shell { ls /dev/nvidia[0-9]* || nvidia-smi -L; } >/dev/null 2>&1 && echo 1)
 GPU := $(if $(filter 1,$(CUDA)),$(VENV)/.cuda)
 
-.PHONY: serve test test-exec check bench format protos lock clean compiler
+.PHONY: serve test test-exec test-gpu check bench format protos lock clean compiler
 
 serve: $(VENV)/.runtime $(GPU) $(DEMO)/half_plus_two
 	@exec $(BIN)/mpspool start --model half_plus_two=$(DEMO)/half_plus_two
@@ -17,12 +17,21 @@ serve: $(VENV)/.runtime $(GPU) $(DEMO)/half_plus_two
 $(DEMO)/half_plus_two: $(VENV)/.runtime
 	$(BIN)/python -m mpspool.worker.demo $(DEMO)
 
+# The chaos tests hold a load while they break things, and the GPU tests a GPU: both have the machine to themselves.
+PYTEST := $(BIN)/python -m pytest
+PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadfile
+
 test: $(VENV)/.dev $(GPU) compiler
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) $(PARALLEL) tests/unit tests/conformance tests/integration
+	$(PYTEST) tests/chaos tests/gpu
 
 # What starts pools, once more with workers that are processes of their own, as on GPUs.
 test-exec: $(VENV)/.dev $(GPU) compiler
-	MPSPOOL_WORKERS_START=exec $(BIN)/python -m pytest tests/conformance tests/integration tests/chaos
+	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) tests/conformance tests/integration
+	MPSPOOL_WORKERS_START=exec $(PYTEST) tests/chaos
+
+test-gpu: $(VENV)/.dev $(GPU)
+	$(PYTEST) tests/gpu
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

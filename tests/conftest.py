@@ -19,7 +19,11 @@ PoolStarter = Callable[..., Pool]
 
 @pytest.fixture(scope="session")
 def models_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("models")
+    """One folder for all processes of a run: whoever needs a model first builds it."""
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # pytest-xdist gives each of its processes a folder in the run's
+        root = root.parent
+    return root / "models"
 
 
 @pytest.fixture(scope="session")

@@ -16,6 +16,7 @@ from mpspool.cli import main
 from mpspool.core.rundir import RunDir, default_run_dir
 from mpspool.core.settings import PoolSettings, RouterSettings, save
 from mpspool.supervisor import lock, report
+from tests.conftest import short_dir
 
 HEAVY = ("tensorflow", "grpc", "zmq", "pydantic", "numpy", "rich", "asyncio", "structlog")
 
@@ -44,16 +45,17 @@ def test_help_teaches_by_example(command: str) -> None:
     assert f"mpspool {command}" in done.output.split("Examples:")[1]
 
 
-def test_start_names_every_problem_and_starts_nothing(tmp_path: Path) -> None:
+def test_start_names_every_problem_and_starts_nothing() -> None:
     """Each problem has its own line; the exit status is 2, and no run folder is made."""
-    run = tmp_path / "run"
-    args = ["--model", f"a={tmp_path}/none", "--model", f"b={tmp_path}/nothing", "--run-dir", str(run)]
-    done = CliRunner().invoke(main, ["start", *args, "--check"])
-    assert done.exit_code == 2
-    problems = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert len(problems) == 2
-    assert "nothing was started" in done.stderr
-    assert not run.exists()
+    with short_dir() as root:
+        run = root / "run"
+        args = ["--model", f"a={root}/none", "--model", f"b={root}/nothing", "--run-dir", str(run)]
+        done = CliRunner().invoke(main, ["start", *args, "--check"])
+        assert done.exit_code == 2
+        problems = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+        assert len(problems) == 2
+        assert "nothing was started" in done.stderr
+        assert not run.exists()
 
 
 def test_a_run_folder_supervisord_cannot_carry_is_refused(tmp_path: Path) -> None:
