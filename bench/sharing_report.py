@@ -14,7 +14,8 @@ from bench.variants import PLAIN, VARIANTS
 def tables(found: Sharing) -> Iterator[str]:
     """Markdown."""
     yield from ("", "## One copy of the weights, one copy of TensorFlow", "")
-    yield "A 1 GB embedding model, every row asked for; PSS of nursery, launchers and workers together."
+    yield "A 1 GB embedding model, every row asked for, in requests of 20,000; PSS of nursery, launchers and workers"
+    yield "together, with what TensorFlow keeps for the next such request."
     yield ""
     yield "| | workers | PSS MB in all | of private, exec | a worker's private MB | all READY after s |"
     yield "|---|---|---|---|---|---|"

@@ -25,7 +25,7 @@ from bench.server import free_ports
 from mpspool.core import control, process
 from mpspool.core.rundir import RunDir
 
-_PER_REQUEST = 100_000
+_PER_REQUEST = 20_000
 _READY_S = 300.0
 _DEADLINE_S = 60.0
 

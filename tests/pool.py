@@ -150,7 +150,13 @@ class Load:
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
         )
 
+    def end(self) -> dict[str, Any]:
+        """Sends no more, and reports."""
+        self.process.send_signal(signal.SIGINT)
+        return self.report()
+
     def report(self, timeout_s: float = 120) -> dict[str, Any]:
+        """Once all has been sent and answered."""
         out, err = self.process.communicate(timeout=timeout_s)
         assert out.strip(), err
         answer: dict[str, Any] = json.loads(out)

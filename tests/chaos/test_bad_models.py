@@ -96,12 +96,13 @@ models:
 """,
     )
     pool = start_pool(config).wait()
-    running = load(pool, "aborter", 200, 10, "--first", 1000)
+    running = load(pool, "aborter", 200, 60, "--first", 1000)
     until(lambda: sum(w["served"] for w in pool.workers().values()) > 200, 20)
     poison = cli("predict", "aborter", "--input", '{"x": [13.0]}', "--address", pool.address)
     assert poison.returncode == 1
     assert "INTERNAL" in poison.stderr
-    report = running.report()
+    until(pool.all_ready, 60)
+    report = running.end()
     assert report["ok"] == report["sent"], report
     assert sum(worker["restarts"] for worker in pool.workers().values()) == 2
     again = cli("predict", "aborter", "--input", '{"x": [13.0]}', "--address", pool.address)

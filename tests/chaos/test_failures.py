@@ -20,7 +20,7 @@ from tests.conftest import PoolStarter
 from tests.polling import until
 from tests.pool import Load, Pool, cli, processes_of
 
-RATE = 200
+RATE, LONG_S = 200, 60
 LoadStarter = Callable[..., Load]
 
 
@@ -43,6 +43,16 @@ def clean(report: dict[str, object]) -> None:
     assert not report["errors"]
 
 
+def served(pool: Pool) -> int:
+    return int(sum(worker["served"] for worker in pool.workers().values()))
+
+
+def serves_on(pool: Pool) -> None:
+    """Waits until a second's worth of requests more has been answered."""
+    before = served(pool)
+    until(lambda: served(pool) > before + RATE, 20, "requests are answered")
+
+
 def first_worker(pool: Pool) -> dict[str, object]:
     return pool.workers()["half_plus_two@1.cpu0.0"]
 
@@ -50,14 +60,15 @@ def first_worker(pool: Pool) -> dict[str, object]:
 def test_killed_worker_costs_no_request(pool: Pool, load: LoadStarter) -> None:
     """Kill -9 a worker: no failed request, the slot READY again by itself, restarts counts up."""
     before = first_worker(pool)
-    running = load(pool, "half_plus_two", RATE, 14)
-    until(lambda: sum(w["served"] for w in pool.workers().values()) > before["served"] + 200, 20)
+    running = load(pool, "half_plus_two", RATE, LONG_S)
+    serves_on(pool)
     os.kill(int(str(before["pid"])), signal.SIGKILL)
     until(lambda: first_worker(pool)["generation"] == before["generation"] + 1, 20)
     after = until(lambda: (w := first_worker(pool))["state"] == "READY" and w, 60)
     assert after["restarts"] == before["restarts"] + 1
     assert after["pid"] != before["pid"]
-    clean(running.report())
+    serves_on(pool)
+    clean(running.end())
 
 
 def test_stopped_worker_is_replaced(pool: Pool, load: LoadStarter) -> None:
@@ -65,20 +76,22 @@ def test_stopped_worker_is_replaced(pool: Pool, load: LoadStarter) -> None:
     before = first_worker(pool)
     log = pool.run_dir / "logs" / "worker.half_plus_two@1.cpu0.0.log"
     dumps = log.read_text().count("most recent call first")
-    running = load(pool, "half_plus_two", RATE, 10, "--timeout", 5)
-    until(lambda: sum(w["served"] for w in pool.workers().values()) > before["served"] + 200, 20)
+    running = load(pool, "half_plus_two", RATE, LONG_S, "--timeout", 5)
+    serves_on(pool)
     os.kill(int(str(before["pid"])), signal.SIGSTOP)
     until(lambda: first_worker(pool)["generation"] == before["generation"] + 1, 30)
     assert log.read_text().count("most recent call first") > dumps, "no stack dump in the log"
     until(lambda: first_worker(pool)["state"] == "READY", 60)
-    clean(running.report())
+    serves_on(pool)
+    clean(running.end())
     assert not os.path.exists(f"/proc/{before['pid']}")
 
 
 def test_killed_pool_process_is_replaced_and_adopts(pool: Pool, load: LoadStarter) -> None:
     """Kill -9 the pool process: serving goes on, its successor adopts the same workers."""
     before = pool.workers()
-    running = load(pool, "half_plus_two", RATE, 8)
+    running = load(pool, "half_plus_two", RATE, LONG_S)
+    serves_on(pool)
     old = pool.process_pid("pool")
     os.kill(old, signal.SIGKILL)
     until(lambda: pool.process_pid("pool") not in (0, old), 20)
@@ -86,7 +99,8 @@ def test_killed_pool_process_is_replaced_and_adopts(pool: Pool, load: LoadStarte
     after = pool.workers()
     for key in ("pid", "generation", "restarts"):
         assert {w["id"]: w[key] for w in after.values()} == {w["id"]: w[key] for w in before.values()}
-    clean(running.report())
+    serves_on(pool)
+    clean(running.end())
     os.kill(int(first_worker(pool)["pid"]), signal.SIGKILL)  # the successor is in charge
     until(lambda: first_worker(pool)["generation"] == before["half_plus_two@1.cpu0.0"]["generation"] + 1, 30)
 
@@ -94,13 +108,14 @@ def test_killed_pool_process_is_replaced_and_adopts(pool: Pool, load: LoadStarte
 def test_killed_router_is_replaced_and_workers_rejoin(pool: Pool, load: LoadStarter) -> None:
     """Kill -9 the router: the same workers rejoin, clients are served again within a few seconds."""
     before = pool.workers()
-    running = load(pool, "half_plus_two", RATE, 12, "--wait-for-ready")
-    until(lambda: sum(w["served"] for w in pool.workers().values()) > 200, 20)
+    running = load(pool, "half_plus_two", RATE, LONG_S, "--wait-for-ready")
+    serves_on(pool)
     os.kill(pool.process_pid("router"), signal.SIGKILL)
     until(pool.all_ready, 20)
     after = pool.workers()
     assert {w["pid"] for w in after.values()} == {w["pid"] for w in before.values()}
-    report = running.report()
+    serves_on(pool)
+    report = running.end()
     assert report["wrong"] == 0
     assert set(report["errors"]) <= {"UNAVAILABLE"}, report
     assert report["longest_gap_s"] < 5
@@ -113,7 +128,8 @@ def test_killed_nursery_costs_nothing(pool: Pool, load: LoadStarter) -> None:
     if "nursery" not in {item["name"] for item in pool.status()["processes"]}:
         pytest.skip("workers are started by exec")
     before = {name: worker["pid"] for name, worker in pool.workers().items()}
-    running = load(pool, "half_plus_two", 200, 15)
+    running = load(pool, "half_plus_two", RATE, LONG_S)
+    serves_on(pool)
     victim = pool.process_pid("nursery")
     os.kill(victim, signal.SIGKILL)
     until(lambda: pool.process_pid("nursery") not in (0, victim), 20)
@@ -121,7 +137,8 @@ def test_killed_nursery_costs_nothing(pool: Pool, load: LoadStarter) -> None:
     generation = int(str(first_worker(pool)["generation"]))
     os.kill(before["half_plus_two@1.cpu0.0"], signal.SIGKILL)
     until(lambda: first_worker(pool)["generation"] == generation + 1 and pool.all_ready(), 30)
-    clean(running.report())
+    serves_on(pool)
+    clean(running.end())
 
 
 def asked(pool: Pool) -> dict[str, Any]:
