@@ -23,6 +23,7 @@ def models_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:  # pytest-xdist gives each of its processes a folder in the run's
         root = root.parent
+    (root / "models").mkdir(exist_ok=True)
     return root / "models"
 
 

@@ -101,15 +101,22 @@ class RunDir:
         return self.progress / f"{program}.{generation}"
 
     def error_file(self, program: str) -> Path:
-        """Why a process could not start, in one line, written by it just before it ends."""
+        """Where a program's last words are."""
         return self.progress / f"{program}.error"
 
     def last_words(self, program: str) -> str:
-        """What its error file says, "" where there is none."""
+        """Why its process ended or could not start, as it said itself, or who ended it; "" where nobody did."""
         try:
             return self.error_file(program).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return ""
+
+    def set_last_words(self, program: str, words: str) -> None:
+        """Leaves them, on one line; "" takes back those of an earlier process. Raises OSError."""
+        if words:
+            self.error_file(program).write_text("; ".join(words.splitlines()) + "\n", encoding="utf-8")
+        else:
+            self.error_file(program).unlink(missing_ok=True)
 
     def lock_file(self, program: str) -> Path:
         """Held by the process that fills a slot, for life (core/slot_lock.py)."""

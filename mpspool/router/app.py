@@ -74,7 +74,7 @@ async def serve(config: RouterSettings) -> None:
         for front in (grpc, rest):
             if front is not None:
                 await front.start()
-        run_dir.error_file("router").unlink(missing_ok=True)
+        run_dir.set_last_words("router", "")
         await control.start()
         # What start-up made lives as long as we do: the collector need not look at it again and again.
         gc.freeze()
@@ -97,13 +97,12 @@ def main(settings_file: str) -> int:
     """`python -m mpspool.router SETTINGS`."""
     log.configure(process="router")
     config = settings.load(Path(settings_file), RouterSettings)
-    error_file = RunDir(Path(config.run_dir)).error_file("router")
     try:
         import uvloop
 
         uvloop.run(serve(config))
     except StartError as error:
-        error_file.write_text("; ".join(str(error).splitlines()) + "\n", encoding="utf-8")
+        RunDir(Path(config.run_dir)).set_last_words("router", str(error))
         print(error, file=sys.stderr)
         time.sleep(_AGAIN_S)  # supervisord starts us again at once
         return 1

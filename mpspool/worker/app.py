@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import os
 import signal
 import sys
@@ -45,8 +46,8 @@ class Worker:
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         run_dir = RunDir(Path(config.run_dir))
         program = WorkerId.parse(config.worker).program
-        self._error_file = run_dir.error_file(program)
-        self._error_file.unlink(missing_ok=True)
+        self._say = functools.partial(run_dir.set_last_words, program)
+        self._say("")
         progress = run_dir.progress_file(program, config.generation)
         self._progress = ProgressWriter(progress)
         hello = Hello(
@@ -150,7 +151,7 @@ class Worker:
     def fail(self, reason: str, status: int) -> int:
         """Says why in the one place that outlives us, and returns the status."""
         logger.error("failed", reason=reason)
-        self._error_file.write_text(reason + "\n", encoding="utf-8")
+        self._say(reason)
         return status
 
 

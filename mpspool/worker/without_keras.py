@@ -16,7 +16,7 @@ def without_keras() -> Iterator[None]:
     if "keras" in sys.modules:
         yield
         return
-    sys.modules["keras"] = None  # type: ignore[assignment]  what import takes for "there is none"
+    sys.modules["keras"] = None  # type: ignore[assignment] # to import: there is none
     try:
         yield
     finally:

@@ -262,8 +262,7 @@ class Pool:
 
     async def _end_hung(self, worker: WorkerId, reason: str) -> None:
         try:
-            error_file = self._run.error_file(worker.program)
-            error_file.write_text(f"hung and killed: {reason}\n", encoding="utf-8")
+            self._run.set_last_words(worker.program, f"hung and killed: {reason}")
             await self._workers.end_hung(worker)
         finally:
             del self._ending[worker]

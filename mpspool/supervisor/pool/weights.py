@@ -144,7 +144,7 @@ class Weights:
     def end_hung(self, model: ModelVersion, pid: int, reason: str) -> None:
         """Kills the publisher, which counts as any other end."""
         logger.warning("publisher hangs", model=str(model), pid=pid, reason=reason)
-        self._run.error_file(model.publisher).write_text(f"hung and killed: {reason}\n", encoding="utf-8")
+        self._run.set_last_words(model.publisher, f"hung and killed: {reason}")
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
@@ -157,7 +157,7 @@ class Weights:
         return False
 
     async def _publish(self, model: ModelVersion, version: _Version, generation: int) -> None:
-        self._run.error_file(model.publisher).unlink(missing_ok=True)
+        self._run.set_last_words(model.publisher, "")
         settings.save(
             self._run.settings_file(model.publisher),
             PublishSettings(
@@ -175,7 +175,7 @@ class Weights:
         except SupervisordError as error:
             if error.fault == Fault.SHUTDOWN_STATE:
                 raise
-            self._run.error_file(model.publisher).write_text(f"{error}\n", encoding="utf-8")
+            self._run.set_last_words(model.publisher, str(error))
         version.publisher.started(pid, generation, time.monotonic())
         logger.info("publishing", model=str(model), pid=pid)
 

@@ -98,7 +98,7 @@ class Workers:
             SupervisordError: it could not be started.
         """
         model, slot = self._places[worker]
-        self._run.error_file(worker.program).unlink(missing_ok=True)
+        self._run.set_last_words(worker.program, "")
         # The router may still read the page of the generation that has just died, none before that.
         self._run.progress_file(worker.program, generation - 2).unlink(missing_ok=True)
         settings.save(

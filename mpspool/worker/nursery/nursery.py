@@ -333,10 +333,10 @@ def main(settings_file: str, found: Code) -> NoReturn:
     start = time.monotonic()
     failure = _import()
     if reason := failure or _unfit():
-        run.error_file(_PROGRAM).write_text(f"{reason}\n", encoding="utf-8")
+        run.set_last_words(_PROGRAM, reason)
         logger.error("workers cannot be forked from here", reason=reason)
     else:
-        run.error_file(_PROGRAM).unlink(missing_ok=True)
+        run.set_last_words(_PROGRAM, "")
     # What is there now is never collected: a child's collector would copy every page of it.
     gc.collect()
     gc.freeze()

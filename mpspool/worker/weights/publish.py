@@ -147,19 +147,24 @@ def main(config: PublishSettings) -> int:
     """Publishes, hands over and returns the exit status."""
     model = ModelVersion(config.model.name, config.model.version)
     run_dir = RunDir(Path(config.run_dir))
-    error_file = run_dir.error_file(model.publisher)
-    error_file.unlink(missing_ok=True)
+
+    def failed(reason: str, status: int) -> int:
+        logger.error("failed", reason=reason)
+        run_dir.set_last_words(model.publisher, reason)
+        return status
+
+    run_dir.set_last_words(model.publisher, "")
     try:
         _publish_and_offer(config.model, run_dir.weights_socket)
     except CheckpointError as error:
-        return _fail(error_file, str(error), process.EXIT_NEVER)
+        return failed(str(error), process.EXIT_NEVER)
     except NothingToShareError as error:
-        return _fail(error_file, f"weights.shared is on, but {error}: set it to auto", process.EXIT_NEVER)
+        return failed(f"weights.shared is on, but {error}: set it to auto", process.EXIT_NEVER)
     except (SegmentError, HandoverError) as error:
-        return _fail(error_file, str(error), 1)
+        return failed(str(error), 1)
     except Exception as error:
         logger.exception("crashed")
-        return _fail(error_file, f"{type(error).__name__}: {error}", 1)
+        return failed(f"{type(error).__name__}: {error}", 1)
     return 0
 
 
@@ -183,12 +188,6 @@ def _publish_and_offer(model: ModelSettings, path: Path) -> None:
         seconds=round(seconds, 2),
     )
     offer(path, Offer(model.name, model.version), descriptor)
-
-
-def _fail(error_file: Path, reason: str, status: int) -> int:
-    logger.error("failed", reason=reason)
-    error_file.write_text(reason + "\n", encoding="utf-8")
-    return status
 
 
 def _end_first() -> None:
