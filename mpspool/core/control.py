@@ -117,7 +117,8 @@ class Watch:
             yield await self._op(request)
             await asyncio.sleep(_WATCH_MIN_S)
             try:
-                await asyncio.wait_for(change.wait(), _WATCH_MAX_S)
+                async with asyncio.timeout(_WATCH_MAX_S):
+                    await change.wait()
             except TimeoutError:
                 continue
             if self._change is change:  # the first of several watchers to see it arms the next one

@@ -104,11 +104,12 @@ def play(tmp_path: Path, story: Callable[[Scene], Any]) -> None:
     async def run() -> None:
         scene = Scene(tmp_path)
         try:
-            await story(scene)
+            async with asyncio.timeout(30):
+                await story(scene)
         finally:
             await scene.close()
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(run())
 
 
 async def settle() -> None:
@@ -339,7 +340,8 @@ def test_a_deadline_is_answered_though_nothing_happens(tmp_path: Path, sent: boo
         await settle()
         assert len(scene.link.dispatches(worker)) == sent
         with pytest.raises(PoolError) as late:
-            await asyncio.wait_for(asked, 10)
+            async with asyncio.timeout(10):
+                await asked
         assert late.value.code is Code.DEADLINE_EXCEEDED
         assert scene.recorder.codes == [Code.DEADLINE_EXCEEDED]
 

@@ -83,3 +83,24 @@ def test_time_alone_makes_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None
             assert [await anext(answers) for _ in range(3)] == [{"value": 0}] * 3
 
     asyncio.run(scenario())
+
+
+def test_a_watcher_ends_that_is_told_to_in_the_moment_of_a_change() -> None:
+    """The end wins: a watcher that went on would keep its server from closing."""
+
+    async def scenario() -> None:
+        counter = Counter()
+
+        async def watch() -> None:
+            async for _ in counter.watch({}):
+                pass
+
+        watcher = asyncio.create_task(watch())
+        await asyncio.sleep(0.1)  # it has had its answer, and waits for a change
+        counter.change()
+        await asyncio.sleep(0)  # it has been woken, and has not run yet
+        watcher.cancel()
+        done, _ = await asyncio.wait([watcher], timeout=10)
+        assert done
+
+    asyncio.run(scenario())

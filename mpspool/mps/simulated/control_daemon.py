@@ -198,7 +198,8 @@ class ControlDaemon:
             server.tell({"op": "quit"}, [])
         for server in servers:
             try:
-                await asyncio.wait_for(server.gone.wait(), _QUIT_LIMIT_S)
+                async with asyncio.timeout(_QUIT_LIMIT_S):
+                    await server.gone.wait()
             except TimeoutError:
                 server.process.kill()
                 await server.gone.wait()

@@ -121,7 +121,8 @@ class Pool:
             self._watch.changed()
             if not acted:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), self._patience_s())
+                    async with asyncio.timeout(self._patience_s()):
+                        await self._wake.wait()
 
     def _patience_s(self) -> float:
         """How long nothing can be due."""
@@ -349,7 +350,8 @@ class Pool:
     async def _first_snapshot(self) -> None:
         """A router that is there has its say first."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._settled.wait(), _SETTLE_S)
+            async with asyncio.timeout(_SETTLE_S):
+                await self._settled.wait()
         self._settled.set()
 
     async def _describe(self, router: Message | None, *, memory: bool) -> Message:

@@ -44,11 +44,16 @@ def _look() -> dict[str, object]:
         "random": random.random(),
         "numpy": float(np.random.rand()),  # noqa: NPY002
         "threads": len(os.listdir("/proc/self/task")),
-        "signals": [status["SigBlk"], status["SigIgn"], status["SigCgt"]],
+        "signals": [_signals(status[name]) for name in ("SigBlk", "SigIgn", "SigCgt")],
         "wakeup": signal.set_wakeup_fd(-1),
         "session": os.getsid(0) == os.getpid(),
         "descriptors": descriptors,
     }
+
+
+def _signals(mask: str) -> str:
+    """Without those that libraries take for themselves when they are first used: readline SIGWINCH, libc 32 and 33."""
+    return f"{int(mask, 16) & ~sum(1 << (signum - 1) for signum in (signal.SIGWINCH, 32, 33)):016x}"
 
 
 def _modules(config: WorkerSettings) -> list[str]:
