@@ -39,7 +39,7 @@ def run_dir_option(command: F) -> F:
         envvar="MPSPOOL_RUN_DIR",
         default=lambda: str(default_run_dir()),
         metavar="DIR",
-        help="The pool's run folder, as given to start. Default: one per user.",
+        help="The pool's run folder, as given to start. Default: MPSPOOL_RUN_DIR, else one per user.",
     )(command)
 
 
@@ -107,7 +107,9 @@ def main() -> None:
 @click.option(
     "--detach", is_flag=True, help="Return when the pool is on its way; it runs on in the background."
 )
-@click.option("--check", is_flag=True, help="Validate everything, print the plan, start nothing.")
+@click.option(
+    "--check", is_flag=True, help="Validate everything, read the models, print the plan, start nothing."
+)
 def start(file: Path | None, detach: bool, check: bool, **flags: Any) -> None:
     """Start a pool and stay until Ctrl-C or SIGTERM, which drain it first.
 
@@ -126,11 +128,11 @@ def start(file: Path | None, detach: bool, check: bool, **flags: Any) -> None:
 
     try:
         settings, planned = _resolve(file, flags)
+        _print_plan(settings, planned)
         if check:
-            _print_plan(settings, planned)
+            _check_models(settings)
             click.echo("All is well; nothing was started.")
             return
-        _print_plan(settings, planned)
         if detach:
             announce = _announce_detached(settings)
             sys.exit(foreground.detach(settings, orders=orders, announce=announce))
@@ -155,6 +157,17 @@ def _resolve(file: Path | None, flags: dict[str, Any]) -> tuple[PoolSettings, Pl
     if problems := findings.told(found):
         raise StartError(problems)
     return resolved
+
+
+def _check_models(settings: PoolSettings) -> None:
+    """Reads every model, as `mpspool model` does: its graph, operations and checkpoint. Raises StartError."""
+    from mpspool.core.errors import StartError
+    from mpspool.supervisor import describe, report
+
+    with report.busy("TensorFlow reads the models"):
+        problems = describe.check(settings.models)
+    if problems:
+        raise StartError(problems)
 
 
 def _print_plan(settings: PoolSettings, planned: Plan) -> None:
@@ -204,7 +217,7 @@ def wait(run: RunDir, timeout: float) -> None:
     """
     from mpspool.supervisor import ask
 
-    if reason := ask.why_not_ready(run, timeout):
+    if reason := ask.why_not_ready(run, timeout, lambda text: click.echo(text, err=True)):
         fail(reason)
 
 

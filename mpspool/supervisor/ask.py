@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -55,15 +55,20 @@ def no_pool(run: RunDir) -> str:
     return f"no pool runs in {run.root}; start one with `mpspool start`, or name its folder with --run-dir"
 
 
-def why_not_ready(run: RunDir, timeout_s: float) -> str:
+def why_not_ready(run: RunDir, timeout_s: float, say: Callable[[str], object]) -> str:
     """Waits until every slot is READY, also while there is no pool yet.
+
+    Args:
+        run: where the pool is, or will be.
+        timeout_s: how long to wait.
+        say: told once that there is no pool yet.
 
     Returns:
         "" when all are READY; else why they are not: the time is over, a slot is FATAL, or the pool
         that was there has ended.
     """
     end = time.monotonic() + timeout_s
-    seen = 0
+    seen, told = 0, False
     last: Message | None = None
     while time.monotonic() < end:
         for last in _statuses(run, end):
@@ -74,6 +79,9 @@ def why_not_ready(run: RunDir, timeout_s: float) -> str:
         if seen and holder != seen:
             logs = f"{report.program()} logs{report.elsewhere(str(run.root))}"
             return f"the pool of process {seen} has ended; see `{logs}`"
+        if not (seen or holder) and not told:
+            told = True
+            say(f"{no_pool(run)}; waiting for one")
         seen = seen or holder
         time.sleep(_POLL_S)
     what = report.unready(last) if last else no_pool(run)

@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mpspool.core import settings
 from mpspool.core.control import Message
+from mpspool.core.errors import Problem
 from mpspool.core.settings import ModelSettings
 from mpspool.core.states import ModelVersionState
 from mpspool.supervisor.planning.base_path import SAVED_MODEL_FILES, BasePathError, latest_version
@@ -79,6 +81,25 @@ def saved_model(model: ModelSettings) -> Message:
     if problems := check_saved_model(folder):
         raise DescribeError("; ".join(problems))
     return {"path": model.path, **_ask_child(model)}
+
+
+def check(models: Sequence[ModelSettings]) -> list[Problem]:
+    """Reads each model as saved_model() does, several at once; what is wrong with which."""
+
+    def problem(model: ModelSettings) -> Problem | None:
+        try:
+            found = saved_model(model)
+        except DescribeError as error:
+            return Problem(f"models.{model.name}", str(error))
+        if unknown := found["unregistered"]:
+            return Problem(
+                f"models.{model.name}",
+                f"TensorFlow does not know {', '.join(unknown)}; name the library that defines them with custom_ops",
+            )
+        return None
+
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        return [found for found in threads.map(problem, models) if found is not None]
 
 
 def of_pool(status: Message, model: ModelSettings) -> Message:

@@ -22,6 +22,9 @@ from mpspool.supervisor.ports import client_address
 Status = Mapping[str, Any]
 
 _PLAIN_COLUMNS = 160
+# What all that is shown of a worker takes. Scripts read --json.
+_WORKER_COLUMNS = 100
+_LEFT_OUT_WHERE_NARROW = ("gen", "cpus")
 _NUMBERS = ("pid", "gen", "restarts", "in flight", "served", "PSS MB", "own MB", "size", "nodes")
 
 _COLOURS = {
@@ -43,7 +46,8 @@ def print_status(status: Status) -> None:
     pool = status["pool"]
     console.print(f"[bold]{coloured(pool['state'])}[/]  pid {pool['pid']}  {escape(_fronts(pool))}")
     console.print(f"run folder {escape(pool['run_dir'])}  MPS {pool['mps']}{_mark(pool)}")
-    for rows in (_models(status), _workers(status), _processes(status)):
+    narrow = console.width < _WORKER_COLUMNS
+    for rows in (_models(status), _workers(status, narrow=narrow), _processes(status)):
         console.print()
         console.print(table(rows))
     if told := [*_excesses(status), *_errors(status)]:
@@ -53,10 +57,17 @@ def print_status(status: Status) -> None:
 
 
 def _errors(status: Status) -> list[tuple[str, str]]:
-    """Whatever could not start, or ended: its name and why."""
+    """Whatever could not start, or ended: its name and why. What a worker says, its model need not say again."""
     named = [(worker["id"], worker) for worker in status["workers"]]
     named += [(process["name"], process) for process in status["processes"]]
-    return [(name, what["error"]) for name, what in named if what.get("error")]
+    said = [what["error"] for _, what in named if what.get("error")]
+    models = [
+        (str(ModelVersion(model["name"], version["version"])), version)
+        for model in status["models"]
+        for version in model["versions"]
+        if not any(words in version["error"] for words in said)
+    ]
+    return [(name, what["error"]) for name, what in [*models, *named] if what.get("error")]
 
 
 def a_console() -> Any:
@@ -77,7 +88,7 @@ def busy(what: str) -> AbstractContextManager[Any]:
     return console.status(what) if console.is_terminal else nullcontext()
 
 
-def table(rows: list[tuple[str, ...]], *, folded: Collection[str] = ("error", "worker")) -> Any:
+def table(rows: list[tuple[str, ...]], *, folded: Collection[str] = ("model", "weights", "worker")) -> Any:
     """Rich's, from a row of titles and those below; of the columns `folded` may take several lines a row."""
     from rich import box
     from rich.table import Table
@@ -103,14 +114,8 @@ def coloured(cell: str) -> str:
 
 
 def _models(status: Status) -> list[tuple[str, ...]]:
-    return [("model", "version", "state", "weights", "error")] + [
-        (
-            model["name"],
-            str(version["version"]),
-            version["state"],
-            _shares(version.get("weights", {})),
-            version["error"],
-        )
+    return [("model", "version", "state", "weights")] + [
+        (model["name"], str(version["version"]), version["state"], _shares(version.get("weights", {})))
         for model in status["models"]
         for version in model["versions"]
     ]
@@ -143,9 +148,9 @@ def excess(weights: Status) -> str:
     return f"{text}: perhaps weights were copied that should be shared"
 
 
-def _workers(status: Status) -> list[tuple[str, ...]]:
+def _workers(status: Status, *, narrow: bool) -> list[tuple[str, ...]]:
     titles = ("worker", "state", "pid", "gen", "restarts", "in flight", "served", "PSS MB", "own MB", "cpus")
-    return [titles] + [
+    rows = [
         (
             worker["id"] + _mark(worker),
             worker["state"],
@@ -160,6 +165,8 @@ def _workers(status: Status) -> list[tuple[str, ...]]:
         )
         for worker in status["workers"]
     ]
+    shown = [index for index, title in enumerate(titles) if not (narrow and title in _LEFT_OUT_WHERE_NARROW)]
+    return [tuple(row[index] for index in shown) for row in (titles, *rows)]
 
 
 def _megabytes(worker: Status, kind: str) -> str:
@@ -248,8 +255,10 @@ def _process_changes(before: Status, after: Status) -> Iterator[str]:
 def _worker_changes(before: Status | None, after: Status, where: str) -> Iterator[str]:
     state = after["state"]
     started = before["generation"] if before else after["generation"]
-    if started < after["generation"] and started:
-        yield f"{after['id']} ended: {after.get('error', 'no reason given')}; started again (pid {after['pid']})"
+    if before is not None and started < after["generation"] and started:
+        ended = f"ended: {after.get('error', 'no reason given')}; it "
+        told = before["state"] == SlotState.BACKOFF.value
+        yield f"{after['id']} {'' if told else ended}is started again"
     if before is not None and state == before["state"] and started == after["generation"]:
         return
     if state == WorkerState.READY.value:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 _LARGEST = 5
 _KINDS = {"coo_sparse": "sparse", "composite_tensor": "composite"}
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
+_VARIABLE_OPS = frozenset(("VarHandleOp", "VariableV2", "Variable"))
 
 
 def describe(model: ModelSettings) -> dict[str, Any]:
@@ -56,7 +57,7 @@ def describe(model: ModelSettings) -> dict[str, Any]:
             }
             for key, spec in sorted(signatures.specs.items())
         },
-        "variables": _variables(path / "variables" / "variables"),
+        "variables": _variables(path / "variables" / "variables", meta_graph),
         "cpu_only": None if cpu_only is None else [dataclasses.asdict(one) for one in cpu_only],
         "unregistered": kernels.unregistered(meta_graph, definitions),
     }
@@ -94,12 +95,18 @@ def _dtype(number: int) -> str:
     return tf.dtypes.as_dtype(number).name if number else "unknown"
 
 
-def _variables(prefix: Path) -> dict[str, Any]:
+def _variables(prefix: Path, meta_graph: Any) -> dict[str, Any]:
     """Those of the checkpoint, also what training left there, without the exporter's bookkeeping."""
-    from mpspool.worker.weights.checkpoint import UnsupportedError, index_file, read_index
+    from mpspool.worker.weights.checkpoint import CheckpointError, UnsupportedError, index_file, read_index
     from mpspool.worker.weights.layout import lay_out
 
     if not index_file(prefix).exists() and not any(prefix.parent.glob(f"{prefix.name}.data-*")):
+        wanted = [node.name for node in meta_graph.graph_def.node if node.op in _VARIABLE_OPS]
+        if wanted and meta_graph.saver_def.restore_op_name:
+            raise CheckpointError(
+                f"{index_file(prefix)} is missing, and the graph has {len(wanted)} variables, such as {wanted[0]}:"
+                " export the model again, or copy its whole variables folder"
+            )
         return {"count": 0, "bytes": 0, "largest": []}
     try:
         checkpoint = read_index(prefix)

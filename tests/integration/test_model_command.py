@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -197,6 +198,32 @@ def test_the_tags_can_be_named(model_dir: ModelDir) -> None:
     assert "{train}, {gpu, serve}: set saved_model_tags" in refused("--path", path)
     found = described("--path", path, "--saved-model-tag", "serve", "--saved-model-tag", "gpu")
     assert list(found["signatures"]) == ["serving_default"]
+
+
+def test_check_reads_every_model(model_dir: ModelDir, tmp_path: Path) -> None:
+    """`start --check` finds what only a look into the files shows, of each model; sound ones are well."""
+    cut = models.corrupt(model_dir("widedeep"), "truncated", tmp_path / "cut")
+    bare = tmp_path / "bare"
+    shutil.copytree(model_dir("widedeep"), bare)
+    shutil.rmtree(bare / "1" / "variables")
+    good = (
+        "--model",
+        f"good={model_dir('half_plus_two')}",
+        "--cpu-slots",
+        1,
+        "--grpc-port",
+        0,
+        "--rest-port",
+        0,
+    )
+    done = cli("start", *good, "--model", f"cut={cut}", "--model", f"bare={bare}", "--check")
+    assert done.returncode == 2
+    errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert [error.split(": ")[1] for error in errors] == ["models.cut", "models.bare"]
+    assert "variables.data-00000-of-00001 is cut" in errors[0]
+    assert "variables.index is missing, and the graph has" in errors[1]
+    done = cli("start", *good, "--check")
+    assert (done.returncode, "All is well; nothing was started." in done.stdout) == (0, True), done.stderr
 
 
 @pytest.mark.parametrize("how", ["truncated", "missing_shard", "missing_index", "bad_index"])

@@ -99,7 +99,9 @@ def test_wait_without_a_pool_times_out_with_the_reason(tmp_path: Path) -> None:
     """It waits for a pool that is not there yet, until its time is over."""
     done = CliRunner().invoke(main, ["wait", "--run-dir", str(tmp_path), "--timeout", "0.3"])
     assert done.exit_code == 1
-    assert "not ready after 0.3 s: no pool runs in" in done.stderr
+    first, last = done.stderr.splitlines()
+    assert first.startswith(f"no pool runs in {tmp_path}")
+    assert last.startswith("not ready after 0.3 s: no pool runs in")
 
 
 def test_logs_prints_one_process_or_all_and_lists_those_there_are(tmp_path: Path) -> None:
@@ -254,12 +256,12 @@ def weights(**fields: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("found", "told"),
     [
-        ({}, "AVAILABLE  -  "),
-        (weights(), "AVAILABLE  none  "),
-        (weights(private_variables=2, private_bytes=8), "AVAILABLE  8 B private  "),
+        ({}, "AVAILABLE  -"),
+        (weights(), "AVAILABLE  none"),
+        (weights(private_variables=2, private_bytes=8), "AVAILABLE  8 B private"),
         (
             weights(shared_variables=1, shared_bytes=36_800_000, private_variables=14, private_bytes=56),
-            "AVAILABLE  36.8 MB shared, 56 B private  ",
+            "AVAILABLE  36.8 MB shared, 56 B private",
         ),
         (
             weights(shared_variables=1, shared_bytes=2 * 10**9, excess_bytes=12_000_000),
@@ -292,6 +294,31 @@ def test_the_table_shows_memory_and_fits_100_columns(capsys: pytest.CaptureFixtu
     assert max(map(len, lines)) <= 100
 
 
+def test_the_table_fits_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without what can be spared; every state and number is there, and an error is told once."""
+    monkeypatch.setattr(report, "_PLAIN_COLUMNS", 80)
+    (worker,) = STATUS["workers"]
+    fatal = {
+        "id": "a-rather-long-ranking-model@1.cpu0.0",
+        "state": "FATAL",
+        "error": "no such [op]",
+        "memory": {},
+    }
+    version = {"version": 1, "state": "END", "error": "no such [op]", "weights": weights()}
+    models = [{"name": "a-rather-long-ranking-model", "versions": [version]}]
+    ready = {"state": "READY", "pid": 1234567, "served": 12_345_678, "error": ""}
+    ready |= {"memory": {"pss_bytes": 2_345_600_000, "private_bytes": 25_400_000, "shared_bytes": 0}}
+    workers = [{**worker, **ready}, {**worker, **fatal}]
+    report.print_status({**STATUS, "models": models, "workers": workers})
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    for text in ("restarts", "READY", "1234567", "12345678", "2,346", "FATAL", "END"):
+        assert text in out
+    assert out.count("no such [op]") == 1
+
+
 def test_changes_are_told_once() -> None:
     """A line for what is new, nothing for what stays."""
     first = list(report.changes(None, STATUS))
@@ -304,6 +331,28 @@ def test_the_hint_at_a_log_names_the_run_folder(run_dir: str, where: str) -> Non
     """Unless it is the one that is looked at anyway."""
     told = list(report.changes(None, {**STATUS, "pool": {**STATUS["pool"], "run_dir": run_dir}}))
     assert [line for line in told if line.endswith(f" logs half@1.cpu0.0{where}")]
+
+
+def states(*found: tuple[str, int]) -> list[str]:
+    """What is told while a worker is in one state and generation after the other."""
+    worker = {"id": "m@1.cpu0.0", "error": "it was killed", "pid": 0, "cpus": [], "simulated": False}
+    pool = {"state": "DEGRADED", "run_dir": "/r", "grpc_port": 1, "rest_port": 0}
+    seen = [
+        {"pool": pool, "workers": [{**worker, "state": state, "generation": generation}], "processes": []}
+        for state, generation in found
+    ]
+    return [line for before, after in pairwise(seen) for line in report.changes(before, after)]
+
+
+def test_a_workers_end_is_told_once() -> None:
+    """When it is started again at once, and when it is later."""
+    at_once = states(("READY", 1), ("STARTING", 2), ("WARMING", 2))
+    assert at_once == ["m@1.cpu0.0 ended: it was killed; it is started again"]
+    later = states(("READY", 1), ("BACKOFF", 1), ("STARTING", 2))
+    assert later == [
+        "m@1.cpu0.0 ended: it was killed; it is started again later",
+        "m@1.cpu0.0 is started again",
+    ]
 
 
 def pids(*pids: int, name: str = "router", state: str = "RUNNING") -> list[str]:

@@ -77,7 +77,8 @@ def nearest(key: str, fields: Iterable[str]) -> str:
 def _remark(description: str) -> str:
     """What the field is for, in its first words."""
     words = re.split(r"[.;:] ", " ".join(description.split()))[0].rstrip(".")
-    return f" ({words[:1].lower()}{words[1:]})" if words else ""
+    first = words[:1] if words[:2].isupper() else words[:1].lower()  # NVIDIA stays as it is
+    return f" ({first}{words[1:]})" if words else ""
 
 
 def _value(value: object) -> str:

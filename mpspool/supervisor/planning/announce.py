@@ -72,7 +72,7 @@ def warnings(config: PoolConfig, drafts: Sequence[Draft], machine: Machine, mps:
     """One line each: what will run, but hardly as it was meant."""
     lines = [_few_cpusets(draft) for draft in drafts] + [_memory(gpu, drafts) for gpu in gpus_in_use(drafts)]
     lines += [_sharing(drafts, machine), _without_mps(config, drafts, mps), _unused(drafts, machine)]
-    lines += [_open_host(config), _no_front(config)]
+    lines += [_contexts_without_gpu(drafts), _open_host(config), _no_front(config)]
     return list(dict.fromkeys(line for line in lines if line))
 
 
@@ -83,6 +83,13 @@ def _few_cpusets(draft: Draft) -> str:
     slots = _count(len(draft.places), "slot")
     given = f"{draft.path('cpusets')}: {_count(len(sets), 'set')} for {slots} of {draft.model.name}"
     return f"{given}: shared in turn" if len(sets) < len(draft.places) else f"{given}: the last are not used"
+
+
+def _contexts_without_gpu(drafts: Sequence[Draft]) -> str:
+    if any(place.gpu for draft in drafts for place in draft.places):
+        return ""
+    paths = [draft.path("contexts_per_gpu") for draft in drafts if draft.model.contexts_per_gpu]
+    return f"{paths[0]} is for GPUs: on the CPU cpu_slots says how many workers there are" if paths else ""
 
 
 def _sharing(drafts: Sequence[Draft], machine: Machine) -> str:
