@@ -19,7 +19,7 @@ $(DEMO)/half_plus_two: $(VENV)/.runtime
 
 # The chaos tests hold a load while they break things, and the GPU tests a GPU: both have the machine to themselves.
 PYTEST := $(BIN)/python -m pytest
-PARALLEL := --numprocesses logical --maxprocesses 8 --dist loadfile
+PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
 test: $(VENV)/.dev $(GPU) compiler
 	$(PYTEST) $(PARALLEL) tests/unit tests/conformance tests/integration

@@ -19,6 +19,9 @@ from mpspool.core.states import ModelVersionState
 from mpspool.supervisor.planning.base_path import SAVED_MODEL_FILES, BasePathError, latest_version
 from mpspool.supervisor.planning.saved_model import check_saved_model
 
+# Each is a process that imports TensorFlow: half a GB.
+_AT_ONCE = 8
+
 
 class DescribeError(Exception):
     """A model that cannot be described; the text says why, and what to do."""
@@ -98,7 +101,7 @@ def check(models: Sequence[ModelSettings]) -> list[Problem]:
             )
         return None
 
-    with ThreadPoolExecutor(os.cpu_count()) as threads:
+    with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _AT_ONCE)) as threads:
         return [found for found in threads.map(problem, models) if found is not None]
 
 

@@ -46,8 +46,8 @@ class Worker:
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         run_dir = RunDir(Path(config.run_dir))
         program = WorkerId.parse(config.worker).program
-        self._say = functools.partial(run_dir.set_last_words, program)
-        self._say("")
+        self._set_last_words = functools.partial(run_dir.set_last_words, program)
+        self._set_last_words("")
         progress = run_dir.progress_file(program, config.generation)
         self._progress = ProgressWriter(progress)
         hello = Hello(
@@ -151,7 +151,7 @@ class Worker:
     def fail(self, reason: str, status: int) -> int:
         """Says why in the one place that outlives us, and returns the status."""
         logger.error("failed", reason=reason)
-        self._say(reason)
+        self._set_last_words(reason)
         return status
 
 

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _LARGEST = 5
 _KINDS = {"coo_sparse": "sparse", "composite_tensor": "composite"}
 _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
-_VARIABLE_OPS = frozenset(("VarHandleOp", "VariableV2", "Variable"))
 
 
 def describe(model: ModelSettings) -> dict[str, Any]:
@@ -101,10 +100,10 @@ def _variables(prefix: Path, meta_graph: Any) -> dict[str, Any]:
     from mpspool.worker.weights.layout import lay_out
 
     if not index_file(prefix).exists() and not any(prefix.parent.glob(f"{prefix.name}.data-*")):
-        wanted = [node.name for node in meta_graph.graph_def.node if node.op in _VARIABLE_OPS]
-        if wanted and meta_graph.saver_def.restore_op_name:
+        # One that restores anything restores it at every load. An old, unsharded checkpoint is a file alone.
+        if meta_graph.saver_def.restore_op_name and not prefix.exists():
             raise CheckpointError(
-                f"{index_file(prefix)} is missing, and the graph has {len(wanted)} variables, such as {wanted[0]}:"
+                f"{index_file(prefix)} is missing, and the model restores its variables from there:"
                 " export the model again, or copy its whole variables folder"
             )
         return {"count": 0, "bytes": 0, "largest": []}

@@ -7,6 +7,7 @@ What lies around such an operation on the device is copied from it and back at e
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -58,9 +59,12 @@ def cpu_only(meta_graph: Any, signatures: Iterable[Any]) -> list[CpuOnly] | None
 
 
 def unregistered(meta_graph: Any, signatures: Iterable[Any]) -> list[str]:
-    """The operations that the signatures run and TensorFlow does not know, by name."""
+    """The operations that TensorFlow does not know, by name: of the graph, which is loaded whole, and of the functions
+    that the signatures call.
+    """
     functions = {function.signature.name for function in meta_graph.graph_def.library.function}
-    ops = {node.op for node in _run(meta_graph.graph_def, signatures)} - functions
+    nodes = itertools.chain(meta_graph.graph_def.node, _run(meta_graph.graph_def, signatures))
+    ops = {node.op for node in nodes} - functions
     return sorted(op for op in ops if op_def_registry.get(op) is None)
 
 

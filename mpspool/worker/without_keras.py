@@ -12,12 +12,15 @@ from contextlib import contextmanager
 
 @contextmanager
 def without_keras() -> Iterator[None]:
-    """Within it Keras seems not to be installed, unless it has been imported before. Afterwards it is there as ever."""
-    if "keras" in sys.modules:
-        yield
-        return
-    sys.modules["keras"] = None  # type: ignore[assignment] # to import: there is none
+    """Within it Keras seems not to be installed, unless it has been imported before.
+
+    Afterwards it is: `import keras` and `tf.keras` are as ever, only `import tensorflow.keras` is not.
+    """
+    hidden = [name for name in ("keras", "tf_keras") if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment] # to import: there is none
     try:
         yield
     finally:
-        del sys.modules["keras"]
+        for name in hidden:
+            sys.modules.pop(name, None)

@@ -221,7 +221,7 @@ def test_check_reads_every_model(model_dir: ModelDir, tmp_path: Path) -> None:
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert [error.split(": ")[1] for error in errors] == ["models.cut", "models.bare"]
     assert "variables.data-00000-of-00001 is cut" in errors[0]
-    assert "variables.index is missing, and the graph has" in errors[1]
+    assert "variables.index is missing, and the model restores" in errors[1]
     done = cli("start", *good, "--check")
     assert (done.returncode, "All is well; nothing was started." in done.stdout) == (0, True), done.stderr
 

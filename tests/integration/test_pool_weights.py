@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,7 +18,7 @@ from mpspool.core.process import alive
 from tests import models
 from tests.conftest import PoolStarter, pools
 from tests.polling import until
-from tests.pool import Pool, cli
+from tests.pool import Pool, cli, processes_of
 
 ONE, TWO = "gigabyte@1.cpu0.0", "gigabyte@1.cpu0.1"
 GIGABYTE = 10**9
@@ -37,6 +38,15 @@ def segments(pid: int) -> set[int]:
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         if os.readlink(entry).startswith("/memfd:mpspool."):
             found.add(entry.stat().st_ino)
+    return found
+
+
+def descriptors(pid: int) -> set[str]:
+    """The files that a process has open."""
+    found = set()
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found.add(os.readlink(entry))
     return found
 
 
@@ -106,8 +116,6 @@ def test_where_none_lives_it_is_published_again(pool: Pool) -> None:
 
 def _pool_pids(pool: Pool) -> list[int]:
     """The pool process by its command line: a stopped one answers nobody."""
-    from tests.pool import processes_of
-
     return [pid for pid, command in processes_of(pool.run_dir).items() if "-m mpspool.supervisor " in command]
 
 
@@ -191,13 +199,17 @@ def test_on_refuses_what_cannot_be_shared_and_auto_says_why_not(
 def test_other_backings_leave_nothing(
     start_pool: PoolStarter, model_dir: ModelDir, tmp_path: Path, backing: str
 ) -> None:
-    """Weights in /dev/shm or in a folder: shared all the same, and no file is ever to be seen."""
+    """Weights in /dev/shm or in a folder: shared all the same, and all of it is held by descriptors alone."""
     env = {"MPSPOOL_WEIGHTS_BACKING": backing, "MPSPOOL_WEIGHTS_SHARED": "on"}
     env |= {"MPSPOOL_WEIGHTS_FOLDER": str(tmp_path)} if backing == "file" else {}
     pool = start_pool("--model", f"large={model_dir('large')}", "--cpu-slots", 2, env=env).wait()
     assert weights(pool, "large")["shared_bytes"] == models.LARGE_ROWS * models.LARGE_COLUMNS * 4
-    assert not list(tmp_path.iterdir())
-    assert not list(Path("/dev/shm").glob("*mpspool*"))
+    folder = "/dev/shm" if backing == "shm" else str(tmp_path)
+    held = {
+        file for pid in processes_of(pool.run_dir) for file in descriptors(pid) if file.startswith(folder)
+    }
+    assert held
+    assert all(file.endswith(" (deleted)") for file in held), held
 
 
 def test_a_folder_that_was_changed_in_place_is_refused(

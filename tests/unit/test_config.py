@@ -256,6 +256,13 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
     )
 
 
+def test_a_remark_keeps_capitals() -> None:
+    """What a key is for stands in the middle of a line; a name of capitals stays one."""
+    with pytest.raises(StartError) as refused:
+        load_config(None, {"model": ["m=/m"], "mps": "maybe"}, {})
+    assert str(refused.value) == "mps: 'maybe' in --mps: must be 'auto', 'on' or 'off' (NVIDIA MPS)"
+
+
 @pytest.mark.parametrize(
     ("text", "path", "message"),
     [

@@ -107,6 +107,19 @@ def test_long_run_folders_are_measured() -> None:
     )
 
 
+def test_last_words_are_one_line(tmp_path: Path) -> None:
+    """Left, replaced and taken back; none are no error."""
+    run = RunDir(tmp_path)
+    run.progress.mkdir()
+    assert run.last_words("router") == ""
+    run.set_last_words("router", "no port\nno address\n")
+    assert run.last_words("router") == "no port; no address"
+    assert run.last_words("pool") == ""
+    for _ in range(2):
+        run.set_last_words("router", "")
+        assert run.last_words("router") == ""
+
+
 def test_cut_is_tensorflow_servings() -> None:
     """1024 characters, then the mark."""
     assert cut("x" * MAX_ERROR_CHARS) == "x" * MAX_ERROR_CHARS

@@ -102,12 +102,12 @@ class Scene:
 
 def play(tmp_path: Path, story: Callable[[Scene], Any]) -> None:
     async def run() -> None:
-        scene = Scene(tmp_path)
-        try:
-            async with asyncio.timeout(30):
+        async with asyncio.timeout(30):
+            scene = Scene(tmp_path)
+            try:
                 await story(scene)
-        finally:
-            await scene.close()
+            finally:
+                await scene.close()
 
     asyncio.run(run())
 

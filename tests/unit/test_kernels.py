@@ -129,6 +129,7 @@ def test_an_operation_nobody_knows_is_told() -> None:
     """Whether a GPU could run it cannot be known; an operation that is known is not told."""
     meta_graph = graph(node("x", "Placeholder", dtype=FLOAT), node("y", "NoSuchOp", "x"))
     assert unregistered(meta_graph, [signature("y")]) == ["NoSuchOp"]
+    assert unregistered(meta_graph, [signature("x")]) == ["NoSuchOp"], "the graph is loaded whole"
     assert cpu_only(meta_graph, [signature("y")]) == []
 
 

@@ -152,6 +152,15 @@ def test_gpus_none_is_the_cpu() -> None:
     assert (made.mps, made.warnings) == ("off", [])
 
 
+def test_contexts_per_gpu_without_a_gpu_is_told() -> None:
+    """It has no meaning there; not where another model has a GPU."""
+    made = make(configure(contexts_per_gpu=6), machine())
+    assert made.warnings == [
+        "contexts_per_gpu is for GPUs: on the CPU cpu_slots says how many workers there are"
+    ]
+    assert make(configure(contexts_per_gpu=6), machine(gpu(0))).warnings == []
+
+
 def test_cpu_slots_alone_ask_for_the_cpu() -> None:
     """cpu_slots without gpus means the CPU, and says which GPUs lie idle for it."""
     made = make(configure(cpu_slots=2), machine(gpu(0), gpu(1)))

@@ -85,18 +85,22 @@ def test_time_alone_makes_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None
     asyncio.run(scenario())
 
 
-def test_a_watcher_ends_that_is_told_to_in_the_moment_of_a_change() -> None:
+def test_a_watcher_ends_that_is_told_to_in_the_moment_of_a_change(monkeypatch: pytest.MonkeyPatch) -> None:
     """The end wins: a watcher that went on would keep its server from closing."""
+    monkeypatch.setattr(control, "_WATCH_MIN_S", 0)
 
     async def scenario() -> None:
         counter = Counter()
+        answered = asyncio.Event()
 
         async def watch() -> None:
             async for _ in counter.watch({}):
-                pass
+                answered.set()
 
         watcher = asyncio.create_task(watch())
-        await asyncio.sleep(0.1)  # it has had its answer, and waits for a change
+        await answered.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)  # it waits for a change
         counter.change()
         await asyncio.sleep(0)  # it has been woken, and has not run yet
         watcher.cancel()

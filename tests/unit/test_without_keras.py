@@ -19,5 +19,6 @@ print(keras.Sequential.__name__)
 
 
 def test_it_is_there_afterwards() -> None:
+    """Not imported with TensorFlow, found when it is wanted, and left alone where it is there."""
     done = subprocess.run([sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.split()) == (0, ["Sequential", "Sequential"]), done.stderr

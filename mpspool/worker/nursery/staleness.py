@@ -18,7 +18,7 @@ READ_AT_IMPORT = re.compile(
     rb"|PYTHON.*"  # the interpreter, when it starts, and what it imports from
     rb"|(OPENBLAS|NPY|NUMPY|HDF5)_.*"  # NumPy and its OpenBLAS; h5py
     rb"|(PROTOCOL_BUFFERS|ABSL|WRAPT|PYZMQ)_.*"  # the choice between implementations
-    rb"|KERAS_.*|TF_USE_LEGACY_KERAS"
+    rb"|TF_USE_LEGACY_KERAS"
     rb"|TF2_BEHAVIOR|TF_ENABLE_CONTROL_FLOW_V2|TF_FORWARD_COMPATIBILITY_DELTA_DAYS"
     rb"|TF_(FUNCTION_JIT_COMPILE_DEFAULT|JIT_COMPILE_REWRITE|OPTIONALS_IN_GRADIENTS)"
     rb"|TF_XLA_SHARDING_FOR_RESOURCE_VARIABLES"

@@ -43,7 +43,7 @@ def main(config: WorkerSettings) -> int:
     behave = run_dir.root / "behave" / config.worker
     behaviour = behave.read_text() if behave.exists() else ""
     if behaviour == "never":
-        run_dir.error_file(program).write_text("this can never work\n")
+        run_dir.set_last_words(program, "this can never work")
         os._exit(process.EXIT_NEVER)
     if behaviour == "crash":
         os._exit(3)
