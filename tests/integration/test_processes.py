@@ -94,11 +94,12 @@ def test_a_start_from_nothing_to_nothing(light_pool: LightStarter) -> None:
     }
     assert {item["name"] for item in status["processes"]} == {"pool", "router"}
     assert set(processes_of(pool.run_dir)) == expected_pids(pool)
+    tried = rf"try: \S*mpspool predict half .* --address {pool.address}\n"
+    until(lambda: re.search(tried, pool.output.read_text()), 10, "the line to try")
     assert pool.stop(30) == 0
     router = (pool.run_dir / "logs" / "router.log").read_text()
     assert router.count("worker left") == 2
     assert "worker lost" not in router
-    assert re.search(rf"try: \S*mpspool predict half .* --address {pool.address}\n", pool.output.read_text())
 
 
 @pytest.mark.parametrize("victim", ["worker", "pool", "router"])
@@ -115,6 +116,7 @@ def test_what_is_killed_comes_back_once(light_pool: LightStarter, victim: str) -
     assert (after[TWO]["pid"], after[TWO]["generation"]) == (before[TWO]["pid"], 1)
     assert set(processes_of(pool.run_dir)) == expected_pids(pool)
     told = f"{victim} ended (pid {old})" if victim != "worker" else f"{ONE} ended"
+    until(lambda: told in pool.output.read_text(), 10, told)
     assert pool.output.read_text().count(told) == 1
 
 
@@ -287,7 +289,7 @@ def test_detached_pool_is_waited_for_and_stopped(light_pool: LightStarter) -> No
         assert cli("wait", "--run-dir", second, "--timeout", 60).returncode == 0
         again = cli(*args, env=pool.env)
         assert (again.returncode, "in use" in again.stderr) == (2, True)
-        assert "READY" in (second / "logs" / "mpspool.log").read_text()
+        until(lambda: "READY" in (second / "logs" / "mpspool.log").read_text(), 10, "told in the log")
     finally:
         stopped = cli("stop", "--run-dir", second)
     assert stopped.returncode == 0, stopped.stderr
