@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from bench.sharing import Sharing
-from bench.variants import PLAIN, VARIANTS
+from bench.variants import PER_REQUEST, PLAIN, VARIANTS
 
 
 def tables(found: Sharing) -> Iterator[str]:
     """Markdown."""
     yield from ("", "## One copy of the weights, one copy of TensorFlow", "")
-    yield "A 1 GB embedding model, every row asked for, in requests of 20,000; PSS of nursery, launchers and workers"
-    yield "together, with what TensorFlow keeps for the next such request."
+    yield f"A 1 GB embedding model, every row asked for, in requests of {PER_REQUEST:,}; PSS of nursery, launchers and"
+    yield "workers together, with what TensorFlow keeps for the next such request."
     yield ""
     yield "| | workers | PSS MB in all | of private, exec | a worker's private MB | all READY after s |"
     yield "|---|---|---|---|---|---|"

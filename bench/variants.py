@@ -25,7 +25,7 @@ from bench.server import free_ports
 from mpspool.core import control, process
 from mpspool.core.rundir import RunDir
 
-_PER_REQUEST = 20_000
+PER_REQUEST = 20_000
 _READY_S = 300.0
 _DEADLINE_S = 60.0
 
@@ -141,8 +141,8 @@ class Pool:
         """Asks for every row often enough that each worker has seen all of them."""
         with grpc.insecure_channel(f"127.0.0.1:{self._port}") as channel:
             call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
-            for first in range(0, embedding.ROWS, _PER_REQUEST):
-                ids = np.arange(first, min(embedding.ROWS, first + _PER_REQUEST), dtype=np.int64)
+            for first in range(0, embedding.ROWS, PER_REQUEST):
+                ids = np.arange(first, min(embedding.ROWS, first + PER_REQUEST), dtype=np.int64)
                 body = embedding.request(ids)
                 # Idle workers take turns, so each gets its own.
                 answers = [call.future(body, timeout=_DEADLINE_S) for _ in range(2 * self._workers)]

@@ -105,6 +105,10 @@ class Pool:
     def workers(self) -> dict[str, dict[str, Any]]:
         return {worker["id"]: worker for worker in self.status()["workers"]}
 
+    def served(self) -> int:
+        """Requests that its workers have answered."""
+        return sum(worker["served"] for worker in self.workers().values())
+
     def process_pid(self, name: str) -> int:
         return int(next(item["pid"] for item in self.status()["processes"] if item["name"] == name))
 

@@ -97,12 +97,18 @@ def check(models: Sequence[ModelSettings]) -> list[Problem]:
         if unknown := found["unregistered"]:
             return Problem(
                 f"models.{model.name}",
-                f"TensorFlow does not know {', '.join(unknown)}; name the library that defines them with custom_ops",
+                f"unknown to TensorFlow: {remedy(unknown, 'custom_ops in the pool file')}",
             )
         return None
 
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _AT_ONCE)) as threads:
         return [found for found in threads.map(problem, models) if found is not None]
+
+
+def remedy(unregistered: Sequence[str], where: str) -> str:
+    """What to do about operations that TensorFlow does not know; `where` a library is named."""
+    them = "it" if len(unregistered) == 1 else "them"
+    return f"{', '.join(unregistered)}; name the library that defines {them} with {where}"
 
 
 def of_pool(status: Message, model: ModelSettings) -> Message:

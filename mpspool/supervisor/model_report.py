@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpspool.core.control import Message
+from mpspool.supervisor.describe import remedy
 from mpspool.supervisor.report import a_console, coloured, excess, size, table
 
 Part = Mapping[str, Any]
@@ -115,8 +116,7 @@ def _operations(cpu_only: list[Part]) -> Rows:
 
 def _unregistered(found: Message) -> str:
     where = "custom_ops in the pool file" if "model" in found else "--custom-op"
-    them = "it" if len(found["unregistered"]) == 1 else "them"
-    return f"{', '.join(found['unregistered'])}; name the library that defines {them} with {where}"
+    return remedy(found["unregistered"], where)
 
 
 def _count(number: int, what: str) -> str:

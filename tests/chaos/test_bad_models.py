@@ -97,7 +97,7 @@ models:
     )
     pool = start_pool(config).wait()
     running = load(pool, "aborter", 200, 60, "--first", 1000)
-    until(lambda: sum(w["served"] for w in pool.workers().values()) > 200, 20)
+    until(lambda: pool.served() > 200, 20)
     poison = cli("predict", "aborter", "--input", '{"x": [13.0]}', "--address", pool.address)
     assert poison.returncode == 1
     assert "INTERNAL" in poison.stderr

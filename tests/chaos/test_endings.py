@@ -29,7 +29,7 @@ def pool(start_pool: PoolStarter, model_dir: Callable[[str], Path]) -> Pool:
 def test_sigterm_under_load_loses_nothing(pool: Pool, load: LoadStarter) -> None:
     """SIGTERM: what is in flight is answered, what is new gets UNAVAILABLE, everything goes, exit 0."""
     running = load(pool, "half_plus_two", 200, 6)
-    until(lambda: sum(w["served"] for w in pool.workers().values()) > 200, 20)
+    until(lambda: pool.served() > 200, 20)
     assert pool.stop(30) == 0
     pool.assert_nothing_left()
     report = running.report()

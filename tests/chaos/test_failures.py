@@ -43,14 +43,10 @@ def clean(report: dict[str, object]) -> None:
     assert not report["errors"]
 
 
-def served(pool: Pool) -> int:
-    return int(sum(worker["served"] for worker in pool.workers().values()))
-
-
 def serves_on(pool: Pool) -> None:
     """Waits until a second's worth of requests more has been answered."""
-    before = served(pool)
-    until(lambda: served(pool) > before + RATE, 20, "requests are answered")
+    before = pool.served()
+    until(lambda: pool.served() > before + RATE, 20, "requests are answered")
 
 
 def first_worker(pool: Pool) -> dict[str, object]:

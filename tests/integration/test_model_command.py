@@ -216,12 +216,14 @@ def test_check_reads_every_model(model_dir: ModelDir, tmp_path: Path) -> None:
         "--rest-port",
         0,
     )
-    done = cli("start", *good, "--model", f"cut={cut}", "--model", f"bare={bare}", "--check")
+    strange = ("--model", f"strange={model_dir('aborter')}")
+    done = cli("start", *good, "--model", f"cut={cut}", "--model", f"bare={bare}", *strange, "--check")
     assert done.returncode == 2
     errors = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert [error.split(": ")[1] for error in errors] == ["models.cut", "models.bare"]
+    assert [error.split(": ")[1] for error in errors] == ["models.cut", "models.bare", "models.strange"]
     assert "variables.data-00000-of-00001 is cut" in errors[0]
     assert "variables.index is missing, and the model restores" in errors[1]
+    assert "TestingAbort; name the library that defines it with custom_ops in the pool file" in errors[2]
     done = cli("start", *good, "--check")
     assert (done.returncode, "All is well; nothing was started." in done.stdout) == (0, True), done.stderr
 
