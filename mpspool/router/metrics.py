@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -56,6 +56,12 @@ class Metrics:
         self._worker_requests = self._counter(
             "worker_requests", "Predict requests answered by one worker slot.", (*_WORKER, "code")
         )
+        self._worker_latency = Summary(
+            "mpspool_worker_request_seconds",
+            "Predict, from arrival to the answer of one worker slot.",
+            _WORKER,
+            registry=self._registry,
+        )
         self._latency = self._histogram("request_seconds", "Predict, from arrival to answer.")
         self._queue = self._histogram("queue_seconds", "Predict, from arrival to its last dispatch.")
         self._parse = self._histogram("worker_parse_seconds", "Decoding a request in its worker.")
@@ -63,6 +69,7 @@ class Metrics:
         self._encode = self._histogram("worker_encode_seconds", "Encoding a response in its worker.")
         self._versions: dict[tuple[str, int], _VersionSeries] = {}
         self._by_worker: dict[tuple[str, Code], Counter] = {}
+        self._latency_by_worker: dict[str, Summary] = {}
         self._by_method: dict[tuple[str, Code, str, int | None], Counter] = {}
         self._collector: _SnapshotCollector | None = None
         self._registry.register(_BuildInfo(settings.simulated))
@@ -117,6 +124,7 @@ class Metrics:
             series.encode.observe(outcome.encode_us / 1e6)
         if worker:
             (self._by_worker.get((worker, code)) or self._worker_series(worker, code)).inc()
+            (self._latency_by_worker.get(worker) or self._worker_latency_series(worker)).observe(total_s)
 
     def answered(self, method: str, code: Code, model: str = "", version: int | None = None) -> None:
         """Counts a request that is no Predict, or that the front answered by itself.
@@ -160,6 +168,11 @@ class Metrics:
     def _worker_series(self, worker: str, code: Code) -> Counter:
         child = self._worker_requests.labels(*_worker_labels(worker), code.name)
         self._by_worker[worker, code] = child
+        return child
+
+    def _worker_latency_series(self, worker: str) -> Summary:
+        child = self._worker_latency.labels(*_worker_labels(worker))
+        self._latency_by_worker[worker] = child
         return child
 
 

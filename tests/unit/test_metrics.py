@@ -60,6 +60,9 @@ def test_a_finished_request_is_counted_once_everywhere() -> None:
     assert sample(under_test, "requests_total", method="Predict", code="OK", **version) == 1
     labels = {**version, "device": "cpu0", "slot": "0", "code": "OK"}
     assert sample(under_test, "worker_requests_total", **labels) == 1
+    del labels["code"]
+    assert sample(under_test, "worker_request_seconds_sum", **labels) == 0.25
+    assert sample(under_test, "worker_request_seconds_count", **labels) == 1
     assert sample(under_test, "request_seconds_sum", **version) == 0.25
     assert sample(under_test, "queue_seconds_sum", **version) == 0.125
     assert sample(under_test, "worker_parse_seconds_sum", **version) == 100e-6
