@@ -74,6 +74,7 @@ class Pool:
         self._watch = Watch(self._last_status)
         self._acting = asyncio.Lock()
         self._settled = asyncio.Event()
+        self._looked = asyncio.Event()
 
     async def serve(self) -> None:
         """Runs until SIGTERM or SIGINT. The workers stay: they are ended by `stop`, not by our end."""
@@ -118,6 +119,7 @@ class Pool:
                     self._stopping = True
                 else:
                     logger.warning("supervisord refused", reason=str(error))
+            self._looked.set()
             self._watch.changed()
             if not acted:
                 with contextlib.suppress(TimeoutError):
@@ -336,7 +338,7 @@ class Pool:
 
     async def _status(self, request: Message) -> Message:
         """The status; each worker's memory too where the request says "memory", which takes a moment."""
-        await self._first_snapshot()
+        await self._first_look()
         router = self._router
         with contextlib.suppress(ControlError, ValueError):
             router = await acall(self._run.router_control, "snapshot", timeout_s=_ANSWER_S)
@@ -344,11 +346,12 @@ class Pool:
 
     async def _last_status(self, _request: Message) -> Message:
         """As the router told it last: it tells every change of state at once, what it counts once a second."""
-        await self._first_snapshot()
+        await self._first_look()
         return await self._describe(self._router, memory=False)
 
-    async def _first_snapshot(self) -> None:
-        """A router that is there has its say first."""
+    async def _first_look(self) -> None:
+        """Before a first look at supervisord's processes nothing is known; a router that is there has its say."""
+        await self._looked.wait()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLE_S):
                 await self._settled.wait()
