@@ -32,19 +32,21 @@ _UNLIMITED = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_l
 _DT_FLOAT = 1
 # x and x / 2 + 2 are both exact in float32 for whole x below this.
 _EXACT_BELOW = 2**23
-_EXAMPLES = 10
+_KINDS = 20
 
 Check = Callable[[bytes], bool]
 Case = Callable[[int], tuple[bytes, Check]]
 
 
-@dataclass(frozen=True, slots=True)
-class Example:
-    """One request that went wrong: when (seconds from the start), and how."""
+@dataclass(slots=True)
+class Failure:
+    """The requests that went wrong in one way; `sent_s` and `at_s`: when the first was sent, and failed."""
 
-    at_s: float
     code: str
     message: str
+    sent_s: float
+    at_s: float
+    count: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ class Report:
         longest_gap_s: the longest time in which no right answer arrived.
         lag_ms: the longest a request left after its appointed time, the generator's own doing.
         seconds: from the first request's time to the last answer.
-        examples: the first few that went wrong.
+        start_s: the first request's time on this machine's CLOCK_MONOTONIC; other times count from it.
+        failures: how requests went wrong, in the order of the first ones; of too many ways the first.
     """
 
     sent: int
@@ -74,7 +77,8 @@ class Report:
     longest_gap_s: float
     lag_ms: float
     seconds: float
-    examples: list[Example] = field(default_factory=list)
+    start_s: float
+    failures: list[Failure] = field(default_factory=list)
 
     @property
     def clean(self) -> bool:
@@ -141,9 +145,9 @@ class _Tally:
         self._latencies: list[float] = []
         self._gap = 0.0
         self._last_ok = self._last = start
-        self._examples: list[Example] = []
+        self._failures: dict[tuple[str, str], Failure] = {}
 
-    def answered(self, due: float, now: float, right: bool) -> None:
+    def answered(self, due: float, sent: float, now: float, right: bool) -> None:
         self._last = now
         self._latencies.append(now - due)
         if right:
@@ -152,16 +156,23 @@ class _Tally:
             self._last_ok = now
         else:
             self._wrong += 1
-            self._note(now, "WRONG", "the answer's value is not this request's")
+            self._note(sent, now, "WRONG", "the answer's value is not this request's")
 
-    def failed(self, now: float, code: str, message: str) -> None:
+    def failed(self, sent: float, now: float, code: str, message: str) -> None:
         self._last = now
         self._errors[code] += 1
-        self._note(now, code, message)
+        self._note(sent, now, code, message)
 
-    def _note(self, now: float, code: str, message: str) -> None:
-        if len(self._examples) < _EXAMPLES:
-            self._examples.append(Example(round(now - self.start, 3), code, message[:300]))
+    def _note(self, sent: float, now: float, code: str, message: str) -> None:
+        key = (code, message[:300])
+        if known := self._failures.get(key):
+            known.count += 1
+            known.sent_s = min(known.sent_s, self._since_start(sent))
+        elif len(self._failures) < _KINDS:
+            self._failures[key] = Failure(*key, self._since_start(sent), self._since_start(now))
+
+    def _since_start(self, moment: float) -> float:
+        return round(moment - self.start, 3)
 
     def report(self) -> Report:
         ordered = sorted(self._latencies)
@@ -184,8 +195,9 @@ class _Tally:
             max_ms=percentile(1.0),
             longest_gap_s=round(max(self._gap, self._last - self._last_ok), 3),
             lag_ms=round(self.lag * 1000, 3),
-            seconds=round(self._last - self.start, 3),
-            examples=self._examples,
+            seconds=self._since_start(self._last),
+            start_s=self.start,
+            failures=list(self._failures.values()),
         )
 
 
@@ -222,13 +234,14 @@ async def generate(
 
     async def one(index: int, due: float) -> None:
         body, check = make(index)
+        sent = loop.time()
         try:
             call = calls[index % len(calls)]
             answer = await call(body, timeout=timeout_s, wait_for_ready=wait_for_ready)
         except grpc.aio.AioRpcError as error:
-            tally.failed(loop.time(), error.code().name, error.details() or "")
+            tally.failed(sent, loop.time(), error.code().name, error.details() or "")
         else:
-            tally.answered(due, loop.time(), check(answer))
+            tally.answered(due, sent, loop.time(), check(answer))
 
     try:
         async with asyncio.TaskGroup() as tasks:

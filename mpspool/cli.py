@@ -213,7 +213,7 @@ def wait(run: RunDir, timeout: float) -> None:
     """Wait until every worker is READY.
 
     It waits for a pool that is not there yet, too. Exit status 0 when all is ready; 1, with the reason,
-    when the time is over, when the pool has ended or when a worker was given up.
+    when the time is over, when the pool has failed or when a worker was given up.
     """
     from mpspool.supervisor import ask
 

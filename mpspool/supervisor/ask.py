@@ -65,7 +65,7 @@ def why_not_ready(run: RunDir, timeout_s: float, say: Callable[[str], object]) -
 
     Returns:
         "" when all are READY; else why they are not: the time is over, a slot is FATAL, or the pool
-        that was there has ended.
+        that was there has failed. One that was told to end has not: the next one is waited for.
     """
     end = time.monotonic() + timeout_s
     seen, told = 0, False
@@ -77,8 +77,10 @@ def why_not_ready(run: RunDir, timeout_s: float, say: Callable[[str], object]) -
             seen = last["pool"]["pid"]
         holder = lock.holder(run)
         if seen and holder != seen:
-            logs = f"{report.program()} logs{report.elsewhere(str(run.root))}"
-            return f"the pool of process {seen} has ended; see `{logs}`"
+            if lock.failed(run, seen):
+                logs = f"{report.program()} logs{report.elsewhere(str(run.root))}"
+                return f"the pool of process {seen} has failed; see `{logs}`"
+            seen, last = 0, None
         if not (seen or holder) and not told:
             told = True
             say(f"{no_pool(run)}; waiting for one")
@@ -102,12 +104,9 @@ def _statuses(run: RunDir, end: float) -> Iterator[Message]:
 
 def _verdict(found: Message) -> str | None:
     """Empty for ready, a reason for never, None for not yet."""
-    state = found["pool"]["state"]
     if fatal := report.fatal(found):
         return "; ".join(fatal)
-    if state == PoolState.STOPPING.value:
-        return "the pool is stopping"
-    return "" if state == PoolState.RUNNING.value else None
+    return "" if found["pool"]["state"] == PoolState.RUNNING.value else None
 
 
 def stop(run: RunDir, timeout_s: float) -> str:

@@ -74,7 +74,10 @@ def run(config: PoolSettings, *, orders: Orders, say: Say, started: Callable[[],
         process.become_subreaper()
         # Every process below us looks at it: none outlives us, even one that is just being started.
         os.environ[process.FOREGROUND_VARIABLE] = str(os.getpid())
-        return asyncio.run(_Foreground(folder, config, orders, say).serve(started))
+        status = asyncio.run(_Foreground(folder, config, orders, say).serve(started))
+        if status == 0:
+            lock.leave(folder)
+        return status
 
 
 def check(folder: RunDir) -> list[Problem]:

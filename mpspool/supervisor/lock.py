@@ -1,4 +1,7 @@
-"""The run folder's lock: one pool per run folder, and the pid of its foreground process."""
+"""The run folder's lock: one pool per run folder, and the pid of its foreground process.
+
+The pid stays in the file of a pool that failed, so that who waits for it can tell that from one that was stopped.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +45,16 @@ def holder(run: RunDir) -> int:
         os.close(descriptor)
 
 
+def failed(run: RunDir, pid: int) -> bool:
+    """Has the foreground process of this pid ended without leaving, and nobody followed it?"""
+    return not holder(run) and _pid(run) == pid
+
+
+def leave(run: RunDir) -> None:
+    """The end of the pool, which was asked for; by the process that holds the folder."""
+    os.truncate(run.lock, 0)
+
+
 @contextlib.contextmanager
 def held(run: RunDir) -> Iterator[None]:
     """Holds the run folder, which is made where it is not there; no child inherits the lock.
@@ -62,7 +75,6 @@ def held(run: RunDir) -> Iterator[None]:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
-        os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
 

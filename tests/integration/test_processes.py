@@ -8,10 +8,9 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from mpspool.core.process import alive, stat
 from mpspool.core.rundir import RunDir
 from tests.conftest import PoolStarter
 from tests.polling import until
-from tests.pool import ROOT, Pool, cli, processes_of
+from tests.pool import CLI, ROOT, Pool, cli, processes_of
 
 # Without TensorFlow there is nothing to fork from.
 LIGHT = {"PYTHONPATH": str(ROOT / "tests" / "fakes" / "light_worker"), "MPSPOOL_WORKERS_START": "exec"}
@@ -297,21 +296,39 @@ def test_detached_pool_is_waited_for_and_stopped(light_pool: LightStarter) -> No
     assert not [path for path in second.rglob("*") if path.is_socket()]
 
 
-def test_wait_ends_when_the_pool_it_saw_has_ended(light_pool: LightStarter) -> None:
-    """A pool that dies while somebody waits for it: exit status 1 with the reason, not the time limit."""
-    pool = light_pool().wait()
+@contextlib.contextmanager
+def waiting_for(pool: Pool) -> Iterator[subprocess.Popen[str]]:
+    """`mpspool wait` that has found a pool, one of whose workers takes long to start."""
     behave(pool, ONE, "slow")
     kill(pool.workers()[ONE]["pid"])
-    until(lambda: pool.workers()[ONE]["state"] in ("STARTING", "LOADING"), 20)
-    command = [sys.executable, "-m", "mpspool", "wait", "--run-dir", str(pool.run_dir), "--timeout", "60"]
+    until(lambda: not (pool.run_dir / "behave" / ONE).exists(), 20, "it is slow")
+    command = [*CLI, "wait", "--run-dir", str(pool.run_dir), "--timeout", "60"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as waiting:
         until(lambda: has_socket(waiting.pid), 20, "it has found the pool")
+        yield waiting
+
+
+def test_wait_ends_when_the_pool_it_saw_has_failed(light_pool: LightStarter) -> None:
+    """A pool that dies while somebody waits for it: exit status 1 with the reason, not the time limit."""
+    pool = light_pool().wait()
+    with waiting_for(pool) as waiting:
         kill(pool.pid)
         _, error = waiting.communicate(timeout=30)
-    assert (waiting.returncode, "has ended" in error) == (1, True)
+    assert (waiting.returncode, "has failed" in error) == (1, True)
     assert pool.process is not None
     assert pool.process.wait(10) == -signal.SIGKILL
     pool.start().wait()
+
+
+def test_wait_goes_on_where_the_pool_is_stopped_and_started(light_pool: LightStarter) -> None:
+    """One that is told to end has not failed: the next one on the same folder is waited for."""
+    pool = light_pool().wait()
+    with waiting_for(pool) as waiting:
+        assert pool.stop(30) == 0
+        pool.start()
+        _, error = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0, error
+    assert pool.all_ready()
 
 
 def test_a_port_lost_to_another_is_said_until_it_is_free(light_pool: LightStarter) -> None:

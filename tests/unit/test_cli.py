@@ -211,9 +211,15 @@ def test_the_lock_refuses_a_second_pool_and_names_the_first(tmp_path: Path) -> N
     assert lock.holder(run) == 0
     with lock.held(run):
         assert lock.holder(run) == os.getpid()
+        assert not lock.failed(run, os.getpid())
         with pytest.raises(StartError, match=str(os.getpid())), lock.held(run):
             pass
     assert lock.holder(run) == 0
+    assert lock.failed(run, os.getpid())
+    assert not lock.failed(run, 1)
+    with lock.held(run):
+        lock.leave(run)
+    assert not lock.failed(run, os.getpid())
 
 
 STATUS = {
