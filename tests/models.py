@@ -70,7 +70,7 @@ def build(name: str, root: Path) -> Path:
 
 
 def ops_library(root: Path) -> Path:
-    """The shared library that "aborter" and "sleeper" need, for custom_ops."""
+    """The shared library that "aborter", "sleeper" and "dozer" need, for custom_ops."""
     return build_library(root / ".native")
 
 
@@ -609,6 +609,20 @@ def _large_tf1(rows: int, columns: int) -> Callable[[Any, str], None]:
     return save
 
 
+def _dozer(tf: Any, path: str) -> None:
+    """X / 2 + 2, and a minute's sleep first where x begins with 13."""
+    ops = tf.load_op_library(str(ops_library(Path(path).parents[1])))
+
+    class Dozer(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
+        def predict(self, x: Any) -> Any:
+            with tf.control_dependencies([ops.testing_sleep(tf.where(x == 13.0, 60.0, 0.0))]):
+                return {"y": x / 2 + 2}
+
+    dozer = Dozer()
+    tf.saved_model.save(dozer, path, signatures={"serving_default": dozer.predict})
+
+
 def _gigabyte(tf: Any, path: str) -> None:
     """A table of 1 GB; row i holds i."""
     import numpy as np
@@ -661,8 +675,9 @@ _BUILDERS: dict[str, Callable[[Any, str], None]] = {
     "gigabyte": _gigabyte,
     "aborter": _through("testing_abort"),
     "sleeper": _through("testing_sleep"),
+    "dozer": _dozer,
 }
-_CUSTOM = ("aborter", "sleeper")
+_CUSTOM = ("aborter", "sleeper", "dozer")
 _KERAS = tuple(name for name in _BUILDERS if name.startswith("keras"))
 _WEIGHTS = (
     "ranker_ref",

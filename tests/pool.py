@@ -18,6 +18,9 @@ from tests.polling import until
 ROOT = Path(__file__).parent.parent
 CLI = [sys.executable, "-m", "mpspool"]
 START_TIMEOUT_S = 120
+# Requests a second, of the loads under which things are broken.
+RATE = 200
+_LONG_S = 300
 
 
 def free_port() -> int:
@@ -109,6 +112,11 @@ class Pool:
         """Requests that its workers have answered."""
         return sum(worker["served"] for worker in self.workers().values())
 
+    def serves_on(self, timeout_s: float = 20) -> None:
+        """Waits until a second's worth of requests more has been answered."""
+        before = self.served()
+        until(lambda: self.served() > before + RATE, timeout_s, "requests are answered")
+
     def process_pid(self, name: str) -> int:
         return int(next(item["pid"] for item in self.status()["processes"] if item["name"] == name))
 
@@ -143,12 +151,12 @@ class Pool:
 
 
 class Load:
-    """The checking load generator, running beside the test."""
+    """The checking load generator, running beside the test: RATE requests a second until its end."""
 
-    def __init__(self, pool: Pool, model: str, rate: float, seconds: float, *args: object) -> None:
+    def __init__(self, pool: Pool, model: str, *args: object) -> None:
         command = [
             sys.executable, "-m", "bench.load", "--address", pool.address, "--model", model,
-            "--rate", str(rate), "--seconds", str(seconds), *map(str, args),
+            "--rate", str(RATE), "--seconds", str(_LONG_S), *map(str, args),
         ]  # fmt: skip
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
@@ -158,6 +166,13 @@ class Load:
         """Sends no more, and reports."""
         self.process.send_signal(signal.SIGINT)
         return self.report()
+
+    def end_clean(self) -> dict[str, Any]:
+        """Sends no more; every request was answered, and right."""
+        report = self.end()
+        assert report["sent"]
+        assert report["ok"] == report["sent"], report
+        return report
 
     def report(self, timeout_s: float = 120) -> dict[str, Any]:
         """Once all has been sent and answered."""

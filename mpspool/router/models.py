@@ -8,6 +8,8 @@ from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.states import ModelVersionState
 
+_NOT_YET = "{} is not loaded yet; try again"
+
 
 @dataclass(slots=True)
 class Version:
@@ -53,9 +55,11 @@ class Models:
 
     def __init__(self) -> None:
         self._versions: dict[ModelVersion, Version] = {}
+        self._told = False
 
     def want(self, versions: dict[ModelVersion, tuple[int, str]]) -> None:
         """Takes the pool's list of {version: (quorum, failed)}; others go once no worker is left."""
+        self._told = True
         for model, (quorum, failed) in versions.items():
             version = self.get(model)
             version.quorum, version.failed = quorum, failed
@@ -79,14 +83,17 @@ class Models:
 
         Raises:
             PoolError: TensorFlow Serving's code and text where there is none; UNAVAILABLE where it
-                served and no worker of it will come back.
+                served and no worker of it will come back, and where its model is loaded for the first
+                time: TensorFlow Serving does not listen before that is done.
         """
         if label is not None:
             raise PoolError(Code.INVALID_ARGUMENT, f"Unrecognized servable version label: {label}")
-        mine = [v for v in self.all() if v.model.name == name and v.was_available]
-        if number is not None:
-            mine = [version for version in mine if version.model.version == number]
+        known = [version for version in self.all() if version.model.name == name]
+        served = [version for version in known if version.was_available]
+        mine = [version for version in served if number in (None, version.model.version)]
         if not mine:
+            if not served and self._to_come(known, number):
+                raise PoolError(Code.UNAVAILABLE, _NOT_YET.format(name))
             what = f"Latest({name})" if number is None else f"Specific({name}, {number})"
             raise PoolError(Code.NOT_FOUND, f"Servable not found for request: {what}")
         usable = [version for version in mine if version.state is not ModelVersionState.END]
@@ -94,9 +101,16 @@ class Models:
             raise PoolError(Code.UNAVAILABLE, f"{mine[-1].model}: {mine[-1].failed}")
         return usable[-1]
 
+    def _to_come(self, known: list[Version], number: int | None) -> bool:
+        """Whether one of these, or of those that the pool has not told yet, may serve."""
+        may = [version for version in known if version.state is not ModelVersionState.END]
+        return not self._told or any(number in (None, version.model.version) for version in may)
+
     def status(self, name: str, number: int | None) -> list[VersionStatus]:
-        """For GetModelStatus, oldest version first. Raises PoolError with TensorFlow Serving's text."""
+        """For GetModelStatus, oldest version first. Raises PoolError as resolve() does."""
         mine = [v for v in self.all() if v.model.name == name and number in (None, v.model.version)]
+        if not mine and not self._told:
+            raise PoolError(Code.UNAVAILABLE, _NOT_YET.format(name))
         if not mine:
             what = f"any versions of model {name}" if number is None else f"version {number} of model {name}"
             raise PoolError(Code.NOT_FOUND, f"Could not find {what}")

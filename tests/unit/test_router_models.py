@@ -49,10 +49,11 @@ def test_latest_is_the_newest_that_can_serve() -> None:
 
 
 def test_refusals_are_tensorflow_servings() -> None:
-    """Unknown model, version and label, and a version that never was AVAILABLE."""
-    models = table(V1)
-    assert refusal(models, "m").message == "Servable not found for request: Latest(m)"
+    """Unknown model, version and label, and a version that is loaded beside one that serves."""
+    models = table(V1, V2)
     models.count(V1, 1, 1)
+    models.count(V2, 1, 0)
+    assert refusal(models, "m", 2).message == "Servable not found for request: Specific(m, 2)"
     assert refusal(models, "x").message == "Servable not found for request: Latest(x)"
     assert refusal(models, "m", 9).message == "Servable not found for request: Specific(m, 9)"
     unknown = refusal(models, "m", None, "stable")
@@ -60,6 +61,22 @@ def test_refusals_are_tensorflow_servings() -> None:
         Code.INVALID_ARGUMENT,
         "Unrecognized servable version label: stable",
     )
+
+
+def test_a_model_is_unavailable_while_it_is_loaded_for_the_first_time() -> None:
+    """A client that tries again gets there; it does not for a version that is not there, or that failed."""
+    models = Models()
+    assert refusal(models, "m").code is Code.UNAVAILABLE, "the pool has not said yet which there are"
+    with pytest.raises(PoolError, match="m is not loaded yet"):
+        models.status("m", None)
+    models = table(V1)
+    for number in (None, 1):
+        refused = refusal(models, "m", number)
+        assert (refused.code, refused.message) == (Code.UNAVAILABLE, "m is not loaded yet; try again")
+    assert refusal(models, "m", 2).code is Code.NOT_FOUND
+    assert refusal(models, "o").code is Code.NOT_FOUND
+    models.want({V1: (1, "corrupt")})
+    assert refusal(models, "m").message == "Servable not found for request: Latest(m)"
 
 
 def test_a_version_that_served_waits_for_its_workers_until_none_will_come() -> None:
