@@ -26,6 +26,7 @@ class Sharing:
         held: by variant and number of workers.
         back_s: by variant, the times from a worker's SIGKILL until its slot is READY again.
         back_big_s: the same for a worker with the 1 GB model.
+        load_big_s: what of that the loading of the model takes, without TensorFlow's import and the warm-up.
         slower: by rows asked for, the time of an answer from shared weights by that from private ones,
             one pair of requests after another.
     """
@@ -33,6 +34,7 @@ class Sharing:
     held: dict[tuple[Variant, int], Held]
     back_s: dict[Variant, list[float]]
     back_big_s: dict[Variant, list[float]]
+    load_big_s: dict[Variant, list[float]]
     slower: dict[int, list[float]]
 
 
@@ -40,7 +42,7 @@ def measure_sharing(run: Run, *, quick: bool) -> Sharing:
     """Raises BenchError: a pool did not come up or answered wrong."""
     big = embedding.ensure_exported(run.models)
     small = run.models / "half_plus_two"
-    found = Sharing({}, {}, {}, {})
+    found = Sharing({}, {}, {}, {}, {})
     for variant in VARIANTS:
         for workers in (2,) if quick else (1, 2, 4):
             with Pool(run, embedding.NAME, big, variant, workers) as pool:
@@ -48,6 +50,7 @@ def measure_sharing(run: Run, *, quick: bool) -> Sharing:
                 found.held[variant, workers] = pool.held()
                 if workers != 1:
                     found.back_big_s[variant] = pool.back_s(2 if quick else 5)
+                    found.load_big_s[variant] = pool.load_s()
                 print(f"{variant.title:14} {workers} workers {found.held[variant, workers]}", flush=True)
         with Pool(run, "half_plus_two", small, variant, 2) as pool:
             found.back_s[variant] = pool.back_s(3 if quick else _RESTARTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -188,6 +189,15 @@ class Pool:
                 )
             )
             taken.append(time.monotonic() - start)
+        return taken
+
+    def load_s(self) -> list[float]:
+        """What each restarted worker took to load the model and bind its weights, by its own log: no import is in it."""
+        taken: list[float] = []
+        for log in self._run.logs.glob("worker.*.log"):
+            lines = log.read_text(errors="replace").splitlines()
+            loads = [json.loads(line)["load_s"] for line in lines if '"load_s"' in line]
+            taken += loads[1:]
         return taken
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable, Iterator
@@ -15,7 +16,8 @@ import pytest
 
 from mpspool.core.ids import ModelVersion
 from mpspool.core.process import alive
-from tests import models
+from mpspool.core.segment_file import MAGIC, PAGE
+from tests import checkpoints, models
 from tests.conftest import PoolStarter, pools
 from tests.polling import until
 from tests.pool import Pool, cli, processes_of
@@ -119,14 +121,62 @@ def _pool_pids(pool: Pool) -> list[int]:
     return [pid for pid, command in processes_of(pool.run_dir).items() if "-m mpspool.supervisor " in command]
 
 
+def half_written(segment: Path) -> bool:
+    """Its header is there, and its first word, which is written last, is not."""
+    with open(segment, "rb") as file:
+        start = file.read(PAGE)
+    return any(start[len(MAGIC) :]) and not start.startswith(MAGIC)
+
+
+def stopped_half_way(pool: Pool) -> tuple[int, int] | None:
+    """The publisher, while it copies, by a SIGSTOP, and the inode of its segment."""
+    for pid, command in processes_of(pool.run_dir).items():
+        if "mpspool.worker.weights.publish " not in command:
+            continue
+        for entry in Path(f"/proc/{pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                if os.readlink(entry).startswith("/memfd:mpspool.") and half_written(entry):
+                    os.kill(pid, signal.SIGSTOP)
+                    if half_written(entry):
+                        return pid, entry.stat().st_ino
+                    os.kill(pid, signal.SIGCONT)
+    return None
+
+
 def test_a_publisher_killed_half_way_is_started_again(start_pool: PoolStarter, model_dir: ModelDir) -> None:
     """SIGKILL while it copies: nothing of it is ever mapped, the next one's is, and the pool gets READY."""
     pool = start_pool("--model", f"gigabyte={model_dir('gigabyte')}", "--cpu-slots", 1)
-    publisher = until(lambda: _pid(pool, ModelVersion("gigabyte", 1).publisher), 20)
-    os.kill(publisher, signal.SIGKILL)
+    publisher, unfinished = until(lambda: stopped_half_way(pool), 30, "the publisher, half way")
+    kill(publisher)
+    assert not any(unfinished in segments(pid) for pid in processes_of(pool.run_dir))
     pool.wait()
     assert published(pool) == 2
+    assert unfinished not in segments(pool.workers()[ONE]["pid"])
     assert rows(pool, 3) == [3]
+
+
+def test_more_weights_than_memory_fail_their_version(
+    start_pool: PoolStarter, model_dir: ModelDir, tmp_path: Path
+) -> None:
+    """A table larger than any machine: tried as often as configured, then FATAL with what it wants; others serve."""
+    huge = 8 * 2**40
+    shutil.copytree(model_dir("large"), tmp_path / "huge")
+    variables = tmp_path / "huge" / "1" / "variables"
+    table = {"": checkpoints.header(), "table": checkpoints.entry([huge // 4], huge)}
+    (variables / "variables.index").write_bytes(checkpoints.table(table))
+    os.truncate(variables / "variables.data-00000-of-00001", huge)
+    config = tmp_path / "pool.yaml"
+    config.write_text(
+        "cpu_slots: 1\nrestart: {retries: 1, backoff_s: 0.2}\nmodels:\n"
+        f"  half_plus_two: {{base_path: {model_dir('half_plus_two')}}}\n  huge: {{base_path: {tmp_path / 'huge'}}}\n"
+    )
+    pool = start_pool(config)
+    worker = until(lambda: (w := pool.workers()["huge@1.cpu0.0"])["state"] == "FATAL" and w, 60)
+    assert re.search(r"the weights need 8,796,[\d,]+ bytes in memory .* bytes are available", worker["error"])
+    assert "set weights.backing: file" in worker["error"]
+    until(lambda: pool.workers()["half_plus_two@1.cpu0.0"]["state"] == "READY", 60)
+    assert published(pool) == 2 + 1  # huge twice, and half_plus_two, which finds that it has nothing worth it
+    assert not any(segments(pid) for pid in processes_of(pool.run_dir))
 
 
 def test_a_publisher_that_hangs_is_started_again(
