@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -215,6 +217,34 @@ def test_a_worker_begins_as_a_process_of_its_own_would(place: Place, half: Path)
     assert not forked["keras"]
     assert not alone["keras"]
     assert len(forked["descriptors"]) == len(alone["descriptors"]) + 1
+
+
+def holds(pid: int, text: bytes) -> bool:
+    """Whether these bytes are anywhere in what the process has written, or inherited, but for mapped files."""
+    with open(f"/proc/{pid}/mem", "rb", buffering=0) as memory:
+        for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
+            span, access, _, _, inode, *_ = line.split()
+            start, end = (int(address, 16) for address in span.split("-"))
+            if not access.startswith("rw") or inode != "0":
+                continue
+            memory.seek(start)
+            with contextlib.suppress(OSError):  # what cannot be read
+                if text in memory.read(end - start):
+                    return True
+    return False
+
+
+def test_a_worker_holds_nothing_of_another_models(place: Place, half: Path, tmp_path: Path) -> None:
+    """Neither the environment nor the path of a worker that was forked before it is anywhere in its memory."""
+    secret = secrets.token_hex(16)
+    shutil.copytree(half, tmp_path / secret)
+    one = place.launch("one", tmp_path / secret, slot=0, SECRET=secret)
+    one.ready()
+    two = place.launch("two", half, slot=1)
+    two.ready()
+    assert holds(one.worker_pid, secret.encode())
+    assert not holds(two.worker_pid, secret.encode())
+    assert not holds(nursery_pid(place), secret.encode())
 
 
 def test_random_operations_differ(place: Place, model_dir: Callable[[str], Path]) -> None:

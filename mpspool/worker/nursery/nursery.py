@@ -138,8 +138,8 @@ class Nursery:
                 self._replace(launched, self._environment, reason)
             self._refuse(launched, str(error))
             return
-        if reason := self._stale(request.environment):
-            self._replace(launched, request.environment, reason)
+        if reason := self._stale(request.at_import):
+            self._replace(launched, request.at_import, reason)
         if reason := self._failure or _unfit():
             request.close()
             self._say(launched, f"exec {reason}")
@@ -217,7 +217,8 @@ class Nursery:
             close_all(request.streams)
             process.die_with_peer(request.lifeline)
             os.environb.clear()
-            os.environb.update(request.environment)
+            os.environb.update(request.environment())
+            os.close(request.file)
             _reseed()
             begin.work(request.settings)
         except BaseException:  # noqa: BLE001  a child must not run on as a second nursery

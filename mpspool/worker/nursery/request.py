@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import re
 import socket
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,9 +12,11 @@ from pathlib import Path
 from typing import Self
 
 from mpspool.worker import launcher
+from mpspool.worker.nursery import staleness
 from mpspool.worker.nursery.staleness import Environment
 
 _MAX_REQUEST_BYTES = 16 * 2**20
+_VARIABLE = re.compile(rb"\0([^\0=]+)=([^\0]*)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +25,16 @@ class Request:
 
     Attributes:
         settings: the worker's settings file.
-        environment: the worker's whole environment.
+        at_import: what the environment has of the variables that are read at import. The others may be the
+            model's secrets, so the nursery, whose memory every later child inherits, never has them in its own.
+        file: the request.
         streams: standard input, output and error.
         lifeline: the launcher holds the other end for as long as the worker may live.
     """
 
     settings: Path
-    environment: Environment
+    at_import: Environment
+    file: int
     streams: tuple[int, ...]
     lifeline: int
 
@@ -39,15 +46,20 @@ class Request:
         try:
             _check(data, descriptors, flags)
             file, *streams, lifeline = descriptors
-            path, environment = _parse(file)
+            path, at_import = _glance(file)
         except BaseException:
             close_all(descriptors)
             raise
-        os.close(file)
-        return cls(path, environment, tuple(streams), lifeline)
+        return cls(path, at_import, file, tuple(streams), lifeline)
+
+    def environment(self) -> Environment:
+        """The worker's whole environment, for the child. Raises OSError."""
+        _, *variables = os.pread(self.file, os.fstat(self.file).st_size, 0).split(b"\0")
+        pairs = (variable.partition(b"=") for variable in variables)
+        return {name: value for name, _, value in pairs if name}
 
     def close(self) -> None:
-        close_all([*self.streams, self.lifeline])
+        close_all([self.file, *self.streams, self.lifeline])
 
 
 def _check(data: bytes, descriptors: Sequence[int], flags: int) -> None:
@@ -58,13 +70,17 @@ def _check(data: bytes, descriptors: Sequence[int], flags: int) -> None:
         raise ValueError("not a request that this nursery understands")
 
 
-def _parse(file: int) -> tuple[Path, Environment]:
+def _glance(file: int) -> tuple[Path, Environment]:
+    """The path and what is read at import; the rest is only seen through memory that is given back."""
     size = os.fstat(file).st_size
     if not 0 < size <= _MAX_REQUEST_BYTES:
         raise ValueError(f"a request of {size} bytes")
-    path, *variables = os.pread(file, size, 0).split(b"\0")
-    pairs = (variable.partition(b"=") for variable in variables)
-    return Path(os.fsdecode(path)), {name: value for name, _, value in pairs if name}
+    with mmap.mmap(-1, size) as text:
+        os.preadv(file, [text], 0)
+        end = text.find(b"\0")
+        path = text[: size if end < 0 else end]
+        names = (found for found in _VARIABLE.finditer(text) if staleness.read_at_import(found[1]))
+        return Path(os.fsdecode(path)), {found[1]: found[2] for found in names}
 
 
 def close_all(descriptors: Iterable[int]) -> None:

@@ -69,14 +69,15 @@ def _version(path: str) -> Version | None:
 def differing(ours: Environment, theirs: Environment) -> list[str]:
     """The variables that are read at import and are not the same in both."""
     names = {name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name)}
-    return sorted(os.fsdecode(name) for name in names if _read_at_import(name))
+    return sorted(os.fsdecode(name) for name in names if read_at_import(name))
 
 
 def mixed(ours: Environment, theirs: Environment) -> dict[bytes, bytes]:
     """Ours, but what is read at import as it is in theirs."""
-    kept = {name: value for name, value in ours.items() if not _read_at_import(name)}
-    return kept | {name: value for name, value in theirs.items() if _read_at_import(name)}
+    kept = {name: value for name, value in ours.items() if not read_at_import(name)}
+    return kept | {name: value for name, value in theirs.items() if read_at_import(name)}
 
 
-def _read_at_import(name: bytes) -> bool:
+def read_at_import(name: bytes) -> bool:
+    """Whether a variable counts only where it is set before the imports."""
     return READ_AT_IMPORT.fullmatch(name) is not None
