@@ -102,9 +102,10 @@ class Worker:
         engine = load(self._config.model, device.session_config(self._config), segment, unshared)
         loaded = time.monotonic()
         self._to(WorkerState.WARMING)
-        warmup.warm_up(engine, self._model, Path(self._config.model.path))
+        path = Path(self._config.model.path)
+        warm = warmup.warm_up(engine, self._model, path) > 0
         self._engine = engine
-        weights = checked(engine.weights(), before_bytes, Path(self._config.model.path))
+        weights = checked(engine.weights(), before_bytes, path, warm=warm)
         logger.info(
             "ready",
             engine=engine.name,

@@ -26,8 +26,8 @@ MAX_RECORDS = 1000
 _REFUSED = frozenset({"predict_streamed_log", "session_run_log"})
 
 
-def warm_up(engine: Engine, model: ModelVersion, path: Path) -> None:
-    """Runs the model before a client does.
+def warm_up(engine: Engine, model: ModelVersion, path: Path) -> int:
+    """Runs the model before a client does. Returns how many calls it answered.
 
     Args:
         engine: what was loaded.
@@ -46,6 +46,7 @@ def warm_up(engine: Engine, model: ModelVersion, path: Path) -> None:
     else:
         count = sum(_synthetic_call(engine, signature) for signature in engine.signatures.values())
     logger.info("warm", recorded=requests.exists(), calls=count, seconds=round(time.monotonic() - start, 3))
+    return count
 
 
 def _replay(engine: Engine, model: ModelVersion, path: Path) -> int:
@@ -89,7 +90,7 @@ def _records(path: Path) -> Iterator[bytes]:
 
 
 def _synthetic_call(engine: Engine, signature: Signature) -> bool:
-    """Whether there was a call."""
+    """Whether there was a call, and the model answered it."""
     inputs = synthetic_inputs(signature)
     if inputs is None:
         logger.info("not warmed: its shapes are open", signature=signature.name)
@@ -98,6 +99,7 @@ def _synthetic_call(engine: Engine, signature: Signature) -> bool:
         engine.run(signature.name, inputs, list(signature.outputs))
     except PoolError as error:
         logger.warning("synthetic warm-up call failed", signature=signature.name, error=error.message)
+        return False
     return True
 
 

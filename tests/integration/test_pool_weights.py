@@ -17,10 +17,11 @@ import pytest
 from mpspool.core.ids import ModelVersion
 from mpspool.core.process import alive
 from mpspool.core.segment_file import MAGIC, PAGE
+from mpspool.core.weights import COPIED
 from tests import checkpoints, models
 from tests.conftest import PoolStarter, pools
 from tests.polling import until
-from tests.pool import Pool, cli, processes_of
+from tests.pool import ROOT, Pool, cli, processes_of
 
 ONE, TWO = "gigabyte@1.cpu0.0", "gigabyte@1.cpu0.1"
 GIGABYTE = 10**9
@@ -34,21 +35,23 @@ def pool(model_dir: ModelDir) -> Iterator[Pool]:
         yield start("--model", f"gigabyte={model_dir('gigabyte')}", "--cpu-slots", 2).wait()
 
 
-def segments(pid: int) -> set[int]:
-    """The inodes of the weights segments that a process holds."""
-    found = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        if os.readlink(entry).startswith("/memfd:mpspool."):
-            found.add(entry.stat().st_ino)
+def descriptors(pid: int) -> dict[Path, str]:
+    """What a process has open, and under which name; nothing of one that has ended."""
+    found = {}
+    with contextlib.suppress(FileNotFoundError):
+        for entry in list(Path(f"/proc/{pid}/fd").iterdir()):
+            with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+                found[entry] = os.readlink(entry)
     return found
 
 
-def descriptors(pid: int) -> set[str]:
-    """The files that a process has open."""
+def segments(pid: int) -> set[int]:
+    """The inodes of the weights segments that a process holds."""
     found = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-            found.add(os.readlink(entry))
+    for entry, name in descriptors(pid).items():
+        if name.startswith("/memfd:mpspool."):
+            with contextlib.suppress(FileNotFoundError):
+                found.add(entry.stat().st_ino)
     return found
 
 
@@ -76,13 +79,17 @@ def published(pool: Pool) -> int:
 
 
 def test_all_workers_hold_the_one_segment(pool: Pool) -> None:
-    """1 GB shared in both workers and the pool process, nothing of it private, and every row is right."""
+    """1 GB shared in both workers and the pool process, and nothing of it private, also after requests."""
     pids = [worker["pid"] for worker in pool.workers().values()] + [pool.process_pid("pool")]
     assert len(set.union(*map(segments, pids))) == 1
     report = weights(pool)
     assert report["shared_bytes"] == GIGABYTE
     assert (report["private_bytes"], report["excess_bytes"], report["shared_variables"]) == (0, 0, 1)
-    assert rows(pool, 0, 1, 2_499_999) == [0, 1, 2_499_999]
+    for _ in range(4):  # idle workers take turns
+        assert rows(pool, 0, 1, 2_499_999) == [0, 1, 2_499_999]
+    workers = pool.workers().values()
+    assert all(worker["served"] for worker in workers)
+    assert all(worker["memory"]["private_bytes"] < GIGABYTE / 3 for worker in workers)
     assert "publish" not in " ".join(item["name"] for item in pool.status()["processes"])
 
 
@@ -133,9 +140,9 @@ def stopped_half_way(pool: Pool) -> tuple[int, int] | None:
     for pid, command in processes_of(pool.run_dir).items():
         if "mpspool.worker.weights.publish " not in command:
             continue
-        for entry in Path(f"/proc/{pid}/fd").iterdir():
+        for entry, name in descriptors(pid).items():
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
-                if os.readlink(entry).startswith("/memfd:mpspool.") and half_written(entry):
+                if name.startswith("/memfd:mpspool.") and half_written(entry):
                     os.kill(pid, signal.SIGSTOP)
                     if half_written(entry):
                         return pid, entry.stat().st_ino
@@ -204,7 +211,7 @@ def _pid(pool: Pool, name: str) -> int:
 
 @pytest.mark.parametrize(
     ("how", "words"),
-    # A shard that is missing is found before anything starts (test_start_errors.py).
+    # A shard that is missing is found before anything starts (tests/unit/test_preflight.py).
     [("flipped", "is damaged"), ("truncated", "is cut")],
 )
 def test_a_checkpoint_that_cannot_be_copied_fails_its_version(
@@ -245,6 +252,20 @@ def test_on_refuses_what_cannot_be_shared_and_auto_says_why_not(
     assert list(weights(pool, "off")["why"]) == ["weights.shared: off"]
 
 
+def test_weights_that_tensorflow_copies_are_told(start_pool: PoolStarter, model_dir: ModelDir) -> None:
+    """A worker that has them twice serves, and says so: in its log, in both forms of the status, by name."""
+    env = {"PYTHONPATH": str(ROOT / "tests" / "fakes" / "copying_worker")}
+    pool = start_pool("--model", f"large={model_dir('large')}", "--cpu-slots", 1, env=env).wait()
+    report = weights(pool, "large")
+    size = models.LARGE_ROWS * models.LARGE_COLUMNS * 4
+    assert (report["excess_bytes"], report["why"]) == (size, {COPIED: ["table"]})
+    assert (report["shared_bytes"], report["private_bytes"]) == (0, size)
+    log = (pool.run_dir / "logs" / "worker.large@1.cpu0.0.log").read_text()
+    assert "weights were copied in silence" in log
+    shown = cli("status", "--run-dir", pool.run_dir).stdout
+    assert "weights were copied that should be shared, such as table" in shown
+
+
 @pytest.mark.parametrize("backing", ["shm", "file"])
 def test_other_backings_leave_nothing(
     start_pool: PoolStarter, model_dir: ModelDir, tmp_path: Path, backing: str
@@ -256,7 +277,10 @@ def test_other_backings_leave_nothing(
     assert weights(pool, "large")["shared_bytes"] == models.LARGE_ROWS * models.LARGE_COLUMNS * 4
     folder = "/dev/shm" if backing == "shm" else str(tmp_path)
     held = {
-        file for pid in processes_of(pool.run_dir) for file in descriptors(pid) if file.startswith(folder)
+        file
+        for pid in processes_of(pool.run_dir)
+        for file in descriptors(pid).values()
+        if file.startswith(folder)
     }
     assert held
     assert all(file.endswith(" (deleted)") for file in held), held

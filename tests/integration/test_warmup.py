@@ -125,7 +125,7 @@ def test_synthetic_calls(model_dir: Callable[[str], Path]) -> None:
     """Without recorded requests each signature is called once with a batch of one, where its shapes are known."""
     path = model_dir("multi_signature") / "1"
     engine = loaded(path)
-    warmup.warm_up(engine, MODEL, path)
+    assert warmup.warm_up(engine, MODEL, path) == 3
     calls = {signature: {alias: x.shape for alias, x in inputs.items()} for signature, inputs in engine.calls}
     assert calls == {
         "serving_default": {"x": (1, 3)},
@@ -141,7 +141,7 @@ def test_synthetic_call_that_fails(capsys: pytest.CaptureFixture[str], engine: R
         raise PoolError(Code.INVALID_ARGUMENT, "zeros mean nothing to me")
 
     engine.run = refuse  # type: ignore[method-assign,assignment]
-    warmup.warm_up(engine, MODEL, path)
+    assert warmup.warm_up(engine, MODEL, path) == 0
     logged = capsys.readouterr()
     assert "zeros mean nothing to me" in logged.out + logged.err
 

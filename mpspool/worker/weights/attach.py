@@ -19,6 +19,9 @@ from mpspool.worker.weights.segment import Segment
 logger = log.get("weights")
 
 OFF = "weights.shared: off"
+UNTRIED = (
+    "not run before READY, so nobody knows whether TensorFlow copies any: give it recorded warm-up requests"
+)
 # A pool process that was killed is back by then, and has published again if it had to.
 _PATIENCE_S = 120.0
 # What a loaded and warm model takes beside its variables, at most, as seen: the runtime and a call; the graph and
@@ -55,7 +58,7 @@ def attach(config: WorkerSettings) -> tuple[Segment | None, str]:
     return segment, ""
 
 
-def checked(report: WeightsReport, before_bytes: int, path: Path) -> WeightsReport:
+def checked(report: WeightsReport, before_bytes: int, path: Path, *, warm: bool) -> WeightsReport:
     """The report with what else was copied in silence, beside the variables: logged, if anything was.
 
     The variables it knows for certain. This finds by its size what TensorFlow keeps of them elsewhere.
@@ -64,7 +67,10 @@ def checked(report: WeightsReport, before_bytes: int, path: Path) -> WeightsRepo
         report: the engine's, now that it is loaded and warm.
         before_bytes: private_bytes() before the model was loaded.
         path: the version folder.
+        warm: whether the model has answered anything yet: TensorFlow copies when it first uses a variable.
     """
+    if report.shared_variables and not warm:
+        report = msgspec.structs.replace(report, why={**report.why, UNTRIED: []})
     if copied := report.why.get(COPIED):
         logger.warning("weights were copied in silence", bytes=report.excess_bytes, variables=copied)
     variables = report.shared_variables + report.private_variables
