@@ -70,8 +70,6 @@ class Dataplane:
         self._slots: dict[str, str] = {}
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
-        # Whether the pool has said what there should be: until then what is unknown may only be new to us.
-        self._told = False
         self._pacing = Pacing()
         self._pumping = False
         self._looking = False
@@ -102,7 +100,7 @@ class Dataplane:
         model = ModelVersion("", 0)
         try:
             spec = peek(body)
-            version = self._resolve(spec.name, spec.version, spec.label)
+            version = self._models.resolve(spec.name, spec.version, spec.label)
             model = version.model
             pending = _Pending(
                 model, spec.signature_name, body, arrived_ns, deadline_ns, future=self._loop.create_future()
@@ -123,17 +121,8 @@ class Dataplane:
 
     def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
         """(version, serialised SignatureDefMap) of a model. Raises PoolError."""
-        found = self._resolve(name, version, label)
+        found = self._models.resolve(name, version, label)
         return found.model.version, found.signatures
-
-    def _resolve(self, name: str, version: int | None, label: str | None) -> Version:
-        try:
-            return self._models.resolve(name, version, label)
-        except PoolError as error:
-            if error.code is Code.NOT_FOUND and not self._told:
-                text = "This server has just been started and does not know its models yet; try again"
-                raise PoolError(Code.UNAVAILABLE, text) from None
-            raise
 
     def status(self, name: str, version: int | None) -> list[VersionStatus]:
         """What GetModelStatus says, oldest version first. Raises PoolError."""
@@ -168,7 +157,6 @@ class Dataplane:
             self._workers.hang_timeout_s[model] = item["hang_timeout_s"]
             self._models.get(model).was_available |= item["proved"]
         self._models.want(wanted)
-        self._told = True
         self._restarts = restarts
         self._slots = slots or {}
         for version in self._models.all():

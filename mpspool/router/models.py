@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mpspool.core.errors import Code, PoolError
@@ -55,6 +56,7 @@ class Models:
 
     def __init__(self) -> None:
         self._versions: dict[ModelVersion, Version] = {}
+        # Whether the pool has said what there should be: until then what is unknown may only be new to us.
         self._told = False
 
     def want(self, versions: dict[ModelVersion, tuple[int, str]]) -> None:
@@ -92,7 +94,7 @@ class Models:
         served = [version for version in known if version.was_available]
         mine = [version for version in served if number in (None, version.model.version)]
         if not mine:
-            if not served and self._to_come(known, number):
+            if not self._told or (not served and _to_come(known, number)):
                 raise PoolError(Code.UNAVAILABLE, _NOT_YET.format(name))
             what = f"Latest({name})" if number is None else f"Specific({name}, {number})"
             raise PoolError(Code.NOT_FOUND, f"Servable not found for request: {what}")
@@ -100,11 +102,6 @@ class Models:
         if not usable:
             raise PoolError(Code.UNAVAILABLE, f"{mine[-1].model}: {mine[-1].failed}")
         return usable[-1]
-
-    def _to_come(self, known: list[Version], number: int | None) -> bool:
-        """Whether one of these, or of those that the pool has not told yet, may serve."""
-        may = [version for version in known if version.state is not ModelVersionState.END]
-        return not self._told or any(number in (None, version.model.version) for version in may)
 
     def status(self, name: str, number: int | None) -> list[VersionStatus]:
         """For GetModelStatus, oldest version first. Raises PoolError as resolve() does."""
@@ -133,3 +130,9 @@ class Models:
         if missing and (every or len(missing) == len(served)):
             return f"not AVAILABLE: {', '.join(missing)}"
         return ""
+
+
+def _to_come(known: Iterable[Version], number: int | None) -> bool:
+    """Whether one of these, of that number if there is one, may still serve."""
+    may = [version for version in known if version.state is not ModelVersionState.END]
+    return any(number in (None, version.model.version) for version in may)

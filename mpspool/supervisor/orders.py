@@ -23,8 +23,10 @@ class Orders:
         self._noted: set[signal.Signals] = set()
 
     def note(self, *signums: signal.Signals) -> None:
-        """From now on these are orders."""
+        """From now on these are orders; not a SIGHUP that the caller has us ignore, as nohup does."""
         for signum in signums:
+            if signum == signal.SIGHUP and signal.getsignal(signum) is signal.SIG_IGN:
+                continue
             signal.signal(signum, self._on_signal)
             self._noted.add(signum)
 

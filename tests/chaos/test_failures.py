@@ -23,6 +23,7 @@ from tests.pool import Load, Pool, cli, processes_of
 LoadStarter = Callable[..., Load]
 # As many requests may be under way at one moment: what a router that is killed takes with it.
 IN_FLIGHT = 20
+NOT_ATTACHED = "it is no client of its MPS daemon"
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +127,7 @@ def test_killed_nursery_costs_nothing(pool: Pool, load: LoadStarter) -> None:
     until(lambda: first_worker(pool)["generation"] == generation + 1 and pool.all_ready(), 30)
     pool.serves_on()
     running.end_clean()
+    until(lambda: each_runs_once(pool), 20, "each process once")
 
 
 def asked(pool: Pool) -> dict[str, Any]:
@@ -162,16 +164,20 @@ def launcher_of(pool: Pool, worker: str) -> int:
     return next(pid for pid, command in processes_of(pool.run_dir).items() if settings in command)
 
 
-def assert_each_runs_once(pool: Pool) -> None:
-    """Every process is one that the status names, or its launcher."""
+def each_runs_once(pool: Pool) -> bool:
+    """Whether every process is one that the status names, its launcher, or a part of an MPS stand-in."""
     status = pool.status()
-    known = {item["pid"] for item in status["workers"] + status["processes"]} | {status["pool"]["pid"]}
+    named = {item["pid"] for item in status["workers"] + status["processes"]} | {status["pool"]["pid"]}
     commands = processes_of(pool.run_dir)
     supervisord = {pid for pid, command in commands.items() if "supervisord.conf" in command}
-    assert len(supervisord) == 1
     launchers = {pid for pid, command in commands.items() if "launcher.py" in command}
-    assert len(launchers) in (0, len(status["workers"]))  # exec, fork
-    assert set(commands) - supervisord - launchers == known
+    mps = mps_processes(pool)
+    return (
+        set(commands) == named | supervisord | launchers | {*mps["daemon"], *mps["server"]}
+        and len(supervisord) == 1
+        and len(launchers) in (0, len(status["workers"]))  # exec, fork
+        and len(mps["daemon"]) == len(mps["wrapper"]) >= len(mps["server"])
+    )
 
 
 @pytest.mark.parametrize("name", ["worker", "launcher", "pool", "router"])
@@ -186,7 +192,7 @@ def test_nothing_runs_twice_after_a_kill(pool: Pool, load: LoadStarter, name: st
     gone = {victim, worker} if name == "launcher" else {victim}
     until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid in gone), 20)
     until(pool.all_ready, 60)
-    assert_each_runs_once(pool)
+    until(lambda: each_runs_once(pool), 20, "each process once")
     pool.serves_on()
     report = running.end()
     assert report["sent"] - report["ok"] <= (IN_FLIGHT if name == "router" else 0), report
@@ -206,7 +212,10 @@ def mps_processes(pool: Pool) -> dict[str, list[int]]:
 def test_a_killed_mps_daemon_costs_no_request(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter
 ) -> None:
-    """Kill -9 of the wrapper and of the control daemon, on stand-ins: one of each again, the old server ended."""
+    """Kill -9 of the wrapper and of the control daemon, on stand-ins: one of each again, the old server ended.
+
+    The workers are no clients of the new one, and the status says so until they are started again.
+    """
     model = f"half_plus_two={model_dir('half_plus_two')}"
     layout = ("--simulate-gpus", 1, "--contexts-per-gpu", 2, "--intra-op-threads", 1)
     pool = start_pool("--model", model, *layout).wait()
@@ -222,6 +231,16 @@ def test_a_killed_mps_daemon_costs_no_request(
             return one_each and not any(set(before[name]) & set(after[name]) for name in after)
 
         until(renewed, 30, f"others after the {victim}'s death")
-        until(pool.all_ready, 60)
+        until(lambda: each_runs_once(pool), 20, "each process once")
+        until(lambda: all(NOT_ATTACHED in one.get("error", "") for one in pool.workers().values()), 20)
+        for worker in pool.workers().values():
+            os.kill(worker["pid"], signal.SIGKILL)
+            generation = worker["generation"] + 1
+
+            def attached(name: str = worker["id"], generation: int = generation) -> bool:
+                one = pool.workers()[name]
+                return (one["generation"], one["state"], "error" in one) == (generation, "READY", False)
+
+            until(attached, 60, f"{worker['id']} is a client of the new daemon")
     pool.serves_on()
     running.end_clean()

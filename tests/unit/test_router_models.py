@@ -69,6 +69,8 @@ def test_a_model_is_unavailable_while_it_is_loaded_for_the_first_time() -> None:
     assert refusal(models, "m").code is Code.UNAVAILABLE, "the pool has not said yet which there are"
     with pytest.raises(PoolError, match="m is not loaded yet"):
         models.status("m", None)
+    models.count(V1, 1, 1)  # its workers have found a new router before the pool has
+    assert refusal(models, "m", 2).code is Code.UNAVAILABLE
     models = table(V1)
     for number in (None, 1):
         refused = refusal(models, "m", number)

@@ -64,6 +64,7 @@ class Pool:
         self._places = {worker: slot for worker, (_, slot) in status.desired(config).items()}
         self._slots = self._recall()
         self._processes: dict[str, ProcessInfo] = {}
+        self._daemons: dict[str, int] = {}
         self._router: Message | None = None
         self._heard_at = self._heard_since = 0.0
         self._told: Message | None = None
@@ -117,9 +118,9 @@ class Pool:
                 acted = False
                 if error.fault == Fault.SHUTDOWN_STATE:
                     self._stopping = True
+                    self._looked.set()  # it tells nothing any more
                 else:
                     logger.warning("supervisord refused", reason=str(error))
-            self._looked.set()
             self._watch.changed()
             if not acted:
                 with contextlib.suppress(TimeoutError):
@@ -139,6 +140,8 @@ class Pool:
     async def _reconcile(self) -> bool:
         """One round; True when something was done, so that another should follow at once."""
         self._processes = await self._supervisord.processes()
+        self._looked.set()
+        self._check_orphans()
         for worker, slot in self._slots.items():
             if slot.state is SlotState.OCCUPIED and self._processes_pid(worker) == slot.pid:
                 self._workers.watch(worker, slot.pid)
@@ -221,7 +224,22 @@ class Pool:
         slot = self._slots[worker]
         slot.ready(time.monotonic())
         logger.info("worker ready", worker=str(worker), generation=slot.generation)
-        check = asyncio.create_task(self._check_attached(worker, slot.generation))
+        self._check_soon(worker)
+
+    def _check_orphans(self) -> None:
+        """Nobody is a client of an MPS daemon that has just come in the place of another."""
+        for daemon in self._config.mps_daemons:
+            found = self._processes.get(programs.mps_program(daemon.device))
+            before = self._daemons.get(daemon.device, 0)
+            if found is None or not found.pid or found.pid == before:
+                continue
+            self._daemons[daemon.device] = found.pid
+            for worker, slot in self._slots.items():
+                if before and worker.device == daemon.device and slot.ready_since is not None:
+                    self._check_soon(worker)
+
+    def _check_soon(self, worker: WorkerId) -> None:
+        check = asyncio.create_task(self._check_attached(worker, self._slots[worker].generation))
         self._checks.add(check)
         check.add_done_callback(self._checks.discard)
 
