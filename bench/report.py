@@ -201,7 +201,7 @@ def _footprints(results: Results) -> Iterator[str]:
 
 
 def target_lines(results: Results) -> Iterator[str]:
-    """The targets of those cells that were measured, each with the ratio and whether it is reached."""
+    """The targets of what was measured, and whether each is reached."""
     rows = []
     for target in TARGETS:
         cell = Cell("pool", target.model, target.batch, _TARGET_CONCURRENCY)
@@ -219,6 +219,9 @@ def target_lines(results: Results) -> Iterator[str]:
     if rows:
         yield from ("", f"## Targets, concurrency {_TARGET_CONCURRENCY}", "")
         yield from _table(("", "mpspool against", "at least", "ratio", ""), rows)
+    if results.sharing:
+        yield from ("", "## Targets, one copy", "")
+        yield from _table(("", "at most", "measured", ""), list(sharing_report.targets(results.sharing)))
 
 
 def _failures(results: Results) -> Iterator[str]:

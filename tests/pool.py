@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from mpspool.core import process
+from mpspool.core.rundir import RunDir
+from mpspool.supervisor import lock
 from tests.polling import until
 
 ROOT = Path(__file__).parent.parent
@@ -143,15 +145,16 @@ class Pool:
             self.process.wait(10)
 
     def assert_nothing_left(self) -> None:
-        """No process, socket, page or lock holder of this pool."""
+        """No process, and so no segment, which has no name; no socket, page or lock of this pool."""
         until(lambda: not processes_of(self.run_dir), 15, f"processes left: {processes_of(self.run_dir)}")
+        assert not lock.holder(RunDir(self.run_dir))
         sockets = [path for path in self.run_dir.rglob("*") if path.is_socket()]
         assert not sockets
         assert not list((self.run_dir / "progress").glob("worker.*.[0-9]*"))
 
 
 class Load:
-    """The checking load generator, running beside the test: RATE requests a second until its end."""
+    """The checking load generator, running beside the test: RATE requests a second until its end, or five minutes."""
 
     def __init__(self, pool: Pool, model: str, *args: object) -> None:
         command = [

@@ -126,13 +126,12 @@ def read_manifest(descriptor: int) -> Manifest:
     return manifest
 
 
-def find(pid: int, model: ModelVersion, source: str = "") -> int | None:
+def find(pid: int, model: ModelVersion) -> int | None:
     """A living process's segment of a model version.
 
     Args:
         pid: a process of the same user.
         model: whose weights.
-        source: where given, the segment must have been made from just this checkpoint.
 
     Returns:
         A descriptor of the caller's own, read-only; None where the process has no such segment.
@@ -148,9 +147,7 @@ def find(pid: int, model: ModelVersion, source: str = "") -> int | None:
             continue
         with contextlib.suppress(SegmentError):
             manifest = read_manifest(descriptor)
-            if (manifest.model, manifest.version) == (model.name, model.version) and (
-                source in {"", manifest.source}
-            ):
+            if (manifest.model, manifest.version) == (model.name, model.version):
                 return descriptor
         os.close(descriptor)
     return None

@@ -45,7 +45,7 @@ models:
   - {{name: corrupt, base_path: {corrupt}, cpu_slots: 1}}
   - {{name: no_ops, base_path: {half}, cpu_slots: 1, custom_ops: [{not_a_library}]}}
   - {{name: crasher, base_path: {half}, cpu_slots: 1, custom_ops: [{aborts}]}}
-restart: {{retries: 2, backoff_s: 3}}
+restart: {{retries: 3, backoff_s: 3}}
 """,
     )
     pool = start_pool(config)
@@ -56,7 +56,7 @@ restart: {{retries: 2, backoff_s: 3}}
     until(lambda: state("half_plus_two", 0) == state("half_plus_two", 1) == "READY", 90)
     running = load(pool, "half_plus_two")
     pool.serves_on()
-    assert state("crasher") != "FATAL", "it crashes on while the other is asked"
+    until(lambda: state("crasher") == "BACKOFF", 30)
     done = cli("wait", "--run-dir", pool.run_dir, "--timeout", 120, timeout=130)
     assert done.returncode == 1
     assert "FATAL" in done.stderr
@@ -68,7 +68,7 @@ restart: {{retries: 2, backoff_s: 3}}
     assert status["pool"]["state"] == "DEGRADED"
     versions = {model["name"]: model["versions"][0] for model in status["models"]}
     assert all(versions[model]["state"] == "END" and versions[model]["error"] for model in bad)
-    assert pool.workers()["crasher@1.cpu0.0"]["restarts"] == 2
+    assert pool.workers()["crasher@1.cpu0.0"]["restarts"] == 3
     assert "SIGABRT" in versions["crasher"]["error"]
 
 
@@ -137,9 +137,9 @@ models:
     pool.serves_on()
     running.end_clean()
     logs = pool.run_dir / "logs"
-    assert (logs / "router.log").read_text().count("one request has been running for 2.") == 2
+    assert (logs / "router.log").read_text().count("one request has been running for") == 2
     dumps = [(logs / f"worker.{worker}.log").read_text() for worker in pool.workers()]
-    assert sum("most recent call first" in dump for dump in dumps) >= 1
+    assert sum(dump.count("Current thread 0x") for dump in dumps) >= 2, "each was dumped"
 
 
 def test_a_client_that_does_not_wait_cannot_empty_a_pool(

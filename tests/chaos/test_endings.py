@@ -8,16 +8,22 @@ import os
 import signal
 import subprocess
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from tests.conftest import PoolStarter
 from tests.polling import until
 from tests.pool import CLI, ROOT, Load, Pool, cli, processes_of
 
 LoadStarter = Callable[..., Load]
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 REFUSED = "This server is shutting down; try another"
 # So long a request may take from being sent to being in the router's hands.
 ON_ITS_WAY_S = 0.1
@@ -37,16 +43,36 @@ def pool(
     return start_pool(config).wait()
 
 
+def health(pool: Pool) -> tuple[int, int]:
+    """What /readyz and the health service say."""
+    with grpc.insecure_channel(pool.address) as channel:
+        asked = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=5)
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{pool.rest_port}/readyz", timeout=5) as answer:
+            return answer.status, asked.status
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, asked.status
+
+
 def test_sigterm_under_load_loses_nothing(pool: Pool, load: LoadStarter) -> None:
-    """SIGTERM: what is in flight is answered, short or long, what is new gets UNAVAILABLE, exit 0."""
+    """SIGTERM: what is in flight is answered, short or long, what is new gets UNAVAILABLE, exit 0.
+
+    Meanwhile the status, /readyz and the health service say that it ends.
+    """
     running = load(pool, "half_plus_two")
     pool.serves_on()
-    with in_flight(pool, 4.0) as asking:
+    with in_flight(pool, 6.0) as asking:
+        assert health(pool) == (200, SERVING)
         told_s = time.monotonic()
-        assert pool.stop(30) == 0
+        assert pool.process is not None
+        pool.process.send_signal(signal.SIGTERM)
+        until(lambda: pool.status()["pool"]["state"] == "STOPPING", 2)
+        assert health(pool) == (503, NOT_SERVING)
+        assert pool.process.wait(30) == 0
         out, err = asking.communicate(timeout=10)
     assert (asking.returncode, err) == (0, "")
-    assert json.loads(out) == {"y": [4.0]}
+    assert json.loads(out) == {"y": [5.0]}
     pool.assert_nothing_left()
     report = running.end()
     assert report["wrong"] == 0

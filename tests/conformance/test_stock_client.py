@@ -13,11 +13,14 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
+from mpspool.core.process import alive
 from tests import models
 from tests.conftest import PoolStarter
 from tests.polling import until
-from tests.pool import Pool
+from tests.pool import Pool, cli
 
 MESSAGE_LIMIT = 4 * 2**20
 
@@ -351,24 +354,33 @@ def http(pool: Pool, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
-def test_http_health_and_metrics(pool: Pool, stub: Any, apis: Any, tf: Any) -> None:
-    """/healthz, /readyz and /metrics answer; the metrics count what was served."""
-    stub.Predict(request(apis, tf, x=X), timeout=10)
-    assert http(pool, "/healthz")[0] == 200
-    assert http(pool, "/readyz")[0] == 200
+def counted(pool: Pool, model: str) -> float:
+    """How many of a model's requests were answered OK, as /metrics has it."""
     status, metrics = http(pool, "/metrics")
     assert status == 200
-    assert "mpspool_requests_total{" in metrics
-    assert 'model="half_plus_two"' in metrics
+    lines = (line for line in metrics.splitlines() if line.startswith("mpspool_requests_total{"))
+    mine = [line for line in lines if f'model="{model}"' in line and '="OK"' in line]
+    return sum(float(line.rpartition(" ")[2]) for line in mine)
+
+
+def test_http_health_and_metrics(pool: Pool, stub: Any, apis: Any, tf: Any) -> None:
+    """/healthz, /readyz and /metrics answer; the metrics count what was served."""
+    before = counted(pool, "half_plus_two")
+    for _ in range(3):
+        stub.Predict(request(apis, tf, x=X), timeout=10)
+    assert counted(pool, "half_plus_two") == before + 3
+    assert http(pool, "/healthz")[0] == 200
+    assert http(pool, "/readyz")[0] == 200
     assert http(pool, "/v1/models/half_plus_two:predict")[0] in (404, 405, 501)
 
 
 def test_status_json_has_the_promised_shape(pool: Pool) -> None:
     """Scripts read these names and values."""
     status = until(lambda: (s := pool.status())["pool"]["state"] == "RUNNING" and s, 10)
-    assert {"state", "pid", "run_dir", "grpc_port", "rest_port", "mps"} <= status["pool"].keys()
-    assert status["pool"]["pid"] == pool.pid
-    assert status["pool"]["mps"] == "off"
+    assert status["pool"] == {
+        "state": "RUNNING", "pid": pool.pid, "run_dir": str(pool.run_dir), "grpc_port": pool.grpc_port,
+        "rest_port": pool.rest_port, "mps": "off",
+    }  # fmt: skip
     model = next(model for model in status["models"] if model["name"] == "half_plus_two")
     [version] = model["versions"]
     assert version.items() >= {"version": 1, "state": "AVAILABLE", "error": ""}.items()
@@ -381,5 +393,31 @@ def test_status_json_has_the_promised_shape(pool: Pool) -> None:
     assert (worker["model"], worker["version"], worker["device"], worker["slot"]) == (
         "half_plus_two", 1, "cpu0", 0,
     )  # fmt: skip
-    assert {"router", "pool"} <= {item["name"] for item in status["processes"]}
-    json.dumps(status)
+    processes = {item["name"]: item for item in status["processes"]}
+    assert {"router", "pool"} <= processes.keys()
+    assert all(item["state"] == "RUNNING" and alive(item["pid"]) for item in processes.values())
+
+
+def test_health_and_reflection(channel: grpc.Channel) -> None:
+    """grpc.health.v1 says SERVING, of the whole and of each service; reflection lists what is served."""
+    health = health_pb2_grpc.HealthStub(channel)
+    for service in ("", "tensorflow.serving.PredictionService", "tensorflow.serving.ModelService"):
+        asked = health_pb2.HealthCheckRequest(service=service)
+        assert health.Check(asked, timeout=10).status == health_pb2.HealthCheckResponse.SERVING
+    services = ProtoReflectionDescriptorDatabase(channel).get_services()
+    assert {"tensorflow.serving.PredictionService", "tensorflow.serving.ModelService"} <= set(services)
+
+
+def test_the_command_line_asks_for_what_it_is_told(pool: Pool) -> None:
+    """Signature, version, and a document from standard input."""
+    command = ("predict", "multi_signature", "--signature", "add", "--input", "-", "--address", pool.address)
+    done = cli(*command, "--version", 1, input='{"a": [1, 2], "b": 3}')
+    assert json.loads(done.stdout) == {"sum": [4.0, 5.0]}
+    done = cli(*command, "--version", 7, input='{"a": [1, 2], "b": 3}')
+    assert (
+        done.returncode,
+        "Servable not found for request: Specific(multi_signature, 7)" in done.stderr,
+    ) == (
+        1,
+        True,
+    )

@@ -27,7 +27,7 @@ class Start:
         root: for its run folder and the pipe.
         model: a base path.
         args: more for start.
-        within: a command that runs another as its only child.
+        within: a command that runs another.
     """
 
     def __init__(self, root: Path, model: Path, *args: str, within: tuple[str, ...] = ()) -> None:
@@ -42,7 +42,8 @@ class Start:
                 command, stdout=out, stderr=out, cwd=ROOT, env={**os.environ, **LIGHT}, start_new_session=True
             )
         self._pipe = until(self._open, 20, "start reads its file")
-        self.pid = process.children(self.outer.pid)[0] if within else self.outer.pid
+        # `within` forks its child, or becomes it.
+        self.pid = next(iter(process.children(self.outer.pid)), self.outer.pid)
 
     def _open(self) -> int:
         with contextlib.suppress(OSError):  # nobody reads yet
@@ -118,6 +119,27 @@ def test_an_order_while_the_pool_comes_up(start: Starter, within: tuple[str, ...
     begun = start(within=within)
     begun.go_on()
     until((begun.run_dir / seen).exists, 20, seen)
+    begun.kill()
+    begun.ends(0)
+
+
+def test_the_end_of_the_terminal(start: Starter) -> None:
+    """SIGHUP is an order as SIGTERM is, but to a pool that was started by nohup it is none."""
+    begun = start()
+    begun.go_on()
+    until((begun.run_dir / "supervisord.sock").exists, 20)
+    begun.kill(signal.SIGHUP)
+    begun.ends(0)
+
+
+def test_nohup(start: Starter) -> None:
+    """A pool goes on whose caller has it ignore SIGHUP."""
+    begun = start(within=("nohup",))
+    begun.kill(signal.SIGHUP)
+    begun.go_on()
+    until(lambda: cli("wait", "--run-dir", begun.run_dir, "--timeout", 20).returncode == 0, 30)
+    begun.kill(signal.SIGHUP)
+    assert cli("status", "--run-dir", begun.run_dir).returncode == 0
     begun.kill()
     begun.ends(0)
 

@@ -20,6 +20,7 @@ import pytest
 
 from mpspool.core import process
 from mpspool.worker import launcher as protocol
+from mpspool.worker.nursery import nursery as nursery_module
 from tests.conftest import PoolStarter, short_dir
 from tests.nursery import Place, gone, private_kb, stop, structs
 from tests.polling import until
@@ -423,6 +424,30 @@ def test_imports_that_kill(start_place: Callable[..., Place], short_root: Path, 
     place.router.serve_until(ended, protocol.WAIT_S / 2)
     assert launched.process.returncode == -signal.SIGKILL
     assert "nurseries have ended before they answered" in launched.text()
+
+
+def test_a_second_thread_forbids_the_fork(
+    start_place: Callable[..., Place], short_root: Path, half: Path
+) -> None:
+    """A nursery whose imports have left a thread running forks nobody: the worker is a process of its own."""
+    thread = "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    (short_root / "sitecustomize.py").write_text(thread)
+    place = start_place(short_root)
+    launched = place.launch("half_plus_two", half)
+    launched.ready()
+    assert "not forked, the nursery has 2 threads" in launched.text()
+    assert process.stat(launched.process.pid).ppid == os.getpid()
+    assert launched.worker_pid == launched.process.pid
+
+
+def test_an_open_gpu_forbids_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is open of a driver cannot be shared with a child."""
+    assert nursery_module._unfit() == ""
+    readlink = os.readlink
+    monkeypatch.setattr(
+        os, "readlink", lambda path: "/dev/nvidia0" if path.endswith("/0") else readlink(path)
+    )
+    assert nursery_module._unfit() == "the nursery has a GPU open"
 
 
 def test_code_that_changes_during_the_imports(

@@ -7,6 +7,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from mpspool.core.control import ControlError, ControlServer, Message
 from mpspool.core.errors import MAX_ERROR_CHARS, cut
 from mpspool.core.ids import WorkerId, escape, unescape
 from mpspool.core.progress import ProgressReader, ProgressWriter
-from mpspool.core.rundir import RunDir
+from mpspool.core.rundir import RunDir, default_run_dir
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import (
     SLOT_MOVES,
@@ -185,3 +186,11 @@ time.sleep(60)
     from tests.polling import until
 
     until(lambda: not process.alive(child), 5)
+
+
+def test_the_default_run_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under XDG_RUNTIME_DIR, else under the temp folder."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/7")
+    assert default_run_dir() == Path("/run/user/7/mpspool")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    assert default_run_dir() == Path(tempfile.gettempdir()) / f"mpspool-{os.getuid()}"

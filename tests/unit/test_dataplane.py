@@ -7,8 +7,9 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import pytest
 from structlog.testing import capture_logs
 
@@ -55,10 +56,10 @@ class Link:
 class Scene:
     """A data plane, its link and some workers, which are this very process."""
 
-    def __init__(self, tmp_path: Path) -> None:
+    def __init__(self, tmp_path: Path, settings: RouterSettings = SETTINGS) -> None:
         self.recorder = Recorder()
         self.links: list[Link] = []
-        self.dataplane = Dataplane(SETTINGS, self.recorder, self._link)  # type: ignore[arg-type]
+        self.dataplane = Dataplane(settings, self.recorder, self._link)  # type: ignore[arg-type]
         self.link = self.links[0]
         self.folder = tmp_path
         self.pages: list[ProgressWriter] = []
@@ -100,10 +101,10 @@ class Scene:
             page.close()
 
 
-def play(tmp_path: Path, story: Callable[[Scene], Any]) -> None:
+def play(tmp_path: Path, story: Callable[[Scene], Any], settings: RouterSettings = SETTINGS) -> None:
     async def run() -> None:
         async with asyncio.timeout(30):
-            scene = Scene(tmp_path)
+            scene = Scene(tmp_path, settings)
             try:
                 await story(scene)
             finally:
@@ -386,3 +387,22 @@ def test_the_pool_tells_of_its_slots(tmp_path: Path) -> None:
         assert (await control.snapshot({}))["slots"] == {}
 
     play(tmp_path, story)
+
+
+@pytest.mark.parametrize("readiness", ["any", "all"])
+def test_readiness(tmp_path: Path, readiness: Literal["any", "all"]) -> None:
+    """One model that serves is enough, unless all are asked for; none is while the router drains. Changes are told."""
+
+    async def story(scene: Scene) -> None:
+        plane, changes = scene.dataplane, []
+        plane.on_change(lambda: changes.append(plane.unready()))
+        await Control(plane).models(
+            {"models": [MODEL, {**MODEL, "name": "o", "proved": False}], "restarts": {}}
+        )
+        assert "not AVAILABLE" in changes[-1]
+        scene.hello(0)
+        assert changes[-1] == ("not AVAILABLE: o" if readiness == "all" else "")
+        await plane.drain(0.1)
+        assert plane.unready() == changes[-1] == "shutting down"
+
+    play(tmp_path, story, msgspec.structs.replace(SETTINGS, readiness=readiness))

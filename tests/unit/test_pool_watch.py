@@ -31,7 +31,7 @@ class _Handler(SimpleXMLRPCRequestHandler):
 
 
 class LateSupervisord(SimpleXMLRPCDispatcher, socketserver.ThreadingUnixStreamServer):
-    """Runs a router, and says so once it may."""
+    """Runs a router, and says so once it may, and was asked twice."""
 
     daemon_threads = True
 
@@ -42,7 +42,9 @@ class LateSupervisord(SimpleXMLRPCDispatcher, socketserver.ThreadingUnixStreamSe
 
     def _dispatch(self, method: str, params: Any) -> Any:
         if method == "supervisor.getAllProcessInfo":
-            self.asked.set()
+            if not self.asked.is_set():
+                self.asked.set()
+                raise xmlrpc.client.Fault(30, "FAILED")
             self.may_answer.wait(10)
             return [ROUTER]
         raise xmlrpc.client.Fault(10, "BAD_NAME")

@@ -93,3 +93,35 @@ def test_a_process_that_cannot_do_its_work_says_why() -> None:
     view = status.View(config, slots(config), processes, {}, {}, None, 1, errors)
     found = {process["name"]: process.get("error") for process in status.build(view)["processes"]}
     assert found == {**errors, "pool": None}
+
+
+def test_the_state_of_the_pool() -> None:
+    """STARTING until every slot was READY once or is FATAL, then RUNNING or DEGRADED; STOPPING at the end."""
+    config = settings("good", "bad")
+    found = slots(config)
+    one, two, three, four = found
+
+    def state(*ready: WorkerId, stopping: bool = False) -> str:
+        workers = [
+            {"id": str(worker), **asdict(WorkerReport(1, found[worker].pid, "READY", 0, 0, ""))}
+            for worker in ready
+        ]
+        view = status.View(config, found, {}, {}, {}, {"workers": workers}, 1, stopping=stopping)
+        return str(status.build(view)["pool"]["state"])
+
+    assert state() == "STARTING"
+    for worker in found:
+        found[worker].started(7, 1, 0.0)
+        found[worker].ready(0.0)
+    assert state(one, two, three, four) == "RUNNING"
+    assert state(one, two) == "DEGRADED"
+    assert state(one, two, three, four, stopping=True) == "STOPPING"
+    again = slots(config)
+    found = again
+    for worker in (one, two, three):
+        found[worker].started(7, 1, 0.0)
+        found[worker].ready(0.0)
+    assert state(one, two, three) == "STARTING"
+    found[four].started(7, 1, 0.0)
+    found[four].ended(EXIT_NEVER, 1.0, "no SavedModel")
+    assert state(one, two, three) == "DEGRADED"

@@ -79,8 +79,9 @@ def _glance(file: int) -> tuple[Path, Environment]:
         os.preadv(file, [text], 0)
         end = text.find(b"\0")
         path = text[: size if end < 0 else end]
-        names = (found for found in _VARIABLE.finditer(text) if staleness.read_at_import(found[1]))
-        return Path(os.fsdecode(path)), {found[1]: found[2] for found in names}
+        variables = _VARIABLE.finditer(text)
+        at_import = {found[1]: found[2] for found in variables if staleness.read_at_import(found[1])}
+        return Path(os.fsdecode(path)), at_import
 
 
 def close_all(descriptors: Iterable[int]) -> None:

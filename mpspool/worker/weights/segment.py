@@ -21,7 +21,6 @@ from mpspool.core.segment_file import (
     Placed,
     Private,
     SegmentError,
-    find,
     read_manifest,
 )
 from mpspool.worker.weights import huge_pages, memory, room
@@ -30,7 +29,7 @@ from mpspool.worker.weights.checkpoint import canonical
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Manifest", "Placed", "Private", "Segment", "SegmentError", "create", "find", "seal", "write"]
+__all__ = ["Manifest", "Placed", "Private", "Segment", "SegmentError", "create", "seal", "write"]
 
 _SHM = "/dev/shm"  # noqa: S108 - what lies there has no name
 _MFD_NOEXEC_SEAL = 0x0008
