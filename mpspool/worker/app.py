@@ -104,6 +104,7 @@ class Worker:
         self._to(WorkerState.WARMING)
         path = Path(self._config.model.path)
         warm = warmup.warm_up(engine, self._model, path) > 0
+        device.require_mps(self._config)
         self._engine = engine
         weights = checked(engine.weights(), before_bytes, path, warm=warm)
         logger.info(
@@ -163,6 +164,8 @@ def main(config: WorkerSettings) -> int:
     worker = Worker(config)
     try:
         return worker.serve()
+    except device.NotAttachedError as error:
+        return worker.fail(str(error), 1)
     except gpu.NoGpuError as error:
         return worker.fail(str(error), process.EXIT_NEVER if error.never else 1)
     except Exception as error:

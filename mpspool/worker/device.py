@@ -6,11 +6,14 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from mpspool.core import log
+from mpspool.core import control, log
+from mpspool.core.control import ControlError
+from mpspool.core.rundir import RunDir
 from mpspool.core.settings import SlotSettings, WorkerSettings
 
 logger = log.get("device")
@@ -19,10 +22,19 @@ logger = log.get("device")
 NO_GPU = "-1"
 # Where the stand-in for the MPS daemon takes its clients, in the pipe folder.
 _SIMULATED_CLIENTS = "clients"
+# How long a pool process, or an MPS daemon, that is being started again may be away; and how long a daemon that
+# answers may take to list a client that has a context.
+_POOL_S = 60.0
+_LISTED_S = 3.0
+_POLL_S = 0.1
 
 # Read when NumPy and TensorFlow are imported. NumPy multiplies nothing here; and what OpenBLAS's threads
 # would cost is a process that cannot be forked.
 AT_IMPORT: Mapping[str, str] = {"TF_CPP_MIN_LOG_LEVEL": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+class NotAttachedError(Exception):
+    """The worker would run without MPS. The text names the daemon and the remedy."""
 
 
 def prepare(settings: WorkerSettings) -> None:
@@ -86,8 +98,7 @@ def _pin(slot: SlotSettings) -> None:
 def attach_simulated(settings: WorkerSettings) -> socket.socket | None:
     """Makes us a client of the stand-in MPS daemon for as long as the connection is held open.
 
-    As with CUDA, a daemon that cannot be reached is no error here: the pool sees that the
-    daemon's client list lacks our pid.
+    As with CUDA, a daemon that cannot be reached is no error here: require_mps() finds out.
     """
     slot = settings.slot
     if not (slot.simulated and slot.mps_pipe):
@@ -101,6 +112,33 @@ def attach_simulated(settings: WorkerSettings) -> socket.socket | None:
         logger.warning("not attached to the simulated MPS daemon", socket=str(path), error=error.strerror)
         return None
     return connection
+
+
+def require_mps(settings: WorkerSettings) -> None:
+    """Has the pool look whether our MPS daemon counts us among its clients: CUDA runs without MPS, and does not say so.
+
+    Call once there is a CUDA context.
+
+    Raises:
+        NotAttachedError: it does not.
+    """
+    slot = settings.slot
+    if not slot.mps_pipe:
+        return
+    pool = RunDir(Path(settings.run_dir)).pool_control
+    end = time.monotonic() + _POOL_S
+    while time.monotonic() < end:
+        with contextlib.suppress(ControlError):
+            attached = control.call(pool, "attached", worker=settings.worker, timeout_s=_POOL_S)["attached"]
+            if attached:
+                return
+            if attached is False:
+                end = min(end, time.monotonic() + _LISTED_S)
+        time.sleep(_POLL_S)
+    raise NotAttachedError(
+        f"it is no client of the MPS daemon of {slot.device} ({slot.mps_pipe}) and would run without MPS: "
+        f"see mpspool logs mps.{slot.device}; mps: off runs without it"
+    )
 
 
 def session_config(settings: WorkerSettings) -> Any:

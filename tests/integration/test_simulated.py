@@ -64,6 +64,20 @@ def test_two_simulated_gpus(start_pool: PoolStarter, model_dir: ModelDir) -> Non
     pool.assert_nothing_left()
 
 
+def test_a_worker_that_would_run_without_mps_is_not_ready(
+    start_pool: PoolStarter, model_dir: ModelDir
+) -> None:
+    """CUDA runs on in silence where it does not reach its daemon: such a worker ends, and says why; others serve on."""
+    pool = start_pool(*half_plus_two(model_dir), "--simulate-gpus", 1, "--contexts-per-gpu", 2).wait()
+    (pool.run_dir / "mps" / "gpu0" / "pipe" / "clients").unlink()
+    name = "half_plus_two@1.gpu0.0"
+    os.kill(pool.workers()[name]["pid"], signal.SIGKILL)
+    reason = "it is no client of the MPS daemon of gpu0"
+    worker = until(lambda: reason in (w := pool.workers()[name]).get("error", "") and w, 60)
+    assert worker["state"] != "READY"
+    assert ask(pool) == {"y": [2.5, 3.0, 4.5]}
+
+
 def test_simulated_cpus(start_pool: PoolStarter, model_dir: ModelDir) -> None:
     """128 CPUs that are not there, two sets of 64: planned and shown, nothing pinned, served."""
     layout = ["--simulate-cpus", 128, "--cpu-slots", 2, "--cpusets", "0-63;64-127"]

@@ -65,6 +65,7 @@ class Pool:
         self._slots = self._recall()
         self._processes: dict[str, ProcessInfo] = {}
         self._daemons: dict[str, int] = {}
+        self._recovering: set[str] = set()
         self._router: Message | None = None
         self._heard_at = self._heard_since = 0.0
         self._told: Message | None = None
@@ -83,7 +84,8 @@ class Pool:
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)
         control = ControlServer(
-            self._run.pool_control, {"status": self._status, "watch": self._watch, "stop": self._stop}
+            self._run.pool_control,
+            {"status": self._status, "watch": self._watch, "stop": self._stop, "attached": self._is_attached},
         )
         await control.start()
         self._weights.listen()
@@ -199,7 +201,7 @@ class Pool:
                 self._slots[worker].started(0, generation, time.monotonic())
                 self._note_end(worker, process.EXIT_NEVER, reason)
             case reconcile.Start(WorkerId() as worker, generation):
-                if not await self._workers.mps_answers(worker, self._processes):
+                if self._is_in_line(worker) or not await self._workers.mps_answers(worker, self._processes):
                     return False
                 await self._start(worker, max(generation, self._workers.generation(worker) + 1))
             case reconcile.Ended(WorkerId() as worker, exit_status, spawn_error):
@@ -225,6 +227,12 @@ class Pool:
         slot.ready(time.monotonic())
         logger.info("worker ready", worker=str(worker), generation=slot.generation)
         self._check_soon(worker)
+        if all(
+            one.ready_since is not None for one in self._on(worker.device) if one.state is not SlotState.FATAL
+        ):
+            self._recovering.discard(worker.device)
+
+    # -- MPS --------------------------------------------------------------------------------------
 
     def _check_orphans(self) -> None:
         """Nobody is a client of an MPS daemon that has just come in the place of another."""
@@ -244,12 +252,39 @@ class Pool:
         check.add_done_callback(self._checks.discard)
 
     async def _check_attached(self, worker: WorkerId, generation: int) -> None:
-        """CUDA runs without MPS, and says nothing, where it cannot reach the daemon: so we do."""
-        slot = self._slots[worker]
-        if not await self._workers.attached(worker) and slot.generation == generation:
-            slot.reason = "it is no client of its MPS daemon: it runs, but without MPS"
+        """A worker whose daemon has gone is ended: it would run on without MPS, if at all."""
+        while (attached := await self._workers.attached(worker)) is None:
+            await asyncio.sleep(_PERIOD_S)
+        if attached or self._stopping or worker in self._ending:
+            return
+        if self._slots[worker].generation == generation:
             logger.error("not attached", worker=str(worker), generation=generation)
-            self._watch.changed()
+            self._recovering.add(worker.device)
+            self._ending[worker] = asyncio.create_task(self._end_lost(worker))
+
+    async def _end_lost(self, worker: WorkerId) -> None:
+        try:
+            self._run.set_last_words(worker.program, "ended: it was no client of its MPS daemon any more")
+            await self._workers.end_lost(worker)
+        finally:
+            del self._ending[worker]
+            self._look()
+
+    def _is_in_line(self, worker: WorkerId) -> bool:
+        """Whether another worker has to be READY before this one starts: a GPU that failed is filled one by one."""
+        starting = (
+            one.state is SlotState.OCCUPIED and one.ready_since is None for one in self._on(worker.device)
+        )
+        return worker.device in self._recovering and any(starting)
+
+    def _on(self, device: str) -> list[Slot]:
+        return [slot for worker, slot in self._slots.items() if worker.device == device]
+
+    async def _is_attached(self, request: Message) -> Message:
+        """For a worker that is warm: whether its MPS daemon counts it among its clients."""
+        return {"attached": await self._workers.attached(WorkerId.parse(request["worker"]))}
+
+    # -- ends and starts --------------------------------------------------------------------------
 
     async def _start(self, worker: WorkerId, generation: int) -> None:
         slot = self._slots[worker]

@@ -182,6 +182,11 @@ class Workers:
         await _grown(file, before, watched.gone)
         await self._kill([(worker, watched)], _KILL_S)
 
+    async def end_lost(self, worker: WorkerId) -> None:
+        """At once: what it runs on has gone."""
+        if (watched := self._watched.get(worker)) is not None:
+            await self._kill([(worker, watched)], _KILL_S)
+
     async def end_all(self, end: float) -> int:
         """Ends every worker, all at once: asked to drain and go, killed when the time is nearly over.
 
@@ -236,12 +241,16 @@ class Workers:
             self._answered[daemon.device] = pid if answers else 0
         return bool(self._answered[daemon.device])
 
-    async def attached(self, worker: WorkerId) -> bool:
-        """Whether its MPS daemon counts it among the clients, or it needs none."""
-        daemon = self._daemon(worker)
+    async def attached(self, worker: WorkerId) -> bool | None:
+        """Whether its MPS daemon counts it among the clients, or it needs none; None where the daemon does not say."""
+        daemon, pid = self._daemon(worker), self.pid(worker)
         if daemon is None:
             return True
-        return await asyncio.to_thread(_attached, Control.of(daemon, os.environ), self.pid(worker))
+        try:
+            return await asyncio.to_thread(_attached, Control.of(daemon, os.environ), pid)
+        except ControlError as error:
+            logger.warning("the MPS daemon does not list its clients", device=worker.device, error=str(error))
+            return None
 
     def _daemon(self, worker: WorkerId) -> MpsSettings | None:
         _, slot = self._places[worker]
@@ -266,10 +275,8 @@ def _open(pid: int) -> int:
 
 
 def _attached(control: Control, pid: int) -> bool:
-    try:
-        return any(pid in control.client_list(server) for server in control.server_list())
-    except ControlError:
-        return False
+    """Raises ControlError."""
+    return any(pid in control.client_list(server) for server in control.server_list())
 
 
 def _terminate_client(control: Control, pid: int) -> None:
