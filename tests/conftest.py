@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from tests import models
 from tests.pool import Load, Pool
 
 PoolStarter = Callable[..., Pool]
+
+# A shell has its background jobs ignore Ctrl-C, and their children with them; some tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -20,7 +20,6 @@ import pytest
 
 from mpspool.core import process
 from mpspool.worker import launcher as protocol
-from mpspool.worker.nursery import nursery as nursery_module
 from tests.conftest import PoolStarter, short_dir
 from tests.nursery import Place, gone, private_kb, stop, structs
 from tests.polling import until
@@ -440,14 +439,18 @@ def test_a_second_thread_forbids_the_fork(
     assert launched.worker_pid == launched.process.pid
 
 
-def test_an_open_gpu_forbids_the_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_open_gpu_forbids_the_fork() -> None:
     """What is open of a driver cannot be shared with a child."""
-    assert nursery_module._unfit() == ""
-    readlink = os.readlink
-    monkeypatch.setattr(
-        os, "readlink", lambda path: "/dev/nvidia0" if path.endswith("/0") else readlink(path)
+    code = (
+        "import os\n"
+        "from mpspool.worker.nursery.nursery import _unfit\n"
+        "print(repr(_unfit()))\n"
+        "readlink = os.readlink\n"
+        "os.readlink = lambda path: '/dev/nvidia0' if path.endswith('/0') else readlink(path)\n"
+        "print(repr(_unfit()))\n"
     )
-    assert nursery_module._unfit() == "the nursery has a GPU open"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["''", "'the nursery has a GPU open'"]
 
 
 def test_code_that_changes_during_the_imports(
