@@ -210,6 +210,13 @@ def mps_processes(pool: Pool) -> dict[str, list[int]]:
     return {name: [pid for pid, found in commands.items() if text in found] for name, text in named.items()}
 
 
+def starts(pool: Pool) -> list[str]:
+    """The starts of workers and their getting READY, in order, as the pool process logged them."""
+    lines = (pool.run_dir / "logs" / "pool.log").read_text().splitlines()
+    events = [json.loads(line)["event"] for line in lines if line.startswith("{")]
+    return [event for event in events if event in ("worker started", "worker ready")]
+
+
 def mps_clients(pool: Pool) -> set[int]:
     """Of the MPS daemon of gpu0, asked the way nvidia-cuda-mps-control is."""
     daemon = settings.load(pool.run_dir / "settings" / "mps.gpu0.json", MpsSettings)
@@ -232,6 +239,7 @@ def test_a_killed_mps_daemon_costs_no_request(
     pool.serves_on()
     for victim in ("wrapper", "daemon"):
         generations = {name: worker["generation"] for name, worker in pool.workers().items()}
+        past = len(starts(pool))
         before = mps_processes(pool)
         os.kill(before[victim][0], signal.SIGKILL)
 
@@ -251,5 +259,6 @@ def test_a_killed_mps_daemon_costs_no_request(
 
         until(refilled, 90, f"workers of the new daemon after the {victim}'s death")
         assert mps_clients(pool) == {worker["pid"] for worker in pool.workers().values()}
+        assert starts(pool)[past:] == ["worker started", "worker ready"] * 2, "one by one"
     pool.serves_on()
     running.end_clean()
