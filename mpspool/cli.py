@@ -131,7 +131,9 @@ def start(file: Path | None, detach: bool, check: bool, **flags: Any) -> None:
         _print_plan(settings, planned)
         if check:
             _check_models(settings)
-            click.echo("All is well; nothing was started.")
+            click.echo(
+                "All is well; nothing was started. (The weights' checksums are verified as they are published.)"
+            )
             return
         if detach:
             announce = _announce_detached(settings)
@@ -243,7 +245,7 @@ def status(run: RunDir, as_json: bool) -> None:
     except ask.NoPoolError as error:
         fail(str(error))
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps(report.for_scripts(found), indent=2))
     else:
         report.print_status(found)
 
@@ -369,7 +371,7 @@ def logs(run: RunDir, process: str | None, follow: bool) -> None:
     """Print the log of one process, or of all.
 
     PROCESS is a worker's id or a process' name, as `mpspool status` shows them; "supervisord" and, with
-    --detach, "mpspool" have logs too.
+    --detach, "mpspool" have logs too. Those of the pool before lie in logs/before of the run folder.
     """
     from mpspool.supervisor import log_files
 
@@ -454,8 +456,25 @@ def predict(
     except client.UnreachableError as error:
         fail(str(error) if address else f"{error} ({program()} status{elsewhere(str(run.root))})")
     except client.CallError as error:
-        fail(str(error))
+        fail(f"{error}{'' if address else _hint(run, name, str(error))}")
     click.echo(json.dumps(outputs))
+
+
+def _hint(run: RunDir, name: str, error: str) -> str:
+    """What the pool knows of a model that its router does not find."""
+    from mpspool.supervisor import ask
+
+    if not error.startswith("NOT_FOUND"):
+        return ""
+    with contextlib.suppress(ask.NoPoolError):
+        models = {model["name"]: model["versions"] for model in ask.status(run)["models"]}
+        if name not in models:
+            return f"; the pool has: {', '.join(models)}"
+        return "".join(
+            f"; version {one['version']} is {one['state']}{': ' * bool(one['error'])}{one['error']}"
+            for one in models[name]
+        )
+    return ""
 
 
 def _address(run: RunDir) -> str:

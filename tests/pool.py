@@ -120,7 +120,8 @@ class Pool:
         until(lambda: self.served() > before + RATE, timeout_s, "requests are answered")
 
     def process_pid(self, name: str) -> int:
-        return int(next(item["pid"] for item in self.status()["processes"] if item["name"] == name))
+        """Of one of supervisord's children; 0 while it does not run."""
+        return next(item["pid"] for item in self.status()["processes"] if item["name"] == name) or 0
 
     def all_ready(self) -> bool:
         return self.status()["pool"]["state"] == "RUNNING"

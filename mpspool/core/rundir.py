@@ -84,6 +84,11 @@ class RunDir:
         return self.root / "logs"
 
     @property
+    def logs_before(self) -> Path:
+        """Of the pool that ran here before."""
+        return self.logs / "before"
+
+    @property
     def progress(self) -> Path:
         return self.root / "progress"
 

@@ -87,7 +87,9 @@ def _parse_cpuset(part: str, index: int, text: str) -> list[int]:
 def _parse_range(item: str, where: str) -> range:
     match = _RANGE.fullmatch(item)
     if match is None:
-        raise ValueError(f"{where}: {item!r} is neither a CPU nor a range such as 2-4")
+        raise ValueError(
+            f"{where}: {item!r} is neither a CPU nor a range such as 2-4; auto, split and none stand alone"
+        )
     first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
         raise ValueError(f"{where}: the range {item!r} runs backwards; write {last}-{first}")

@@ -70,6 +70,7 @@ def run(config: PoolSettings, *, orders: Orders, say: Say, started: Callable[[],
         if pids := leftovers.end(folder):
             say(f"ended what an earlier pool left in {folder.root}: {', '.join(map(str, pids))}")
         leftovers.remove_files(folder)
+        leftovers.put_logs_aside(folder)
         write_files(folder, config)
         process.become_subreaper()
         # Every process below us looks at it: none outlives us, even one that is just being started.
@@ -401,6 +402,14 @@ def _redirect(log_file: Path) -> None:
 
 
 def say_with_time(line: str) -> None:
-    """A line to standard output; a terminal that is gone is no reason to end."""
+    """A line to standard output, with the time of day to a terminal, else in UTC as all logs have it.
+
+    A terminal that is gone is no reason to end.
+    """
     with contextlib.suppress(OSError, ValueError):
-        print(f"{time.strftime('%H:%M:%S')} {line}", flush=True)
+        now = (
+            time.strftime("%H:%M:%S")
+            if sys.stdout.isatty()
+            else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        )
+        print(f"{now} {line}", flush=True)

@@ -99,6 +99,16 @@ def remove_files(run: RunDir) -> None:
         shutil.rmtree(pipe, ignore_errors=True)
 
 
+def put_logs_aside(run: RunDir) -> None:
+    """Keeps the logs of the pool before, and none older, in a folder of their own."""
+    shutil.rmtree(run.logs_before, ignore_errors=True)
+    logs = [path for path in run.logs.iterdir() if path.is_file()]
+    if logs:
+        run.logs_before.mkdir(mode=0o700)
+    for path in logs:
+        path.rename(run.logs_before / path.name)
+
+
 def remove_sockets(run: RunDir) -> None:
     """Removes the sockets and progress pages: all that means something only while a pool runs."""
     for path in (*run.sockets(), *run.progress.glob("*")):

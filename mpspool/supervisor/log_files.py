@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
 
-from mpspool.core.ids import WORKER_PREFIX, escape
+from mpspool.core.ids import WORKER_PREFIX, WorkerId, escape
 from mpspool.core.rundir import RunDir
 
 _POLL_S = 0.2
@@ -22,8 +22,14 @@ def names(run: RunDir) -> list[str]:
 
 
 def find(run: RunDir, process: str) -> Path | None:
-    """The log of a process, named as in `mpspool status` or as supervisord's program."""
-    for name in (process, escape(process), WORKER_PREFIX + escape(process)):
+    """The log of a process, named as in `mpspool status` or as supervisord's program.
+
+    Of a worker that was never started, for want of its weights, that of their publisher.
+    """
+    candidates = [process, escape(process), WORKER_PREFIX + escape(process)]
+    with contextlib.suppress(ValueError):
+        candidates.append(WorkerId.parse(process).model_version.publisher)
+    for name in candidates:
         if (path := run.log_file(name)).is_file() and "/" not in name:
             return path
     return None

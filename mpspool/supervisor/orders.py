@@ -48,6 +48,8 @@ class Orders:
         for signum in self._noted:
             signal.signal(signum, signal.SIG_IGN)
 
-    def _on_signal(self, _signum: int, _frame: object) -> None:
+    def _on_signal(self, signum: int, _frame: object) -> None:
+        if self.given and signum == signal.SIGHUP:
+            return  # a shell passes on what its terminal has told us, too: that is one order, and no hurry
         self.given = True
         self._act()

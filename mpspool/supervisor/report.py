@@ -204,6 +204,18 @@ def _fronts(pool: Status) -> str:
     return ", ".join(f"{name} on port {port}" for name, port in ports if port) or "both fronts off"
 
 
+def for_scripts(status: Status) -> Status:
+    """The status with null for the pid of what does not run: `kill 0` would be for the asker's own group."""
+    nothing = {"pid": None}
+    return {
+        **status,
+        **{
+            kind: [one if one["pid"] else {**one, **nothing} for one in status[kind]]
+            for kind in ("workers", "processes")
+        },
+    }
+
+
 def unready(status: Status) -> str:
     """Who is not READY yet, and why where that is known."""
     waiting = [

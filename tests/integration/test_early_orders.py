@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpspool.core import process
+from mpspool.supervisor.orders import Orders
 from tests.conftest import short_dir
 from tests.polling import until
 from tests.pool import CLI, ROOT, cli, processes_of
@@ -193,3 +194,19 @@ def test_stop_from_outside_of_the_namespace(start: Starter, within: tuple[str, .
         assert (done.returncode, f"the pool in {begun.run_dir} runs on" in done.stderr) == (1, True)
         begun.kill()
     begun.ends(0)
+
+
+def test_a_hangup_is_one_order() -> None:
+    """The terminal and the shell both tell of it: the second is no order to hurry, as a second SIGTERM is."""
+    calls: list[bool] = []
+    orders = Orders()
+    before = {signum: signal.signal(signum, signal.SIG_DFL) for signum in (signal.SIGHUP, signal.SIGTERM)}
+    try:
+        orders.note(*before)
+        orders.obey(lambda: calls.append(True))
+        for signum, count in ((signal.SIGHUP, 1), (signal.SIGHUP, 1), (signal.SIGTERM, 2)):
+            signal.raise_signal(signum)
+            assert len(calls) == count
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)

@@ -206,7 +206,7 @@ def test_a_publisher_that_hangs_is_started_again(
 
 
 def _pid(pool: Pool, name: str) -> int:
-    return next((item["pid"] for item in pool.status()["processes"] if item["name"] == name), 0)
+    return next((item["pid"] or 0 for item in pool.status()["processes"] if item["name"] == name), 0)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,13 @@ def test_a_checkpoint_that_cannot_be_copied_fails_its_version(
     assert "variables.data-00000-of-00001" in waited.stderr
     until(lambda: pool.workers()["half_plus_two@1.cpu0.0"]["state"] == "READY", 60)
     broken_worker = pool.workers()["broken@1.cpu0.0"]
-    assert (broken_worker["state"], broken_worker["generation"]) == ("FATAL", 1)
+    assert (broken_worker["state"], broken_worker["generation"], broken_worker["pid"]) == ("FATAL", 1, None)
+    assert words in cli("logs", "broken@1.cpu0.0", "--run-dir", pool.run_dir).stdout
+    asked = cli("predict", "broken", "--input", "[1]", "--run-dir", pool.run_dir).stderr
+    assert "NOT_FOUND: Servable not found for request: Latest(broken); version 1 is END: " in asked
+    assert words in asked
+    asked = cli("predict", "borken", "--input", "[1]", "--run-dir", pool.run_dir).stderr
+    assert "Latest(borken); the pool has: broken, half_plus_two" in asked
 
 
 def test_on_refuses_what_cannot_be_shared_and_auto_says_why_not(

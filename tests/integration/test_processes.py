@@ -175,7 +175,7 @@ def test_a_worker_that_can_never_work_is_fatal_at_once(light_pool: LightStarter)
     behave(pool, ONE, "never")
     kill(pool.workers()[ONE]["pid"])
     worker = until(lambda: (w := pool.workers()[ONE])["state"] == "FATAL" and w, 20)
-    assert (worker["error"], worker["generation"], worker["pid"]) == ("this can never work", 2, 0)
+    assert (worker["error"], worker["generation"], worker["pid"]) == ("this can never work", 2, None)
     assert pool.status()["pool"]["state"] == "DEGRADED"
     waited = cli("wait", "--run-dir", pool.run_dir, "--timeout", 30)
     assert (waited.returncode, "this can never work" in waited.stderr) == (1, True)
@@ -317,7 +317,11 @@ def test_wait_ends_when_the_pool_it_saw_has_failed(light_pool: LightStarter) -> 
     assert (waiting.returncode, "has failed" in error) == (1, True)
     assert pool.process is not None
     assert pool.process.wait(10) == -signal.SIGKILL
+    logs = pool.run_dir / "logs"
+    (logs / "gone.log").write_text("of a process that the next pool has not\n")
     pool.start().wait()
+    assert cli("logs", "gone", "--run-dir", pool.run_dir).returncode == 1
+    assert (logs / "before" / "gone.log").exists()
 
 
 def test_wait_goes_on_where_the_pool_is_stopped_and_started(light_pool: LightStarter) -> None:

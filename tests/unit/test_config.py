@@ -242,7 +242,7 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
             "models[1].base_pat: unknown key in pool.yaml line 8; did you mean base_path?",
             (
                 "models[1].cpusets: '2-4;x' in pool.yaml line 9: cpuset 2 of '2-4;x': "
-                "'x' is neither a CPU nor a range such as 2-4"
+                "'x' is neither a CPU nor a range such as 2-4; auto, split and none stand alone"
             ),
             "models[2]: 7 in pool.yaml line 10: expected fields of its own",
             "mps: '2' in ENABLE_MPS: expected 1 or 0",

@@ -248,7 +248,7 @@ def test_more_slots_than_cpus_is_said() -> None:
     """Shared CPUs work, and are said."""
     made = make(configure(cpu_slots=3, cpusets="split"), machine(cpus=topology(2)))
     assert [slot.cpus for slot in made.models[0].slots] == [[0], [1], [0]]
-    assert made.warnings == ["3 slots on 2 CPUs: they have to share; ask for fewer slots"]
+    assert made.warnings == ["3 slots on 2 CPUs: they have to share; ask for fewer (cpu_slots)"]
 
 
 def test_a_share_of_one_cpu_is_widened_to_its_node() -> None:

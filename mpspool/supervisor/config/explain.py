@@ -60,6 +60,7 @@ def _message(error: Mapping[str, Any], key: str, fields: Fields, where: str) -> 
             text = f"must be a positive number of bytes{_remark(fields.get(key, ''))}"
         case _:
             must = re.sub(r"^(?:Input|String|Tuple|Value) should ", "must ", str(error["msg"]))
+            must = must.partition(", unable to parse")[0]
             text = f"{must}{_remark(fields.get(key, ''))}"
     return f"{_value(error['input'])}{where}: {text}"
 

@@ -97,7 +97,7 @@ def _sharing(drafts: Sequence[Draft], machine: Machine) -> str:
     cpus = len(machine.topology.cpus)
     if slots <= cpus:
         return ""
-    return f"{slots} slots on {_count(cpus, 'CPU')}: they have to share; ask for fewer slots"
+    return f"{slots} slots on {_count(cpus, 'CPU')}: they have to share; ask for fewer (cpu_slots)"
 
 
 def _memory(gpu: GpuDevice, drafts: Sequence[Draft]) -> str:

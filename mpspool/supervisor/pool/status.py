@@ -184,12 +184,13 @@ def _models(view: View) -> list[Status]:
     """As the router sees them; without it, a version is LOADING until it is known to have failed."""
     if view.router is not None and view.router.get("models"):
         reports = worker_reports(view.router)
+        places = {model.name: place for place, model in enumerate(view.settings.models)}
         return [
             {
                 "name": model["name"],
                 "versions": [_version(model["name"], version, reports) for version in model["versions"]],
             }
-            for model in view.router["models"]
+            for model in sorted(view.router["models"], key=lambda model: places.get(model["name"], -1))
         ]
     failed = failures(view.slots)
     models: dict[str, list[Status]] = {}
