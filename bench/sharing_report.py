@@ -116,6 +116,7 @@ def plot(found: Sharing, file: Path) -> None:
     memory.set(
         title="1 GB model: PSS of nursery, launchers, workers", xlabel="workers", ylabel="MB", ylim=(0, None)
     )
+    memory.set_xticks(sorted({workers for _, workers in found.held}))
     memory.legend(fontsize=8)
     places = range(len(VARIANTS))
     for shift, title, times in ((-0.2, "half_plus_two", found.back_s), (0.2, "1 GB model", found.back_big_s)):
