@@ -98,9 +98,9 @@ def _run_parts(options: argparse.Namespace, plan: Plan, results: Results) -> Non
 
 def _write(results: Results, plan: Plan, name: str) -> None:
     _RESULTS.mkdir(exist_ok=True)
+    (_RESULTS / f"{name}.json").write_text(report.as_json(results, plan))
     table = report.markdown(results, plan)
     (_RESULTS / f"{name}.md").write_text(table)
-    (_RESULTS / f"{name}.json").write_text(report.as_json(results, plan))
     report.plot(results, _RESULTS / f"{name}.png")
     if results.sharing is not None:
         sharing_report.plot(results.sharing, _RESULTS / f"{name}.sharing.png")

@@ -100,13 +100,15 @@ def remove_files(run: RunDir) -> None:
 
 
 def put_logs_aside(run: RunDir) -> None:
-    """Keeps the logs of the pool before, and none older, in a folder of their own."""
-    shutil.rmtree(run.logs_before, ignore_errors=True)
+    """Keeps the logs of the pool before, and none older, in a folder of their own, where that can be done."""
     logs = [path for path in run.logs.iterdir() if path.is_file()]
-    if logs:
-        run.logs_before.mkdir(mode=0o700)
-    for path in logs:
-        path.rename(run.logs_before / path.name)
+    if not logs:
+        return
+    shutil.rmtree(run.logs_before, ignore_errors=True)
+    with contextlib.suppress(OSError):
+        run.logs_before.mkdir(mode=0o700, exist_ok=True)
+        for path in logs:
+            path.rename(run.logs_before / path.name)
 
 
 def remove_sockets(run: RunDir) -> None:

@@ -27,6 +27,7 @@ _SIMULATED_CLIENTS = "clients"
 _POOL_S = 60.0
 _LISTED_S = 3.0
 _POLL_S = 0.1
+_SILENT_POLL_S = 1.0
 
 # Read when NumPy and TensorFlow are imported. NumPy multiplies nothing here; and what OpenBLAS's threads
 # would cost is a process that cannot be forked.
@@ -127,16 +128,26 @@ def require_mps(settings: WorkerSettings) -> None:
         return
     pool = RunDir(Path(settings.run_dir)).pool_control
     end = time.monotonic() + _POOL_S
-    while time.monotonic() < end:
-        with contextlib.suppress(ControlError):
-            attached = control.call(pool, "attached", worker=settings.worker, timeout_s=_POOL_S)["attached"]
-            if attached:
-                return
-            if attached is False:
-                end = min(end, time.monotonic() + _LISTED_S)
-        time.sleep(_POLL_S)
+    attached: bool | None = None
+    while (left_s := end - time.monotonic()) > 0:
+        try:
+            attached = control.call(pool, "attached", worker=settings.worker, timeout_s=left_s)["attached"]
+        except ControlError:
+            attached = None
+        if attached:
+            return
+        if attached is None:
+            time.sleep(_SILENT_POLL_S)
+        else:
+            end = min(end, time.monotonic() + _LISTED_S)
+            time.sleep(_POLL_S)
+    found = (
+        "it is no client of"
+        if attached is False
+        else f"nobody has said for {_POOL_S:g} s that it is a client of"
+    )
     raise NotAttachedError(
-        f"it is no client of the MPS daemon of {slot.device} ({slot.mps_pipe}) and would run without MPS: "
+        f"{found} the MPS daemon of {slot.device} ({slot.mps_pipe}), and would run without MPS: "
         f"see mpspool logs mps.{slot.device}; mps: off runs without it"
     )
 

@@ -227,7 +227,7 @@ def mps_clients(pool: Pool) -> set[int]:
 def test_a_killed_mps_daemon_costs_no_request(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter
 ) -> None:
-    """Kill -9 of the wrapper and of the control daemon, on stand-ins: one of each again, the old server ended.
+    """Kill -9 of the control daemon; of its wrapper and the pool process: one of each again, the old server ended.
 
     So are the workers, which were its clients: they come back one after the other, as clients of the new one.
     """
@@ -237,11 +237,13 @@ def test_a_killed_mps_daemon_costs_no_request(
     # Both workers are away for a while, and one that is not forked needs seconds to be back.
     running = load(pool, "half_plus_two", "--timeout", 60)
     pool.serves_on()
-    for victim in ("wrapper", "daemon"):
+    for victim in ("daemon", "wrapper and pool process"):
         generations = {name: worker["generation"] for name, worker in pool.workers().items()}
         past = len(starts(pool))
         before = mps_processes(pool)
-        os.kill(before[victim][0], signal.SIGKILL)
+        if "pool" in victim:  # the successor cannot know that there was another daemon
+            os.kill(pool.process_pid("pool"), signal.SIGKILL)
+        os.kill(before[victim.partition(" ")[0]][0], signal.SIGKILL)
 
         def renewed(before: dict[str, list[int]] = before) -> bool:
             after = mps_processes(pool)

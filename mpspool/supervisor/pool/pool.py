@@ -11,7 +11,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -40,6 +40,8 @@ _SETTLE_S = 1.0
 _ANSWER_S = 0.5
 # The router says something once a second.
 _BREAK_S = 5.0
+# A worker that takes longer to get READY does not hold up the others of its GPU.
+_IN_LINE_S = 60.0
 
 
 class _Records(msgspec.Struct, frozen=True):
@@ -65,12 +67,13 @@ class Pool:
         self._slots = self._recall()
         self._processes: dict[str, ProcessInfo] = {}
         self._daemons: dict[str, int] = {}
+        self._doubtful: set[WorkerId] = set()
+        self._doubts = asyncio.Event()
         self._recovering: set[str] = set()
         self._router: Message | None = None
         self._heard_at = self._heard_since = 0.0
         self._told: Message | None = None
         self._ending: dict[WorkerId, asyncio.Task[None]] = {}
-        self._checks: set[asyncio.Task[None]] = set()
         self._stopping = False
         self._wake = asyncio.Event()
         self._watch = Watch(self._last_status)
@@ -90,6 +93,7 @@ class Pool:
         await control.start()
         self._weights.listen()
         tasks = [asyncio.create_task(self._reconcile_for_ever()), asyncio.create_task(self._follow_router())]
+        tasks.append(asyncio.create_task(self._ask_daemons_for_ever()))
         tasks.append(asyncio.create_task(_returns(stop)))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -97,7 +101,7 @@ class Pool:
                 if task.done():
                     task.result()
         finally:
-            for task in [*tasks, *self._ending.values(), *self._checks]:
+            for task in [*tasks, *self._ending.values()]:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             await control.close()
@@ -143,7 +147,7 @@ class Pool:
         """One round; True when something was done, so that another should follow at once."""
         self._processes = await self._supervisord.processes()
         self._looked.set()
-        self._check_orphans()
+        self._doubt_orphans()
         for worker, slot in self._slots.items():
             if slot.state is SlotState.OCCUPIED and self._processes_pid(worker) == slot.pid:
                 self._workers.watch(worker, slot.pid)
@@ -226,41 +230,57 @@ class Pool:
         slot = self._slots[worker]
         slot.ready(time.monotonic())
         logger.info("worker ready", worker=str(worker), generation=slot.generation)
-        self._check_soon(worker)
-        if all(
-            one.ready_since is not None for one in self._on(worker.device) if one.state is not SlotState.FATAL
-        ):
-            self._recovering.discard(worker.device)
+        if self._places[worker].mps_pipe:
+            self._doubt([worker])
+        self._see_recovered(worker.device)
 
     # -- MPS --------------------------------------------------------------------------------------
 
-    def _check_orphans(self) -> None:
-        """Nobody is a client of an MPS daemon that has just come in the place of another."""
+    def _doubt_orphans(self) -> None:
+        """Nobody is a client of an MPS daemon that has just come in the place of another, perhaps before our time."""
         for daemon in self._config.mps_daemons:
             found = self._processes.get(programs.mps_program(daemon.device))
-            before = self._daemons.get(daemon.device, 0)
-            if found is None or not found.pid or found.pid == before:
+            if found is None or found.pid in (0, self._daemons.get(daemon.device)):
                 continue
             self._daemons[daemon.device] = found.pid
-            for worker, slot in self._slots.items():
-                if before and worker.device == daemon.device and slot.ready_since is not None:
-                    self._check_soon(worker)
+            self._doubt(
+                worker
+                for worker, slot in self._slots.items()
+                if worker.device == daemon.device and slot.ready_since is not None
+            )
 
-    def _check_soon(self, worker: WorkerId) -> None:
-        check = asyncio.create_task(self._check_attached(worker, self._slots[worker].generation))
-        self._checks.add(check)
-        check.add_done_callback(self._checks.discard)
+    def _doubt(self, workers: Iterable[WorkerId]) -> None:
+        """Their daemon is asked whether they are its clients, until it answers."""
+        self._doubtful.update(workers)
+        if self._doubtful:
+            self._doubts.set()
 
-    async def _check_attached(self, worker: WorkerId, generation: int) -> None:
-        """A worker whose daemon has gone is ended: it would run on without MPS, if at all."""
-        while (attached := await self._workers.attached(worker)) is None:
-            await asyncio.sleep(_PERIOD_S)
-        if attached or self._stopping or worker in self._ending:
-            return
-        if self._slots[worker].generation == generation:
-            logger.error("not attached", worker=str(worker), generation=generation)
-            self._recovering.add(worker.device)
-            self._ending[worker] = asyncio.create_task(self._end_lost(worker))
+    async def _ask_daemons_for_ever(self) -> None:
+        while True:
+            await self._doubts.wait()
+            devices = {worker.device for worker in self._doubtful}
+            await asyncio.gather(*map(self._ask_daemon, devices))
+            if self._doubtful:
+                await asyncio.sleep(_PERIOD_S)
+            else:
+                self._doubts.clear()
+
+    async def _ask_daemon(self, device: str) -> None:
+        """Ends the workers that are no clients of it: they would run on without MPS, if at all."""
+        daemon = self._daemons.get(device)
+        asked = {worker: self._workers.pid(worker) for worker in self._doubtful if worker.device == device}
+        clients = await self._workers.mps_clients(device)
+        async with self._acting:  # no round is under way that does not know of it
+            if clients is None or self._daemons.get(device) != daemon:
+                return
+            self._doubtful.difference_update(asked)
+            for worker, pid in asked.items():
+                slot = self._slots[worker]
+                lives = pid and pid == self._workers.pid(worker) and slot.ready_since is not None
+                if lives and pid not in clients and worker not in self._ending and not self._stopping:
+                    logger.error("not attached", worker=str(worker), generation=slot.generation, pid=pid)
+                    self._recovering.add(device)
+                    self._ending[worker] = asyncio.create_task(self._end_lost(worker))
 
     async def _end_lost(self, worker: WorkerId) -> None:
         try:
@@ -271,18 +291,28 @@ class Pool:
             self._look()
 
     def _is_in_line(self, worker: WorkerId) -> bool:
-        """Whether another worker has to be READY before this one starts: a GPU that failed is filled one by one."""
-        starting = (
-            one.state is SlotState.OCCUPIED and one.ready_since is None for one in self._on(worker.device)
-        )
-        return worker.device in self._recovering and any(starting)
+        """Whether another worker is to be READY before this one starts: a GPU that failed is filled one by one."""
+        if worker.device not in self._recovering:
+            return False
+        since = time.monotonic() - _IN_LINE_S
+        starting = (one for _, one in self._on(worker.device) if one.state is SlotState.OCCUPIED)
+        return any(one.unready_since is not None and one.unready_since > since for one in starting)
 
-    def _on(self, device: str) -> list[Slot]:
-        return [slot for worker, slot in self._slots.items() if worker.device == device]
+    def _see_recovered(self, device: str) -> None:
+        if all(
+            slot.state is SlotState.FATAL or (slot.ready_since is not None and worker not in self._ending)
+            for worker, slot in self._on(device)
+        ):
+            self._recovering.discard(device)
+
+    def _on(self, device: str) -> list[tuple[WorkerId, Slot]]:
+        return [(worker, slot) for worker, slot in self._slots.items() if worker.device == device]
 
     async def _is_attached(self, request: Message) -> Message:
-        """For a worker that is warm: whether its MPS daemon counts it among its clients."""
-        return {"attached": await self._workers.attached(WorkerId.parse(request["worker"]))}
+        """For a worker that is warm: whether its MPS daemon counts it among its clients; null where nobody says."""
+        worker = WorkerId.parse(request["worker"])
+        clients = await self._workers.mps_clients(worker.device)
+        return {"attached": None if clients is None else self._workers.pid(worker) in clients}
 
     # -- ends and starts --------------------------------------------------------------------------
 
@@ -311,6 +341,7 @@ class Pool:
         match instruction:
             case GiveUp(reason=final):
                 logger.error("slot given up", **{**event, "reason": final})
+                self._see_recovered(worker.device)
             case StartAt(at):
                 logger.warning("worker ended", **event, next_start_in_s=round(at - time.monotonic(), 1))
             case _:

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,6 +67,9 @@ class Workers:
         self._on_end = on_end
         self._watched: dict[WorkerId, _Watched] = {}
         self._answered: dict[str, int] = {}
+        # One that hangs is waited for in a thread that nobody else needs.
+        self._askers = ThreadPoolExecutor(max(1, len(config.mps_daemons)), thread_name_prefix="mps")
+        self._silent: set[str] = set()
 
     async def add(self, workers: Iterable[WorkerId]) -> None:
         """Makes supervisord know these workers. Raises SupervisordError."""
@@ -241,16 +245,19 @@ class Workers:
             self._answered[daemon.device] = pid if answers else 0
         return bool(self._answered[daemon.device])
 
-    async def attached(self, worker: WorkerId) -> bool | None:
-        """Whether its MPS daemon counts it among the clients, or it needs none; None where the daemon does not say."""
-        daemon, pid = self._daemon(worker), self.pid(worker)
-        if daemon is None:
-            return True
+    async def mps_clients(self, device: str) -> set[int] | None:
+        """The pids of the clients of a device's MPS daemon; None where it does not say."""
+        daemon = next(found for found in self._config.mps_daemons if found.device == device)
+        loop = asyncio.get_running_loop()
         try:
-            return await asyncio.to_thread(_attached, Control.of(daemon, os.environ), pid)
+            clients = await loop.run_in_executor(self._askers, _clients, Control.of(daemon, os.environ))
         except ControlError as error:
-            logger.warning("the MPS daemon does not list its clients", device=worker.device, error=str(error))
+            if device not in self._silent:
+                logger.warning("the MPS daemon does not list its clients", device=device, error=str(error))
+            self._silent.add(device)
             return None
+        self._silent.discard(device)
+        return clients
 
     def _daemon(self, worker: WorkerId) -> MpsSettings | None:
         _, slot = self._places[worker]
@@ -274,9 +281,9 @@ def _open(pid: int) -> int:
         return -1
 
 
-def _attached(control: Control, pid: int) -> bool:
+def _clients(control: Control) -> set[int]:
     """Raises ControlError."""
-    return any(pid in control.client_list(server) for server in control.server_list())
+    return {pid for server in control.server_list() for pid in control.client_list(server)}
 
 
 def _terminate_client(control: Control, pid: int) -> None:
