@@ -23,9 +23,9 @@ NO_GPU = "-1"
 # Where the stand-in for the MPS daemon takes its clients, in the pipe folder.
 _SIMULATED_CLIENTS = "clients"
 # How long a pool process, or an MPS daemon, that is being started again may be away; and how long a daemon that
-# answers may take to list a client that has a context.
+# answers may take to list a client that has a context: it may have to start its server first.
 _POOL_S = 60.0
-_LISTED_S = 3.0
+_LISTED_S = 10.0
 _POLL_S = 0.1
 _SILENT_POLL_S = 1.0
 
