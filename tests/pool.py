@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mpspool.core import process
+from mpspool.core import process, settings
 from mpspool.core.rundir import RunDir
+from mpspool.core.settings import MpsSettings
+from mpspool.mps.control import Control
 from mpspool.supervisor import lock
 from tests.polling import until
 
@@ -122,6 +124,12 @@ class Pool:
     def process_pid(self, name: str) -> int:
         """Of one of supervisord's children; 0 while it does not run."""
         return next(item["pid"] for item in self.status()["processes"] if item["name"] == name) or 0
+
+    def mps_clients(self, device: str) -> list[int]:
+        """Of the MPS daemon of that device, asked the way nvidia-cuda-mps-control is."""
+        daemon = settings.load(self.run_dir / "settings" / f"mps.{device}.json", MpsSettings)
+        control = Control.of(daemon, os.environ)
+        return [pid for server in control.server_list() for pid in control.client_list(server)]
 
     def all_ready(self) -> bool:
         return self.status()["pool"]["state"] == "RUNNING"

@@ -14,10 +14,8 @@ from typing import Any
 
 import pytest
 
-from mpspool.core import control, settings
+from mpspool.core import control
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import MpsSettings
-from mpspool.mps.control import Control
 from tests.conftest import PoolStarter
 from tests.polling import until
 from tests.pool import Load, Pool, cli, processes_of
@@ -219,13 +217,6 @@ def starts(pool: Pool) -> list[str]:
     return [event for event in events if event in ("worker started", "worker ready")]
 
 
-def mps_clients(pool: Pool) -> set[int]:
-    """Of the MPS daemon of gpu0, asked the way nvidia-cuda-mps-control is."""
-    daemon = settings.load(pool.run_dir / "settings" / "mps.gpu0.json", MpsSettings)
-    mps = Control.of(daemon, os.environ)
-    return {pid for server in mps.server_list() for pid in mps.client_list(server)}
-
-
 def test_a_killed_mps_daemon_costs_no_request(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter
 ) -> None:
@@ -262,7 +253,7 @@ def test_a_killed_mps_daemon_costs_no_request(
             )
 
         until(refilled, 90, f"workers of the new daemon after the {victim}'s death")
-        assert mps_clients(pool) == {worker["pid"] for worker in pool.workers().values()}
+        assert set(pool.mps_clients("gpu0")) == {worker["pid"] for worker in pool.workers().values()}
         assert starts(pool)[past:] == ["worker started", "worker ready"] * 2, "one by one"
     pool.serves_on()
     running.end_clean()

@@ -11,9 +11,6 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from mpspool.core import settings
-from mpspool.core.settings import MpsSettings
-from mpspool.mps.control import Control
 from tests.conftest import PoolStarter
 from tests.polling import until
 from tests.pool import ROOT, Pool, cli
@@ -23,13 +20,6 @@ ModelDir = Callable[[str], Path]
 
 def half_plus_two(model_dir: ModelDir) -> list[str]:
     return ["--model", f"half_plus_two={model_dir('half_plus_two')}", "--intra-op-threads", "1"]
-
-
-def clients(pool: Pool, device: str) -> list[int]:
-    """Of the MPS daemon of that device, asked the way nvidia-cuda-mps-control is."""
-    daemon = settings.load(pool.run_dir / "settings" / f"mps.{device}.json", MpsSettings)
-    control = Control.of(daemon, os.environ)
-    return [pid for server in control.server_list() for pid in control.client_list(server)]
 
 
 def ask(pool: Pool) -> object:
@@ -49,7 +39,7 @@ def test_two_simulated_gpus(start_pool: PoolStarter, model_dir: ModelDir) -> Non
     assert set(pids) == {"gpu0", "gpu1"}
     names = {process["name"] for process in status["processes"]}
     assert names - {"nursery"} == {"pool", "router", "mps.gpu0", "mps.gpu1"}
-    assert {device: clients(pool, device) for device in pids} == {
+    assert {device: pool.mps_clients(device) for device in pids} == {
         device: [pid] for device, pid in pids.items()
     }
     assert ask(pool) == {"y": [2.5, 3.0, 4.5]}
