@@ -40,6 +40,10 @@ class Version:
             return ModelVersionState.END
         return ModelVersionState.LOADING if self.workers or self.was_available else ModelVersionState.START
 
+    def serves(self, number: int | None) -> bool:
+        """Whether a request for this version, or for any, may be for this one: it has been AVAILABLE."""
+        return self.was_available and number in (None, self.model.version)
+
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
@@ -56,6 +60,8 @@ class Models:
 
     def __init__(self) -> None:
         self._versions: dict[ModelVersion, Version] = {}
+        # The same, oldest first, for resolve(): it is on the way of every request.
+        self._by_name: dict[str, list[Version]] = {}
         # Whether the pool has said what there should be: until then what is unknown may only be new to us.
         self._told = False
 
@@ -66,11 +72,16 @@ class Models:
             version = self.get(model)
             version.quorum, version.failed = quorum, failed
         for model in [m for m, v in self._versions.items() if m not in versions and not v.workers]:
-            del self._versions[model]
+            self._by_name[model.name].remove(self._versions.pop(model))
 
     def get(self, model: ModelVersion) -> Version:
         """The record of a version, made where there is none."""
-        return self._versions.setdefault(model, Version(model))
+        if model not in self._versions:
+            self._versions[model] = Version(model)
+            named = self._by_name.setdefault(model.name, [])
+            named.append(self._versions[model])
+            named.sort(key=lambda version: version.model)
+        return self._versions[model]
 
     def count(self, model: ModelVersion, workers: int, ready: int) -> None:
         version = self.get(model)
@@ -90,18 +101,22 @@ class Models:
         """
         if label is not None:
             raise PoolError(Code.INVALID_ARGUMENT, f"Unrecognized servable version label: {label}")
-        known = [version for version in self.all() if version.model.name == name]
-        served = [version for version in known if version.was_available]
-        mine = [version for version in served if number in (None, version.model.version)]
-        if not mine:
-            if not self._told or (not served and _to_come(known, number)):
-                raise PoolError(Code.UNAVAILABLE, _NOT_YET.format(name))
-            what = f"Latest({name})" if number is None else f"Specific({name}, {number})"
-            raise PoolError(Code.NOT_FOUND, f"Servable not found for request: {what}")
-        usable = [version for version in mine if version.state is not ModelVersionState.END]
-        if not usable:
-            raise PoolError(Code.UNAVAILABLE, f"{mine[-1].model}: {mine[-1].failed}")
-        return usable[-1]
+        known = self._by_name.get(name, [])
+        for version in reversed(known):
+            if version.serves(number) and version.state is not ModelVersionState.END:
+                return version
+        raise self._unservable(name, number, known)
+
+    def _unservable(self, name: str, number: int | None, known: list[Version]) -> PoolError:
+        """Why none of the versions known of this name can serve such a request."""
+        mine = [version for version in known if version.serves(number)]
+        if mine:
+            return PoolError(Code.UNAVAILABLE, f"{mine[-1].model}: {mine[-1].failed}")
+        served = any(version.was_available for version in known)
+        if not self._told or (not served and _to_come(known, number)):
+            return PoolError(Code.UNAVAILABLE, _NOT_YET.format(name))
+        what = f"Latest({name})" if number is None else f"Specific({name}, {number})"
+        return PoolError(Code.NOT_FOUND, f"Servable not found for request: {what}")
 
     def status(self, name: str, number: int | None) -> list[VersionStatus]:
         """For GetModelStatus, oldest version first. Raises PoolError as resolve() does."""
