@@ -14,6 +14,7 @@ import click
 
 from mpspool import __version__
 from mpspool.core.rundir import RunDir, default_run_dir
+from mpspool.mps.simulated import FAULTS
 
 if TYPE_CHECKING:
     from mpspool.core.errors import StartError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NOTHING_STARTED = 2
+# The options of start that the doctor, who starts nothing, does not take.
+_STARTS_SOMETHING = {"detach", "check"}
 
 
 def _as_run_dir(_context: click.Context, _parameter: click.Parameter, value: Path) -> RunDir:
@@ -143,6 +146,36 @@ def start(file: Path | None, detach: bool, check: bool, **flags: Any) -> None:
         _refuse(error)
 
 
+@main.command(
+    params=[option for option in start.params if option.name not in _STARTS_SOMETHING],
+    epilog=_examples(
+        "mpspool doctor",
+        "mpspool doctor pool.yaml --json | jq '.checks[] | select(.status != \"ok\")'",
+        "mpspool doctor --gpus 0 --contexts-per-gpu 8 --mps on",
+    ),
+)
+@click.option("--json", "as_json", is_flag=True, help="For scripts: names and values stay as they are.")
+def doctor(file: Path | None, as_json: bool, **flags: Any) -> None:
+    """Say whether this machine can serve, and what to do where it cannot.
+
+    Looks at the driver, the GPUs, MPS, TensorFlow, limits and the container; with POOL.yaml or flags, for what is to
+    be served. Starts and changes nothing. Exit status 1 where something is an error. It takes a few seconds.
+    """
+    import json
+
+    from mpspool.supervisor import report
+    from mpspool.supervisor.doctor import examine, gather, table
+
+    with report.busy("TensorFlow is looked at"):
+        facts = gather.gather(file, flags, os.environ)
+    findings = examine.examine(facts)
+    if as_json:
+        click.echo(json.dumps(examine.for_scripts(facts, findings), indent=2))
+    else:
+        table.print_findings(facts, findings)
+    sys.exit(0 if examine.passed(findings) else 1)
+
+
 def _resolve(file: Path | None, flags: dict[str, Any]) -> tuple[PoolSettings, Plan]:
     """Raises StartError."""
     from mpspool.core.errors import StartError
@@ -248,6 +281,43 @@ def status(run: RunDir, as_json: bool) -> None:
         click.echo(json.dumps(report.for_scripts(found), indent=2))
     else:
         report.print_status(found)
+
+
+@main.command(
+    epilog=_examples(
+        "mpspool top",
+        "mpspool top --interval 5",
+        "mpspool top > frame.txt                                       # one frame, and no end to wait for",
+    ),
+)
+@run_dir_option
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds from one look to the next.",
+)
+def top(run: RunDir, interval_s: float) -> None:
+    """Watch devices, models and workers live, until q or Ctrl-C.
+
+    BUSY is the share of the last interval in which a slot ran a request, from what the router counts; of a device the
+    mean over its slots, its task density. RUNNING is how many requests ran at the same time, on average. USE is the
+    driver's word on a GPU (any kernel ran), and of CPU slots the share of their CPUs in use. P50 and P99 are of the
+    last 10 s, from arrival to answer. INFL is what was sent to a worker, RST how often its slot was filled again, PSS
+    its memory with its part of what it shares, measured every 5 s, GPU its process' part of the device's memory.
+
+    It waits for a pool that is not there, or that goes away. Where the output is no terminal it prints one frame.
+    """
+    from mpspool.supervisor import ask
+    from mpspool.supervisor.top import screen
+
+    try:
+        screen.show(run, interval_s)
+    except ask.NoPoolError as error:
+        fail(str(error))
 
 
 @main.command(
@@ -488,6 +558,47 @@ def _address(run: RunDir) -> str:
         if report.elsewhere(str(run.root)):
             fail(str(error))
         return with_port("127.0.0.1")
+
+
+@main.group(
+    epilog=_examples(
+        "mpspool simulate fault gpu0",
+    ),
+)
+def simulate() -> None:
+    """Have stand-ins fail, to see what the pool makes of it."""
+
+
+@simulate.command(
+    "fault",
+    epilog=_examples(
+        "mpspool start --model half_plus_two=/models/half_plus_two --simulate-gpus 2 --detach",
+        "mpspool simulate fault gpu0",
+        "mpspool simulate fault gpu1 --kind gpu-lost && mpspool status",
+    ),
+)
+@run_dir_option
+@click.argument("device")
+@click.option(
+    "--kind",
+    type=click.Choice(list(FAULTS)),
+    default="server-fault",
+    show_default=True,
+    help="A fatal fault that hits all clients of the MPS server; work of one client that never returns; the end"
+    " of the MPS daemon or its server; a GPU that is gone until the pool is started again.",
+)
+def simulate_fault(run: RunDir, device: str, kind: str) -> None:
+    """Have the stand-in of a GPU fail.
+
+    DEVICE is one of a pool that was started with --simulate-gpus, as `mpspool status` shows it. A real GPU cannot
+    be told to fail.
+    """
+    from mpspool.supervisor import simulate as simulation
+
+    try:
+        click.echo(simulation.fault(run, device, kind))
+    except simulation.SimulateError as error:
+        fail(str(error))
 
 
 if __name__ == "__main__":

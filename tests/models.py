@@ -70,7 +70,7 @@ def build(name: str, root: Path) -> Path:
 
 
 def ops_library(root: Path) -> Path:
-    """The shared library that "aborter", "sleeper" and "dozer" need, for custom_ops."""
+    """The shared library that "aborter", "faulter", "sleeper" and "dozer" need, for custom_ops."""
     return build_library(root / ".native")
 
 
@@ -674,10 +674,11 @@ _BUILDERS: dict[str, Callable[[Any, str], None]] = {
     "keras_words_exported": _keras_words_exported,
     "gigabyte": _gigabyte,
     "aborter": _through("testing_abort"),
+    "faulter": _through("testing_cuda_fault"),
     "sleeper": _through("testing_sleep"),
     "dozer": _dozer,
 }
-_CUSTOM = ("aborter", "sleeper", "dozer")
+_CUSTOM = ("aborter", "faulter", "sleeper", "dozer")
 _KERAS = tuple(name for name in _BUILDERS if name.startswith("keras"))
 _WEIGHTS = (
     "ranker_ref",

@@ -39,6 +39,10 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     state: str
     credits: int
     progress: str
+    # Its device, where what fails there fails for every worker on it; else empty.
+    domain: str = ""
+    # In state FAILED: why it can use its device no more. It runs nothing from then on, and waits to be ended.
+    failed: str = ""
     engine: str = ""
     # A serialised tensorflow.serving.SignatureDefMap; only once READY, and only with epoch 0.
     signatures: bytes = b""

@@ -35,6 +35,15 @@ class SlotState(enum.Enum):
     FATAL = "FATAL"
 
 
+class DomainState(enum.Enum):
+    """A GPU as what fails together: a fatal fault hits every client of its MPS server."""
+
+    SERVING = "SERVING"
+    FAULTED = "FAULTED"
+    RECOVERING = "RECOVERING"
+    LOST = "LOST"
+
+
 class ModelVersionState(enum.IntEnum):
     """TensorFlow Serving's states and numbers (ModelVersionStatus.State)."""
 
@@ -70,6 +79,14 @@ SLOT_MOVES: Mapping[SlotState, frozenset[SlotState]] = {
     SlotState.OCCUPIED: frozenset({SlotState.EMPTY, SlotState.BACKOFF, SlotState.FATAL}),
     SlotState.BACKOFF: frozenset({SlotState.OCCUPIED, SlotState.EMPTY}),
     SlotState.FATAL: frozenset({SlotState.EMPTY}),
+}
+
+
+DOMAIN_MOVES: Mapping[DomainState, frozenset[DomainState]] = {
+    DomainState.SERVING: frozenset({DomainState.FAULTED, DomainState.LOST}),
+    DomainState.FAULTED: frozenset({DomainState.RECOVERING, DomainState.LOST}),
+    DomainState.RECOVERING: frozenset({DomainState.SERVING, DomainState.FAULTED, DomainState.LOST}),
+    DomainState.LOST: frozenset(),
 }
 
 

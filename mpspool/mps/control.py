@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import threading
+import time
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Self
 
@@ -33,10 +36,14 @@ class NotAnsweringError(ControlError):
 
 
 def control_command(environ: Mapping[str, str]) -> list[str] | None:
-    """The command of nvidia-cuda-mps-control, from PATH or a driver's folder; None where it is not there."""
-    path = os.pathsep.join([environ.get("PATH", os.defpath), *_DRIVER_FOLDERS])
-    found = shutil.which(PROGRAM, path=path)
+    """The command of nvidia-cuda-mps-control; None where it is not there."""
+    found = find_program(PROGRAM, environ)
     return [found] if found else None
+
+
+def find_program(name: str, environ: Mapping[str, str]) -> str | None:
+    """The path of one of the driver's programs, from PATH or a driver's folder; None where it is not there."""
+    return shutil.which(name, path=os.pathsep.join([environ.get("PATH", os.defpath), *_DRIVER_FOLDERS]))
 
 
 def daemon_environment(settings: MpsSettings, environ: Mapping[str, str]) -> dict[str, str]:
@@ -46,6 +53,12 @@ def daemon_environment(settings: MpsSettings, environ: Mapping[str, str]) -> dic
         **worker_environment(settings.gpu_uuid, settings.pipe_dir),
         "CUDA_MPS_LOG_DIRECTORY": settings.log_dir,
     }
+
+
+# A daemon that is asked twice at once refuses some of it (seen by others on H200): one at a time from this process,
+# by pipe folder, and a question that another process's may have hit is asked again.
+_turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+_AGAIN_S = 0.05
 
 
 class Control:
@@ -69,16 +82,17 @@ class Control:
             ControlError: the daemon refused the command.
         """
         try:
-            done = subprocess.run(
-                self._command,
-                input=f"{command}\n",
-                env=self._environ,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout_s,
-                check=False,
-            )
+            with _turns[self._environ.get("CUDA_MPS_PIPE_DIRECTORY", "")]:
+                done = subprocess.run(
+                    self._command,
+                    input=f"{command}\n",
+                    env=self._environ,
+                    capture_output=True,
+                    text=True,
+                    errors="replace",
+                    timeout=timeout_s,
+                    check=False,
+                )
         except OSError as error:
             raise NotAnsweringError(f"{self._command[0]} does not run: {error}") from error
         except subprocess.TimeoutExpired as error:
@@ -103,23 +117,38 @@ class Control:
         return self._pids("get_server_list")
 
     def server_status(self, server: int) -> str:
-        """As the daemon words it: "ACTIVE" while the server takes clients."""
-        return self.raw(f"get_server_status {server}").strip()
+        """As the daemon words it: "ACTIVE" while the server takes clients, "INITIALIZING" before, or "FAULT"."""
+        return self._ask(f"get_server_status {server}").strip()
 
     def client_list(self, server: int) -> list[int]:
         """Pids of the processes attached to that server."""
         return self._pids(f"get_client_list {server}")
 
     def terminate_client(self, server: int, client: int, timeout_s: float = _ANSWER_LIMIT_S) -> None:
-        """Takes a client off its server, so that it can be killed without harm to the others."""
-        self.raw(f"terminate_client {server} {client}", timeout_s)
+        """Takes a client off its server, so that it can be killed without harm to the others.
+
+        Raises:
+            ControlError: the daemon answers with a CUDA error, by its number.
+        """
+        if (said := self.raw(f"terminate_client {server} {client}", timeout_s).strip()) != "0":
+            raise ControlError(f"terminate_client {server} {client} answered {said!r}")
 
     def quit(self, timeout_s: float = _ANSWER_LIMIT_S) -> None:
         """Ends the servers and the daemon. It may still be there for a moment after the answer."""
         self.raw("quit", timeout_s)
 
+    def _ask(self, command: str) -> str:
+        """As raw(), twice where it is refused: a question harms nobody."""
+        try:
+            return self.raw(command)
+        except NotAnsweringError:
+            raise
+        except ControlError:
+            time.sleep(_AGAIN_S)
+            return self.raw(command)
+
     def _pids(self, command: str) -> list[int]:
-        words = self.raw(command).split()
+        words = self._ask(command).split()
         if not all(word.isdigit() for word in words):
             raise ControlError(f"{command!r} answered {' '.join(words)!r}, which is no list of pids")
         return [int(word) for word in words]

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 SYSFS_PCI = Path("/sys/bus/pci/devices")
 _MIG = "MIG-"
 _GPU = "GPU-"
+
+
+class NoNvmlError(Exception):
+    """NVML cannot be asked; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,33 +71,52 @@ def inventory(environ: Mapping[str, str], *, nvml: Any = None, sysfs: Path = SYS
         nvml: a module with pynvml's functions; imported where None.
         sysfs: the kernel's folder of PCI devices.
     """
+    try:
+        with session(nvml) as found:
+            return _inventory(environ.get(VISIBLE), found, sysfs)
+    except NoNvmlError as error:
+        return Inventory([], str(error))
+
+
+@contextmanager
+def session(nvml: Any = None) -> Iterator[Any]:
+    """NVML, ready to be asked until the end of the block: `nvml`, or pynvml where that is None.
+
+    Raises:
+        NoNvmlError: it does not start, or an error of its own left the block.
+    """
     if nvml is None:
         try:
             nvml = importlib.import_module("pynvml")
         except ImportError:
-            return Inventory([], "the Python package nvidia-ml-py is not installed")
+            raise NoNvmlError("the Python package nvidia-ml-py is not installed") from None
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return Inventory([], f"NVML does not start: {error}")
+        raise NoNvmlError(f"NVML does not start: {error}") from error
     try:
-        return _inventory(environ.get(VISIBLE), nvml, sysfs)
+        yield nvml
     except nvml.NVMLError as error:
-        return Inventory([], f"NVML fails: {error}")
+        raise NoNvmlError(f"NVML fails: {error}") from error
     finally:
         nvml.nvmlShutdown()
 
 
 def _inventory(mask: str | None, nvml: Any, sysfs: Path) -> Inventory:
-    driver = _text(nvml.nvmlSystemGetDriverVersion())
+    driver = text_of(nvml.nvmlSystemGetDriverVersion())
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     if not handles:
         return Inventory([], "the driver finds no GPU", driver)
     gpus = [_device(nvml, handle, sysfs) for handle in handles]
     parts = {gpu.uuid: _mig_devices(nvml, handle, gpu) for gpu, handle in zip(gpus, handles, strict=True)}
     devices = _seen_by_cuda(gpus, parts, mask)
-    reason = "" if devices else f"{VISIBLE}={mask!r} hides every GPU" if mask is not None else "no usable GPU"
-    return Inventory(devices, reason, driver)
+    return Inventory(devices, "" if devices else _why_none(gpus, parts, mask), driver)
+
+
+def _why_none(gpus: list[GpuDevice], parts: dict[str, list[GpuDevice] | None], mask: str | None) -> str:
+    if all(parts[gpu.uuid] == [] for gpu in gpus):
+        return "no usable GPU: in MIG mode, and without a MIG instance"
+    return f"{VISIBLE}={mask!r} hides every GPU"
 
 
 def _seen_by_cuda(
@@ -165,11 +189,11 @@ def _device(nvml: Any, handle: Any, sysfs: Path) -> GpuDevice:
     major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
     return GpuDevice(
         index=0,
-        uuid=_text(nvml.nvmlDeviceGetUUID(handle)),
-        name=_text(nvml.nvmlDeviceGetName(handle)),
+        uuid=text_of(nvml.nvmlDeviceGetUUID(handle)),
+        name=text_of(nvml.nvmlDeviceGetName(handle)),
         compute_capability=(int(major), int(minor)),
         memory_bytes=_memory_bytes(nvml, handle),
-        numa_node=_numa_node(_text(nvml.nvmlDeviceGetPciInfo(handle).busId), sysfs),
+        numa_node=_numa_node(text_of(nvml.nvmlDeviceGetPciInfo(handle).busId), sysfs),
     )
 
 
@@ -183,6 +207,22 @@ def _memory_bytes(nvml: Any, handle: Any) -> int:
 
 def _mig_devices(nvml: Any, handle: Any, gpu: GpuDevice) -> list[GpuDevice] | None:
     """The GPU's MIG devices; None for a GPU that is not in MIG mode."""
+    handles = mig_handles(nvml, handle)
+    if handles is None:
+        return None
+    return [
+        replace(
+            gpu,
+            uuid=text_of(nvml.nvmlDeviceGetUUID(part)),
+            name=text_of(nvml.nvmlDeviceGetName(part)),
+            memory_bytes=_memory_bytes(nvml, part),
+        )
+        for part in handles
+    ]
+
+
+def mig_handles(nvml: Any, handle: Any) -> list[Any] | None:
+    """NVML's handles of the GPU's MIG devices; None for a GPU that is not in MIG mode."""
     try:
         mode, _ = nvml.nvmlDeviceGetMigMode(handle)
     except nvml.NVMLError_NotSupported:
@@ -191,18 +231,8 @@ def _mig_devices(nvml: Any, handle: Any, gpu: GpuDevice) -> list[GpuDevice] | No
         return None
     found = []
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-        try:
-            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
-        except nvml.NVMLError_NotFound:
-            continue
-        found.append(
-            replace(
-                gpu,
-                uuid=_text(nvml.nvmlDeviceGetUUID(part)),
-                name=_text(nvml.nvmlDeviceGetName(part)),
-                memory_bytes=_memory_bytes(nvml, part),
-            )
-        )
+        with suppress(nvml.NVMLError_NotFound):
+            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number))
     return found
 
 
@@ -215,6 +245,6 @@ def _numa_node(bus_id: str, sysfs: Path) -> int | None:
     return node if node >= 0 else None
 
 
-def _text(value: str | bytes) -> str:
+def text_of(value: str | bytes) -> str:
     """Old versions of pynvml answer bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -11,13 +11,17 @@ import os
 import signal
 import stat
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpspool.core import process
 from mpspool.mps.control import PROGRAM, Control, ControlError
 
-_SERVER_PROGRAM = "nvidia-cuda-mps-server"
+SERVER_PROGRAM = "nvidia-cuda-mps-server"
+# Where a daemon and its clients meet whom nobody told another place.
+DEFAULT_PIPE_DIR = "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's
+_PIPE_DIR = b"CUDA_MPS_PIPE_DIRECTORY="
 _SIMULATED = "mpspool.mps.simulated."
 _SIMULATED_DAEMON = _SIMULATED + "nvidia_cuda_mps_control"
 _DAEMON_FLAGS = {"-f", "-d"}
@@ -55,17 +59,58 @@ class Leftover:
                 os.close(descriptor)
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A control daemon or an MPS server of this machine, whoever's it is.
+
+    Attributes:
+        daemon: a control daemon; else a server.
+        uid: the user it runs as.
+        pipe_dir: its pipe folder; None where we may not look.
+        simulated: a stand-in.
+    """
+
+    pid: int
+    daemon: bool
+    uid: int
+    pipe_dir: str | None
+    simulated: bool = False
+
+
+def running() -> list[Running]:
+    """Every control daemon and MPS server that this process can see; those of other containers it cannot."""
+    found = []
+    for pid, daemon in _by_program():
+        environ = process.strings(pid, "environ")
+        with contextlib.suppress(OSError):
+            uid = os.stat(f"/proc/{pid}").st_uid
+            command = process.strings(pid, "cmdline")
+            simulated = any(os.fsdecode(word).startswith(_SIMULATED) for word in command)
+            found.append(Running(pid, daemon, uid, _pipe_dir(environ), simulated))
+    return found
+
+
+def _pipe_dir(environ: list[bytes]) -> str | None:
+    if not any(environ):
+        return None
+    named = next((entry for entry in environ if entry.startswith(_PIPE_DIR)), None)
+    return DEFAULT_PIPE_DIR if named is None else os.fsdecode(named.removeprefix(_PIPE_DIR))
+
+
+def _by_program() -> Iterator[tuple[int, bool]]:
+    """Pids, and whether each is a control daemon; else it is a server."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and (daemon := _is_daemon(process.strings(int(entry), "cmdline"))) is not None:
+            yield int(entry), daemon
+
+
 def find(pipe_dir: Path) -> list[Leftover]:
     """The control daemons and MPS servers of that pipe folder that we may look at."""
-    named = b"CUDA_MPS_PIPE_DIRECTORY=" + os.fsencode(pipe_dir)
+    named = _PIPE_DIR + os.fsencode(pipe_dir)
     found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        pid = int(entry)
-        daemon = _is_daemon(process.strings(pid, "cmdline"))
+    for pid, daemon in _by_program():
         stat_now = process.stat(pid)
-        if daemon is None or stat_now is None or named not in process.strings(pid, "environ"):
+        if stat_now is None or named not in process.strings(pid, "environ"):
             continue
         leftover = Leftover(pid, stat_now.start_ticks, daemon)
         if leftover.alive:
@@ -129,7 +174,7 @@ def _is_daemon(command: list[bytes]) -> bool | None:
     module = next((word for word in words if word.startswith(_SIMULATED)), "")
     if os.path.basename(words[0]) == PROGRAM or module == _SIMULATED_DAEMON:
         return True if _DAEMON_FLAGS & set(words) else None
-    return False if os.path.basename(words[0]) == _SERVER_PROGRAM or module else None
+    return False if os.path.basename(words[0]) == SERVER_PROGRAM or module else None
 
 
 def _gone(found: list[Leftover], limit_s: float) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import signal
@@ -44,8 +45,24 @@ class Control:
         self._dataplane.want(request["models"], request["restarts"], request.get("slots"))
         return {}
 
+    async def condemn(self, request: Message) -> Message:
+        self._dataplane.condemn(request["workers"], request["culprits"], request["reason"])
+        return {}
+
+    async def devices(self, request: Message) -> Message:
+        self._dataplane.devices(request["devices"])
+        return {}
+
+    async def clear(self, request: Message) -> Message:
+        self._dataplane.clear(request["device"])
+        return {}
+
     async def drain(self, request: Message) -> Message:
         return {"left": await self._dataplane.drain(request["timeout_s"])}
+
+
+async def _latencies(metrics: Metrics, _request: Message) -> Message:
+    return metrics.latencies()
 
 
 async def serve(config: RouterSettings) -> None:
@@ -64,7 +81,11 @@ async def serve(config: RouterSettings) -> None:
         {
             "snapshot": control_ops.snapshot,
             "models": control_ops.models,
+            "condemn": control_ops.condemn,
+            "clear": control_ops.clear,
+            "devices": control_ops.devices,
             "drain": control_ops.drain,
+            "latencies": functools.partial(_latencies, metrics),
             "watch": control_ops.watch,
         },
     )

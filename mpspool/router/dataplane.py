@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -34,6 +34,23 @@ logger = log.get("dataplane")
 # core rounds up on the wire: 1 % at most. A client that goes away so shortly before it has not cancelled.
 _DEADLINE_ON_THE_WAY_NS = 5_000_000
 _DEADLINE_ROUNDED_BY = 100
+# The pool says who caused a device's failure as soon as its MPS server's log does; no longer than this is waited.
+_VERDICT_S = 2.0
+# The pool tells how the GPUs fare once a second.
+_DEVICES_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What is to be heard of a device: whether it has failed, or only one of its workers.
+
+    Attributes:
+        failed: a worker has said so, and nothing is sent there until then.
+        late: what is done when nobody says anything in time.
+    """
+
+    failed: bool
+    late: asyncio.TimerHandle
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +85,8 @@ class Dataplane:
         self._models = Models()
         self._restarts: dict[str, int] = {}
         self._slots: dict[str, str] = {}
+        self._devices: list[dict[str, Any]] = []
+        self._devices_until = 0.0
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
         self._pacing = Pacing()
@@ -78,6 +97,7 @@ class Dataplane:
         self.draining = False
         self._link = link(self._on_message)
         self._workers = Workers(self.epoch, self._link, self._on_lost)
+        self._verdicts: dict[str, _Verdict] = {}
         self._ticker = self._loop.create_task(self._tick_for_ever())
 
     # -- what the fronts call ---------------------------------------------------------------------
@@ -163,6 +183,30 @@ class Dataplane:
             self._fail_without_hope(version)
         self._changed()
 
+    def condemn(self, generations: Mapping[str, int], culprits: Collection[str], reason: str) -> None:
+        """Gives up workers whose device has failed, and runs their requests elsewhere.
+
+        Args:
+            generations: of each worker, by its id.
+            culprits: those that caused it; empty where nobody knows, and any of them may have.
+            reason: what befell the device.
+        """
+        for worker in self._workers:
+            if generations.get(str(worker.id)) == worker.generation and not worker.hung:
+                self._judged(worker.domain)
+                blamed = not culprits or str(worker.id) in culprits
+                self._workers.condemn(worker, reason, reason, blamed=blamed)
+
+    def clear(self, device: str) -> None:
+        """A worker of it died, and the device is well."""
+        if (verdict := self._verdicts.get(device)) and not verdict.failed:
+            self._judged(device)
+
+    def devices(self, devices: list[dict[str, Any]]) -> None:
+        """How the GPUs fare, for the snapshot; forgotten where the pool does not say it again for a while."""
+        self._devices = devices
+        self._devices_until = self._loop.time() + _DEVICES_S
+
     def _fail_without_hope(self, version: Version) -> None:
         """Refuses what waits for a version whose last worker has gone and will not be replaced."""
         if version.failed and not version.workers:
@@ -198,6 +242,7 @@ class Dataplane:
             "queued": self._scheduler.unfinished(),
             "restarts": self._restarts,
             "slots": self._slots,
+            "devices": self._devices if self._loop.time() < self._devices_until else [],
         }
 
     def _describe(self, worker: Worker) -> dict[str, Any]:
@@ -208,8 +253,11 @@ class Dataplane:
             "state": worker.state.value,
             "in_flight": self._scheduler.in_flight(worker.name),
             "served": worker.served,
+            "busy_s": worker.busy_us / 1e6,
+            "running_s": worker.running_s(time.monotonic_ns()),
             "engine": worker.engine,
             "weights": msgspec.to_builtins(worker.weights),
+            "failed": worker.failed,
             "hung": worker.hung,
         }
 
@@ -228,12 +276,54 @@ class Dataplane:
 
     def _on_state(self, worker: Worker, hello: messages.Hello) -> None:
         model = worker.id.model_version
+        if worker.failed:
+            self._on_failed(worker)
         if worker.state is WorkerState.READY:
             self._models.get(model).signatures = hello.signatures
             self._scheduler.join(worker.name, model, hello.credits)
+            if (verdict := self._verdicts.get(worker.domain)) and verdict.failed:
+                self._scheduler.leave(worker.name)
             logger.info("ready", worker=worker.name, engine=worker.engine)
         self._recount(model)
         self._pump_soon()
+
+    def _on_failed(self, worker: Worker) -> None:
+        """Its device has failed: nothing more is sent there. What is there already waits for the pool's verdict."""
+        logger.error("device failed", worker=worker.name, domain=worker.domain, why=worker.failed)
+        if not worker.domain:
+            self._workers.condemn(worker, worker.failed, f"cannot use its device: {worker.failed}")
+            return
+        for other in self._workers:
+            if other.domain == worker.domain:
+                self._scheduler.leave(other.name)
+        self._await_verdict(worker.domain, failed=worker.failed)
+
+    def _await_verdict(self, domain: str, *, failed: str = "") -> None:
+        """The pool looks at a device that a worker died on, or that a worker says has failed.
+
+        No suspect is run meanwhile: what ended the one before may be about to end the next.
+        """
+        known = self._verdicts.get(domain)
+        if known is not None and (known.failed or not failed):
+            return
+        if known is not None:
+            known.late.cancel()
+        late = self._loop.call_later(_VERDICT_S, self._on_no_verdict, domain, failed)
+        self._verdicts[domain] = _Verdict(bool(failed), late)
+        self._scheduler.hold_suspects = True
+
+    def _judged(self, domain: str) -> None:
+        if verdict := self._verdicts.pop(domain, None):
+            verdict.late.cancel()
+        self._scheduler.hold_suspects = bool(self._verdicts)
+        self._pump_soon()
+
+    def _on_no_verdict(self, domain: str, failed: str) -> None:
+        """There is no pool process at the moment; its successor ends those that are condemned."""
+        self._judged(domain)
+        if failed:
+            mine = {str(one.id): one.generation for one in self._workers if one.domain == domain}
+            self.condemn(mine, (), f"{domain}: {failed}")
 
     def _on_result(self, worker: Worker, result: messages.Result, frames: list[bytes]) -> None:
         # DEADLINE_EXCEEDED is how a worker answers what it has not run.
@@ -247,6 +337,7 @@ class Dataplane:
             cost_us = outcome.parse_us + outcome.run_us + outcome.encode_us
             self._scheduler.costs.observe(entry.model, entry.signature, entry.size, cost_us)
             worker.served += 1
+            worker.busy_us += cost_us
             if not entry.over:
                 self._answer(entry, worker, outcome, body)
         self._pump_soon()
@@ -269,14 +360,17 @@ class Dataplane:
         self._link.send(worker.identity, messages.Goodbye(self.epoch), [])
         self._recount(worker.id.model_version)
 
-    def _on_lost(self, worker: Worker, why: str) -> None:
-        """Runs its requests elsewhere."""
+    def _on_lost(self, worker: Worker, why: str, blamed: bool) -> None:
+        """Runs its requests elsewhere; what it was running is a suspect where it may be the cause."""
         held = self._scheduler.in_flight(worker.name)
         if worker.state is WorkerState.DRAINING and not held:
             logger.info("worker left", worker=worker.name, pid=worker.pid)
         else:
             logger.warning("worker lost", worker=worker.name, pid=worker.pid, why=why, held=held)
-        self._refuse(self._scheduler.lost(worker.name, worker.running(), time.monotonic_ns()))
+            if worker.domain and not worker.hung:
+                self._await_verdict(worker.domain)
+        running = worker.running() if blamed else None
+        self._refuse(self._scheduler.lost(worker.name, running, time.monotonic_ns()))
         self._recount(worker.id.model_version)
         self._pump_soon()
 

@@ -19,10 +19,12 @@ from prometheus_client.registry import Collector
 import mpspool
 from mpspool.core import process
 from mpspool.core.errors import Code
-from mpspool.core.ids import WorkerId
+from mpspool.core.ids import ModelVersion
 from mpspool.core.messages import Outcome
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import ModelVersionState, SlotState, WorkerState
+from mpspool.router import gpu_metrics
+from mpspool.router.labels import VERSION, WORKER, worker_labels
 
 # fmt: off
 _BUCKETS_S = (
@@ -30,8 +32,6 @@ _BUCKETS_S = (
     0.1, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
 )
 # fmt: on
-_VERSION = ("model", "version")
-_WORKER = ("model", "version", "device", "slot")
 # As `mpspool status` has them: an occupied slot is in the state of its worker.
 SLOT_STATES = (
     *(state.value for state in SlotState if state is not SlotState.OCCUPIED),
@@ -51,15 +51,15 @@ class Metrics:
     def __init__(self, settings: RouterSettings) -> None:
         self._registry = CollectorRegistry()
         self._requests = self._counter(
-            "requests", "Requests answered, by canonical status code.", (*_VERSION, "method", "code")
+            "requests", "Requests answered, by canonical status code.", (*VERSION, "method", "code")
         )
         self._worker_requests = self._counter(
-            "worker_requests", "Predict requests answered by one worker slot.", (*_WORKER, "code")
+            "worker_requests", "Predict requests answered by one worker slot.", (*WORKER, "code")
         )
         self._worker_latency = Summary(
             "mpspool_worker_request_seconds",
             "Predict, from arrival to the answer of one worker slot.",
-            _WORKER,
+            WORKER,
             registry=self._registry,
         )
         self._latency = self._histogram("request_seconds", "Predict, from arrival to answer.")
@@ -78,7 +78,7 @@ class Metrics:
         return Counter(f"mpspool_{name}_total", text, labels, registry=self._registry)
 
     def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(f"mpspool_{name}", text, _VERSION, buckets=_BUCKETS_S, registry=self._registry)
+        return Histogram(f"mpspool_{name}", text, VERSION, buckets=_BUCKETS_S, registry=self._registry)
 
     def observe(self, dataplane: Observed) -> None:
         """Adds the data plane's snapshot to what is rendered."""
@@ -147,6 +147,20 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
+    def latencies(self) -> dict[str, Any]:
+        """How many Predict requests took how long, for whoever asks again and takes the difference.
+
+        Returns:
+            `bounds_s`, and under `models` by model version how many took at most each of them; as the last, all.
+        """
+        counts: dict[str, list[int]] = {}
+        for family in self._latency.collect():
+            for sample in family.samples:
+                if sample.name.endswith("_bucket") and sample.labels["model"]:
+                    version = ModelVersion(sample.labels["model"], int(sample.labels["version"]))
+                    counts.setdefault(str(version), []).append(int(sample.value))
+        return {"bounds_s": list(_BUCKETS_S), "models": counts}
+
     def _version_series(self, model: str, version: int) -> _VersionSeries:
         labels = (model, str(version)) if model else ("", "")
         series = _VersionSeries(
@@ -166,12 +180,12 @@ class Metrics:
         return child
 
     def _worker_series(self, worker: str, code: Code) -> Counter:
-        child = self._worker_requests.labels(*_worker_labels(worker), code.name)
+        child = self._worker_requests.labels(*worker_labels(worker), code.name)
         self._by_worker[worker, code] = child
         return child
 
     def _worker_latency_series(self, worker: str) -> Summary:
-        child = self._worker_latency.labels(*_worker_labels(worker))
+        child = self._worker_latency.labels(*worker_labels(worker))
         self._latency_by_worker[worker] = child
         return child
 
@@ -227,16 +241,18 @@ class _SnapshotCollector(Collector):
         yield self._states(snapshot)
         yield self._slots(snapshot)
         yield from self._workers(snapshot)
+        if devices := snapshot["devices"]:
+            yield from gpu_metrics.families(devices)
 
     def _versions(self, snapshot: dict[str, Any]) -> Iterator[Metric]:
         state = GaugeMetricFamily(
             "mpspool_model_version_state",
             "TensorFlow Serving's ModelVersionStatus.State: 10 START, 20 LOADING, 30 AVAILABLE, "
             "40 UNLOADING, 50 END.",
-            labels=_VERSION,
+            labels=VERSION,
         )
         queued = GaugeMetricFamily(
-            "mpspool_queued_requests", "Requests that wait for a worker.", labels=_VERSION
+            "mpspool_queued_requests", "Requests that wait for a worker.", labels=VERSION
         )
         for labels, version in _model_versions(snapshot):
             state.add_metric(labels, ModelVersionState[version["state"]].value)
@@ -249,10 +265,10 @@ class _SnapshotCollector(Collector):
             (*labels, state.value): 0 for labels, _ in _model_versions(snapshot) for state in WorkerState
         }
         for worker in snapshot["workers"]:
-            key = (*_worker_labels(worker["id"])[:2], worker["state"])
+            key = (*worker_labels(worker["id"])[:2], worker["state"])
             counts[key] = counts.get(key, 0) + 1
         family = GaugeMetricFamily(
-            "mpspool_workers", "Connected worker processes by state.", labels=(*_VERSION, "state")
+            "mpspool_workers", "Connected worker processes by state.", labels=(*VERSION, "state")
         )
         for labels_and_state, count in counts.items():
             family.add_metric(labels_and_state, count)
@@ -262,14 +278,14 @@ class _SnapshotCollector(Collector):
         """Of every slot that there should be, filled or not; nothing while the pool has not told."""
         counts: dict[tuple[str, str, str], int] = {}
         for name, state in snapshot["slots"].items():
-            version = _worker_labels(name)[:2]
+            version = worker_labels(name)[:2]
             for known in SLOT_STATES:
                 counts.setdefault((*version, known), 0)
             counts[*version, state] = counts.get((*version, state), 0) + 1
         family = GaugeMetricFamily(
             "mpspool_slots",
             "Worker slots that there should be, by state as in `mpspool status`.",
-            labels=(*_VERSION, "state"),
+            labels=(*VERSION, "state"),
         )
         for labels_and_state, count in counts.items():
             family.add_metric(labels_and_state, count)
@@ -277,21 +293,29 @@ class _SnapshotCollector(Collector):
 
     def _workers(self, snapshot: dict[str, Any]) -> Iterator[Metric]:
         in_flight = GaugeMetricFamily(
-            "mpspool_worker_in_flight_requests", "Requests sent to a worker slot.", labels=_WORKER
+            "mpspool_worker_in_flight_requests", "Requests sent to a worker slot.", labels=WORKER
         )
-        in_slot: dict[tuple[str, str, str, str], int] = {}
+        busy = CounterMetricFamily(
+            "mpspool_worker_busy_seconds",
+            "Time of a worker slot spent on requests it has answered: its rate is how busy the slot is.",
+            labels=WORKER,
+        )
+        in_slot: dict[tuple[str, str, str, str], tuple[int, float]] = {}
         for worker in snapshot["workers"]:
             # A slot has two workers while a hung one is being replaced.
-            labels = _worker_labels(worker["id"])
-            in_slot[labels] = in_slot.get(labels, 0) + worker["in_flight"]
-        for labels, count in in_slot.items():
-            in_flight.add_metric(labels, count)
+            labels = worker_labels(worker["id"])
+            held, busy_s = in_slot.get(labels, (0, 0.0))
+            in_slot[labels] = held + worker["in_flight"], busy_s + worker["busy_s"]
+        for labels, (held, busy_s) in in_slot.items():
+            in_flight.add_metric(labels, held)
+            busy.add_metric(labels, busy_s)
         restarts = CounterMetricFamily(
-            "mpspool_worker_restarts", "Times the pool filled a worker slot again.", labels=_WORKER
+            "mpspool_worker_restarts", "Times the pool filled a worker slot again.", labels=WORKER
         )
         for name, count in snapshot["restarts"].items():
-            restarts.add_metric(_worker_labels(name), count)
+            restarts.add_metric(worker_labels(name), count)
         yield in_flight
+        yield busy
         yield restarts
         yield from self._workers_memory(snapshot)
 
@@ -300,15 +324,15 @@ class _SnapshotCollector(Collector):
         memory = GaugeMetricFamily(
             "mpspool_worker_memory_bytes",
             "Memory of a worker process: pss adds up over workers, private is its own alone, shared others map too.",
-            labels=(*_WORKER, "kind"),
+            labels=(*WORKER, "kind"),
         )
         weights = GaugeMetricFamily(
             "mpspool_worker_weights_bytes",
             "A worker's variables: shared in the one copy, private, or excess: private memory nobody expected.",
-            labels=(*_WORKER, "kind"),
+            labels=(*WORKER, "kind"),
         )
         for worker in snapshot["workers"]:
-            labels = _worker_labels(worker["id"])
+            labels = worker_labels(worker["id"])
             if (found := self._memory.get(worker["pid"])) is not None:
                 for kind in ("pss", "private", "shared"):
                     memory.add_metric((*labels, kind), getattr(found, kind))
@@ -327,8 +351,3 @@ def _model_versions(snapshot: dict[str, Any]) -> Iterator[tuple[tuple[str, str],
     for model in snapshot["models"]:
         for version in model["versions"]:
             yield (model["name"], str(version["version"])), version
-
-
-def _worker_labels(worker: str) -> tuple[str, str, str, str]:
-    found = WorkerId.parse(worker)
-    return found.model, str(found.version), found.device, str(found.slot)

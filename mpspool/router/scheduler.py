@@ -62,6 +62,9 @@ class Scheduler:
         policy: a key of load.POLICIES.
         max_queued_requests: waiting requests per model version.
         max_queued_bytes: request bodies in the queues and in flight, over all models.
+
+    Attributes:
+        hold_suspects: none is run now.
     """
 
     def __init__(self, policy: str, max_queued_requests: int, max_queued_bytes: int) -> None:
@@ -78,6 +81,7 @@ class Scheduler:
         self._trying = False  # a suspect is running
         self._suspicions = Suspicions()
         self.costs = CostTable()
+        self.hold_suspects = False
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -259,7 +263,7 @@ class Scheduler:
         if not queue.suspects:
             for worker in staying:
                 worker.release()
-        if self._trying or not queue.suspects or not staying:
+        if self._trying or self.hold_suspects or not queue.suspects or not staying:
             return
         reserved = [worker for worker in staying if worker.reserved]
         worker = min(reserved or staying, key=by_load)

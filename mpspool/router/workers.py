@@ -40,6 +40,9 @@ class Worker:
         engine: what runs its model, known once it is READY.
         weights: where its variables lie, known once it is READY.
         served: requests that it answered.
+        busy_us: what those took of its time.
+        domain: the device that fails for all workers on it at once; "" where each fails by itself.
+        failed: why it can use its device no more, in its own words.
         hung: why it counts as hung, "" while it does not.
     """
 
@@ -53,6 +56,9 @@ class Worker:
     engine: str = ""
     weights: WeightsReport = field(default_factory=WeightsReport)
     served: int = 0
+    busy_us: int = 0
+    domain: str = ""
+    failed: str = ""
     hung: str = ""
 
     @property
@@ -64,6 +70,11 @@ class Worker:
         progress = self.progress.read()
         return (progress.dispatch, progress.index) if progress.dispatch else None
 
+    def running_s(self, now_ns: int) -> float:
+        """How long it has been running its request; 0 while it is idle."""
+        progress = self.progress.read()
+        return max(0, now_ns - progress.started_ns) / 1e9 if progress.dispatch else 0.0
+
 
 class Workers:
     """Every worker that is connected, and those that hang until their process has ended.
@@ -71,14 +82,15 @@ class Workers:
     Args:
         epoch: of this router: a worker that was not welcomed in it is a stranger.
         link: answers workers, and is drained before a death counts.
-        lost: called with a worker and the reason when its requests are to run elsewhere: once when it
-            hangs, and once when its process has ended or cannot be reached.
+        lost: called with a worker, the reason, and whether what it ran may be the cause, when its requests are
+            to run elsewhere: once when it hangs or its device failed, and once when its process has ended or
+            cannot be reached.
 
     Attributes:
         hang_timeout_s: the least time a request may run before its worker counts as hung, by version.
     """
 
-    def __init__(self, epoch: int, link: Link, lost: Callable[[Worker, str], None]) -> None:
+    def __init__(self, epoch: int, link: Link, lost: Callable[[Worker, str, bool], None]) -> None:
         self._epoch = epoch
         self._link = link
         self._lost = lost
@@ -124,6 +136,7 @@ class Workers:
         if worker.hung or state is worker.state:
             return None
         worker.state, worker.engine, worker.weights = state, hello.engine, hello.weights
+        worker.failed = hello.failed
         return worker
 
     def _admit(self, identity: bytes, hello: messages.Hello) -> Worker | None:
@@ -150,7 +163,9 @@ class Workers:
             os.close(pidfd)
             logger.warning("no progress page", worker=identity.decode(), error=str(error))
             return None
-        worker = Worker(identity, worker_id, hello.generation, hello.pid, pidfd, progress)
+        worker = Worker(
+            identity, worker_id, hello.generation, hello.pid, pidfd, progress, domain=hello.domain
+        )
         self._workers[identity] = worker
         self._loop.add_reader(pidfd, self._on_death, worker)
         return worker
@@ -169,9 +184,20 @@ class Workers:
             return
         for worker in self:
             if not worker.hung and (reason := self._hung(worker, now_ns, predicted_us)):
-                worker.hung = reason
-                worker.state = WorkerState.FAILED
-                self._lost(worker, f"hangs: {reason}")
+                self.condemn(worker, reason, f"hangs: {reason}")
+
+    def condemn(self, worker: Worker, reason: str, why: str, *, blamed: bool = True) -> None:
+        """Gives up a worker whose process is still there: nothing it says counts any more.
+
+        Args:
+            worker: not condemned yet.
+            reason: what whoever ends it is told.
+            why: the same, for the log.
+            blamed: whether what it runs may be the cause.
+        """
+        worker.hung = reason
+        worker.state = WorkerState.FAILED
+        self._lost(worker, why, blamed)
 
     def _hung(self, worker: Worker, now_ns: int, predicted_us: Callable[[str], float | None]) -> str:
         serves = worker.state in (WorkerState.READY, WorkerState.DRAINING)
@@ -194,7 +220,7 @@ class Workers:
         del self._workers[worker.identity]
         self._loop.remove_reader(worker.pidfd)
         os.close(worker.pidfd)
-        self._lost(worker, why)
+        self._lost(worker, why, True)
         worker.progress.close()
 
     def close(self) -> None:

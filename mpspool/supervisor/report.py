@@ -6,7 +6,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,10 @@ _PLAIN_COLUMNS = 160
 # What all that is shown of a worker takes. Scripts read --json.
 _WORKER_COLUMNS = 100
 _LEFT_OUT_WHERE_NARROW = ("gen", "cpus")
-_NUMBERS = ("pid", "gen", "restarts", "in flight", "served", "PSS MB", "own MB", "size", "nodes")
+_NUMBERS = (
+    *("pid", "gen", "restarts", "in flight", "served", "PSS MB", "own MB", "size", "nodes"),
+    *("use", "GB", "of", "temp", "W", "ECC"),
+)
 
 _COLOURS = {
     "READY": "green",
@@ -33,6 +36,10 @@ _COLOURS = {
     "AVAILABLE": "green",
     "FATAL": "bold red",
     "END": "bold red",
+    "SERVING": "green",
+    "FAULTED": "bold red",
+    "LOST": "bold red",
+    "RECOVERING": "yellow",
     "DEGRADED": "yellow",
     "BACKOFF": "yellow",
 }
@@ -47,7 +54,10 @@ def print_status(status: Status) -> None:
     console.print(f"[bold]{coloured(pool['state'])}[/]  pid {pool['pid']}  {escape(_fronts(pool))}")
     console.print(f"run folder {escape(pool['run_dir'])}  MPS {pool['mps']}{_mark(pool)}")
     narrow = console.width < _WORKER_COLUMNS
-    for rows in (_models(status), _workers(status, narrow=narrow), _processes(status)):
+    blocks = [_models(status), _workers(status, narrow=narrow), _processes(status)]
+    if devices := status.get("devices"):
+        blocks.insert(0, _devices(devices))
+    for rows in blocks:
         console.print()
         console.print(table(rows))
     if told := [*_excesses(status), *_errors(status)]:
@@ -58,7 +68,8 @@ def print_status(status: Status) -> None:
 
 def _errors(status: Status) -> list[tuple[str, str]]:
     """Whatever could not start, or ended: its name and why. What a worker says, its model need not say again."""
-    named = [(worker["id"], worker) for worker in status["workers"]]
+    named = [(device["device"], device) for device in status.get("devices", ())]
+    named += [(worker["id"], worker) for worker in status["workers"]]
     named += [(process["name"], process) for process in status["processes"]]
     said = [what["error"] for _, what in named if what.get("error")]
     models = [
@@ -109,8 +120,40 @@ def table(rows: list[tuple[str, ...]], *, folded: Collection[str] = ("model", "w
 def coloured(cell: str) -> str:
     from rich.markup import escape
 
-    colour = _COLOURS.get(cell)
-    return f"[{colour}]{cell}[/]" if colour else escape(cell)
+    found = colour(cell)
+    return f"[{found}]{cell}[/]" if found else escape(cell)
+
+
+def colour(word: str) -> str:
+    """Rich's name of the colour in which a state stands out; "" for none."""
+    return _COLOURS.get(word, "")
+
+
+def _devices(devices: Iterable[Status]) -> list[tuple[str, ...]]:
+    """ECC: uncorrected errors since the driver was loaded. Xids: each with how often it came, where more than once."""
+    return [("device", "state", "use", "GB", "of", "temp", "W", "ECC", "Xids")] + [
+        (
+            device["device"] + _mark(device),
+            device["state"],
+            _or_dash(device["utilisation"], "{:.0%}"),
+            _or_dash(device["memory_used_bytes"], "{:.1f}", per=1e9),
+            _or_dash(device["memory_total_bytes"], "{:.1f}", per=1e9),
+            _or_dash(device["temperature_c"], "{:.0f} C"),
+            _or_dash(device["power_w"], "{:.0f}"),
+            _or_dash(device["ecc_uncorrected"], "{}"),
+            xids(device) or "-",
+        )
+        for device in devices
+    ]
+
+
+def _or_dash(value: float | None, form: str, *, per: float = 1) -> str:
+    return "-" if value is None else form.format(value if per == 1 else value / per)
+
+
+def xids(device: Status) -> str:
+    """The Xids of a device, short: "13 x 2, 79"; "" for none."""
+    return ", ".join(xid if count == 1 else f"{xid} x {count}" for xid, count in device["xids"].items())
 
 
 def _models(status: Status) -> list[tuple[str, ...]]:

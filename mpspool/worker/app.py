@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import functools
 import os
+import select
 import signal
 import sys
 import threading
@@ -19,7 +20,8 @@ from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import WorkerSettings
 from mpspool.core.states import WORKER_MOVES, Lifecycle, WorkerState
-from mpspool.worker import device, gpu
+from mpspool.worker import device, gpu, simulated_gpu
+from mpspool.worker.device_failure import DeviceFailedError, OnGpu
 from mpspool.worker.engine.base import Engine
 from mpspool.worker.link import Link, RefusedError, wake_on_signals
 from mpspool.worker.predict import predict
@@ -28,6 +30,8 @@ from mpspool.worker.without_keras import without_keras
 logger = log.get("worker")
 
 _BEAT_S = 0.1
+# How long one whose device has failed waits for the pool to end it.
+_WAIT_FOR_END_S = 30.0
 
 
 class Worker:
@@ -59,9 +63,11 @@ class Worker:
             state=self._state.state.value,
             credits=config.credits,
             progress=str(progress),
+            domain=config.slot.device if config.slot.mps_pipe else "",
         )
         self._link = Link(run_dir.router_socket, hello, self._run)
         self._engine: Engine | None = None
+        self._simulated: simulated_gpu.SimulatedGpu | None = None
 
     def serve(self) -> int:
         """Runs to the end and returns the exit status."""
@@ -69,15 +75,17 @@ class Worker:
         signal.signal(signal.SIGTERM, self._on_stop)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._beats.start()
-        attachment = device.attach_simulated(self._config)
         try:
             self._load()
             self._link.serve(lambda: self._stopping, wakeup)
         except RefusedError as refusal:
             return self.fail(f"the router refused this worker: {refusal}", process.EXIT_NEVER)
-        finally:
-            if attachment is not None:
-                attachment.close()
+        except DeviceFailedError as failure:
+            return self._wait_for_end(str(failure), wakeup)
+        if device.on_gpu(self._config.slot) and (failure_text := gpu.synchronise()):
+            logger.warning("what was left on the GPU failed", error=failure_text)
+        if self._simulated is not None:
+            self._simulated.close()
         self._state.to(WorkerState.DRAINING, "asked to stop")
         self._link.close()
         self._ended.set()
@@ -97,9 +105,14 @@ class Worker:
         start = time.monotonic()
         self._to(WorkerState.LOADING)
         gpu.check(self._config.slot)
+        self._simulated = simulated_gpu.attach(self._config.slot)
         before_bytes = private_bytes()
         segment, unshared = attach(self._config)
         engine = load(self._config.model, device.session_config(self._config), segment, unshared)
+        if self._simulated is not None:
+            engine = simulated_gpu.OnSimulatedGpu(engine, self._config.slot, self._simulated)
+        elif device.on_gpu(self._config.slot):
+            engine = OnGpu(engine, self._config.slot)
         loaded = time.monotonic()
         self._to(WorkerState.WARMING)
         path = Path(self._config.model.path)
@@ -123,23 +136,40 @@ class Worker:
         self._link.announce(state)
 
     def _run(self, dispatch: int, index: int, request: Request, body: bytes, frames: list[bytes]) -> Outcome:
-        """One request. Whatever it raises is its own answer and never another's."""
+        """One request. Whatever it raises is its own answer and never another's.
+
+        Raises:
+            DeviceFailedError: it has not been run, or not to its end; as far as the page tells, it still runs.
+        """
         assert self._engine is not None
+        if request.deadline_ns and time.monotonic_ns() >= request.deadline_ns:
+            return Outcome(Code.DEADLINE_EXCEEDED, message="Deadline exceeded before the request was run")
         self._progress.start(dispatch, index)
         try:
-            if request.deadline_ns and time.monotonic_ns() >= request.deadline_ns:
-                return Outcome(Code.DEADLINE_EXCEEDED, message="Deadline exceeded before the request was run")
             response, times = predict(self._engine, self._model, body)
-            return Outcome(
+            outcome = Outcome(
                 Code.OK, messages.inline(response, frames), "", times.parse_us, times.run_us, times.encode_us
             )
+        except DeviceFailedError:
+            raise
         except PoolError as error:
-            return Outcome(error.code, message=cut(error.message))
+            outcome = Outcome(error.code, message=cut(error.message))
         except Exception:
             logger.exception("request failed")
-            return Outcome(Code.INTERNAL, message="The worker failed on this request; see its log")
-        finally:
-            self._progress.finish()
+            outcome = Outcome(Code.INTERNAL, message="The worker failed on this request; see its log")
+        self._progress.finish()
+        return outcome
+
+    def _wait_for_end(self, reason: str, wakeup: int) -> int:
+        """The device has failed, perhaps for all workers on it: the pool ends us, together with those."""
+        self._state.to(WorkerState.FAILED, reason)
+        status = self.fail(reason, 1)
+        self._link.announce(WorkerState.FAILED, failed=reason)
+        end = time.monotonic() + _WAIT_FOR_END_S
+        while not self._stopping and (left_s := end - time.monotonic()) > 0:
+            if select.select([wakeup], [], [], left_s)[0]:
+                os.read(wakeup, 4096)
+        return status
 
     def _beat(self) -> None:
         while not self._ended.wait(_BEAT_S):

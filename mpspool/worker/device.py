@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,8 +19,6 @@ logger = log.get("device")
 
 # TensorFlow then sees no GPU, and never makes a CUDA context.
 NO_GPU = "-1"
-# Where the stand-in for the MPS daemon takes its clients, in the pipe folder.
-_SIMULATED_CLIENTS = "clients"
 # How long a pool process, or an MPS daemon, that is being started again may be away; and how long a daemon that
 # answers may take to list a client that has a context: it may have to start its server first.
 _POOL_S = 60.0
@@ -94,25 +91,6 @@ def _pin(slot: SlotSettings) -> None:
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
             os.sched_setaffinity(int(thread), slot.cpus)
-
-
-def attach_simulated(settings: WorkerSettings) -> socket.socket | None:
-    """Makes us a client of the stand-in MPS daemon for as long as the connection is held open.
-
-    As with CUDA, a daemon that cannot be reached is no error here: require_mps() finds out.
-    """
-    slot = settings.slot
-    if not (slot.simulated and slot.mps_pipe):
-        return None
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    path = Path(slot.mps_pipe) / _SIMULATED_CLIENTS
-    try:
-        connection.connect(str(path))
-    except OSError as error:
-        connection.close()
-        logger.warning("not attached to the simulated MPS daemon", socket=str(path), error=error.strerror)
-        return None
-    return connection
 
 
 def require_mps(settings: WorkerSettings) -> None:

@@ -75,6 +75,26 @@ def check(slot: SlotSettings) -> None:
     raise NoGpuError(slot, "TensorFlow does not take it; its own words are in this worker's log", never=False)
 
 
+def synchronise() -> str:
+    """Waits for all that this process has on its GPU.
+
+    Returns:
+        The CUDA error that ended the wait, by name and number: "" when there was none.
+    """
+    try:
+        cuda = ctypes.CDLL(_DRIVER)
+    except OSError as error:
+        return str(error)
+    device_number, context = ctypes.c_int(), ctypes.c_void_p()
+    code = (
+        cuda.cuDeviceGet(ctypes.byref(device_number), 0)
+        or cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device_number)  # TensorFlow's own
+        or cuda.cuCtxPushCurrent_v2(context)
+        or cuda.cuCtxSynchronize()
+    )
+    return f"{code}, {_error_text(cuda, code)}" if code else ""
+
+
 def _start_driver(slot: SlotSettings, built_for: str, version: str) -> None:
     """Asks the driver itself, whose answer TensorFlow keeps to itself. `built_for` is a CUDA version."""
     try:

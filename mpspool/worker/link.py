@@ -65,11 +65,17 @@ class Link:
         engine: str = "",
         signatures: bytes = b"",
         weights: WeightsReport | None = None,
+        *,
+        failed: str = "",
     ) -> None:
         """Tells the router a new state, once it is true; a router that is not there learns it later."""
         self._socket.poll(_CONNECT_MS, zmq.POLLOUT)
         self._hello = msgspec.structs.replace(
-            self._hello, state=state.value, engine=engine, weights=weights or WeightsReport()
+            self._hello,
+            state=state.value,
+            engine=engine,
+            weights=weights or WeightsReport(),
+            failed=failed,
         )
         self._signatures = signatures
         self._epoch = 0

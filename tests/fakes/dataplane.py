@@ -14,7 +14,7 @@ from mpspool.core.states import ModelVersionState
 from mpspool.core.weights import WeightsReport
 from mpspool.router.models import VersionStatus
 
-_WORKER = {"id": "half@3.cpu0.0", "pid": 0, "weights": msgspec.to_builtins(WeightsReport())}
+_WORKER = {"id": "half@3.cpu0.0", "pid": 0, "busy_s": 0.0, "weights": msgspec.to_builtins(WeightsReport())}
 SIGNATURES = tfs.SignatureDefMap()
 SIGNATURES.signature_def[tfs.DEFAULT_SIGNATURE].method_name = "tensorflow/serving/predict"
 
@@ -108,4 +108,5 @@ class FakeDataplane:
             "queued": 10,
             "restarts": {"half@3.cpu0.0": 1, "half@3.cpu0.1": 4},
             "slots": {"half@3.cpu0.0": "READY", "half@3.cpu0.1": "FATAL"},
+            "devices": [],
         }

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
+from typing import Any
 
 
 class NVMLError(Exception):
@@ -20,9 +21,33 @@ class NVMLError_NotFound(NVMLError):
     """As pynvml's."""
 
 
+class NVMLError_GpuIsLost(NVMLError):
+    """As pynvml's."""
+
+
+class NVMLError_Unknown(NVMLError):
+    """As pynvml's."""
+
+
+class NVMLError_Timeout(NVMLError):
+    """As pynvml's."""
+
+
+class NVMLLibraryMismatchError(Exception):
+    """As pynvml's: the driver is older than a function."""
+
+
 @dataclass
 class Gpu:
-    """One device; `mig` is None where the device knows no MIG, otherwise its instances (None: a free place)."""
+    """One device.
+
+    Attributes:
+        mig: None where the device knows no MIG, otherwise its instances (None: a free place).
+        readings: by function; one that is missing is not supported, an exception is raised.
+        fault: what every question about it raises.
+        recovery: the action that the driver asks for; None where it does not know of such.
+        instance: a MIG device's (GPU instance, compute instance).
+    """
 
     uuid: str
     name: str = "NVIDIA H100"
@@ -31,6 +56,10 @@ class Gpu:
     bus_id: str = "00000000:0A:00.0"
     mig: list[Gpu | None] | None = None
     mig_mode: int = 1
+    readings: dict[str, Any] = field(default_factory=dict)
+    fault: NVMLError | None = None
+    recovery: int | None = None
+    instance: tuple[int, int] = (0, 0)
 
 
 @dataclass
@@ -46,6 +75,7 @@ class FakeNvml:
     NVMLError = NVMLError
     NVMLError_NotSupported = NVMLError_NotSupported
     NVMLError_NotFound = NVMLError_NotFound
+    NVMLLibraryMismatchError = NVMLLibraryMismatchError
     NVML_DEVICE_MIG_ENABLE = 1
 
     def nvmlInit(self) -> None:
@@ -96,3 +126,112 @@ class FakeNvml:
         if part is None:
             raise NVMLError_NotFound("Not Found")
         return part
+
+
+@dataclass
+class LiveNvml(FakeNvml):
+    """The functions that are called while a pool runs.
+
+    Attributes:
+        events: what is about to be delivered: (device, Xid) or (device, Xid, (GPU instance, compute instance)).
+        registered: the uuids whose events are.
+        calls: how often any device was asked for anything.
+    """
+
+    events: list[Any] = field(default_factory=list)
+    registered: list[str] = field(default_factory=list)
+    calls: int = 0
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> Gpu:
+        parts = [part for gpu in self.gpus for part in gpu.mig or [] if part is not None]
+        for gpu in [*self.gpus, *parts]:
+            if gpu.uuid == uuid:
+                return self._about(gpu)
+        raise NVMLError_NotFound("Not Found")
+
+    def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: Gpu) -> Gpu:
+        return next(gpu for gpu in self.gpus if handle in (gpu.mig or []))
+
+    def nvmlDeviceGetGpuInstanceId(self, handle: Gpu) -> int:
+        return handle.instance[0]
+
+    def nvmlDeviceGetComputeInstanceId(self, handle: Gpu) -> int:
+        return handle.instance[1]
+
+    def nvmlDeviceGetUtilizationRates(self, handle: Gpu) -> SimpleNamespace:
+        return SimpleNamespace(gpu=self._read(handle, "utilisation"))
+
+    def nvmlDeviceGetMemoryInfo(self, handle: Gpu) -> SimpleNamespace:
+        self._about(handle)
+        found = super().nvmlDeviceGetMemoryInfo(handle)
+        found.used = handle.readings.get("used", 0)
+        return found
+
+    def nvmlDeviceGetTemperature(self, handle: Gpu, sensor: int) -> int:
+        assert sensor == 0
+        return int(self._read(handle, "temperature"))
+
+    def nvmlDeviceGetPowerUsage(self, handle: Gpu) -> int:
+        return int(self._read(handle, "power"))
+
+    def nvmlDeviceGetEnforcedPowerLimit(self, handle: Gpu) -> int:
+        return int(self._read(handle, "limit"))
+
+    def nvmlDeviceGetTotalEccErrors(self, handle: Gpu, kind: int, counter: int) -> int:
+        assert (kind, counter) == (1, 0)
+        return int(self._read(handle, "ecc"))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, handle: Gpu) -> list[SimpleNamespace]:
+        return _processes(self._read(handle, "processes"))
+
+    def nvmlDeviceGetMPSComputeRunningProcesses(self, handle: Gpu) -> list[SimpleNamespace]:
+        return _processes(self._read(handle, "clients"))
+
+    def nvmlDeviceGetFieldValues(self, handle: Gpu, fields: list[int]) -> list[SimpleNamespace]:
+        self._about(handle)
+        assert fields == [230]
+        if handle.recovery is None:
+            return [SimpleNamespace(nvmlReturn=3)]
+        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=handle.recovery))]
+
+    def nvmlEventSetCreate(self) -> str:
+        return "events"
+
+    def nvmlEventSetFree(self, events: str) -> None:
+        assert events == "events"
+        self.registered.clear()
+
+    def nvmlDeviceRegisterEvents(self, handle: Gpu, kinds: int, events: str) -> None:
+        assert (kinds, events) == (8, "events")
+        assert not handle.uuid.startswith("MIG-")
+        self.registered.append(handle.uuid)
+
+    def nvmlEventSetWait(self, events: str, timeout_ms: int) -> SimpleNamespace:
+        assert (events, timeout_ms) == ("events", 0)
+        if not self.events:
+            raise NVMLError_Timeout("Timeout")
+        device, xid, *rest = self.events.pop(0)
+        instance = rest[0] if rest else (0xFFFFFFFF, 0xFFFFFFFF)
+        return SimpleNamespace(
+            device=device,
+            eventType=8,
+            eventData=xid,
+            gpuInstanceId=instance[0],
+            computeInstanceId=instance[1],
+        )
+
+    def _read(self, handle: Gpu, what: str) -> Any:
+        found = self._about(handle).readings.get(what, NVMLError_NotSupported("Not Supported"))
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def _about(self, handle: Gpu) -> Gpu:
+        self.calls += 1
+        if handle.fault is not None:
+            raise handle.fault
+        return handle
+
+
+def _processes(used: dict[int, int | None]) -> list[SimpleNamespace]:
+    return [SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in used.items()]

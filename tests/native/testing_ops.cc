@@ -1,5 +1,5 @@
-// Two ops that misbehave on demand, for tests of what a worker's death or a slow call does to the rest.
-// Both pass their float input through.
+// Ops that misbehave on demand, for tests of what a worker's death, a slow call or a failed GPU does to the rest.
+// All pass their float input through.
 
 #include <algorithm>
 #include <chrono>
@@ -19,6 +19,7 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
 constexpr float kPoison = 13.0f;
+constexpr float kSlow = 17.0f;
 constexpr float kLongestSleepS = 60.0f;
 
 REGISTER_OP("TestingAbort")
@@ -35,6 +36,14 @@ REGISTER_OP("TestingSleep")
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
     .Doc("Passes x through after the first element's count of seconds, between 0 and 60.");
 
+REGISTER_OP("TestingCudaFault")
+    .Input("x: float")
+    .Output("y: float")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
+    .Doc("Passes x through; fails as a call does whose kernel has faulted when any element equals 13, and takes a "
+         "second when any equals 17.");
+
 class TestingAbort : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -44,6 +53,23 @@ class TestingAbort : public OpKernel {
     const auto values = input.flat<float>();
     for (int64_t i = 0; i < values.size(); ++i) {
       if (values(i) == kPoison) std::abort();
+    }
+    context->set_output(0, input);
+  }
+};
+
+class TestingCudaFault : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& input = context->input(0);
+    const auto values = input.flat<float>();
+    for (int64_t i = 0; i < values.size(); ++i) {
+      OP_REQUIRES(context, values(i) != kPoison,
+                  absl::InternalError("failed to enqueue async memcpy from device to host: CUDA_ERROR_ILLEGAL_ADDRESS: "
+                                      "an illegal memory access was encountered"));
+      if (values(i) == kSlow) std::this_thread::sleep_for(std::chrono::seconds(1));
     }
     context->set_output(0, input);
   }
@@ -65,6 +91,7 @@ class TestingSleep : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("TestingAbort").Device(tensorflow::DEVICE_CPU), TestingAbort);
+REGISTER_KERNEL_BUILDER(Name("TestingCudaFault").Device(tensorflow::DEVICE_CPU), TestingCudaFault);
 REGISTER_KERNEL_BUILDER(Name("TestingSleep").Device(tensorflow::DEVICE_CPU), TestingSleep);
 
 }  // namespace mpspool

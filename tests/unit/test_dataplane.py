@@ -389,6 +389,42 @@ def test_the_pool_tells_of_its_slots(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_the_pool_tells_of_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it told last stands in the snapshot, until it is too old."""
+
+    async def story(scene: Scene) -> None:
+        control = Control(scene.dataplane)
+        assert (await control.snapshot({}))["devices"] == []
+        await control.devices({"devices": [{"device": "gpu0"}]})
+        assert (await control.snapshot({}))["devices"] == [{"device": "gpu0"}]
+        monkeypatch.setattr("mpspool.router.dataplane._DEVICES_S", -1.0)
+        await control.devices({"devices": [{"device": "gpu0"}]})
+        assert (await control.snapshot({}))["devices"] == []
+
+    play(tmp_path, story)
+
+
+def test_how_busy_a_worker_was_is_known(tmp_path: Path) -> None:
+    """What its answers took, in its own words; and how long its running request has been running."""
+
+    async def story(scene: Scene) -> None:
+        identity = scene.hello(0)
+        for count in (1, 2):
+            asked = scene.ask()
+            await settle()
+            dispatch = scene.link.dispatches(identity)[-1]
+            scene.pages[0].start(dispatch.dispatch, 0)
+            (worker,) = scene.dataplane.snapshot()["workers"]
+            assert 0 < worker["running_s"] < 60
+            scene.pages[0].finish()
+            scene.answer(identity, dispatch)
+            await asked
+            (worker,) = scene.dataplane.snapshot()["workers"]
+            assert (worker["running_s"], worker["busy_s"]) == (0, pytest.approx(count * 12e-6))
+
+    play(tmp_path, story)
+
+
 @pytest.mark.parametrize("readiness", ["any", "all"])
 def test_readiness(tmp_path: Path, readiness: Literal["any", "all"]) -> None:
     """One model that serves is enough, unless all are asked for; none is while the router drains. Changes are told."""

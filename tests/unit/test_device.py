@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +16,6 @@ import pytest
 
 from mpspool.core.settings import ModelSettings, SlotSettings, WorkerSettings
 from mpspool.worker import device
-from tests.conftest import short_dir
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 
@@ -110,25 +108,6 @@ def test_not_pinned(slot: dict[str, Any]) -> None:
     """CPUs that are not there, or only simulated, leave the affinity as it was."""
     _, affinities = child(_PREPARE, worker(slot))
     assert affinities == [sorted(os.sched_getaffinity(0))] * 2
-
-
-def test_attach_simulated() -> None:
-    """The stand-in daemon sees a client with our pid for as long as the connection is held."""
-    with short_dir() as pipe, socket.socket(socket.AF_UNIX) as daemon:
-        daemon.bind(str(pipe / "clients"))
-        daemon.listen()
-        held = device.attach_simulated(worker({"simulated": True, "mps_pipe": str(pipe)}))
-        assert held is not None
-        with held, daemon.accept()[0] as client:
-            credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-            assert int.from_bytes(credentials[:4], sys.byteorder) == os.getpid()
-
-
-def test_attach_without_daemon(tmp_path: Path) -> None:
-    """As with CUDA, an unreachable daemon is no error here; and without MPS there is nothing to attach to."""
-    assert device.attach_simulated(worker({"simulated": True, "mps_pipe": str(tmp_path)})) is None
-    assert device.attach_simulated(worker({"mps_pipe": str(tmp_path)})) is None
-    assert device.attach_simulated(worker({"simulated": True})) is None
 
 
 def test_session_config() -> None:

@@ -13,7 +13,8 @@ from mpspool.core.errors import Code
 from mpspool.core.ids import WorkerId
 from mpspool.core.messages import Outcome
 from mpspool.core.settings import PoolSettings, RestartSettings, RouterSettings
-from mpspool.core.states import SlotState, WorkerState
+from mpspool.core.states import DomainState, SlotState, WorkerState
+from mpspool.mps.telemetry import GpuReading, as_message
 from mpspool.router.metrics import SLOT_STATES, Metrics
 from mpspool.supervisor.pool import status
 from mpspool.supervisor.pool.reconcile import WorkerReport
@@ -26,7 +27,7 @@ class Snapshot:
     """A data plane that has only this to say."""
 
     def __init__(self, **fields: Any) -> None:
-        nothing = {"draining": False, "models": [], "workers": [], "restarts": {}, "slots": {}}
+        nothing = {"draining": False, "models": [], "workers": [], "restarts": {}, "slots": {}, "devices": []}
         self._snapshot = {**nothing, **fields}
 
     def snapshot(self) -> dict[str, Any]:
@@ -129,8 +130,15 @@ def test_the_snapshot_becomes_gauges() -> None:
             draining=True,
             models=[{"name": "half", "versions": versions}],
             workers=[
-                {"id": WORKER, "state": "FAILED", "in_flight": 2, "pid": 0},
-                {"id": WORKER, "state": "READY", "in_flight": 1, "pid": os.getpid(), "weights": weights},
+                {"id": WORKER, "state": "FAILED", "in_flight": 2, "busy_s": 2.5, "pid": 0},
+                {
+                    "id": WORKER,
+                    "state": "READY",
+                    "in_flight": 1,
+                    "busy_s": 0.5,
+                    "pid": os.getpid(),
+                    "weights": weights,
+                },
             ],
             restarts={WORKER: 4},
         )
@@ -143,6 +151,7 @@ def test_the_snapshot_becomes_gauges() -> None:
     assert sample(under_test, "workers", state="READY", **version) == 1
     assert sample(under_test, "workers", state="LOADING", **version) == 0
     assert sample(under_test, "worker_in_flight_requests", **slot) == 3
+    assert sample(under_test, "worker_busy_seconds_total", **slot) == 3
     assert sample(under_test, "worker_restarts_total", **slot) == 4
     assert sample(under_test, "worker_weights_bytes", kind="shared", **slot) == 8
     asyncio.run(under_test.measure())
@@ -192,6 +201,65 @@ def test_slot_states_are_those_of_the_status() -> None:
     found = {told(state, reported) for state in SlotState for reported in (None, *WorkerState)}
     assert found == set(SLOT_STATES)
     assert len(SLOT_STATES) == len(found)
+
+
+def device(name: str, **fields: Any) -> dict[str, Any]:
+    reading = GpuReading(f"GPU-{name}", **fields)
+    return as_message(name, reading, "SERVING" if not reading.lost else "LOST", reading.lost)
+
+
+def test_what_the_pool_tells_of_its_gpus_shows() -> None:
+    """In base units, by device and uuid; what a device does not tell has no sample."""
+    under_test = metrics()
+    workers = {"half@3.gpu0.1": 77}
+    full = GpuReading(
+        "GPU-x", "H100", 0.41, 12, 80, 54, 310.5, 700.0, 2, processes={77: 5}, xids={13: 2, 31: 1}
+    )
+    devices = [
+        as_message("gpu0", full, "SERVING", workers=workers),
+        device("gpu1", lost="Xid 79", xids={79: 1}),
+    ]
+    under_test.observe(Snapshot(devices=devices))
+    labels = {"device": "gpu0", "uuid": "GPU-x"}
+    gpu1 = {"device": "gpu1", "uuid": "GPU-gpu1"}
+    expected = {
+        "utilization_ratio": 0.41,
+        "memory_used_bytes": 12,
+        "memory_total_bytes": 80,
+        "temperature_celsius": 54,
+        "power_watts": 310.5,
+        "power_limit_watts": 700,
+        "ecc_uncorrected_errors": 2,
+    }
+    assert {name: sample(under_test, f"gpu_{name}", **labels) for name in expected} == expected
+    assert {sample(under_test, f"gpu_{name}", **gpu1) for name in expected} == {None}
+    assert sample(under_test, "gpu_xid_errors_total", xid="13", **labels) == 2
+    assert sample(under_test, "gpu_xid_errors_total", xid="79", **gpu1) == 1
+    slot = {"model": "half", "version": "3", "device": "gpu0", "slot": "1"}
+    assert sample(under_test, "gpu_worker_memory_bytes", **slot) == 5
+    states = {state.value for state in DomainState}
+    found = {state: sample(under_test, "gpu_state", state=state, **gpu1) for state in states}
+    assert found == {**dict.fromkeys(states, 0), "LOST": 1}
+    assert sample(under_test, "gpu_state", state="SERVING", **labels) == 1
+
+
+def test_without_a_gpu_there_is_nothing_of_gpus() -> None:
+    """Not even the names."""
+    under_test = metrics()
+    under_test.observe(Snapshot())
+    assert b"mpspool_gpu" not in under_test.exposition("")[0]
+
+
+def test_latencies_count_up_to_each_bound() -> None:
+    """Per model version, in the order of the bounds, the last one being all; a request that named no model is none."""
+    under_test = metrics()
+    for total_s in (0.004, 0.004, 0.25, 100.0):
+        under_test.finished("half", 3, WORKER, Code.OK, total_s, 0.001, None)
+    under_test.finished("invented", 1, "", Code.NOT_FOUND, 0.1, 0.0, None)
+    found = under_test.latencies()
+    assert list(found["models"]) == ["half@3"]
+    counts = dict(zip([*found["bounds_s"], "all"], found["models"]["half@3"], strict=True))
+    assert [counts[bound] for bound in (0.003, 0.005, 0.2, 0.3, 60.0, "all")] == [0, 2, 2, 3, 3, 4]
 
 
 def test_the_build_says_what_is_simulated() -> None:

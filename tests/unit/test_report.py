@@ -11,6 +11,7 @@ import pytest
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import ModelSettings, PoolSettings, RouterSettings
 from mpspool.core.weights import COPIED
+from mpspool.mps.telemetry import GpuReading, as_message
 from mpspool.supervisor import model_report, report
 from mpspool.supervisor.ports import client_address, with_port
 
@@ -169,3 +170,25 @@ def test_a_model_shows_its_state_and_error(capsys: pytest.CaptureFixture[str]) -
     text = model_text(capsys, state="END", error="cannot [bold]", variables=variables)
     assert text.startswith("half version 1  END\n/m/half/1\ncannot [bold]\n")
     assert "variables  not known: /m/half/1/variables.index is compressed" in text
+
+
+def test_the_status_shows_gpus_where_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a device does not tell is a dash, a stand-in says so, and why one is lost stands below."""
+    full = GpuReading(
+        "GPU-x", "H100", 0.41, 12_300_000_000, 80_000_000_000, 54, 310.4, 700.0, 0, xids={13: 2, 31: 1}
+    )
+    devices = [
+        as_message("gpu0", full, "SERVING", simulated=True),
+        as_message("gpu1", GpuReading("GPU-y"), "LOST", "Xid 79"),
+    ]
+    pool = {"state": "RUNNING", "pid": 1, "run_dir": "/r", "grpc_port": 1, "rest_port": 0, "mps": "on"}
+    status: dict[str, Any] = {"pool": pool, "models": [], "workers": [], "processes": []}
+    report.print_status({**status, "devices": devices})
+    lines = capsys.readouterr().out.splitlines()
+    titles = next(number for number, line in enumerate(lines) if line.startswith("device"))
+    assert " ".join(lines[titles + 2].split()) == "gpu0 SIMULATED SERVING 41% 12.3 80.0 54 C 310 0 13 x 2, 31"
+    assert lines[titles + 3].split() == ["gpu1", "LOST", *"-------"]
+    assert "gpu1: Xid 79" in lines
+    for nothing in ({**status, "devices": []}, status):
+        report.print_status(nothing)
+        assert "device" not in capsys.readouterr().out

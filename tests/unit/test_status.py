@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from mpspool.core.ids import WorkerId
 from mpspool.core.process import EXIT_NEVER
 from mpspool.core.settings import ModelSettings, PoolSettings, RestartSettings, RouterSettings, SlotSettings
+from mpspool.mps.telemetry import GpuReading, as_message
 from mpspool.supervisor.pool import status
 from mpspool.supervisor.pool.reconcile import WorkerReport
 from mpspool.supervisor.pool.slots import Slot
@@ -125,3 +126,12 @@ def test_the_state_of_the_pool() -> None:
     found[four].started(7, 1, 0.0)
     found[four].ended(EXIT_NEVER, 1.0, "no SavedModel")
     assert state(one, two, three) == "DEGRADED"
+
+
+def test_devices_are_told_as_they_are() -> None:
+    """In the words of the pool's message to the router; none is an empty list."""
+    config = settings("good")
+    view = status.View(config, slots(config), {}, {}, {}, None, 1)
+    assert status.build(view)["devices"] == []
+    device = as_message("gpu0", GpuReading("GPU-x", utilisation=0.5), "SERVING")
+    assert status.build(replace(view, devices=[device]))["devices"] == [device]

@@ -1,15 +1,18 @@
 """The control daemon's commands: a line in, a text and what to do about it out. Pure.
 
-Names, arguments and the lists' formats are NVIDIA's ("Multi-Process Service", nvidia-cuda-mps-control
-and "Client Early Termination"). The texts of refusals are not documented; these are our own.
+Names, arguments, answers and the lists' formats are NVIDIA's ("Multi-Process Service", nvidia-cuda-mps-control and
+"Client Early Termination"; set_default_active_thread_percentage and terminate_client as seen of driver R580). The
+texts of refusals are not documented; these are our own. So are the commands that begin with simulate_, which have the
+stand-in fail, and tell of it what the real one would not.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from mpspool.mps.simulated.state import MpsState, Server
+from mpspool.mps.simulated import FAULTS, shares
+from mpspool.mps.simulated.daemon_state import MpsState, Server
 
 _UUID_CHARS = len("GPU-cb1213a3-d6a4-be7f")
 
@@ -35,12 +38,32 @@ class Quit:
 
 
 @dataclass(frozen=True, slots=True)
+class TellClients:
+    """Ask the servers how their clients are, and print that."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Have something fail: one of FAULTS, on this server, by this client; None where there is none to name."""
+
+    what: str
+    server: int | None = None
+    client: int | None = None
+
+
+Order = StartServer | TerminateClient | Quit | TellClients | Fail
+
+
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """`text` is printed as it is; `failed` makes the command exit with 1; `order` is still to be done."""
+    """`text` is printed as it is; `failed` makes the command exit with 1; `order` is still to be done.
+
+    Where the order fails, its reason is printed instead.
+    """
 
     text: str = ""
     failed: bool = False
-    order: StartServer | TerminateClient | Quit | None = None
+    order: Order | None = None
 
 
 class _UsageError(Exception):
@@ -57,19 +80,24 @@ def answer(state: MpsState, line: str) -> Answer:
         return Answer()
     command = _COMMANDS.get(words[0])
     if command is None:
-        return _refuse(f"unknown command {words[0]!r}")
+        return refuse(f"unknown command {words[0]!r}")
     try:
         return command(state, words[1:])
-    except _UsageError as error:
-        return _refuse(f"{words[0]}: {error}")
+    except (_UsageError, ValueError) as error:
+        return refuse(f"{words[0]}: {error}")
 
 
-def _refuse(reason: str) -> Answer:
+def refuse(reason: str) -> Answer:
     return Answer(f"SIMULATED: {reason}\n", failed=True)
 
 
 def _lines(values: list[int]) -> Answer:
     return Answer("".join(f"{value}\n" for value in values))
+
+
+def _expect(words: list[str], count: int, what: str) -> None:
+    if len(words) != count:
+        raise _UsageError(f"expects {what}")
 
 
 def _number(words: list[str]) -> int:
@@ -93,10 +121,14 @@ def _get_server_status(state: MpsState, words: list[str]) -> Answer:
     return Answer(f"{_server(state, words).status.value}\n")
 
 
-def _start_server(_state: MpsState, words: list[str]) -> Answer:
+def _start_server(state: MpsState, words: list[str]) -> Answer:
     if len(words) != 2 or words[0] != "-uid":
         raise _UsageError("expects -uid UID")
-    return Answer(order=StartServer(_number(words[1:])))
+    uid = _number(words[1:])
+    for server in state.in_the_way(uid):
+        if not server.unused:
+            raise _UsageError(f"server {server.pid} of user {server.uid} has clients")
+    return Answer(order=StartServer(uid))
 
 
 def _get_client_list(state: MpsState, words: list[str]) -> Answer:
@@ -112,33 +144,125 @@ def _get_device_client_list(state: MpsState, words: list[str]) -> Answer:
 def _ps(state: MpsState, words: list[str]) -> Answer:
     if words and words[0] != "-p":
         raise _UsageError("expects nothing or -p PID")
-    only = _number(words[1:]) if words else None
+    servers = [_server(state, words[1:])] if words else list(state.servers.values())
     rows = [
         f"{client.pid} {client.number} {server.pid} {state.device_uuid[:_UUID_CHARS]} {client.namespace}"
         f" {client.command}\n"
-        for server in state.servers.values()
+        for server in servers
         for client in server.clients.values()
-        if only in (None, client.pid)
     ]
     return Answer("".join(["PID ID SERVER DEVICE NAMESPACE COMMAND\n", *rows]))
 
 
 def _terminate_client(state: MpsState, words: list[str]) -> Answer:
-    if len(words) != 2:
-        raise _UsageError("expects a server's and a client's PID")
+    _expect(words, 2, "a server's and a client's PID")
     server = _server(state, words[:1])
-    client = _number(words[1:])
+    return Answer("0\n", order=TerminateClient(server.pid, _client_of(server, words[1:])))
+
+
+def _client_of(server: Server, words: list[str]) -> int:
+    client = _number(words)
     if client not in server.client_pids:
         raise _UsageError(f"server {server.pid} has no client {client}")
-    return Answer(order=TerminateClient(server.pid, client))
-
-
-def _get_default_active_thread_percentage(state: MpsState, _words: list[str]) -> Answer:
-    return Answer(f"{state.default_active_thread_percentage}\n")
+    return client
 
 
 def _quit(_state: MpsState, _words: list[str]) -> Answer:
     return Answer(order=Quit())
+
+
+# -- what clients are given --------------------------------------------------------------------
+
+
+def _get_default_active_thread_percentage(state: MpsState, _words: list[str]) -> Answer:
+    return Answer(f"{state.defaults.thread_percentage}\n")
+
+
+def _set_default_active_thread_percentage(state: MpsState, words: list[str]) -> Answer:
+    _expect(words, 1, "a percentage")
+    state.defaults.thread_percentage = shares.percentage(words[0])
+    return _get_default_active_thread_percentage(state, [])
+
+
+def _get_active_thread_percentage(state: MpsState, words: list[str]) -> Answer:
+    return Answer(f"{_server(state, words).share.thread_percentage}\n")
+
+
+def _set_active_thread_percentage(state: MpsState, words: list[str]) -> Answer:
+    _expect(words, 2, "a server's PID and a percentage")
+    server = _server(state, words[:1])
+    server.share = replace(server.share, thread_percentage=shares.percentage(words[1]))
+    return Answer(f"{server.share.thread_percentage}\n")
+
+
+def _get_default_device_pinned_mem_limit(state: MpsState, words: list[str]) -> Answer:
+    """A device that nothing was set for has no limit, and no text."""
+    device = words[0] if words else "0"
+    return _limit(state.defaults.limits.get(device))
+
+
+def _set_default_device_pinned_mem_limit(state: MpsState, words: list[str]) -> Answer:
+    """A name that is no device's is taken, as NVIDIA's does, and counts for nothing."""
+    _expect(words, 2, "a device and a limit")
+    state.defaults.limit(words[0], shares.memory_bytes(words[1]))
+    return Answer()
+
+
+def _get_device_pinned_mem_limit(state: MpsState, words: list[str]) -> Answer:
+    _expect(words, 2, "a server's PID and a device")
+    server = _server(state, words[:1])
+    return _limit(server.share.pinned_mem_bytes if shares.is_device(words[1], state.device_uuid) else None)
+
+
+def _set_device_pinned_mem_limit(state: MpsState, words: list[str]) -> Answer:
+    _expect(words, 3, "a server's PID, a device and a limit")
+    server = _server(state, words[:1])
+    limit_bytes = shares.memory_bytes(words[2])
+    if shares.is_device(words[1], state.device_uuid):
+        server.share = replace(server.share, pinned_mem_bytes=limit_bytes)
+    return Answer()
+
+
+def _limit(limit_bytes: int | None) -> Answer:
+    return Answer(f"{shares.memory_text(limit_bytes)}\n" if limit_bytes is not None else "")
+
+
+def _get_default_client_priority(state: MpsState, _words: list[str]) -> Answer:
+    return Answer(f"{state.defaults.priority}\n")
+
+
+def _set_default_client_priority(state: MpsState, words: list[str]) -> Answer:
+    _expect(words, 1, "a priority")
+    state.defaults.priority = shares.priority(words[0])
+    return Answer()
+
+
+# -- the stand-in's own ------------------------------------------------------------------------
+
+
+def _simulate_clients(_state: MpsState, _words: list[str]) -> Answer:
+    return Answer(order=TellClients())
+
+
+def _simulate_fault(state: MpsState, words: list[str]) -> Answer:
+    if not words or words[0] not in FAULTS:
+        raise _UsageError(f"expects one of {', '.join(FAULTS)}")
+    what = words[0]
+    if len(words) > 1 + FAULTS[what]:
+        raise _UsageError(f"{what} takes no {'second ' * FAULTS[what]}PID")
+    text = f"SIMULATED: {what}\n"
+    if what in ("daemon-death", "gpu-lost"):
+        return Answer(text, order=Fail(what))
+    client = _number(words[1:]) if len(words) > 1 else None
+    servers = [server for server in state.servers.values() if client in (None, *server.client_pids)]
+    if not servers:
+        raise _UsageError("there is no server" if client is None else f"there is no client {client}")
+    server = servers[0]
+    if what == "client-wedge" and client is None:
+        if not server.clients:
+            raise _UsageError("there is no client")
+        client = server.client_pids[0]
+    return Answer(text, order=Fail(what, server.pid, client))
 
 
 _COMMANDS: dict[str, Command] = {
@@ -150,5 +274,16 @@ _COMMANDS: dict[str, Command] = {
     "ps": _ps,
     "terminate_client": _terminate_client,
     "get_default_active_thread_percentage": _get_default_active_thread_percentage,
+    "set_default_active_thread_percentage": _set_default_active_thread_percentage,
+    "get_active_thread_percentage": _get_active_thread_percentage,
+    "set_active_thread_percentage": _set_active_thread_percentage,
+    "get_default_device_pinned_mem_limit": _get_default_device_pinned_mem_limit,
+    "set_default_device_pinned_mem_limit": _set_default_device_pinned_mem_limit,
+    "get_device_pinned_mem_limit": _get_device_pinned_mem_limit,
+    "set_device_pinned_mem_limit": _set_device_pinned_mem_limit,
+    "get_default_client_priority": _get_default_client_priority,
+    "set_default_client_priority": _set_default_client_priority,
     "quit": _quit,
+    "simulate_clients": _simulate_clients,
+    "simulate_fault": _simulate_fault,
 }

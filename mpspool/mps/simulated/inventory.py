@@ -28,3 +28,8 @@ def simulated(count: int, environ: Mapping[str, str] | None = None) -> list[GpuD
         for number in range(count)
     ]
     return renumber(devices, (environ or {}).get(VISIBLE))
+
+
+def simulated_number(uuid: str) -> int:
+    """Which of the stand-ins it is, before CUDA_VISIBLE_DEVICES renumbers them."""
+    return int(uuid.split("-")[1], 16)

@@ -9,16 +9,13 @@ Which daemon is meant, and where it logs, is said by CUDA_MPS_PIPE_DIRECTORY and
 
 from __future__ import annotations
 
-import asyncio
+# A daemon is asked about once a second: what only the daemon needs is imported there.
 import os
 import socket
-import subprocess
 import sys
-import time
-from typing import TextIO
+from collections.abc import Iterable
 
-from mpspool.mps.simulated import control_command
-from mpspool.mps.simulated.paths import Paths, complain
+from mpspool.mps.simulated import CONTROL, DEFAULT_PIPE_DIR, control_command
 
 _ANSWER_LIMIT_S = 30.0
 _START_LIMIT_S = 10.0
@@ -27,36 +24,40 @@ _USAGE = "usage: nvidia-cuda-mps-control [-d | -f]"
 
 def main(arguments: list[str]) -> int:
     """Returns the exit status."""
-    paths = Paths.of(os.environ)
     match arguments:
         case []:
-            return _commands(paths, sys.stdin)
+            return _commands(sys.stdin)
         case ["-f"]:
-            return _foreground(paths)
+            return _foreground()
         case ["-d"]:
-            return _background(paths)
-    complain(_USAGE)
+            return _background()
+    _complain(_USAGE)
     return 1
 
 
-def _commands(paths: Paths, lines: TextIO) -> int:
+def _complain(message: str) -> None:
+    print(f"SIMULATED: {message}", file=sys.stderr)
+
+
+def _commands(lines: Iterable[str]) -> int:
     status = 0
     for line in lines:
         try:
-            failed, text = _ask(paths, line.strip())
+            failed, text = _ask(line.strip())
         except OSError:
-            complain("Cannot find MPS control daemon process")
+            _complain("Cannot find MPS control daemon process")
             return 1
         print(text, end="", flush=True)
         status = status or failed
     return status
 
 
-def _ask(paths: Paths, line: str) -> tuple[int, str]:
+def _ask(line: str) -> tuple[int, str]:
     """The exit status and the answer's text. Raises OSError where no daemon answers."""
+    path = os.path.join(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", DEFAULT_PIPE_DIR), CONTROL)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(_ANSWER_LIMIT_S)
-        connection.connect(str(paths.control))
+        connection.connect(path)
         connection.sendall(line.encode() + b"\n")
         with connection.makefile("r", encoding="utf-8") as answer:
             status = answer.readline().strip()
@@ -65,24 +66,35 @@ def _ask(paths: Paths, line: str) -> tuple[int, str]:
             return int(status), answer.read()
 
 
-def _foreground(paths: Paths) -> int:
+def _foreground() -> int:
+    import asyncio
+
     from mpspool.mps.simulated.control_daemon import AlreadyRunningError, ControlDaemon
+    from mpspool.mps.simulated.paths import Paths
+
+    paths = Paths.of(os.environ)
 
     async def serve() -> None:
-        await ControlDaemon(paths, os.environ.get("CUDA_VISIBLE_DEVICES", "all")).run()
+        await ControlDaemon(paths, os.environ).run()
 
-    for folder in (paths.pipe, paths.log):
-        folder.mkdir(parents=True, exist_ok=True)
     try:
+        for folder in (paths.pipe, paths.log):
+            folder.mkdir(parents=True, exist_ok=True)
         asyncio.run(serve())
-    except (AlreadyRunningError, OSError) as error:
-        complain(str(error))
+    except (AlreadyRunningError, OSError, ValueError) as error:
+        _complain(str(error))
         return 1
     return 0
 
 
-def _background(paths: Paths) -> int:
+def _background() -> int:
     """Returns once the daemon answers, or has ended."""
+    import subprocess
+    import time
+
+    from mpspool.mps.simulated.paths import Paths
+
+    paths = Paths.of(os.environ)
     daemon = subprocess.Popen(
         [*control_command(), "-f"],
         stdin=subprocess.DEVNULL,
@@ -93,13 +105,13 @@ def _background(paths: Paths) -> int:
     deadline = time.monotonic() + _START_LIMIT_S
     while daemon.poll() is None and time.monotonic() < deadline:
         try:
-            _ask(paths, "get_server_list")
+            _ask("get_server_list")
         except OSError:
             time.sleep(0.02)
         else:
             if paths.pid.read_text() == str(daemon.pid):
                 return 0
-    complain(f"the daemon does not start; see {paths.log / 'control.log'}")
+    _complain(f"the daemon does not start; see {paths.log / 'control.log'}")
     return 1
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TextIO
 
-_DEFAULT_PIPE_DIR = "/tmp/nvidia-mps"  # noqa: S108 - the real one's default
+from mpspool.mps.simulated import CONTROL, DEFAULT_PIPE_DIR, state_file
+
 _DEFAULT_LOG_DIR = "/var/log/nvidia-mps"
 
 
@@ -24,14 +24,14 @@ class Paths:
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Paths:
         return cls(
-            Path(environ.get("CUDA_MPS_PIPE_DIRECTORY", _DEFAULT_PIPE_DIR)),
+            Path(environ.get("CUDA_MPS_PIPE_DIRECTORY", DEFAULT_PIPE_DIR)),
             Path(environ.get("CUDA_MPS_LOG_DIRECTORY", _DEFAULT_LOG_DIR)),
         )
 
     @property
     def control(self) -> Path:
         """Commands come in here."""
-        return self.pipe / "control"
+        return self.pipe / CONTROL
 
     @property
     def clients(self) -> Path:
@@ -45,6 +45,11 @@ class Paths:
     @property
     def pid(self) -> Path:
         return self.pipe / "nvidia-cuda-mps-control.pid"
+
+    @property
+    def figures(self) -> Path:
+        """What the stand-in for NVML knows. The real daemon writes no such file."""
+        return self.log / state_file.NAME
 
 
 class Log:
@@ -61,8 +66,3 @@ class Log:
         for file in (self._file, self._echo):
             if file is not None:
                 print(line, file=file, flush=True)
-
-
-def complain(message: str) -> None:
-    """A sentence about itself, on stderr."""
-    print(f"SIMULATED: {message}", file=sys.stderr)

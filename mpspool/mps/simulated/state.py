@@ -1,17 +1,45 @@
-"""What a control daemon knows: its servers, their clients and status. Pure: no process, no socket.
+"""The MPS server as a state machine: what befalls its clients, and what becomes of it. Pure: no process, no socket.
 
-One daemon serves one device. A client is a CUDA context, so a process may count more than once; the
-`number` of a client is its context id, unique within its server.
+A client is a CUDA context, so a process may count more than once; the `number` of a client is its context id.
+
+- A fatal fault hits every client: each is told, and is of no use from then on. New ones are refused until all it
+  hit have left; then the server rebuilds itself.
+- A client whose process ends while its work runs takes the server with it: that never comes back.
+- terminate_client takes a client off without harm to anybody, whatever it does.
+
+Source: NVIDIA's "Multi-Process Service", "Memory Protection and Error Containment" and "Client Early Termination";
+what a client that is shot leaves behind is undefined there, and the worst here.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-# CUDA's error numbers, which the documentation names for a client that cannot have a server.
+from mpspool.core.states import Lifecycle
+from mpspool.mps.simulated import shares
+from mpspool.mps.simulated.shares import Share
+
+# CUDA's error numbers.
+ILLEGAL_ADDRESS = 700
+LAUNCH_FAILED = 719
 MPS_CONNECTION_FAILED = 805
+MPS_SERVER_NOT_READY = 807
 MPS_MAX_CLIENTS_REACHED = 808
+MPS_CLIENT_TERMINATED = 810
+
+# The driver's event numbers.
+XID_GRAPHICS_EXCEPTION = 13
+XID_MEMORY_FAULT = 31
+XID_OFF_THE_BUS = 79
+
+_TEXTS = {
+    ILLEGAL_ADDRESS: "an illegal memory access was encountered",
+    LAUNCH_FAILED: "unspecified launch failure",
+    MPS_SERVER_NOT_READY: "MPS server is not ready to accept new MPS client requests",
+    MPS_CLIENT_TERMINATED: "client terminated",
+}
 
 
 class ServerStatus(enum.Enum):
@@ -19,79 +47,250 @@ class ServerStatus(enum.Enum):
 
     INITIALIZING = "INITIALIZING"
     ACTIVE = "ACTIVE"
+    FAULT = "FAULT"
 
 
-class RefusedError(Exception):
-    """A client that gets no server; `cuda_error` is what CUDA would tell it."""
+SERVER_MOVES: Mapping[ServerStatus, frozenset[ServerStatus]] = {
+    ServerStatus.INITIALIZING: frozenset({ServerStatus.ACTIVE, ServerStatus.FAULT}),
+    ServerStatus.ACTIVE: frozenset({ServerStatus.FAULT}),
+    ServerStatus.FAULT: frozenset({ServerStatus.INITIALIZING}),
+}
 
-    def __init__(self, cuda_error: int, message: str) -> None:
-        super().__init__(message)
-        self.cuda_error = cuda_error
+
+class ClientState(enum.Enum):
+    """What a client does; FAULT is for good. Whether its work would ever return is a field beside it."""
+
+    IDLE = "IDLE"
+    BUSY = "BUSY"
+    FAULT = "FAULT"
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
-    """One context of one process. `namespace` is the inode of its pid namespace."""
+class Say:
+    """Send this line to the client."""
 
-    pid: int
     number: int
-    command: str
-    namespace: int
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Close the client's connection: it is no client any more."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Add a line to server.log."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Xid:
+    """Have the driver report this event."""
+
+    xid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuild:
+    """Make the GPU's contexts anew, then call ready()."""
+
+
+Order = Say | Cut | Log | Xid | Rebuild
 
 
 @dataclass(slots=True)
-class Server:
-    """One MPS server; `clients` by number."""
+class Client:
+    """One context of one process.
+
+    Attributes:
+        number: its context id.
+        share: what it was given when it came; nothing changes that later.
+        running: pieces of work on the GPU.
+        hit: a fatal fault has hit it.
+        wedged: its work never returns.
+        said: it has sent a line.
+    """
 
     pid: int
-    uid: int
-    status: ServerStatus = ServerStatus.INITIALIZING
-    clients: dict[int, Client] = field(default_factory=dict)
+    number: int
+    share: Share
+    running: int = 0
+    hit: bool = False
+    wedged: bool = False
+    said: bool = False
 
     @property
-    def client_pids(self) -> list[int]:
-        """Each process once, in the order of its first context."""
-        return list(dict.fromkeys(client.pid for client in self.clients.values()))
+    def state(self) -> ClientState:
+        if self.hit:
+            return ClientState.FAULT
+        return ClientState.BUSY if self.running else ClientState.IDLE
+
+    @property
+    def name(self) -> str:
+        """As most lines of server.log have it."""
+        return f"{{PID: {self.pid}, Context ID: {self.number}}}"
+
+    @property
+    def short_name(self) -> str:
+        """As the lines about its status have it."""
+        return f"{{{self.pid}, {self.number}}}"
 
 
-class MpsState:
-    """The servers of one daemon, by pid."""
+@dataclass(slots=True)
+class ServerState:
+    """One server and its clients, by number.
 
-    def __init__(self, device_uuid: str, max_clients: int) -> None:
-        self.device_uuid = device_uuid
-        self.max_clients = max_clients
-        self.default_active_thread_percentage = 100.0
-        self.servers: dict[int, Server] = {}
-        self._numbers = 0
+    Each method takes something that has happened and returns what is to be done about it, in that order.
 
-    def server_for(self, uid: int) -> Server | None:
-        """The server that a new client of this user belongs to; None where one must be started."""
-        return next((server for server in self.servers.values() if server.uid == uid), None)
+    Attributes:
+        pid: the server's.
+        broken: why it never comes back; "" while it may.
+    """
 
-    def server_started(self, pid: int, uid: int) -> None:
-        self.servers[pid] = Server(pid, uid)
+    pid: int
+    clients: dict[int, Client] = field(default_factory=dict)
+    broken: str = ""
+    _life: Lifecycle[ServerStatus] = field(
+        default_factory=lambda: Lifecycle("MPS server", SERVER_MOVES, ServerStatus.INITIALIZING)
+    )
 
-    def server_ready(self, pid: int) -> None:
-        self.servers[pid].status = ServerStatus.ACTIVE
+    @property
+    def status(self) -> ServerStatus:
+        return self._life.state
 
-    def server_ended(self, pid: int) -> list[Client]:
-        """Forgets the server and returns the clients it had."""
-        server = self.servers.pop(pid, None)
-        return list(server.clients.values()) if server else []
+    @property
+    def busy(self) -> bool:
+        """Whether anything runs on the GPU."""
+        return any(client.state is ClientState.BUSY for client in self.clients.values())
 
-    def admit(self, server_pid: int, client_pid: int, command: str, namespace: int) -> Client:
-        """Counts a new context in. Raises RefusedError where the server is gone or full."""
-        server = self.servers.get(server_pid)
-        if server is None:
-            raise RefusedError(MPS_CONNECTION_FAILED, f"server {server_pid} is gone")
-        if len(server.clients) >= self.max_clients:
-            raise RefusedError(MPS_MAX_CLIENTS_REACHED, f"all {self.max_clients} clients are connected")
-        client = Client(client_pid, self._numbers, command, namespace)
-        self._numbers += 1
-        server.clients[client.number] = client
-        return client
+    def ready(self) -> list[Order]:
+        """It can take clients."""
+        self._life.to(ServerStatus.ACTIVE, "ready")
+        return [Log("Server is ACTIVE")]
 
-    def left(self, server_pid: int, number: int) -> Client | None:
-        """Counts a context out; None for one that is out already."""
-        server = self.servers.get(server_pid)
-        return server.clients.pop(number, None) if server else None
+    def attach(self, pid: int, number: int, share: Share) -> list[Order]:
+        """A client has come; one that comes while the server cannot take it is refused and cut off."""
+        if self.status is not ServerStatus.ACTIVE:
+            return [Say(number, refusal(MPS_SERVER_NOT_READY)), Cut(number)]
+        client = self.clients[number] = Client(pid, number, share)
+        return [
+            Log(f"Received new client request for {client.name}"),
+            Log(f"Client {client.name} connected"),
+            Log(f"Creating worker thread for client {client.name}"),
+            Log(f"Status of client {client.short_name} is ACTIVE"),
+            Say(number, f"CONNECTED {self.pid}\n"),
+        ]
+
+    def hear(self, number: int, line: str) -> list[Order]:
+        """A client has said something. What it must not say is logged, and changes nothing."""
+        client = self.clients[number]
+        first, client.said = not client.said, True
+        match line.split():
+            case ["BUSY"]:
+                client.running += 1
+            case ["IDLE"] if client.running:
+                client.running -= 1
+            case ["FAULT", error] if error.isdigit():
+                return [] if client.hit else self._fault(int(error), client.pid)
+            case ["WANTS", *words] if first:
+                try:
+                    client.share = client.share.lowered(shares.wish(words))
+                except ValueError as wrong:
+                    return [Log(f"Client {client.name} wants what cannot be had: {wrong}")]
+            case _:
+                return [Log(f"Client {client.name} said {line!r}, which means nothing now")]
+        return []
+
+    def left(self, number: int) -> list[Order]:
+        """A client's connection has ended."""
+        client = self.clients.pop(number)
+        if client.state is not ClientState.BUSY:
+            return [Log(_exit_text(client)), *self._see_all_left()]
+        self.broken = f"client {client.pid} ended while its work ran"
+        return [Log(f"Client {client.name} ended while its work ran"), *self._hit_all(LAUNCH_FAILED)]
+
+    def terminate(self, pid: int) -> list[Order]:
+        """Every context of that process is cut off; one whose work runs is told why."""
+        orders: list[Order] = []
+        for client in [client for client in self.clients.values() if client.pid == pid]:
+            orders.append(Log(f"Client {client.name} terminated"))
+            if client.state is ClientState.BUSY:
+                orders.append(Say(client.number, _fault_line(MPS_CLIENT_TERMINATED)))
+            orders.append(Cut(client.number))
+            del self.clients[client.number]
+        return orders + self._see_all_left()
+
+    def fault(self, culprit: int | None = None) -> list[Order]:
+        """A fatal fault, of the process `culprit` where that is known."""
+        return self._fault(LAUNCH_FAILED if culprit is None else ILLEGAL_ADDRESS, culprit)
+
+    def wedge(self, pid: int) -> list[Order]:
+        """The work of that process never returns from now on; nobody else is hurt, and nothing is logged."""
+        orders: list[Order] = []
+        for client in self.clients.values():
+            if client.pid == pid and not client.hit:
+                client.wedged = True
+                orders.append(Say(client.number, "WEDGED\n"))
+        return orders
+
+    def lose_gpu(self) -> list[Order]:
+        """The GPU has fallen off the bus."""
+        self.broken = "the GPU is lost"
+        return [Xid(XID_OFF_THE_BUS), Log("GPU is lost"), *self._hit_all(LAUNCH_FAILED)]
+
+    def _fault(self, error: int, culprit: int | None) -> list[Order]:
+        if self.status is ServerStatus.FAULT:
+            return []
+        xid = XID_MEMORY_FAULT if error == ILLEGAL_ADDRESS else XID_GRAPHICS_EXCEPTION
+        kind = "memory fault" if error == ILLEGAL_ADDRESS else "fault"
+        named = [client for client in self.clients.values() if client.pid == culprit]
+        return [
+            Xid(xid),
+            Log("Server is handling a fatal GPU error."),
+            *(Log(f"Client {client.name} triggered a fatal GPU {kind}") for client in named),
+            *(Log(f"Status of client {client.short_name} is INACTIVE") for client in self.clients.values()),
+            *map(Log, ("The following devices", "0", "The following clients have a sticky error set:")),
+            *(Log(str(pid)) for pid in dict.fromkeys(client.pid for client in self.clients.values())),
+            *self._hit_all(error, culprit),
+            *self._see_all_left(),
+        ]
+
+    def _hit_all(self, error: int, culprit: int | None = None) -> list[Order]:
+        """To FAULT, with every client that was not hit: the culprit by its own error, others by what reaches them."""
+        if self.status is not ServerStatus.FAULT:
+            self._life.to(ServerStatus.FAULT, self.broken or f"error {error}")
+        hit = [client for client in self.clients.values() if not client.hit]
+        for client in hit:
+            client.hit = True
+        return [
+            Say(client.number, _fault_line(error if client.pid == culprit else LAUNCH_FAILED))
+            for client in hit
+        ]
+
+    def _see_all_left(self) -> list[Order]:
+        if self.status is not ServerStatus.FAULT or self.clients or self.broken:
+            return []
+        self._life.to(ServerStatus.INITIALIZING, "all clients have left")
+        return [
+            Log("Destroy server context on device 0"),
+            Log("Creating server context on device 0"),
+            Rebuild(),
+        ]
+
+
+def refusal(error: int, text: str = "") -> str:
+    """What a client that gets no server is told."""
+    return f"REFUSED {error} SIMULATED {text or _TEXTS[error]}\n"
+
+
+def _fault_line(error: int) -> str:
+    return f"FAULT {error} SIMULATED {_TEXTS.get(error, 'a fatal fault')}\n"
+
+
+def _exit_text(client: Client) -> str:
+    """The driver's own, with its spelling: an ordinary end."""
+    return f"Server failed to recevie command with status 806, assuming client {client.name} exit"

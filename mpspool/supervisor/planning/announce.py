@@ -22,16 +22,17 @@ from mpspool.supervisor.planning.drafts import (
 
 def facts(drafts: Sequence[Draft], models: Sequence[ModelSettings], machine: Machine, mps: str) -> list[str]:
     """One line each: stand-ins, why the CPU, each model's slots, MPS."""
-    lines = [_simulated(machine)] if machine.simulated else []
+    lines = [simulated(machine)] if machine.simulated else []
     if fallback := _fallback(drafts, machine):
         lines.append(fallback)
-    lines += [f"{model.name}@{model.version}: {_layout(model)}" for model in models]
+    lines += [f"{model.name}@{model.version}: {layout(model)}" for model in models]
     if mps != "off":
         lines.append(f"MPS {mps}: a control daemon each for {_names(gpus_in_use(drafts))}")
     return lines
 
 
-def _simulated(machine: Machine) -> str:
+def simulated(machine: Machine) -> str:
+    """What is a stand-in, marked so; for a machine that has some."""
     what = {
         "gpus": f"{len(machine.devices)} GPUs (models run on the CPU)",
         "cpus": f"{len(machine.topology.cpus)} CPUs (nothing is pinned)",
@@ -51,7 +52,8 @@ def _fallback(drafts: Sequence[Draft], machine: Machine) -> str:
     return f"no GPU visible{reason}: 1 CPU slot per {CORES_PER_CPU_SLOT} cores, {count}{each}"
 
 
-def _layout(model: ModelSettings) -> str:
+def layout(model: ModelSettings) -> str:
+    """Where a model's slots are, and their CPUs."""
     per_device = Counter(slot.device for slot in model.slots)
     devices = ", ".join(f"{_count(count, 'slot')} on {device}" for device, count in per_device.items())
     if not any(slot.cpus for slot in model.slots):
@@ -71,7 +73,7 @@ def _names(gpus: Sequence[GpuDevice]) -> str:
 def warnings(config: PoolConfig, drafts: Sequence[Draft], machine: Machine, mps: str) -> list[str]:
     """One line each: what will run, but hardly as it was meant."""
     lines = [_few_cpusets(draft) for draft in drafts] + [_memory(gpu, drafts) for gpu in gpus_in_use(drafts)]
-    lines += [_sharing(drafts, machine), _without_mps(config, drafts, mps), _unused(drafts, machine)]
+    lines += [_sharing(drafts, machine), without_mps(config, drafts, mps), _unused(drafts, machine)]
     lines += [_contexts_without_gpu(drafts), _open_host(config), _no_front(config)]
     return list(dict.fromkeys(line for line in lines if line))
 
@@ -115,7 +117,8 @@ def _memory(gpu: GpuDevice, drafts: Sequence[Draft]) -> str:
     )
 
 
-def _without_mps(config: PoolConfig, drafts: Sequence[Draft], mps: str) -> str:
+def without_mps(config: PoolConfig, drafts: Sequence[Draft], mps: str) -> str:
+    """Why workers on one GPU take turns; "" where they do not. `mps` is the plan's."""
     shared = [
         gpu
         for gpu in gpus_in_use(drafts)

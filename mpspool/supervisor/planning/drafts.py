@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mpspool.core.errors import Problem
+from mpspool.mps.device_state import Survey
 from mpspool.mps.devices import GpuDevice
 from mpspool.supervisor.config.schema import DEFAULT_CONTEXTS_PER_GPU, ModelConfig, PoolConfig
 from mpspool.supervisor.cpus import Topology
@@ -23,6 +24,7 @@ class Machine:
         topology: the CPUs, or their stand-ins.
         mps_control: the command of the MPS control daemon for these devices; None if not found.
         driver: the GPU driver's version; empty if unknown.
+        survey: how all GPUs of the machine are set, visible or not; empty where none was looked at.
         no_gpu: why no GPU is visible; empty if unknown.
     """
 
@@ -31,6 +33,7 @@ class Machine:
     mps_control: Sequence[str] | None = None
     driver: str = ""
     no_gpu: str = ""
+    survey: Survey = field(default_factory=Survey)
 
     @property
     def simulated(self) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from mpspool.core.settings import (
     SlotSettings,
     WeightsSettings,
 )
+from mpspool.mps.devices import GpuDevice
 from mpspool.mps.limits import max_clients
 from mpspool.supervisor.config.schema import ModelConfig, PoolConfig, WeightsConfig
 from mpspool.supervisor.cpus import Topology, assign, format_cpus
@@ -66,7 +68,7 @@ def plan(config: PoolConfig, machine: Machine, versions: Mapping[str, tuple[int,
         StartError: with everything that does not fit this machine.
     """
     drafts, problems = draft_places(config, machine)
-    mps, mps_problems = _resolve_mps(config, machine, drafts)
+    mps, mps_problems = resolve_mps(config, machine, drafts)
     problems += mps_problems + _check_quorum(drafts) + _check_cpus(drafts, machine.topology)
     if mps != "off":
         problems += _check_clients(drafts, machine)
@@ -84,7 +86,8 @@ def plan(config: PoolConfig, machine: Machine, versions: Mapping[str, tuple[int,
     )
 
 
-def _resolve_mps(config: PoolConfig, machine: Machine, drafts: list[Draft]) -> tuple[str, list[Problem]]:
+def resolve_mps(config: PoolConfig, machine: Machine, drafts: list[Draft]) -> tuple[str, list[Problem]]:
+    """MPS is "on", "off" or "simulated"; and why it cannot be what was asked for."""
     gpus = gpus_in_use(drafts)
     if not all(draft.places for draft in drafts):
         return "off", []  # whether a GPU is used is not known yet
@@ -99,13 +102,20 @@ def _resolve_mps(config: PoolConfig, machine: Machine, drafts: list[Draft]) -> t
     return "off", [Problem("mps", text)] if config.mps == "on" else []
 
 
+def client_counts(drafts: Sequence[Draft], machine: Machine) -> dict[GpuDevice, tuple[int, int]]:
+    """For each GPU in use, its workers and the most that MPS takes."""
+    places = Counter(place.gpu for draft in drafts for place in draft.places)
+    return {
+        gpu: (places[gpu], max_clients(gpu.compute_capability, machine.driver)) for gpu in gpus_in_use(drafts)
+    }
+
+
 def _check_clients(drafts: list[Draft], machine: Machine) -> list[Problem]:
     problems = []
-    for gpu in gpus_in_use(drafts):
-        here = [(draft, sum(place.gpu == gpu for place in draft.places)) for draft in drafts]
-        here = [(draft, count) for draft, count in here if count]
-        total, limit = sum(count for _, count in here), max_clients(gpu.compute_capability, machine.driver)
+    for gpu, (total, limit) in client_counts(drafts, machine).items():
         if total > limit:
+            here = [(draft, sum(place.gpu == gpu for place in draft.places)) for draft in drafts]
+            here = [(draft, count) for draft, count in here if count]
             each = ", ".join(f"{draft.model.name} {count}" for draft, count in here)
             path = here[0][0].path("contexts_per_gpu") if len(here) == 1 else "contexts_per_gpu"
             text = f"{total} workers on {device_name(gpu)} ({each}), where MPS takes {limit} clients; ask for fewer"

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -16,16 +17,21 @@ from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import MAX_SOCKET_PATH_BYTES, RunDir
 from mpspool.core.settings import PoolSettings
 from mpspool.mps.control import control_command
+from mpspool.mps.device_state import survey
 from mpspool.mps.devices import Inventory, inventory
 from mpspool.mps.simulated import control_command as simulated_control_command
 from mpspool.mps.simulated.inventory import simulated
+from mpspool.mps.simulated.nvml import Nvml
 from mpspool.supervisor import lock
 from mpspool.supervisor.config.environment import ENABLE_MPS, asks_for_mps
 from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.cpus import Topology, read_topology
+from mpspool.supervisor.doctor.facts import gpu_uses
+from mpspool.supervisor.doctor.gpus import refusals
+from mpspool.supervisor.doctor.host import LEAST_OPEN_FILES, more_open_files, too_few_open_files
 from mpspool.supervisor.planning.base_path import BasePathError, latest_version
-from mpspool.supervisor.planning.drafts import Machine
-from mpspool.supervisor.planning.plan import Plan, plan, resolved_weights, to_settings
+from mpspool.supervisor.planning.drafts import Machine, draft_places
+from mpspool.supervisor.planning.plan import Plan, plan, resolve_mps, resolved_weights, to_settings
 from mpspool.supervisor.planning.saved_model import check_saved_model
 from mpspool.supervisor.ports import check_fronts
 
@@ -46,12 +52,13 @@ def resolve(config: PoolConfig, environ: Mapping[str, str]) -> tuple[PoolSetting
         StartError: with every problem found.
     """
     versions, problems = find_versions(config)
+    machine = read_machine(config, environ)
     planned = None
     try:
-        planned = plan(config, read_machine(config, environ), versions)
+        planned = plan(config, machine, versions)
     except StartError as error:
         problems += error.problems
-    problems += check_all(config, versions)
+    problems += check_gpus(config, machine) + check_all(config, versions)
     if problems or planned is None:
         raise StartError(problems)
     if config.mps == "auto" and asks_for_mps(environ) and not _uses_gpus(planned):
@@ -66,14 +73,19 @@ def _uses_gpus(planned: Plan) -> bool:
 
 def read_machine(config: PoolConfig, environ: Mapping[str, str]) -> Machine:
     """The devices and CPUs there are, or the stand-ins that were asked for."""
-    stand_ins = simulated(config.simulate_gpus, environ)
-    found = Inventory(stand_ins) if config.simulate_gpus else inventory(environ)
+    stand_in = Nvml(config.simulate_gpus, lambda _uuid: None) if config.simulate_gpus else None
+    if stand_in is None:
+        found = inventory(environ)
+    else:
+        devices = simulated(config.simulate_gpus, environ)
+        found = Inventory(devices, driver=stand_in.nvmlSystemGetDriverVersion())
     return Machine(
         devices=found.devices,
         topology=Topology.simulate(config.simulate_cpus) if config.simulate_cpus else read_topology(),
         mps_control=simulated_control_command() if config.simulate_gpus else control_command(environ),
         driver=found.driver,
         no_gpu=found.reason,
+        survey=survey(nvml=stand_in),
     )
 
 
@@ -89,11 +101,33 @@ def find_versions(config: PoolConfig) -> tuple[Versions, list[Problem]]:
     return versions, problems
 
 
+def check_gpus(config: PoolConfig, machine: Machine) -> list[Problem]:
+    """What would keep the workers off GPUs that are there: the doctor's errors of how they are set."""
+    drafts, _ = draft_places(config, machine)
+    mps, _ = resolve_mps(config, machine, drafts)
+    found = refusals(gpu_uses(drafts, machine), mps)
+    return [Problem("gpus", f"{refusal.evidence}; {refusal.remedy}") for refusal in found]
+
+
 def check_all(config: PoolConfig, versions: Mapping[str, tuple[int, Path]]) -> list[Problem]:
     """Every problem with ports, folders, operator libraries and SavedModels. Changes nothing."""
     problems = check_fronts(config.host, {"grpc_port": config.grpc_port, "rest_port": config.rest_port})
-    problems += check_run_dir(RunDir(config.run_dir))
-    problems += check_weights_folders(config)
+    problems += check_run_dir(RunDir(config.run_dir)) + check_open_files()
+    return problems + check_weights_folders(config) + check_models(config, versions)
+
+
+def check_open_files() -> list[Problem]:
+    """May supervisord have as many as it asks for?"""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if not too_few_open_files(None if hard == resource.RLIM_INFINITY else hard, os.geteuid()):
+        return []
+    text = f"at most {hard} files may be open (ulimit -Hn), and supervisord needs {LEAST_OPEN_FILES}"
+    return [Problem("", f"{text}; {more_open_files(LEAST_OPEN_FILES)}")]
+
+
+def check_models(config: PoolConfig, versions: Mapping[str, tuple[int, Path]]) -> list[Problem]:
+    """Can the operator libraries and the SavedModels be read?"""
+    problems = []
     for model in config.models:
         path = f"models.{model.name}"
         problems += [
@@ -143,7 +177,13 @@ def check_library(path: Path) -> list[str]:
 
 def check_run_dir(run_dir: RunDir) -> list[Problem]:
     """Is the run folder ours to use, short enough for sockets, and nobody else's at the moment?"""
-    texts = [_check_length(run_dir), _check_folder(run_dir.root), _check_taken(run_dir)]
+    taken = _check_taken(run_dir)
+    return check_folder(run_dir) + ([Problem("run_dir", taken)] if taken else [])
+
+
+def check_folder(run_dir: RunDir) -> list[Problem]:
+    """Is the run folder ours to use, and short enough for sockets?"""
+    texts = [_check_length(run_dir), _check_folder(run_dir.root)]
     return [Problem("run_dir", text) for text in texts if text]
 
 

@@ -11,8 +11,9 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -24,6 +25,8 @@ from mpspool.core.settings import PoolSettings
 from mpspool.core.states import SlotState
 from mpspool.supervisor import grace, programs
 from mpspool.supervisor.pool import reconcile, status
+from mpspool.supervisor.pool.endings import Endings
+from mpspool.supervisor.pool.gpus import Gpus
 from mpspool.supervisor.pool.slots import GiveUp, Slot, SlotRecord, StartAt
 from mpspool.supervisor.pool.weights import Weights
 from mpspool.supervisor.pool.workers import Workers
@@ -40,8 +43,6 @@ _SETTLE_S = 1.0
 _ANSWER_S = 0.5
 # The router says something once a second.
 _BREAK_S = 5.0
-# A worker that takes longer to get READY does not hold up the others of its GPU.
-_IN_LINE_S = 60.0
 
 
 class _Records(msgspec.Struct, frozen=True):
@@ -66,18 +67,17 @@ class Pool:
         self._places = {worker: slot for worker, (_, slot) in status.desired(config).items()}
         self._slots = self._recall()
         self._processes: dict[str, ProcessInfo] = {}
-        self._daemons: dict[str, int] = {}
-        self._doubtful: set[WorkerId] = set()
-        self._doubts = asyncio.Event()
-        self._recovering: set[str] = set()
         self._router: Message | None = None
         self._heard_at = self._heard_since = 0.0
         self._told: Message | None = None
-        self._ending: dict[WorkerId, asyncio.Task[None]] = {}
+        self._endings = Endings(self._run, self._workers, self._look)
         self._stopping = False
         self._wake = asyncio.Event()
         self._watch = Watch(self._last_status)
         self._acting = asyncio.Lock()
+        self._gpus = Gpus(
+            config, self._slots, self._workers, self._endings, self._acting, self._ask_router, self._look
+        )
         self._settled = asyncio.Event()
         self._looked = asyncio.Event()
 
@@ -93,7 +93,7 @@ class Pool:
         await control.start()
         self._weights.listen()
         tasks = [asyncio.create_task(self._reconcile_for_ever()), asyncio.create_task(self._follow_router())]
-        tasks.append(asyncio.create_task(self._ask_daemons_for_ever()))
+        tasks.append(asyncio.create_task(self._gpus.watch_for_ever()))
         tasks.append(asyncio.create_task(_returns(stop)))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -101,9 +101,11 @@ class Pool:
                 if task.done():
                     task.result()
         finally:
-            for task in [*tasks, *self._ending.values()]:
+            for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            await self._gpus.close()
+            await self._endings.close()
             await control.close()
             self._weights.close()
 
@@ -123,7 +125,7 @@ class Pool:
             except SupervisordError as error:
                 acted = False
                 if error.fault == Fault.SHUTDOWN_STATE:
-                    self._stopping = True
+                    self._stopping = self._gpus.stopping = True
                     self._looked.set()  # it tells nothing any more
                 else:
                     logger.warning("supervisord refused", reason=str(error))
@@ -147,7 +149,7 @@ class Pool:
         """One round; True when something was done, so that another should follow at once."""
         self._processes = await self._supervisord.processes()
         self._looked.set()
-        self._doubt_orphans()
+        self._gpus.see(self._processes)
         for worker, slot in self._slots.items():
             if slot.state is SlotState.OCCUPIED and self._processes_pid(worker) == slot.pid:
                 self._workers.watch(worker, slot.pid)
@@ -158,7 +160,7 @@ class Pool:
             missing=self._weights.missing(),
             reports=reconcile.worker_reports(self._router),
             heard_since=self._router_heard_since(),
-            ending=self._ending,
+            ending=self._endings,
             now=time.monotonic(),
         )
         done = False
@@ -205,9 +207,7 @@ class Pool:
                 self._slots[worker].started(0, generation, time.monotonic())
                 self._note_end(worker, process.EXIT_NEVER, reason)
             case reconcile.Start(WorkerId() as worker, generation):
-                if self._is_in_line(worker) or not await self._workers.mps_answers(worker, self._processes):
-                    return False
-                await self._start(worker, max(generation, self._workers.generation(worker) + 1))
+                return await self._fill(worker, max(generation, self._workers.generation(worker) + 1))
             case reconcile.Ended(WorkerId() as worker, exit_status, spawn_error):
                 await self._ended(worker, exit_status, spawn_error)
             case reconcile.MarkReady(worker):
@@ -220,7 +220,7 @@ class Pool:
                 return False  # until it is reaped the same is found again
             case reconcile.EndHung(WorkerId() as worker, pid, reason):
                 logger.warning("worker hangs", worker=str(worker), pid=pid, reason=reason)
-                self._ending[worker] = asyncio.create_task(self._end_hung(worker, reason))
+                self._endings.hung(worker, reason)
             case reconcile.Remove(program, pid):
                 logger.info("removing", program=program, pid=pid)
                 await self._workers.remove(program, pid)
@@ -230,91 +230,28 @@ class Pool:
         slot = self._slots[worker]
         slot.ready(time.monotonic())
         logger.info("worker ready", worker=str(worker), generation=slot.generation)
-        if self._places[worker].mps_pipe:
-            self._doubt([worker])
-        self._see_recovered(worker.device)
+        self._gpus.ready(worker)
 
     # -- MPS --------------------------------------------------------------------------------------
-
-    def _doubt_orphans(self) -> None:
-        """Nobody is a client of an MPS daemon that has just come in the place of another, perhaps before our time."""
-        for daemon in self._config.mps_daemons:
-            found = self._processes.get(programs.mps_program(daemon.device))
-            if found is None or found.pid in (0, self._daemons.get(daemon.device)):
-                continue
-            self._daemons[daemon.device] = found.pid
-            self._doubt(
-                worker
-                for worker, slot in self._slots.items()
-                if worker.device == daemon.device and slot.ready_since is not None
-            )
-
-    def _doubt(self, workers: Iterable[WorkerId]) -> None:
-        """Their daemon is asked whether they are its clients, until it answers."""
-        self._doubtful.update(workers)
-        if self._doubtful:
-            self._doubts.set()
-
-    async def _ask_daemons_for_ever(self) -> None:
-        while True:
-            await self._doubts.wait()
-            devices = {worker.device for worker in self._doubtful}
-            await asyncio.gather(*map(self._ask_daemon, devices))
-            if self._doubtful:
-                await asyncio.sleep(_PERIOD_S)
-            else:
-                self._doubts.clear()
-
-    async def _ask_daemon(self, device: str) -> None:
-        """Ends the workers that are no clients of it: they would run on without MPS, if at all."""
-        daemon = self._daemons.get(device)
-        asked = {worker: self._workers.pid(worker) for worker in self._doubtful if worker.device == device}
-        clients = await self._workers.mps_clients(device)
-        async with self._acting:  # no round is under way that does not know of it
-            if clients is None or self._daemons.get(device) != daemon:
-                return
-            self._doubtful.difference_update(asked)
-            for worker, pid in asked.items():
-                slot = self._slots[worker]
-                lives = pid and pid == self._workers.pid(worker) and slot.ready_since is not None
-                if lives and pid not in clients and worker not in self._ending and not self._stopping:
-                    logger.error("not attached", worker=str(worker), generation=slot.generation, pid=pid)
-                    self._recovering.add(device)
-                    self._ending[worker] = asyncio.create_task(self._end_lost(worker))
-
-    async def _end_lost(self, worker: WorkerId) -> None:
-        try:
-            self._run.set_last_words(worker.program, "ended: it was no client of its MPS daemon any more")
-            await self._workers.end_lost(worker)
-        finally:
-            del self._ending[worker]
-            self._look()
-
-    def _is_in_line(self, worker: WorkerId) -> bool:
-        """Whether another worker is to be READY before this one starts: a GPU that failed is filled one by one."""
-        if worker.device not in self._recovering:
-            return False
-        since = time.monotonic() - _IN_LINE_S
-        starting = (one for _, one in self._on(worker.device) if one.state is SlotState.OCCUPIED)
-        return any(one.unready_since is not None and one.unready_since > since for one in starting)
-
-    def _see_recovered(self, device: str) -> None:
-        if all(
-            slot.state is SlotState.FATAL or (slot.ready_since is not None and worker not in self._ending)
-            for worker, slot in self._on(device)
-        ):
-            self._recovering.discard(device)
-
-    def _on(self, device: str) -> list[tuple[WorkerId, Slot]]:
-        return [(worker, slot) for worker, slot in self._slots.items() if worker.device == device]
 
     async def _is_attached(self, request: Message) -> Message:
         """For a worker that is warm: whether its MPS daemon counts it among its clients; null where nobody says."""
         worker = WorkerId.parse(request["worker"])
-        clients = await self._workers.mps_clients(worker.device)
+        clients = await self._gpus.clients(worker.device)
         return {"attached": None if clients is None else self._workers.pid(worker) in clients}
 
     # -- ends and starts --------------------------------------------------------------------------
+
+    async def _fill(self, worker: WorkerId, generation: int) -> bool:
+        """Starts a worker in its slot. False where its device is not to be had yet."""
+        if reason := self._gpus.lost(worker.device):
+            self._slots[worker].started(0, generation, time.monotonic())
+            self._note_end(worker, process.EXIT_NEVER, reason)
+            return True
+        if not self._gpus.may_start(worker) or not await self._workers.mps_answers(worker, self._processes):
+            return False
+        await self._start(worker, generation)
+        return True
 
     async def _start(self, worker: WorkerId, generation: int) -> None:
         slot = self._slots[worker]
@@ -332,28 +269,25 @@ class Pool:
 
     async def _ended(self, worker: WorkerId, exit_status: int, spawn_error: str) -> None:
         self._workers.forget(worker)
-        self._note_end(worker, exit_status, await self._workers.why(worker, exit_status, spawn_error))
+        reason = await self._workers.why(worker, exit_status, spawn_error)
+        if lost := self._gpus.lost(worker.device):
+            exit_status, reason = process.EXIT_NEVER, lost
+        self._note_end(worker, exit_status, reason)
+        self._gpus.ended(worker, exit_status)
 
     def _note_end(self, worker: WorkerId, exit_status: int, reason: str) -> None:
         slot = self._slots[worker]
-        instruction = slot.ended(exit_status, time.monotonic(), reason)
+        hit = self._gpus.hit(worker, slot.generation)
+        instruction = slot.ended(exit_status, time.monotonic(), reason, hit=hit)
         event = {"worker": str(worker), "generation": slot.generation, "reason": reason}
         match instruction:
             case GiveUp(reason=final):
                 logger.error("slot given up", **{**event, "reason": final})
-                self._see_recovered(worker.device)
+                self._gpus.given_up(worker)
             case StartAt(at):
                 logger.warning("worker ended", **event, next_start_in_s=round(at - time.monotonic(), 1))
             case _:
                 logger.warning("worker ended", **event)
-
-    async def _end_hung(self, worker: WorkerId, reason: str) -> None:
-        try:
-            self._run.set_last_words(worker.program, f"hung and killed: {reason}")
-            await self._workers.end_hung(worker)
-        finally:
-            del self._ending[worker]
-            self._look()
 
     def _recall(self) -> dict[WorkerId, Slot]:
         """The slots as a pool before this one recorded them, else new ones."""
@@ -394,6 +328,7 @@ class Pool:
             self._heard_since = time.monotonic()
         self._heard_at = time.monotonic()
         self._router = snapshot
+        self._gpus.take(after)
         self._watch.changed()
         self._settled.set()
         if new or {name: _essence(found) for name, found in before.items()} != {
@@ -405,6 +340,11 @@ class Pool:
         """Since when without a break, on its side or on ours; None while it is silent."""
         silent = self._router is None or time.monotonic() - self._heard_at > _BREAK_S
         return None if silent else self._heard_since
+
+    async def _ask_router(self, op: str, **arguments: Any) -> None:
+        """A call whose answer says nothing; a router that is not there is not told."""
+        with contextlib.suppress(ControlError):
+            await acall(self._run.router_control, op, **arguments)
 
     async def _tell_router(self) -> None:
         """What should exist, at every change and after every reconnect."""
@@ -455,6 +395,7 @@ class Pool:
                 _foreground_pid(self._run),
                 self._errors(),
                 self._stopping,
+                self._gpus.messages(),
             )
         )
 
@@ -467,7 +408,7 @@ class Pool:
         """Drains the router, then ends the workers; nothing is started from here on."""
         grace_s = float(request["grace_s"])
         end = time.monotonic() + grace_s
-        self._stopping = True
+        self._stopping = self._gpus.stopping = True
         self._watch.changed()
         unanswered = await self._drain(grace.drain_s(grace_s))
         async with self._acting:  # a start that was under way is over, and known

@@ -115,6 +115,7 @@ class WorkerReport:
     in_flight: int
     served: int
     hung: str
+    failed: str = ""
     weights: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -131,6 +132,7 @@ def worker_reports(snapshot: Mapping[str, Any] | None) -> dict[str, WorkerReport
                 found["in_flight"],
                 found["served"],
                 found.get("hung", ""),
+                found.get("failed", ""),
                 found.get("weights", {}),
             )
     return reports

@@ -175,13 +175,15 @@ class Slot:
             return False
         return now - max(self.unready_since, judged_since) >= self.start_timeout_s
 
-    def ended(self, status: int, at: float, reason: str = "") -> Instruction:
+    def ended(self, status: int, at: float, reason: str = "", *, hit: bool = False) -> Instruction:
         """The worker is gone and reaped.
 
         Args:
             status: its exit status, negative where a signal ended it.
             at: when.
             reason: what it said, or how it ended, for whoever asks why.
+            hit: its device failed, and all on it were ended: that counts against a worker only while it is not
+                READY, when it may be what makes the device fail.
         """
         ready_since, self.ready_since = self.ready_since, None
         self.unready_since = None
@@ -189,6 +191,9 @@ class Slot:
         self.reason = reason or f"ended with status {status}"
         if status == EXIT_NEVER:
             return self._give_up(self.reason)
+        if hit and ready_since is not None:
+            self._life.to(SlotState.EMPTY, self.reason)
+            return StartNow(self.generation + 1)
         if ready_since is None and self._unready >= self._settings.retries:
             return self._give_up(f"not READY after {self._unready} restarts: {self.reason}")
         if ready_since is not None and at - ready_since >= PROVEN_S:

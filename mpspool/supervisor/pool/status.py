@@ -5,7 +5,7 @@ For scripts, the `status --json` object; for the router, which versions there sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +30,7 @@ class View:
         foreground_pid: of `mpspool start`.
         router: its last snapshot; None while it does not answer.
         errors: why a process cannot do its work, in its own words, by program.
+        devices: the GPUs as mps/telemetry.py has them in its messages.
     """
 
     settings: PoolSettings
@@ -41,6 +42,7 @@ class View:
     foreground_pid: int
     errors: Mapping[str, str] = field(default_factory=dict)
     stopping: bool = False
+    devices: Sequence[Status] = ()
 
 
 def desired(settings: PoolSettings) -> dict[WorkerId, tuple[ModelSettings, SlotSettings]]:
@@ -73,6 +75,7 @@ def build(view: View) -> Status:
     }
     return {
         "pool": {**pool, **_simulated(view.settings.simulated)},
+        "devices": list(view.devices),
         "models": _models(view),
         "workers": workers,
         "processes": [

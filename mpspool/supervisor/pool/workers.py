@@ -8,7 +8,6 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,18 +19,14 @@ from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import MpsSettings, PoolSettings, WorkerSettings
 from mpspool.mps.control import Control, ControlError
 from mpspool.supervisor import programs
-from mpspool.supervisor.pool import status
+from mpspool.supervisor.pool import ladder, status
+from mpspool.supervisor.pool.ladder import Ladder, Rung, Step
 from mpspool.supervisor.supervisord import ProcessInfo, Supervisord, SupervisordError
 
 logger = log.get("workers")
 
 # Two, so that a worker parses the next batch while its device runs this one.
 CREDITS = 2
-_DUMP_S = 0.5
-_KILL_S = 10.0
-_LEAST_KILL_S = 1.0
-# Of the time to end all workers in, how much they may take by themselves.
-_LEAVE_SHARE = 0.6
 _UNHELD_S = 1.0
 _POLL_S = 0.02
 
@@ -46,8 +41,7 @@ class _Watched:
 
     def signal(self, signum: signal.Signals) -> None:
         """A launcher relays all but SIGKILL and SIGSTOP."""
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self.pidfd, signum)
+        _signal(self.pidfd, signum)
 
 
 class Workers:
@@ -67,9 +61,6 @@ class Workers:
         self._on_end = on_end
         self._watched: dict[WorkerId, _Watched] = {}
         self._answered: dict[str, int] = {}
-        # One that hangs is waited for in a thread that nobody else needs.
-        self._askers = ThreadPoolExecutor(max(1, len(config.mps_daemons)), thread_name_prefix="mps")
-        self._silent: set[str] = set()
 
     async def add(self, workers: Iterable[WorkerId]) -> None:
         """Makes supervisord know these workers. Raises SupervisordError."""
@@ -174,25 +165,15 @@ class Workers:
                 return words
         return spawn_error or "ended without being asked to"
 
-    async def end_hung(self, worker: WorkerId) -> None:
-        """A stack dump into its log if it can still give one, then its end."""
-        if (watched := self._watched.get(worker)) is None:
-            await asyncio.sleep(_UNHELD_S)  # it is gone, and supervisord has yet to say so
-            return
-        file = self._run.log_file(worker.program)
-        before = _size(file)
-        watched.signal(signal.SIGUSR1)
-        watched.signal(signal.SIGCONT)
-        await _grown(file, before, watched.gone)
-        await self._kill([(worker, watched)], _KILL_S)
-
-    async def end_lost(self, worker: WorkerId) -> None:
-        """At once: what it runs on has gone."""
+    async def end(self, worker: WorkerId, steps: Ladder) -> None:
+        """Ends one worker. One that is not held has gone, and supervisord has yet to say so."""
         if (watched := self._watched.get(worker)) is not None:
-            await self._kill([(worker, watched)], _KILL_S)
+            await self._end([(worker, watched)], steps)
+        else:
+            await asyncio.sleep(_UNHELD_S)
 
     async def end_all(self, end: float) -> int:
-        """Ends every worker, all at once: asked to drain and go, killed when the time is nearly over.
+        """Ends every worker, all at once.
 
         Args:
             end: when all should be gone, in time.monotonic()'s seconds.
@@ -201,34 +182,55 @@ class Workers:
             How many are still there.
         """
         watched = list(self._watched.items())
-        for _, worker in watched:
-            worker.signal(signal.SIGTERM)
-            worker.signal(signal.SIGCONT)  # a stopped one must wake up to leave
-        left_s = end - time.monotonic()
-        await _gone([worker for _, worker in watched], left_s * _LEAVE_SHARE)
-        late = [(worker, held) for worker, held in watched if not held.gone.is_set()]
-        if late:
-            logger.warning("killing what did not leave in time", workers=[str(worker) for worker, _ in late])
-            await self._kill(late, max(_LEAST_KILL_S, end - time.monotonic()))
+        await self._end(watched, ladder.leaving(max(0.0, end - time.monotonic())))
         return sum(not held.gone.is_set() for _, held in watched)
 
-    async def _kill(self, workers: list[tuple[WorkerId, _Watched]], limit_s: float) -> None:
-        """Under MPS the client is cut off first: killing a busy one can wedge its server."""
+    async def _end(self, workers: list[tuple[WorkerId, _Watched]], steps: Ladder) -> None:
+        """Takes those that are still there from step to step."""
         # Held before anything ends: afterwards the slot's lock may be its next generation's.
-        forked = [pidfd for worker, _ in workers if (pidfd := _open(self.pid(worker))) >= 0]
+        forked = {worker: _open(self.pid(worker)) for worker, _ in workers}
         try:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(limit_s / 2):
-                    await asyncio.gather(*(self._terminate_client(worker) for worker, _ in workers))
-            for pidfd in forked:
-                with contextlib.suppress(ProcessLookupError):
-                    signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            for number, rung in enumerate(steps):
+                late = [(worker, held) for worker, held in workers if not held.gone.is_set()]
+                if not late:
+                    return
+                if number and steps[0].step is Step.LEAVE:
+                    names = [str(worker) for worker, _ in late]
+                    logger.warning("did not leave in time", workers=names, next=rung.step.value)
+                await self._step(rung, late, forked)
         finally:
-            for pidfd in forked:
-                os.close(pidfd)
-        for _, held in workers:
-            held.signal(signal.SIGKILL)
-        await _gone([held for _, held in workers], limit_s / 2)
+            for pidfd in forked.values():
+                if pidfd >= 0:
+                    os.close(pidfd)
+
+    async def _step(
+        self, rung: Rung, workers: list[tuple[WorkerId, _Watched]], forked: Mapping[WorkerId, int]
+    ) -> None:
+        match rung.step:
+            case Step.LEAVE:
+                for _, held in workers:
+                    held.signal(signal.SIGTERM)
+                    held.signal(signal.SIGCONT)  # a stopped one must wake up to leave
+                await _gone([held for _, held in workers], rung.limit_s)
+            case Step.DUMP:
+                await asyncio.gather(*(self._dump(worker, held, rung.limit_s) for worker, held in workers))
+            case Step.CUT_OFF:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(rung.limit_s):
+                        await asyncio.gather(*(self._terminate_client(worker) for worker, _ in workers))
+            case Step.KILL:
+                for worker, held in workers:
+                    _signal(forked[worker], signal.SIGKILL)
+                    held.signal(signal.SIGKILL)
+                await _gone([held for _, held in workers], rung.limit_s)
+
+    async def _dump(self, worker: WorkerId, held: _Watched, limit_s: float) -> None:
+        """A stack dump into its log, if it can still give one."""
+        file = self._run.log_file(worker.program)
+        before = _size(file)
+        held.signal(signal.SIGUSR1)
+        held.signal(signal.SIGCONT)
+        await _grown(file, before, held.gone, limit_s)
 
     async def mps_answers(self, worker: WorkerId, processes: Mapping[str, ProcessInfo]) -> bool:
         """Whether the worker's MPS daemon takes clients: CUDA would run without MPS, and not say so.
@@ -244,20 +246,6 @@ class Workers:
             answers = bool(pid) and await asyncio.to_thread(Control.of(daemon, os.environ).answers)
             self._answered[daemon.device] = pid if answers else 0
         return bool(self._answered[daemon.device])
-
-    async def mps_clients(self, device: str) -> set[int] | None:
-        """The pids of the clients of a device's MPS daemon; None where it does not say."""
-        daemon = next(found for found in self._config.mps_daemons if found.device == device)
-        loop = asyncio.get_running_loop()
-        try:
-            clients = await loop.run_in_executor(self._askers, _clients, Control.of(daemon, os.environ))
-        except ControlError as error:
-            if device not in self._silent:
-                logger.warning("the MPS daemon does not list its clients", device=device, error=str(error))
-            self._silent.add(device)
-            return None
-        self._silent.discard(device)
-        return clients
 
     def _daemon(self, worker: WorkerId) -> MpsSettings | None:
         _, slot = self._places[worker]
@@ -281,9 +269,10 @@ def _open(pid: int) -> int:
         return -1
 
 
-def _clients(control: Control) -> set[int]:
-    """Raises ControlError."""
-    return {pid for server in control.server_list() for pid in control.client_list(server)}
+def _signal(pidfd: int, signum: signal.Signals) -> None:
+    if pidfd >= 0:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signum)
 
 
 def _terminate_client(control: Control, pid: int) -> None:
@@ -300,9 +289,9 @@ async def _gone(workers: Iterable[_Watched], timeout_s: float) -> None:
                 await worker.gone.wait()
 
 
-async def _grown(file: Path, before: int, gone: asyncio.Event) -> None:
-    """Waits until something was added to the file and nothing more comes, for as long as a dump may take."""
-    end = time.monotonic() + _DUMP_S
+async def _grown(file: Path, before: int, gone: asyncio.Event, limit_s: float) -> None:
+    """Waits until something was added to the file and nothing more comes."""
+    end = time.monotonic() + limit_s
     size = before
     while time.monotonic() < end and not gone.is_set():
         await asyncio.sleep(_POLL_S * 2)

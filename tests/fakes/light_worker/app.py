@@ -22,7 +22,7 @@ from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import WorkerSettings
 from mpspool.core.states import WorkerState
-from mpspool.worker import device
+from mpspool.worker import simulated_gpu
 from mpspool.worker.link import Link, wake_on_signals
 
 
@@ -52,7 +52,7 @@ def main(config: WorkerSettings) -> int:
         time.sleep(60)
     if behaviour == "mute":
         threading.Event().wait()
-    attachment = device.attach_simulated(config)
+    attachment = simulated_gpu.attach(config.slot)
     stopping = threading.Event()
     wakeup = wake_on_signals()
     signal.signal(signal.SIGTERM, lambda *_: None if behaviour == "deaf" else stopping.set())

@@ -1,0 +1,191 @@
+"""Looks at the machine. What is found is judged elsewhere; nothing is started or changed."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from mpspool.core.errors import Problem, StartError
+from mpspool.core.rundir import RunDir
+from mpspool.mps import leftovers
+from mpspool.mps.control import find_program
+from mpspool.supervisor import foreground, lock
+from mpspool.supervisor.config.findings import Findings
+from mpspool.supervisor.config.schema import ModelConfig, PoolConfig, read_config
+from mpspool.supervisor.doctor.ask_tensorflow import ask_tensorflow
+from mpspool.supervisor.doctor.facts import Facts, Host, Intent, SharedMemory, gpu_uses
+from mpspool.supervisor.doctor.host import SHM
+from mpspool.supervisor.planning import announce, preflight
+from mpspool.supervisor.planning.drafts import Draft, Machine, draft_places
+from mpspool.supervisor.planning.plan import Plan, plan, resolve_mps, resolved_weights
+from mpspool.supervisor.ports import check_fronts
+
+# For a machine without a model to serve: what one would get.
+_ANY_MODEL = "any model"
+_VARIABLES = ("CUDA_", "NVIDIA_")
+_NVIDIA_VENDOR = "0x10de"
+_DISPLAY_CLASS = "0x03"
+
+
+def gather(file: Path | None, flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
+    """Everything that the checks are made of. Takes the seconds that importing TensorFlow takes.
+
+    What is asked for is read as read_config() reads it; models are not needed.
+    """
+    config, findings = read_config(file, flags, environ)
+    run = RunDir(config.run_dir)
+    machine = preflight.read_machine(config, environ)
+    planned_for = config if config.models else _with_any_model(config)
+    drafts, _ = draft_places(planned_for, machine)
+    mps, _ = resolve_mps(planned_for, machine, drafts)
+    uses = gpu_uses(drafts, machine)
+    pool = lock.holder(run)
+    return Facts(
+        machine=machine,
+        uses=uses,
+        intent=_intent(config, planned_for, findings, machine, drafts, mps, pool),
+        host=read_host(environ),
+        tensorflow=ask_tensorflow(uses, environ, run.mps_pipe("nowhere")),
+        run_dir=str(run.root),
+        pool=pool,
+        mps_processes=leftovers.running(),
+        pipes=_pipes(run),
+        mps_server=find_program(leftovers.SERVER_PROGRAM, environ) or "",
+    )
+
+
+def _with_any_model(config: PoolConfig) -> PoolConfig:
+    return config.model_copy(update={"models": (ModelConfig(name=_ANY_MODEL, base_path="/"),)})
+
+
+def _intent(
+    config: PoolConfig,
+    planned_for: PoolConfig,
+    findings: Findings,
+    machine: Machine,
+    drafts: list[Draft],
+    mps: str,
+    pool: int,
+) -> Intent:
+    versions, problems = preflight.find_versions(config)
+    planned: Plan | None = None
+    try:
+        planned = plan(planned_for, machine, {model.name: (1, Path("/")) for model in planned_for.models})
+    except StartError as error:
+        problems += error.problems
+    problems += preflight.check_weights_folders(config) + preflight.check_models(config, versions)
+    problems += foreground.check(RunDir(config.run_dir)) + preflight.check_folder(RunDir(config.run_dir))
+    ports = {"grpc_port": config.grpc_port, "rest_port": config.rest_port}
+    problems += [] if pool else check_fronts(config.host, ports)
+    without_mps = announce.without_mps(planned_for, drafts, mps)
+    slots = [slot for model in planned.models for slot in model.slots] if planned else []
+    return Intent(
+        gpus_wanted=any(
+            draft.model.gpus != "none" and not (draft.model.gpus is None and draft.model.cpu_slots)
+            for draft in drafts
+        ),
+        mps=mps,
+        slots=[f"{model.name}: {announce.layout(model)}" for model in planned.models] if planned else (),
+        forked=bool(slots) and all(slot.start == "fork" for slot in slots),
+        workers=sum(len(draft.places) for draft in drafts),
+        problems=_told(config, findings, problems),
+        warnings=[text for text in planned.warnings if text != without_mps] if planned else (),
+        without_mps=without_mps,
+        fronts=", ".join(f"{port} on {config.host}" for port in ports.values() if port),
+        backings=frozenset(resolved_weights(model, config.weights).backing for model in planned_for.models),
+    )
+
+
+def _pipes(run: RunDir) -> list[str]:
+    """The devices in whose pipe folders something lies."""
+    try:
+        return sorted(pipe.parent.name for pipe in run.mps.glob("*/pipe") if os.listdir(pipe))
+    except OSError:  # not ours to look at
+        return []
+
+
+def _told(config: PoolConfig, findings: Findings, found: list[Problem]) -> list[Problem]:
+    """What start would refuse, but for having no model at all."""
+    none = not config.models and "models" not in findings.left_out
+    problems = [problem for problem in findings.problems if not (none and problem.path == "models")]
+    return replace(findings, problems=problems).told(found)
+
+
+def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> Host:
+    """The machine around the GPUs; proc, sys and dev are looked for below `root`."""
+    soft, hard = map(_limit, resource.getrlimit(resource.RLIMIT_NOFILE))
+    return Host(
+        uid=os.geteuid(),
+        open_files=(soft, hard),
+        locked_memory=_limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
+        memory_bytes=_memory_bytes(root),
+        shared_memory=_shared_memory(root),
+        container=_container(environ, root),
+        first_process=_text(root / "proc/1/comm").strip(),
+        nvidia_devices=_nvidia_devices(root),
+        environ={name: value for name, value in environ.items() if name.startswith(_VARIABLES)},
+    )
+
+
+def _limit(value: int) -> int | None:
+    return None if value == resource.RLIM_INFINITY else value
+
+
+def _memory_bytes(root: Path) -> int:
+    for line in _text(root / "proc/meminfo").splitlines():
+        name, _, value = line.partition(":")
+        if name == "MemTotal":
+            return int(value.split()[0]) * 1024
+    return 0
+
+
+def _shared_memory(root: Path) -> SharedMemory | None:
+    """Of mounts on top of one another the last is seen."""
+    folder = root / SHM.lstrip("/")
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return None
+    kind, source = "folder", ""
+    for line in _text(root / "proc/self/mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        if before.split()[4] == SHM:  # proc(5): the mount point
+            kind, source = after.split()[:2]
+    size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+    return SharedMemory(kind, source, size, free, os.access(folder, os.W_OK))
+
+
+def _container(environ: Mapping[str, str], root: Path) -> str:
+    if "KUBERNETES_SERVICE_HOST" in environ:
+        return "kubernetes"
+    for mark, name in ((".dockerenv", "docker"), ("run/.containerenv", "podman")):
+        if (root / mark).exists():
+            return name
+    groups = _text(root / "proc/1/cgroup")
+    for name, words in (
+        ("kubernetes", "kubepods"),
+        ("docker", "docker"),
+        ("containerd", "containerd"),
+        ("lxc", "lxc"),
+    ):
+        if words in groups:
+            return name
+    return environ.get("container", "")
+
+
+def _nvidia_devices(root: Path) -> int:
+    return sum(
+        _text(device / "vendor").strip() == _NVIDIA_VENDOR
+        and _text(device / "class").startswith(_DISPLAY_CLASS)
+        for device in (root / "sys/bus/pci/devices").glob("*")
+    )
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

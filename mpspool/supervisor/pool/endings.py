@@ -1,0 +1,63 @@
+"""Workers whose end is under way, each in a task of its own: nothing is started in their slots until it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from collections.abc import Set as AbstractSet
+
+from mpspool.core.ids import WorkerId
+from mpspool.core.rundir import RunDir
+from mpspool.supervisor.pool import ladder
+from mpspool.supervisor.pool.ladder import Ladder
+from mpspool.supervisor.pool.workers import Workers
+
+
+class Endings(AbstractSet[WorkerId]):
+    """The workers that are being ended.
+
+    Args:
+        on_end: called when one of these ends is over.
+    """
+
+    def __init__(self, run: RunDir, workers: Workers, on_end: Callable[[], None]) -> None:
+        self._run = run
+        self._workers = workers
+        self._on_end = on_end
+        self._tasks: dict[WorkerId, asyncio.Task[None]] = {}
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self._tasks
+
+    def __iter__(self) -> Iterator[WorkerId]:
+        return iter(list(self._tasks))
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def hung(self, worker: WorkerId, reason: str) -> None:
+        """Ends one that hangs: with a stack dump in its log, if it can still give one."""
+        self._begin(worker, f"hung and killed: {reason}", ladder.HUNG)
+
+    def lost(self, worker: WorkerId, reason: str) -> None:
+        """Ends one whose device, or MPS, has left it: at once."""
+        self._begin(worker, f"ended: {reason}", ladder.LOST)
+
+    def _begin(self, worker: WorkerId, words: str, steps: Ladder) -> None:
+        if worker not in self._tasks:
+            self._tasks[worker] = asyncio.create_task(self._end(worker, words, steps))
+
+    async def _end(self, worker: WorkerId, words: str, steps: Ladder) -> None:
+        try:
+            self._run.set_last_words(worker.program, words)
+            await self._workers.end(worker, steps)
+        finally:
+            del self._tasks[worker]
+            self._on_end()
+
+    async def close(self) -> None:
+        """Breaks off what is under way."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,467 @@
+"""The pool's GPUs: how they fare, and what is done when one fails.
+
+The MPS daemon of each is asked once a second, and at once when there is a reason to; the driver is read once a second.
+What is found moves the GPU's Domain, and the Domain says what to do: the router is told first, so that nothing more is
+sent there, then all workers of the GPU are ended, and started again one after another. The workers of other GPUs are
+not touched. Without MPS a GPU's workers fail one by one, and only its loss concerns them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mpspool.core import log
+from mpspool.core.ids import WorkerId
+from mpspool.core.settings import MpsSettings, PoolSettings
+from mpspool.core.states import DomainState, SlotState
+from mpspool.mps.control import Control, ControlError, NotAnsweringError
+from mpspool.mps.server_log import ServerLog
+from mpspool.mps.simulated import state_file
+from mpspool.mps.simulated.inventory import simulated_number
+from mpspool.mps.simulated.nvml import Nvml
+from mpspool.mps.telemetry import GpuReading, Telemetry, as_message
+from mpspool.supervisor import programs
+from mpspool.supervisor.pool.domain import Domain, Server
+from mpspool.supervisor.pool.endings import Endings
+from mpspool.supervisor.pool.reconcile import Processes, WorkerReport
+from mpspool.supervisor.pool.slots import Slot
+from mpspool.supervisor.pool.workers import Workers
+
+logger = log.get("gpus")
+
+_PERIOD_S = 1.0
+# A worker that takes longer to get READY does not hold up the others of its GPU.
+_IN_LINE_S = 60.0
+_FAULT = "FAULT"
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a daemon said: the status of each of its servers by pid, and who their clients are, if that was asked."""
+
+    servers: Mapping[int, str]
+    clients: frozenset[int] | None = None
+
+    @property
+    def server(self) -> Server:
+        return Server.FAULT if _FAULT in self.servers.values() else Server.USABLE
+
+
+@dataclass(slots=True, eq=False)
+class _Gpu:
+    """One GPU.
+
+    Attributes:
+        daemon: of MPS; None without.
+        log: of its MPS server.
+        message: how it fares, as the router and `status --json` have it.
+        wrapper: supervisord's child that stands for the daemon, and a pidfd of it; 0 and -1 while there is none.
+        server: the MPS server that its workers are clients of, as far as is known.
+        doubtful: workers that may not be its clients.
+        unasked: something has happened since the daemon was asked last; nothing is started until it is.
+        condemned: the generations that a fault has hit.
+    """
+
+    name: str
+    uuid: str
+    simulated: bool
+    domain: Domain
+    daemon: MpsSettings | None = None
+    log: ServerLog | None = None
+    message: dict[str, Any] = field(default_factory=dict)
+    wrapper: int = 0
+    pidfd: int = -1
+    server: int = 0
+    silent: bool = False
+    unasked: bool = False
+    doubtful: set[WorkerId] = field(default_factory=set)
+    condemned: set[tuple[WorkerId, int]] = field(default_factory=set)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def ask_now(self) -> None:
+        self.unasked = True
+        self.wake.set()
+
+
+class Gpus:
+    """The GPUs of a pool; it may have none.
+
+    Args:
+        config: the pool's.
+        slots: the pool's own, by worker.
+        acting: held while slots and processes are brought together: what is decided here is not decided in between.
+        tell_router: calls the router's control socket with an op and its arguments.
+        look: has the pool reconcile soon.
+    """
+
+    def __init__(
+        self,
+        config: PoolSettings,
+        slots: Mapping[WorkerId, Slot],
+        workers: Workers,
+        endings: Endings,
+        acting: asyncio.Lock,
+        tell_router: Callable[..., Awaitable[Any]],
+        look: Callable[[], None],
+    ) -> None:
+        self._slots = slots
+        self._workers = workers
+        self._endings = endings
+        self._acting = acting
+        self._tell_router = tell_router
+        self._look = look
+        self._gpus = _gpus(config)
+        # A daemon or a driver that hangs is waited for in a thread that nobody else needs.
+        self._askers = ThreadPoolExecutor(len(self._gpus) + 1, thread_name_prefix="gpus")
+        self._telemetry = Telemetry([gpu.uuid for gpu in self._gpus.values()], _nvml(config))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.stopping = False
+
+    async def watch_for_ever(self) -> None:
+        """Asks each daemon and the driver, and acts on what they say."""
+        watches = [self._watch(gpu, gpu.daemon) for gpu in self._gpus.values() if gpu.daemon]
+        await asyncio.gather(*watches, *([self._read_for_ever()] if self._gpus else []))
+        await asyncio.Event().wait()  # there is none
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for gpu in self._gpus.values():
+            self._hold(gpu, 0)
+        self._telemetry.close()
+
+    # -- what the pool asks -----------------------------------------------------------------------
+
+    def may_start(self, worker: WorkerId) -> bool:
+        """Not on a GPU that has failed; and one that recovers is filled one by one."""
+        gpu = self._gpus.get(worker.device)
+        if gpu is None:
+            return True
+        if gpu.unasked or gpu.domain.state in (DomainState.FAULTED, DomainState.LOST):
+            return False
+        if gpu.domain.state is DomainState.SERVING:
+            return True
+        since = time.monotonic() - _IN_LINE_S
+        return not any(
+            slot.state is SlotState.OCCUPIED and slot.unready_since is not None and slot.unready_since > since
+            for _, slot in self._on(gpu)
+        )
+
+    def lost(self, device: str) -> str:
+        """Why nothing can ever be started on it, "" while it can."""
+        gpu = self._gpus.get(device)
+        return (
+            f"{device} is lost: {gpu.domain.reason}" if gpu and gpu.domain.state is DomainState.LOST else ""
+        )
+
+    def hit(self, worker: WorkerId, generation: int) -> bool:
+        """Whether that worker was ended with all others of its GPU."""
+        gpu = self._gpus.get(worker.device)
+        return gpu is not None and (worker, generation) in gpu.condemned
+
+    async def clients(self, device: str) -> frozenset[int] | None:
+        """The pids of the clients of a device's MPS daemon; None where it does not say."""
+        gpu = self._gpus[device]
+        answer = await self._ask(gpu, gpu.daemon, clients=True) if gpu.daemon else None
+        return answer.clients if answer else None
+
+    def messages(self) -> list[dict[str, Any]]:
+        """How each fares, as `status --json` has it."""
+        return [self._message(gpu) for gpu in self._gpus.values()]
+
+    # -- what the pool tells ----------------------------------------------------------------------
+
+    def see(self, processes: Processes) -> None:
+        """Supervisord's processes, in every round. Nobody is a client of a daemon that came in another's place."""
+        for gpu in self._gpus.values():
+            if gpu.daemon is None:
+                continue
+            found = processes.get(programs.mps_program(gpu.name))
+            pid = found.pid if found else 0
+            if pid == gpu.wrapper:
+                continue
+            before = gpu.wrapper
+            self._hold(gpu, pid)
+            if before:
+                self._fault(gpu, "its MPS daemon has ended")
+            elif pid:  # perhaps before our time
+                self._doubt(gpu, [worker for worker, slot in self._on(gpu) if slot.ready_since is not None])
+
+    def take(self, reports: Mapping[str, WorkerReport]) -> None:
+        """What the router says of the workers: under MPS one that cannot use its GPU any more is not the only one."""
+        for gpu in filter(_under_mps, self._gpus.values()):
+            for worker, slot in self._on(gpu):
+                report = reports.get(str(worker))
+                if report and report.failed and report.generation == slot.generation and not report.hung:
+                    self._fault(gpu, f"{worker}: {report.failed}")
+
+    def ready(self, worker: WorkerId) -> None:
+        if (gpu := self._gpus.get(worker.device)) and gpu.daemon:
+            self._doubt(gpu, [worker])
+            self._see_recovered(gpu)
+
+    def ended(self, worker: WorkerId, exit_status: int) -> None:
+        """One that ended by itself may have been hit by what hits the others, too."""
+        if (gpu := self._gpus.get(worker.device)) and gpu.daemon:
+            if exit_status:
+                gpu.ask_now()
+            elif gpu.domain.state is DomainState.FAULTED:
+                gpu.wake.set()
+
+    def given_up(self, worker: WorkerId) -> None:
+        if gpu := self._gpus.get(worker.device):
+            self._see_recovered(gpu)
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    async def _read_for_ever(self) -> None:
+        """What the driver says of the GPUs."""
+        loop = asyncio.get_running_loop()
+        while True:
+            readings = await loop.run_in_executor(self._askers, self._telemetry.read)
+            for gpu in self._gpus.values():
+                reading = readings.get(gpu.uuid, GpuReading(gpu.uuid))
+                if reading.lost:
+                    self._gone(gpu, reading.lost)
+                pids = {str(worker): self._workers.pid(worker) for worker, _ in self._on(gpu)}
+                gpu.message = as_message(gpu.name, reading, "", workers=pids, simulated=gpu.simulated)
+            await self._tell_router("devices", devices=self.messages())
+            await asyncio.sleep(_PERIOD_S)
+
+    def _message(self, gpu: _Gpu) -> dict[str, Any]:
+        found = gpu.message or as_message(gpu.name, GpuReading(gpu.uuid), "", simulated=gpu.simulated)
+        error = {"error": gpu.domain.reason} if gpu.domain.reason else {}
+        return {**found, "state": gpu.domain.state.value, **error}
+
+    async def _watch(self, gpu: _Gpu, daemon: MpsSettings) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_PERIOD_S):
+                    await gpu.wake.wait()
+            gpu.wake.clear()
+            if gpu.wrapper and not self.stopping:
+                await self._ask_and_judge(gpu, daemon)
+
+    async def _ask_and_judge(self, gpu: _Gpu, daemon: MpsSettings) -> None:
+        was_unasked, gpu.unasked = gpu.unasked, False
+        wrapper = gpu.wrapper
+        clients = self._present(gpu)
+        asked = {worker: self._workers.pid(worker) for worker in gpu.doubtful}
+        answer = await self._ask(gpu, daemon, clients=bool(asked))
+        if answer is None:
+            gpu.unasked |= was_unasked
+        elif answer.server is Server.FAULT:
+            self._fault(gpu, f"its MPS server is in {_FAULT}")
+        async with self._acting:  # no round is under way that does not know of it
+            if gpu.wrapper != wrapper or self.stopping:
+                return
+            if answer is not None:
+                self._see_server(gpu, answer)
+                if answer.clients is not None:
+                    self._judge_doubtful(gpu, asked, answer.clients)
+            if gpu.domain.tick(time.monotonic(), clients, answer.server if answer else Server.SILENT):
+                self._restart_daemon(gpu)
+        if was_unasked and not gpu.unasked and gpu.domain.state is not DomainState.FAULTED:
+            await self._tell_router("clear", device=gpu.name)
+        if was_unasked or gpu.domain.state is not DomainState.SERVING:
+            self._look()
+
+    async def _ask(self, gpu: _Gpu, daemon: MpsSettings, *, clients: bool) -> _Answer | None:
+        control = Control.of(daemon, os.environ)
+        loop = asyncio.get_running_loop()
+        try:
+            answer = await loop.run_in_executor(self._askers, _ask, control, gpu.server, clients)
+        except ControlError as error:
+            if not gpu.silent:
+                logger.warning("the MPS daemon does not answer", device=gpu.name, error=str(error))
+            gpu.silent = True
+            return None
+        gpu.silent = False
+        return answer
+
+    def _see_server(self, gpu: _Gpu, answer: _Answer) -> None:
+        serves = any(slot.ready_since is not None for _, slot in self._on(gpu))
+        if gpu.server and gpu.server not in answer.servers and serves:
+            self._fault(gpu, f"its MPS server {gpu.server} has ended")
+        gpu.server = next(iter(answer.servers), 0)
+
+    def _doubt(self, gpu: _Gpu, workers: Iterable[WorkerId]) -> None:
+        """The daemon is asked whether they are its clients."""
+        gpu.doubtful.update(workers)
+        if gpu.doubtful:
+            gpu.wake.set()
+
+    def _judge_doubtful(self, gpu: _Gpu, asked: Mapping[WorkerId, int], clients: frozenset[int]) -> None:
+        """Ends those that are no clients: they would run on without MPS, if at all."""
+        gpu.doubtful.difference_update(asked)
+        strays = [
+            worker
+            for worker, pid in asked.items()
+            if pid
+            and pid not in clients
+            and pid == self._workers.pid(worker)
+            and self._slots[worker].ready_since is not None
+            and worker not in self._endings
+        ]
+        reason = "it was no client of its MPS daemon any more"
+        for worker in strays:
+            logger.error("not attached", worker=str(worker), generation=self._slots[worker].generation)
+        if len(strays) == self._present(gpu):
+            if strays:
+                self._fault(gpu, "its workers are no clients of its MPS daemon")
+            return
+        for worker in strays:
+            self._endings.lost(worker, reason)
+
+    # -- acting -----------------------------------------------------------------------------------
+
+    def _gone(self, gpu: _Gpu, reason: str) -> None:
+        """The driver says that it is not there any more, or cannot be used without a reset."""
+        if not self.stopping and gpu.domain.lost(reason):
+            logger.error("GPU lost", device=gpu.name, reason=reason)
+            self._spawn(self._end_all(gpu, reason))
+
+    def _fault(self, gpu: _Gpu, reason: str) -> None:
+        if self.stopping or not gpu.domain.fault(reason, time.monotonic()):
+            return
+        logger.error("GPU failed", device=gpu.name, reason=reason)
+        self._spawn(self._end_all(gpu, reason))
+
+    async def _end_all(self, gpu: _Gpu, reason: str) -> None:
+        """Ends every worker on the GPU; the router is told first, and who caused it where the server's log says."""
+        loop = asyncio.get_running_loop()
+        pids = {self._workers.pid(worker): worker for worker, _ in self._on(gpu)}
+        named = await loop.run_in_executor(self._askers, gpu.log.culprits) if gpu.log else []
+        culprits = [str(pids[pid]) for pid in named if pid in pids]
+        if named:
+            logger.error("caused by", device=gpu.name, pids=named, workers=culprits)
+        await self._condemn(gpu, reason, culprits)
+        async with self._acting:
+            for worker, slot in self._on(gpu):
+                if slot.state is SlotState.OCCUPIED:
+                    gpu.condemned.add((worker, slot.generation))
+                    self._endings.lost(worker, f"{gpu.name} failed: {reason}")
+        gpu.wake.set()
+        self._look()
+
+    async def _condemn(self, gpu: _Gpu, reason: str, culprits: list[str]) -> None:
+        generations = {
+            str(worker): slot.generation for worker, slot in self._on(gpu) if slot.state is SlotState.OCCUPIED
+        }
+        await self._tell_router(
+            "condemn", workers=generations, culprits=culprits, reason=f"{gpu.name}: {reason}"
+        )
+
+    def _restart_daemon(self, gpu: _Gpu) -> None:
+        """By its own `quit`, which its wrapper turns a signal into; supervisord starts it again."""
+        logger.warning("restarting the MPS daemon", device=gpu.name)
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(gpu.pidfd, signal.SIGTERM)
+
+    def _see_recovered(self, gpu: _Gpu) -> None:
+        if gpu.domain.state is DomainState.RECOVERING and all(
+            slot.state is SlotState.FATAL or (slot.ready_since is not None and worker not in self._endings)
+            for worker, slot in self._on(gpu)
+        ):
+            gpu.domain.recovered(time.monotonic())
+            gpu.condemned.clear()
+            logger.info("GPU recovered", device=gpu.name)
+
+    # -- bookkeeping ------------------------------------------------------------------------------
+
+    def _on(self, gpu: _Gpu) -> list[tuple[WorkerId, Slot]]:
+        return [(worker, slot) for worker, slot in self._slots.items() if worker.device == gpu.name]
+
+    def _present(self, gpu: _Gpu) -> int:
+        """Workers on it that have a process."""
+        return sum(slot.state is SlotState.OCCUPIED for _, slot in self._on(gpu))
+
+    def _hold(self, gpu: _Gpu, pid: int) -> None:
+        """Holds the daemon's wrapper, so that its end is known at once."""
+        loop = asyncio.get_running_loop()
+        if gpu.pidfd >= 0:
+            loop.remove_reader(gpu.pidfd)
+            os.close(gpu.pidfd)
+        gpu.wrapper, gpu.pidfd = pid, -1
+        if not pid:
+            return
+        try:
+            gpu.pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._look()
+        else:
+            loop.add_reader(gpu.pidfd, self._wrapper_ended, gpu)
+
+    def _wrapper_ended(self, gpu: _Gpu) -> None:
+        asyncio.get_running_loop().remove_reader(gpu.pidfd)
+        self._fault(gpu, "its MPS daemon has ended")
+        self._look()
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+def _gpus(config: PoolSettings) -> dict[str, _Gpu]:
+    """Those that have a slot, by device."""
+    daemons = {daemon.device: daemon for daemon in config.mps_daemons}
+    found = {}
+    for slot in (slot for model in config.models for slot in model.slots if slot.gpu_uuid):
+        daemon = daemons.get(slot.device)
+        found[slot.device] = _Gpu(
+            slot.device,
+            slot.gpu_uuid,
+            slot.simulated,
+            Domain(slot.device, config.restart),
+            daemon,
+            ServerLog(Path(daemon.log_dir) / "server.log") if daemon else None,
+        )
+    return found
+
+
+def _nvml(config: PoolSettings) -> Any:
+    """NVML, or its stand-in for stand-ins; None for the driver's own."""
+    slots = [slot for model in config.models for slot in model.slots if slot.gpu_uuid]
+    if not any(slot.simulated for slot in slots):
+        return None
+    files = {daemon.gpu_uuid: Path(daemon.log_dir) / state_file.NAME for daemon in config.mps_daemons}
+    return Nvml(1 + max(simulated_number(slot.gpu_uuid) for slot in slots), files.get)
+
+
+def _under_mps(gpu: _Gpu) -> bool:
+    return gpu.daemon is not None
+
+
+def _ask(control: Control, server: int, clients: bool) -> _Answer:
+    """Of the known server alone, while it is there. Raises ControlError."""
+    statuses: dict[int, str] = {}
+    for pid in [server] if server else []:
+        statuses |= _status(control, pid)
+    if not statuses:
+        for pid in control.server_list():
+            statuses |= _status(control, pid)
+    if not clients:
+        return _Answer(statuses)
+    found = {pid for server in statuses for pid in control.client_list(server)}
+    return _Answer(statuses, frozenset(found))
+
+
+def _status(control: Control, server: int) -> dict[int, str]:
+    """Nothing for a server that is not there (any more). Raises NotAnsweringError."""
+    try:
+        return {server: control.server_status(server)}
+    except NotAnsweringError:
+        raise
+    except ControlError:
+        return {}

@@ -1,0 +1,61 @@
+"""Tells the stand-in of a GPU to fail, in a pool that runs on stand-ins."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+
+from mpspool.core import settings
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import MpsSettings, PoolSettings
+from mpspool.mps.control import Control, ControlError
+from mpspool.supervisor import ask, lock, programs
+from mpspool.supervisor.report import elsewhere, program
+
+
+class SimulateError(Exception):
+    """Nothing was made to fail; the text says why, and what to do."""
+
+
+def fault(run: RunDir, device: str, kind: str) -> str:
+    """Has it happen, and returns what was done, as a line for people.
+
+    Args:
+        run: where the pool is.
+        device: "gpu0".
+        kind: one of mpspool.mps.simulated.FAULTS.
+
+    Raises:
+        SimulateError: no pool runs there, it has no such device, that is no stand-in, or it does not do it.
+    """
+    daemon = _daemon(run, device)
+    try:
+        said = Control.of(daemon, os.environ).raw(f"simulate_fault {kind}").strip()
+    except ControlError as error:
+        logs = f"{program()} logs {programs.mps_program(device)}{elsewhere(str(run.root))}"
+        raise SimulateError(f"{device} did not fail: {error}; see `{logs}`") from error
+    return f"{said} on {device}"
+
+
+def _daemon(run: RunDir, device: str) -> MpsSettings:
+    """Of the stand-in. Raises SimulateError."""
+    if not lock.holder(run):
+        raise SimulateError(ask.no_pool(run))
+    try:
+        pool = settings.load(run.settings_file(programs.POOL), PoolSettings)
+    except (OSError, msgspec.DecodeError) as error:
+        raise SimulateError(
+            f"the pool in {run.root} is only starting; wait for it with `mpspool wait`"
+        ) from error
+    known = [daemon.device for daemon in pool.mps_daemons]
+    if not any(daemon.simulated for daemon in pool.mps_daemons):
+        what = f"real: {', '.join(known)}" if known else "none that is a stand-in under MPS"
+        raise SimulateError(
+            f"{device} cannot be told to fail: the GPUs of the pool in {run.root} are {what};"
+            " start a pool with --simulate-gpus N"
+        )
+    for daemon in pool.mps_daemons:
+        if daemon.device == device:
+            return daemon
+    raise SimulateError(f"the pool in {run.root} has no device {device!r}; it has: {', '.join(known)}")

@@ -1,0 +1,114 @@
+"""Whether a failed call means that this process can use its GPU no more.
+
+Some CUDA errors are sticky: every later call of the process fails, and only its end clears them. Under MPS such an
+error mostly hits every client of the GPU. TensorFlow raises them as INTERNAL errors, with CUDA's name or text in the
+message, or aborts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from mpspool.core.errors import Code, PoolError
+from mpspool.core.settings import SlotSettings
+from mpspool.core.weights import WeightsReport
+from mpspool.worker import device, gpu
+from mpspool.worker.engine.base import Array, Engine, Signature
+
+# CUDA driver API, CUresult. Those that the documentation calls fatal for the context, and those of MPS.
+STICKY = {
+    "CUDA_ERROR_ECC_UNCORRECTABLE": 214,
+    "CUDA_ERROR_NVLINK_UNCORRECTABLE": 220,
+    "CUDA_ERROR_CONTAINED": 226,
+    "CUDA_ERROR_ILLEGAL_ADDRESS": 700,
+    "CUDA_ERROR_LAUNCH_TIMEOUT": 702,
+    "CUDA_ERROR_CONTEXT_IS_DESTROYED": 709,
+    "CUDA_ERROR_ASSERT": 710,
+    "CUDA_ERROR_HARDWARE_STACK_ERROR": 714,
+    "CUDA_ERROR_ILLEGAL_INSTRUCTION": 715,
+    "CUDA_ERROR_MISALIGNED_ADDRESS": 716,
+    "CUDA_ERROR_INVALID_ADDRESS_SPACE": 717,
+    "CUDA_ERROR_INVALID_PC": 718,
+    "CUDA_ERROR_LAUNCH_FAILED": 719,
+    "CUDA_ERROR_TENSOR_MEMORY_LEAK": 721,
+    "CUDA_ERROR_MPS_CONNECTION_FAILED": 805,
+    "CUDA_ERROR_MPS_RPC_FAILURE": 806,
+    "CUDA_ERROR_MPS_SERVER_NOT_READY": 807,
+    "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED": 808,
+    "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED": 809,
+    "CUDA_ERROR_MPS_CLIENT_TERMINATED": 810,
+    "CUDA_ERROR_UNKNOWN": 999,
+}
+# As cuGetErrorString words them: parts of TensorFlow give no name.
+_TEXTS = {
+    "uncorrectable ECC error encountered": "CUDA_ERROR_ECC_UNCORRECTABLE",
+    "an illegal memory access was encountered": "CUDA_ERROR_ILLEGAL_ADDRESS",
+    "the launch timed out and was terminated": "CUDA_ERROR_LAUNCH_TIMEOUT",
+    "device-side assert triggered": "CUDA_ERROR_ASSERT",
+    "hardware stack error": "CUDA_ERROR_HARDWARE_STACK_ERROR",
+    "an illegal instruction was encountered": "CUDA_ERROR_ILLEGAL_INSTRUCTION",
+    "misaligned address": "CUDA_ERROR_MISALIGNED_ADDRESS",
+    "unspecified launch failure": "CUDA_ERROR_LAUNCH_FAILED",
+}
+_NAME = re.compile(r"CUDA_ERROR_[A-Z_]+")
+# Of an error that the CUDA library TensorFlow was built for does not know.
+_NUMBER = re.compile(r"UNKNOWN ERROR \((\d+)\)")
+_NAMES = {str(number): name for name, number in STICKY.items()}
+# What a device's failure comes as. A client's own text stands in messages of other codes.
+_CODES = frozenset({Code.INTERNAL, Code.UNKNOWN, Code.ABORTED, Code.UNAVAILABLE})
+
+
+class DeviceFailedError(Exception):
+    """This process can use its GPU no more."""
+
+
+def named(text: str) -> str:
+    """The name of the sticky CUDA error that a message is about, "" if it is about none."""
+    for name in _NAME.findall(text):
+        if name in STICKY:
+            return str(name)
+    for number in _NUMBER.findall(text):
+        if number in _NAMES:
+            return _NAMES[number]
+    return next((name for words, name in _TEXTS.items() if words in text), "")
+
+
+class OnGpu:
+    """An engine on a GPU: where a call shows that the GPU cannot be used any more, that is what it raises.
+
+    As base.Engine otherwise.
+    """
+
+    def __init__(self, engine: Engine, slot: SlotSettings) -> None:
+        self._engine = engine
+        self._slot = slot
+
+    @property
+    def name(self) -> str:
+        return self._engine.name
+
+    def weights(self) -> WeightsReport:
+        return self._engine.weights()
+
+    @property
+    def signatures(self) -> Mapping[str, Signature]:
+        return self._engine.signatures
+
+    @property
+    def signature_def_map(self) -> bytes:
+        return self._engine.signature_def_map
+
+    def run(self, signature: str, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+        """Raises DeviceFailedError too."""
+        try:
+            return self._engine.run(signature, inputs, outputs)
+        except PoolError as error:
+            if found := self._failure(error):
+                raise DeviceFailedError(f"CUDA fails with {found}") from error
+            raise
+
+    def _failure(self, error: PoolError) -> str:
+        """The sticky error behind it, "" where there is none. A text can say anything, so the driver is asked."""
+        name = named(error.message) if error.code in _CODES else ""
+        return gpu.synchronise() if name and device.on_gpu(self._slot) else name

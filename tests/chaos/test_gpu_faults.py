@@ -1,0 +1,183 @@
+"""Every way a GPU under MPS fails, on stand-ins, under load: the other GPU serves on, and no request is lost.
+
+One pool on two GPUs serves the module; each test leaves it whole again, the last one without its first GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpspool.core import control
+from mpspool.core.rundir import RunDir
+from tests.conftest import PoolStarter
+from tests.polling import until
+from tests.pool import CLI, ROOT, Load, Pool, cli
+
+LoadStarter = Callable[..., Load]
+POISON = '{"x": [13.0]}'
+
+
+@pytest.fixture(scope="module")
+def pool(
+    start_module_pool: PoolStarter,
+    model_dir: Callable[[str], Path],
+    testing_ops: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Pool:
+    config = tmp_path_factory.mktemp("faults") / "pool.yaml"
+    config.write_text(
+        f"""
+simulate_gpus: 2
+contexts_per_gpu: 2
+models:
+  - {{name: faulter, base_path: {model_dir("faulter")}, intra_op_threads: 1, hang_timeout_s: 2,
+     custom_ops: [{testing_ops}]}}
+"""
+    )
+    return start_module_pool(config).wait()
+
+
+@pytest.fixture(autouse=True)
+def whole(pool: Pool) -> None:
+    until(pool.all_ready, 60, "the pool is whole again")
+
+
+@pytest.fixture
+def running(pool: Pool, load: LoadStarter) -> Load:
+    """200 requests a second, each of which is to be answered, and right."""
+    # One that is not forked needs seconds to be back.
+    running = load(pool, "faulter", "--first", 1000, "--timeout", 60)
+    pool.serves_on()
+    return running
+
+
+def on(pool: Pool, device: str, key: str) -> dict[str, Any]:
+    return {name: worker[key] for name, worker in pool.workers().items() if worker["device"] == device}
+
+
+def events(pool: Pool) -> list[dict[str, Any]]:
+    """What the pool process has logged."""
+    lines = (pool.run_dir / "logs" / "pool.log").read_text().splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def fault(pool: Pool, device: str, kind: str) -> None:
+    done = cli("simulate", "fault", device, "--kind", kind, "--run-dir", pool.run_dir)
+    assert done.returncode == 0, done.stderr
+
+
+def recovered(pool: Pool, generations: dict[str, int]) -> bool:
+    """Every worker is a new one, and READY."""
+    workers = pool.workers()
+    return all(workers[name]["generation"] > was for name, was in generations.items()) and pool.all_ready()
+
+
+@pytest.mark.parametrize("kind", ["server-fault", "daemon-death", "server-death"])
+def test_a_fault_ends_and_renews_the_workers_of_one_gpu(pool: Pool, running: Load, kind: str) -> None:
+    """All clients of the GPU end, and come back one after another; the other GPU's never notice."""
+    others = on(pool, "gpu1", "pid")
+    generations = on(pool, "gpu0", "generation")
+    restarts = on(pool, "gpu0", "restarts")
+    past = len(events(pool))
+    fault(pool, "gpu0", kind)
+    until(lambda: recovered(pool, generations), 90, f"other workers after {kind}")
+    assert on(pool, "gpu1", "pid") == others
+    assert on(pool, "gpu0", "restarts") == {name: count + 1 for name, count in restarts.items()}
+    assert set(pool.mps_clients("gpu0")) == set(on(pool, "gpu0", "pid").values())
+    found = events(pool)[past:]
+    until(lambda: "GPU recovered" in [event["event"] for event in events(pool)[past:]], 10)
+    starts = [event["event"] for event in found if event["event"] in ("worker started", "worker ready")]
+    assert starts == ["worker started", "worker ready"] * 2, "one by one"
+    pool.serves_on()
+    running.end_clean()
+
+
+def test_a_request_that_faults_its_gpu_is_kept_out(pool: Pool, running: Load) -> None:
+    """It takes two GPUs down, one after the other, and is refused; every other request is answered right."""
+    generations = {**on(pool, "gpu0", "generation"), **on(pool, "gpu1", "generation")}
+    poison = ("predict", "faulter", "--input", POISON, "--timeout", 60, "--address", pool.address)
+    answer = cli(*poison, timeout=90)
+    assert answer.returncode == 1
+    assert "INTERNAL" in answer.stderr
+    assert "kept out" in answer.stderr or "taken for the cause" in answer.stderr
+    until(pool.all_ready, 60)
+    after = {**on(pool, "gpu0", "generation"), **on(pool, "gpu1", "generation")}
+    assert sum(after[name] - generations[name] for name in after) == 4, (
+        "each GPU's two workers, or one's twice"
+    )
+    again = cli(*poison, timeout=90)
+    assert "INTERNAL" in again.stderr
+    assert {**on(pool, "gpu0", "generation"), **on(pool, "gpu1", "generation")} == after, "not run again"
+    assert "caused by" in [event["event"] for event in events(pool)], "the server's log named it"
+    pool.serves_on()
+    running.end_clean()
+
+
+def running_for(pool: Pool) -> dict[str, float]:
+    """For how many seconds each worker has run what it runs now, as the router sees it."""
+    snapshot = control.call(RunDir(pool.run_dir).router_control, "snapshot")
+    return {worker["id"]: worker["running_s"] for worker in snapshot["workers"]}
+
+
+def test_a_worker_that_was_shot_while_it_was_busy(pool: Pool, running: Load) -> None:
+    """Its server does not come back, so its daemon is restarted; the request runs elsewhere, and so does all else."""
+    slow = subprocess.Popen(
+        [
+            *CLI,
+            "predict",
+            "faulter",
+            "--input",
+            '{"x": [17.0]}',
+            "--timeout",
+            "60",
+            "--address",
+            pool.address,
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    past = len(events(pool))
+    victim = until(lambda: next((name for name, s in running_for(pool).items() if s > 0.2), ""), 20)
+    worker = pool.workers()[victim]
+    others = on(pool, "gpu1" if worker["device"] == "gpu0" else "gpu0", "pid")
+    os.kill(worker["pid"], signal.SIGKILL)
+    assert json.loads(slow.communicate(timeout=60)[0]) == {"y": [10.5]}
+    until(lambda: pool.workers()[victim]["generation"] > worker["generation"] and pool.all_ready(), 60)
+    assert "restarting the MPS daemon" in [event["event"] for event in events(pool)[past:]]
+    assert others.items() <= {name: found["pid"] for name, found in pool.workers().items()}.items()
+    pool.serves_on()
+    running.end_clean()
+
+
+def test_a_client_that_is_wedged_is_cut_off_and_replaced(pool: Pool, running: Load) -> None:
+    """What it has on the GPU never returns: it is found by lack of progress, and no other worker is harmed."""
+    before = on(pool, "gpu0", "generation")
+    others = on(pool, "gpu1", "pid")
+    fault(pool, "gpu0", "client-wedge")
+    until(lambda: on(pool, "gpu0", "generation") != before and pool.all_ready(), 60)
+    assert sum(on(pool, "gpu0", "generation")[name] - was for name, was in before.items()) == 1
+    assert on(pool, "gpu1", "pid") == others
+    pool.serves_on()
+    running.end_clean()
+
+
+def test_a_gpu_that_is_lost_is_left_alone(pool: Pool, running: Load) -> None:
+    """Its slots are FATAL and say why, readiness holds, the other GPU serves all."""
+    others = on(pool, "gpu1", "pid")
+    fault(pool, "gpu0", "gpu-lost")
+    until(lambda: set(on(pool, "gpu0", "state").values()) == {"FATAL"}, 60)
+    workers = pool.workers()
+    assert all("gpu0 is lost" in workers[name]["error"] for name in on(pool, "gpu0", "state"))
+    assert on(pool, "gpu1", "pid") == others
+    assert pool.status()["pool"]["state"] == "DEGRADED"
+    pool.serves_on()
+    running.end_clean()

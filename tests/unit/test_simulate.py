@@ -1,0 +1,120 @@
+"""`mpspool simulate`: what it refuses, with what to do instead, and what it has fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from mpspool.cli import main
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import MpsSettings, PoolSettings, RouterSettings, save
+from mpspool.supervisor import lock
+
+# Says what it was asked.
+CONTROL = """#!/bin/sh
+read line
+echo "SIMULATED: $line"
+exit ${FAKE_STATUS:-0}
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDir]:
+    """A run folder that is held, as by a pool."""
+    run = RunDir(tmp_path / "run")
+    with lock.held(run):
+        run.settings.mkdir(exist_ok=True)
+        yield run
+
+
+def pool(run: RunDir, *devices: str, simulated: bool = True) -> None:
+    """Its settings; each daemon is asked by a program that says what it was asked."""
+    program = run.root / "control"
+    program.write_text(CONTROL)
+    program.chmod(0o755)
+    daemons = [
+        MpsSettings(
+            device=device, gpu_uuid=f"GPU-{device}", pipe_dir=str(run.mps_pipe(device)),
+            log_dir=str(run.mps_log(device)), control=[str(program)], simulated=simulated,
+        )
+        for device in devices
+    ]  # fmt: skip
+    root = str(run.root)
+    router = RouterSettings(run_dir=root, host="127.0.0.1", grpc_port=1, rest_port=0)
+    settings = PoolSettings(
+        run_dir=root, host="127.0.0.1", grpc_port=1, rest_port=0, mps="simulated", models=[], mps_daemons=daemons,
+        router=router,
+    )  # fmt: skip
+    save(run.settings_file("pool"), settings)
+
+
+def fault(run: RunDir, *args: str) -> Result:
+    return CliRunner().invoke(main, ["simulate", "fault", *args, "--run-dir", str(run.root)])
+
+
+@pytest.mark.parametrize("command", [["simulate"], ["simulate", "fault"]])
+def test_help_teaches_by_example(command: list[str]) -> None:
+    """With commands to copy."""
+    done = CliRunner().invoke(main, [*command, "--help"])
+    assert done.exit_code == 0
+    assert "mpspool simulate fault gpu0" in done.output.split("Examples:")[1]
+
+
+def test_the_daemon_of_the_device_is_told(run: RunDir) -> None:
+    """By default that all its clients are hit; what it did is printed."""
+    pool(run, "gpu0", "gpu1")
+    done = fault(run, "gpu1")
+    assert (done.exit_code, done.output) == (0, "SIMULATED: simulate_fault server-fault on gpu1\n")
+    assert fault(run, "gpu0", "--kind", "gpu-lost").output == "SIMULATED: simulate_fault gpu-lost on gpu0\n"
+
+
+def test_a_device_that_is_not_there_is_answered_with_those_that_are(run: RunDir) -> None:
+    """Nothing is told to fail."""
+    pool(run, "gpu0", "gpu1")
+    done = fault(run, "gpu7")
+    assert (done.exit_code, done.output) == (
+        1,
+        f"the pool in {run.root} has no device 'gpu7'; it has: gpu0, gpu1\n",
+    )
+
+
+@pytest.mark.parametrize("devices", [[], ["gpu0"]])
+def test_what_is_real_cannot_be_told_to_fail(run: RunDir, devices: list[str]) -> None:
+    """Nor what is not there; the error says how to start a pool that can."""
+    pool(run, *devices, simulated=False)
+    done = fault(run, "gpu0")
+    assert done.exit_code == 1
+    assert done.output.startswith("gpu0 cannot be told to fail: ")
+    assert "--simulate-gpus" in done.output
+    assert all(f"real: {device}" in done.output for device in devices)
+
+
+def test_without_a_pool_it_says_what_to_do(tmp_path: Path) -> None:
+    """The folder that was looked at, and how to start one."""
+    done = fault(RunDir(tmp_path), "gpu0")
+    assert (done.exit_code, f"no pool runs in {tmp_path}; start one" in done.output) == (1, True)
+
+
+def test_a_pool_that_is_only_starting(run: RunDir) -> None:
+    """It has no settings yet."""
+    done = fault(run, "gpu0")
+    assert (done.exit_code, "only starting" in done.output) == (1, True)
+
+
+def test_a_daemon_that_refuses(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its reason, and where its log is."""
+    pool(run, "gpu0")
+    monkeypatch.setenv("FAKE_STATUS", "1")
+    done = fault(run, "gpu0", "--kind", "client-wedge")
+    assert done.exit_code == 1
+    assert "gpu0 did not fail: 'simulate_fault client-wedge' failed with status 1" in done.output
+    assert "logs mps.gpu0" in done.output
+
+
+def test_an_unknown_kind_is_answered_with_those_there_are(run: RunDir) -> None:
+    """As a mistake in the command, exit status 2."""
+    done = fault(run, "gpu0", "--kind", "fire")
+    assert (done.exit_code, "server-fault" in done.output) == (2, True)
