@@ -9,7 +9,7 @@ DEMO := demo
 CUDA ?= $(shell { ls /dev/nvidia[0-9]* || nvidia-smi -L; } >/dev/null 2>&1 && echo 1)
 GPU := $(if $(filter 1,$(CUDA)),$(VENV)/.cuda)
 
-.PHONY: serve test test-exec test-gpu check bench format protos lock clean compiler
+.PHONY: serve test test-exec test-gpu check bench bench-gpu format protos lock clean compiler
 
 serve: $(VENV)/.runtime $(GPU) $(DEMO)/half_plus_two
 	@exec $(BIN)/mpspool start --model half_plus_two=$(DEMO)/half_plus_two
@@ -41,6 +41,9 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev $(GPU)
 	$(BIN)/python -m bench $(BENCH_ARGS)
+
+bench-gpu: $(VENV)/.dev $(GPU)
+	$(BIN)/python -m bench.gpu $(BENCH_ARGS)
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -46,7 +46,7 @@ class ProgressWriter:
         self._path = path
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, _SIZE)
+            os.posix_fallocate(descriptor, 0, _SIZE)  # a full disk is an error here, and not a SIGBUS later
             self._map = mmap.mmap(descriptor, _SIZE)
         finally:
             os.close(descriptor)

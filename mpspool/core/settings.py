@@ -26,6 +26,9 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
         mps_pipe: its daemon's pipe folder; empty without MPS.
         simulated: the device is a stand-in, or the CPUs are: never pinned, run on the CPU.
         start: "fork" from the nursery, or "exec" as a Python process of its own.
+        active_thread_percentage: of the GPU's multiprocessors, at most; 0 for no cap.
+        pinned_bytes: of device memory under MPS, at most, whole MiB; 0 for no limit.
+        priority: 0 for normal, 1 for below normal.
     """
 
     device: str
@@ -35,6 +38,9 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
     mps_pipe: str = ""
     simulated: bool = False
     start: str = "exec"
+    active_thread_percentage: int = 0
+    pinned_bytes: int = 0
+    priority: int = 0
 
 
 class WeightsSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +68,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         gpu_memory_growth: TensorFlow grows its pool instead of taking all memory at once.
         gpu_memory_fraction: of the device, 0 for no limit.
         gpu_memory_limit_bytes: 0 for no limit.
+        gpu_allocator: for TF_GPU_ALLOCATOR; empty for TensorFlow's own choice.
+        merge_copy_streams: copies to and from the GPU go on the stream that computes.
         hang_timeout_s: the least time after which a running request counts as hung.
         start_timeout_s: the time after which a worker that is not READY counts as hung.
         engine: "auto", "session" or "tf2".
@@ -78,6 +86,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpu_memory_growth: bool = True
     gpu_memory_fraction: float = 0.0
     gpu_memory_limit_bytes: int = 0
+    gpu_allocator: str = ""
+    merge_copy_streams: bool = False
     saved_model_tags: list[str] = msgspec.field(default_factory=lambda: ["serve"])
     hang_timeout_s: float = 30.0
     start_timeout_s: float = 600.0
@@ -133,7 +143,12 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """For `python -m mpspool.mps.daemon`: one control daemon for one GPU."""
+    """For `python -m mpspool.mps.daemon`: one control daemon for one GPU.
+
+    Attributes:
+        control: the command that asks it.
+        external: somebody else's, perhaps for other GPUs, too: asked, and neither started nor ended.
+    """
 
     device: str
     gpu_uuid: str
@@ -141,6 +156,7 @@ class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_dir: str
     control: list[str]
     simulated: bool = False
+    external: bool = False
 
 
 class RestartSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +190,10 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     restart: RestartSettings = RestartSettings()
     simulated: str = ""
     grace_s: float = 30.0
+
+    def own_daemons(self) -> list[MpsSettings]:
+        """Those that are ours to run and to end."""
+        return [daemon for daemon in self.mps_daemons if not daemon.external]
 
 
 T = TypeVar("T", bound=msgspec.Struct)

@@ -46,7 +46,9 @@ class Control:
         return {}
 
     async def condemn(self, request: Message) -> Message:
-        self._dataplane.condemn(request["workers"], request["culprits"], request["reason"])
+        self._dataplane.condemn(
+            request["workers"], request["culprits"], request["reason"], comes_back=request["comes_back"]
+        )
         return {}
 
     async def devices(self, request: Message) -> Message:

@@ -20,8 +20,9 @@ from mpspool.core.envelope import peek
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import RouterSettings
-from mpspool.core.states import WorkerState
+from mpspool.core.states import DomainState, WorkerState
 from mpspool.router.entry import Entry
+from mpspool.router.fault_domains import FaultDomains
 from mpspool.router.link import Link
 from mpspool.router.models import Models, Version, VersionStatus
 from mpspool.router.pacing import Pacing
@@ -34,23 +35,8 @@ logger = log.get("dataplane")
 # core rounds up on the wire: 1 % at most. A client that goes away so shortly before it has not cancelled.
 _DEADLINE_ON_THE_WAY_NS = 5_000_000
 _DEADLINE_ROUNDED_BY = 100
-# The pool says who caused a device's failure as soon as its MPS server's log does; no longer than this is waited.
-_VERDICT_S = 2.0
 # The pool tells how the GPUs fare once a second.
 _DEVICES_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Verdict:
-    """What is to be heard of a device: whether it has failed, or only one of its workers.
-
-    Attributes:
-        failed: a worker has said so, and nothing is sent there until then.
-        late: what is done when nobody says anything in time.
-    """
-
-    failed: bool
-    late: asyncio.TimerHandle
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +83,7 @@ class Dataplane:
         self.draining = False
         self._link = link(self._on_message)
         self._workers = Workers(self.epoch, self._link, self._on_lost)
-        self._verdicts: dict[str, _Verdict] = {}
+        self._domains = FaultDomains()
         self._ticker = self._loop.create_task(self._tick_for_ever())
 
     # -- what the fronts call ---------------------------------------------------------------------
@@ -183,27 +169,40 @@ class Dataplane:
             self._fail_without_hope(version)
         self._changed()
 
-    def condemn(self, generations: Mapping[str, int], culprits: Collection[str], reason: str) -> None:
+    def condemn(
+        self,
+        generations: Mapping[str, int],
+        culprits: Collection[str],
+        reason: str,
+        *,
+        comes_back: bool = True,
+    ) -> None:
         """Gives up workers whose device has failed, and runs their requests elsewhere.
 
         Args:
             generations: of each worker, by its id.
             culprits: those that caused it; empty where nobody knows, and any of them may have.
             reason: what befell the device.
+            comes_back: the device will be used again.
         """
+        now_s = self._loop.time()
         for worker in self._workers:
             if generations.get(str(worker.id)) == worker.generation and not worker.hung:
-                self._judged(worker.domain)
+                self._domains.condemned(worker.domain, now_s, comes_back=comes_back)
                 blamed = not culprits or str(worker.id) in culprits
                 self._workers.condemn(worker, reason, reason, blamed=blamed)
+        self._see_suspects()
 
     def clear(self, device: str) -> None:
         """A worker of it died, and the device is well."""
-        if (verdict := self._verdicts.get(device)) and not verdict.failed:
-            self._judged(device)
+        self._domains.well(device)
+        self._see_suspects()
 
     def devices(self, devices: list[dict[str, Any]]) -> None:
         """How the GPUs fare, for the snapshot; forgotten where the pool does not say it again for a while."""
+        for found in devices:
+            if found["state"] == DomainState.LOST.value:
+                self._domains.up(found["device"])
         self._devices = devices
         self._devices_until = self._loop.time() + _DEVICES_S
 
@@ -281,8 +280,10 @@ class Dataplane:
         if worker.state is WorkerState.READY:
             self._models.get(model).signatures = hello.signatures
             self._scheduler.join(worker.name, model, hello.credits)
-            if (verdict := self._verdicts.get(worker.domain)) and verdict.failed:
+            if self._domains.refuses(worker.domain):
                 self._scheduler.leave(worker.name)
+            self._domains.up(worker.domain)
+            self._see_suspects()
             logger.info("ready", worker=worker.name, engine=worker.engine)
         self._recount(model)
         self._pump_soon()
@@ -296,34 +297,23 @@ class Dataplane:
         for other in self._workers:
             if other.domain == worker.domain:
                 self._scheduler.leave(other.name)
-        self._await_verdict(worker.domain, failed=worker.failed)
+        self._domains.failed(worker.domain, worker.failed, self._loop.time())
+        self._see_suspects()
 
-    def _await_verdict(self, domain: str, *, failed: str = "") -> None:
-        """The pool looks at a device that a worker died on, or that a worker says has failed.
-
-        No suspect is run meanwhile: what ended the one before may be about to end the next.
-        """
-        known = self._verdicts.get(domain)
-        if known is not None and (known.failed or not failed):
-            return
-        if known is not None:
-            known.late.cancel()
-        late = self._loop.call_later(_VERDICT_S, self._on_no_verdict, domain, failed)
-        self._verdicts[domain] = _Verdict(bool(failed), late)
-        self._scheduler.hold_suspects = True
-
-    def _judged(self, domain: str) -> None:
-        if verdict := self._verdicts.pop(domain, None):
-            verdict.late.cancel()
-        self._scheduler.hold_suspects = bool(self._verdicts)
+    def _see_suspects(self) -> None:
+        serving = {
+            worker.domain for worker in self._workers if worker.state is WorkerState.READY and worker.domain
+        }
+        self._scheduler.hold_suspects = self._domains.holds_suspects(serving)
         self._pump_soon()
 
-    def _on_no_verdict(self, domain: str, failed: str) -> None:
-        """There is no pool process at the moment; its successor ends those that are condemned."""
-        self._judged(domain)
-        if failed:
+    def _see_domains(self) -> None:
+        """Without a pool process nobody says what befell a device; its successor ends those that are condemned."""
+        for domain, reason in self._domains.overdue(self._loop.time()):
             mine = {str(one.id): one.generation for one in self._workers if one.domain == domain}
-            self.condemn(mine, (), f"{domain}: {failed}")
+            self.condemn(mine, (), f"{domain}: {reason}")
+        if self._scheduler.hold_suspects:
+            self._see_suspects()
 
     def _on_result(self, worker: Worker, result: messages.Result, frames: list[bytes]) -> None:
         # DEADLINE_EXCEEDED is how a worker answers what it has not run.
@@ -368,7 +358,8 @@ class Dataplane:
         else:
             logger.warning("worker lost", worker=worker.name, pid=worker.pid, why=why, held=held)
             if worker.domain and not worker.hung:
-                self._await_verdict(worker.domain)
+                self._domains.died(worker.domain, self._loop.time())
+                self._see_suspects()
         running = worker.running() if blamed else None
         self._refuse(self._scheduler.lost(worker.name, running, time.monotonic_ns()))
         self._recount(worker.id.model_version)
@@ -388,6 +379,7 @@ class Dataplane:
         self._pacing.renew(self._scheduler.unfinished(), self._scheduler.active_workers())
         self._refuse(self._scheduler.expire(now_ns))
         self._workers.judge(now_ns, self._scheduler.predicted_us)
+        self._see_domains()
 
     def _pump_soon(self) -> None:
         """Dispatches once for all that happens in this turn of the loop; when crowded, a little later."""

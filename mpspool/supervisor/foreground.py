@@ -219,7 +219,7 @@ class _Foreground:
     async def _stop(self) -> None:
         grace_s = self._config.grace_s
         self._end = time.monotonic() + grace_s
-        pool_s = grace.pool_s(grace_s, mps=bool(self._config.mps_daemons))
+        pool_s = grace.pool_s(grace_s, mps=bool(self._config.own_daemons()))
         self._say(f"stopping: what is in flight has up to {grace.drain_s(pool_s):.0f} s (once more to hurry)")
         await self._until_hurried(self._end_workers(pool_s))
         await self._until_hurried(self._shut_down())
@@ -254,7 +254,7 @@ class _Foreground:
         self._say("the pool process does not answer: going on without it")
 
     async def _shut_down(self) -> None:
-        within_s = self._left_s(*(_MPS_SHUTDOWN_S if self._config.mps_daemons else _SHUTDOWN_S))
+        within_s = self._left_s(*(_MPS_SHUTDOWN_S if self._config.own_daemons() else _SHUTDOWN_S))
         with contextlib.suppress(SupervisordError, TimeoutError):
             async with asyncio.timeout(within_s):
                 await self._supervisord.shutdown()
@@ -270,7 +270,7 @@ class _Foreground:
         """Kills and reaps everything below us, supervisord first: without it nothing is started again."""
         if self._child is not None and self._child.poll() is None:
             self._child.kill()
-        patience_s = self._left_s(*(_MPS_LEFT_S if self._config.mps_daemons else _LEFT_S))
+        patience_s = self._left_s(*(_MPS_LEFT_S if self._config.own_daemons() else _LEFT_S))
         left = await self._gone(0.0 if self._hurry.is_set() else patience_s, killing=False)
         if left and (left := await self._gone(_KILLED_S, killing=True)):
             self._say(f"still there {_KILLED_S:g} s after SIGKILL: {', '.join(map(str, left))}")

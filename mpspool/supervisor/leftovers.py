@@ -74,7 +74,8 @@ def end(run: RunDir) -> list[int]:
     for file in run.settings.glob(f"{MPS_PREFIX}*.json"):
         with contextlib.suppress(OSError, msgspec.DecodeError):
             daemon = settings.load(file, MpsSettings)
-            mps_leftovers.end(Path(daemon.pipe_dir), Control.of(daemon, os.environ))
+            if not daemon.external:
+                mps_leftovers.end(Path(daemon.pipe_dir), Control.of(daemon, os.environ))
     return [*pids, *daemons]
 
 

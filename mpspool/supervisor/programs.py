@@ -19,7 +19,7 @@ import mpspool
 from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings, SlotSettings
-from mpspool.mps.environment import worker_environment
+from mpspool.mps.environment import share_environment, worker_environment
 
 ROUTER = "router"
 NURSERY = "nursery"
@@ -82,7 +82,7 @@ def supervisord_conf(run: RunDir, settings: PoolSettings) -> str:
         _infrastructure(run, POOL, "mpspool.supervisor", _PRIORITY[POOL]),
         *(
             _infrastructure(run, mps_program(daemon.device), "mpspool.mps.daemon", _PRIORITY["mps"])
-            for daemon in settings.mps_daemons
+            for daemon in settings.own_daemons()
         ),
         *(
             [_infrastructure(run, NURSERY, "mpspool.worker.nursery", _PRIORITY[NURSERY])]
@@ -103,14 +103,17 @@ def forks(settings: PoolSettings) -> bool:
 _STARTED_BY_POOL = {"autostart": "false", "autorestart": "false", "startretries": 0}
 
 
-def worker_conf(run: RunDir, worker: WorkerId, slot: SlotSettings) -> str:
-    """One worker's section: a process of its own, or a launcher that has the nursery fork one."""
+def worker_conf(run: RunDir, worker: WorkerId, slot: SlotSettings, *, allocator: str = "") -> str:
+    """One worker's section: a process of its own, or a launcher that has the nursery fork one.
+
+    `allocator` is for TF_GPU_ALLOCATOR; "" leaves it as it is.
+    """
     values: dict[str, object] = {
         **_STARTED_BY_POOL,
         "stopwaitsecs": 30,
         "priority": _PRIORITY["worker"],
     }
-    if environment := _environment(slot):
+    if environment := _environment(slot, allocator):
         values["environment"] = _assignments(environment)
     if slot.start == "fork":
         # Isolated and without site-packages: it imports nothing but the standard library.
@@ -130,14 +133,16 @@ def conf_file(run: RunDir, program: str) -> Path:
     return run.programs / f"{program}.conf"
 
 
-def _environment(slot: SlotSettings) -> dict[str, str]:
+def _environment(slot: SlotSettings, allocator: str) -> dict[str, str]:
     """What CUDA must find from the first instruction on; stand-ins keep away from real devices."""
     if not slot.gpu_uuid:
         return {}
     if slot.mps_pipe:
-        found = worker_environment(slot.gpu_uuid, slot.mps_pipe)
+        found = worker_environment(slot.gpu_uuid, slot.mps_pipe) | share_environment(slot)
     else:
         found = {"CUDA_VISIBLE_DEVICES": slot.gpu_uuid}
+    if allocator:
+        found["TF_GPU_ALLOCATOR"] = allocator
     return {**found, "CUDA_VISIBLE_DEVICES": "-1"} if slot.simulated else found
 
 

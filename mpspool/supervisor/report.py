@@ -14,7 +14,7 @@ from typing import Any
 from mpspool.core.ids import PUBLISH_PREFIX, ModelVersion
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import PoolSettings
-from mpspool.core.states import PoolState, SlotState, WorkerState
+from mpspool.core.states import DomainState, PoolState, SlotState, WorkerState
 from mpspool.core.weights import COPIED
 from mpspool.supervisor.cpus import format_cpus
 from mpspool.supervisor.ports import client_address
@@ -285,8 +285,11 @@ def changes(before: Status | None, after: Status) -> Iterator[str]:
     """What happened between two statuses, a line each; from the start on where `before` is None."""
     known = {worker["id"]: worker for worker in before["workers"]} if before else {}
     processes = {process["name"]: process for process in before["processes"]} if before else {}
+    devices = {device["device"]: device for device in before.get("devices", [])} if before else {}
     if after["pool"]["state"] != PoolState.STOPPING.value:
         where = elsewhere(after["pool"]["run_dir"])
+        for device in after.get("devices", []):
+            yield from _device_changes(devices.get(device["device"], {}), device)
         for worker in after["workers"]:
             yield from _worker_changes(known.get(worker["id"]), worker, where)
         for process in after["processes"]:
@@ -305,6 +308,22 @@ def _process_changes(before: Status, after: Status) -> Iterator[str]:
     elif (pid := before.get("pid")) and pid != after["pid"]:
         again = f"was started again (pid {after['pid']})" if after["pid"] else "is started again"
         yield f"{after['name']} ended (pid {pid}) and {again}"
+
+
+def _device_changes(before: Status, after: Status) -> Iterator[str]:
+    state, was = DomainState(after["state"]), before.get("state", DomainState.SERVING.value)
+    if state.value == was:
+        return
+    name = f"{after['device']}{_mark(after)}"
+    match state:
+        case DomainState.FAULTED:
+            yield f"{name} FAULTED: {after['error']}; all its workers are ended and started again"
+        case DomainState.RECOVERING:
+            yield f"{name} can be used again: its workers come back one by one"
+        case DomainState.SERVING:
+            yield f"{name} has recovered"
+        case DomainState.LOST:
+            yield f"{name} LOST: {after['error']}; nothing is started on it any more"
 
 
 def _worker_changes(before: Status | None, after: Status, where: str) -> Iterator[str]:

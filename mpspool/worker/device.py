@@ -106,11 +106,14 @@ def require_mps(settings: WorkerSettings) -> None:
         return
     pool = RunDir(Path(settings.run_dir)).pool_control
     end = time.monotonic() + _POOL_S
-    denied = False
+    denied, see = False, f"mpspool logs mps.{slot.device}"
     while (left_s := end - time.monotonic()) > 0:
         attached: bool | None = None
         with contextlib.suppress(ControlError):
-            attached = control.call(pool, "attached", worker=settings.worker, timeout_s=left_s)["attached"]
+            answer = control.call(pool, "attached", worker=settings.worker, timeout_s=left_s)
+            attached, see = answer["attached"], answer.get("see", see)
+            if never := answer.get("never"):
+                raise NotAttachedError(f"{slot.device}: {never}")
         if attached:
             return
         if attached is False:
@@ -122,7 +125,7 @@ def require_mps(settings: WorkerSettings) -> None:
         found = f"nobody has said for {_POOL_S:g} s that it is a client of"
     raise NotAttachedError(
         f"{found} the MPS daemon of {slot.device} ({slot.mps_pipe}), and would run without MPS: "
-        f"see mpspool logs mps.{slot.device}; mps: off runs without it"
+        f"see {see}; mps: off runs without it"
     )
 
 
@@ -147,6 +150,11 @@ def session_config(settings: WorkerSettings) -> Any:
         gpu.experimental.virtual_devices.add().memory_limit_mb.append(_mib(model.gpu_memory_limit_bytes))
     else:
         gpu.per_process_gpu_memory_fraction = model.gpu_memory_fraction
+    if model.merge_copy_streams:
+        merged = gpu.experimental.stream_merge_options
+        merged.merge_host_to_device_stream = True
+        merged.merge_device_to_host_stream = True
+        merged.merge_device_to_device_stream = True
     return config
 
 

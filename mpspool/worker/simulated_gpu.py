@@ -7,6 +7,7 @@ call, and so does this one.
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,12 @@ _CLIENTS = "clients"
 # How long it may take to start its server.
 _CONNECT_S = 20.0
 _MAX_BYTES = 4096
+# What a client wants for itself, as its environment says it to CUDA.
+_WANTS = {
+    "thread_percentage": "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "pinned_mem": "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+    "priority": "CUDA_MPS_CLIENT_PRIORITY",
+}
 _NAMES = {number: name for name, number in STICKY.items()}
 
 
@@ -39,6 +46,10 @@ class SimulatedGpu:
 
     def close(self) -> None:
         self._connection.close()
+
+    def want(self, wants: str) -> None:
+        """Asks for less than the daemon gives; only the first that is said can be that."""
+        self._say(f"WANTS {wants}")
 
     def begin(self) -> None:
         """Work is handed to the device. Raises DeviceFailedError."""
@@ -135,4 +146,7 @@ def attach(slot: SlotSettings) -> SimulatedGpu | None:
     if word == "REFUSED":
         connection.close()
         raise NoGpuError(slot, f"cuInit fails with {text.strip()}", never=False)
-    return SimulatedGpu(connection)
+    gpu = SimulatedGpu(connection)
+    if wants := " ".join(f"{name}={os.environ[key]}" for name, key in _WANTS.items() if os.environ.get(key)):
+        gpu.want(wants)
+    return gpu

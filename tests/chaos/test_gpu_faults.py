@@ -5,6 +5,7 @@ One pool on two GPUs serves the module; each test leaves it whole again, the las
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import os
 import signal
@@ -63,10 +64,25 @@ def on(pool: Pool, device: str, key: str) -> dict[str, Any]:
     return {name: worker[key] for name, worker in pool.workers().items() if worker["device"] == device}
 
 
-def events(pool: Pool) -> list[dict[str, Any]]:
-    """What the pool process has logged."""
-    lines = (pool.run_dir / "logs" / "pool.log").read_text().splitlines()
+def events(pool: Pool, process: str = "pool") -> list[dict[str, Any]]:
+    """What a process has logged."""
+    lines = (pool.run_dir / "logs" / f"{process}.log").read_text().splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
+
+
+def story(pool: Pool, past: int) -> None:
+    """Says how long what took, seen with pytest -rP: from the moment when the pool knew of the fault."""
+    since = {event["event"]: at(event) for event in reversed(events(pool)[past:])}
+    failed = since["GPU failed"]
+    stops = [at(event) - failed for event in events(pool, "router") if "gpu0: " in str(event.get("why"))]
+    print(
+        f"fault: nothing more was sent there after {1000 * min(s for s in stops if s > -1):.0f} ms,"
+        f" a worker READY after {since['worker ready'] - failed:.2f} s, all after {since['GPU recovered'] - failed:.2f} s"
+    )
+
+
+def at(event: dict[str, Any]) -> float:
+    return dt.datetime.fromisoformat(event["timestamp"]).timestamp()
 
 
 def fault(pool: Pool, device: str, kind: str) -> None:
@@ -96,6 +112,7 @@ def test_a_fault_ends_and_renews_the_workers_of_one_gpu(pool: Pool, running: Loa
     until(lambda: "GPU recovered" in [event["event"] for event in events(pool)[past:]], 10)
     starts = [event["event"] for event in found if event["event"] in ("worker started", "worker ready")]
     assert starts == ["worker started", "worker ready"] * 2, "one by one"
+    story(pool, past)
     pool.serves_on()
     running.end_clean()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -24,9 +25,12 @@ import yaml
 from mpspool.core import process
 from mpspool.core.errors import StartError
 from mpspool.core.rundir import MAX_SOCKET_PATH_BYTES, RunDir
+from mpspool.mps import simulated
+from mpspool.mps.control import Control
 from mpspool.supervisor import foreground, grace
 from mpspool.supervisor.config import schema
 from mpspool.supervisor.planning import preflight
+from tests.conftest import short_dir
 from tests.polling import until
 from tests.pool import ROOT, START_TIMEOUT_S, cli, free_port
 
@@ -254,11 +258,30 @@ def test_daemon_and_pods_meet_in_one_folder() -> None:
     assert mounts("host-mps.yaml")[str(Path(pipe).parent)]["hostPath"]["path"] == host
 
 
+@contextlib.contextmanager
+def nodes_daemon() -> Iterator[Path]:
+    """A stand-in for a daemon that is not the pool's, and its pipe folder."""
+    with short_dir() as folder:
+        pipe = folder / "pipe"
+        environ = {
+            **os.environ,
+            "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(folder / "log"),
+        }
+        daemon = subprocess.Popen([*simulated.control_command(), "-f"], env=environ, stdin=subprocess.DEVNULL)
+        try:
+            control = Control(simulated.control_command(), environ)
+            until((pipe / "control").is_socket, 20, "the daemon listens")
+            assert control.server_list() == []
+            yield pipe
+        finally:
+            daemon.kill()
+            daemon.wait(20)
+
+
 @pytest.mark.parametrize("manifest", MANIFESTS)
 def test_the_pool_file_is_one(manifest: str, tmp_path: Path, model_dir: Callable[[str], Path]) -> None:
     """The ConfigMap's pool.yaml is read and planned on stand-ins for what the pod asks for, with the one known warning."""
-    if manifest == "host-mps.yaml" and "external" not in json.dumps(schema.PoolConfig.model_json_schema()):
-        pytest.skip("mps: {mode: external} is not there yet")
     limits = container(manifest)["resources"]["limits"]
     file = tmp_path / "pool.yaml"
     file.write_text(pool_file(manifest))
@@ -271,13 +294,17 @@ def test_the_pool_file_is_one(manifest: str, tmp_path: Path, model_dir: Callable
         "MPSPOOL_REST_PORT": str(free_port()),
     }
     try:
-        config = schema.load_config(file, {}, environ)
-        settings, planned = preflight.resolve(config, environ)
+        with nodes_daemon() as pipe:
+            if manifest == "host-mps.yaml":
+                environ["MPSPOOL_MPS_PIPE_DIRECTORY"] = str(pipe)
+            config = schema.load_config(file, {}, environ)
+            settings, planned = preflight.resolve(config, environ)
     except StartError as error:
         pytest.fail(f"{error}: {[str(problem) for problem in error.problems]}")
     assert [text for text in planned.warnings if "0.0.0.0" not in text] == []
     (model,) = settings.models
     assert len(model.slots) == asked(manifest)["contexts_per_gpu"]
+    assert all(slot.mps_pipe for slot in model.slots)
     assert config.grace_s == asked(manifest)["grace_s"]
 
 

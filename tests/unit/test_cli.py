@@ -8,6 +8,7 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -381,3 +382,26 @@ def test_a_process_that_is_started_again_is_told_once() -> None:
     assert pids(5, 0, 0, 7) == ["router ended (pid 5) and is started again"]
     assert pids(5, 0, state="STOPPING") == []
     assert pids(5, 0, name="publish.half@1") == []
+
+
+def test_a_gpus_fault_is_told_from_its_beginning_to_its_end() -> None:
+    """Each change once; a device that serves from the start on is nothing to tell."""
+    told: list[str] = []
+    before: dict[str, Any] | None = None
+    for state, error in [
+        ("SERVING", ""),
+        ("FAULTED", "bus"),
+        ("RECOVERING", "bus"),
+        ("SERVING", ""),
+        ("LOST", "Xid"),
+    ]:
+        device = {"device": "gpu0", "state": state, "simulated": True, "error": error}
+        after = {**STATUS, "devices": [device]}
+        told += [line for line in report.changes(before, after) if line.startswith("gpu0")]
+        before = after
+    assert told == [
+        "gpu0 SIMULATED FAULTED: bus; all its workers are ended and started again",
+        "gpu0 SIMULATED can be used again: its workers come back one by one",
+        "gpu0 SIMULATED has recovered",
+        "gpu0 SIMULATED LOST: Xid; nothing is started on it any more",
+    ]

@@ -48,7 +48,7 @@ def test_one_flag_is_enough() -> None:
     config = load_config(None, HALF, {})
     assert [(model.name, model.base_path) for model in config.models] == [("half", "/models/half")]
     assert (config.grpc_port, config.rest_port, config.host) == (8500, 8501, "127.0.0.1")
-    assert (config.mps, config.dispatch, config.readiness, config.grace_s) == (
+    assert (config.mps.mode, config.dispatch, config.readiness, config.grace_s) == (
         "auto",
         "least_loaded",
         "any",
@@ -88,7 +88,7 @@ def test_a_file_says_it_all(tmp_path: Path) -> None:
         {},
     )
     half, wide = config.models
-    assert (config.gpus, config.mps, int(config.max_message_bytes)) == ((0, 2), "on", 64 * 2**20)
+    assert (config.gpus, config.mps.mode, int(config.max_message_bytes)) == ((0, 2), "own", 64 * 2**20)
     assert (config.run_dir, config.restart.retries) == (tmp_path / "run", 5)
     assert half.base_path == str(tmp_path / "models/half")
     assert half.custom_ops == (str(tmp_path / "ops/a.so"), "/abs/b.so")
@@ -137,25 +137,27 @@ def test_deeprec_environment(text: str) -> None:
     """CONTEXTS_COUNT_PER_GPU, ENABLE_MPS and both forms of SESSION_GROUP_CPUSET."""
     environ = {"CONTEXTS_COUNT_PER_GPU": "8", "ENABLE_MPS": "1", "SESSION_GROUP_CPUSET": text}
     config = load_config(None, HALF, environ)
-    assert (config.contexts_per_gpu, config.mps, config.cpusets) == (8, "auto", ((2, 3, 4), (5, 6, 7)))
+    assert (config.contexts_per_gpu, config.mps.mode, config.cpusets) == (8, "auto", ((2, 3, 4), (5, 6, 7)))
 
 
 @pytest.mark.parametrize(
     ("file", "environ", "mps"),
     [
         ("mps: off", {"ENABLE_MPS": "1"}, "auto"),
-        ("mps: on", {"ENABLE_MPS": "1"}, "on"),
-        ("mps: 'on'", {"ENABLE_MPS": "true"}, "on"),
+        ("mps: on", {"ENABLE_MPS": "1"}, "own"),
+        ("mps: 'on'", {"ENABLE_MPS": "true"}, "own"),
+        ("mps: {mode: external}", {"ENABLE_MPS": "1"}, "external"),
+        ("mps: {mode: external}", {"MPSPOOL_MPS_MODE": "own"}, "own"),
         ("mps: on", {"ENABLE_MPS": "0"}, "off"),
         ("mps: on", {"ENABLE_MPS": "1", "MPSPOOL_MPS": "auto"}, "auto"),
-        ("", {"ENABLE_MPS": "1", "MPSPOOL_MPS": "on"}, "on"),
+        ("", {"ENABLE_MPS": "1", "MPSPOOL_MPS": "on"}, "own"),
     ],
 )
 def test_enable_mps_asks_and_does_not_insist(
     tmp_path: Path, file: str, environ: dict[str, str], mps: str
 ) -> None:
     """Set to 1 it turns MPS on where there can be any, and takes nothing from a file that insists on it."""
-    assert load_config(write(tmp_path, file), HALF, environ).mps == mps
+    assert load_config(write(tmp_path, file), HALF, environ).mps.mode == mps
 
 
 @pytest.mark.parametrize(
@@ -260,7 +262,8 @@ def test_a_remark_keeps_capitals() -> None:
     """What a key is for stands in the middle of a line; a name of capitals stays one."""
     with pytest.raises(StartError) as refused:
         load_config(None, {"model": ["m=/m"], "mps": "maybe"}, {})
-    assert str(refused.value) == "mps: 'maybe' in --mps: must be 'auto', 'on' or 'off' (NVIDIA MPS)"
+    modes = "'auto', 'own', 'external' or 'off'"
+    assert str(refused.value) == f"mps.mode: 'maybe' in --mps: must be {modes} (NVIDIA MPS)"
 
 
 @pytest.mark.parametrize(
@@ -545,8 +548,13 @@ def test_every_key_is_documented() -> None:
 def test_every_pool_field_can_be_set_by_flag_and_variable() -> None:
     """The fields the environment knows are the fields there are."""
     assert set(pool_fields()) == (
-        {*PoolConfig.model_fields} - {"models", "restart", "weights", "workers"}
+        {*PoolConfig.model_fields} - {"models", "mps", "restart", "weights", "workers"}
     ) | {
+        "mps.mode",
+        "mps.pipe_directory",
+        "mps.active_thread_percentage",
+        "mps.pinned_memory",
+        "mps.priority",
         "weights.shared",
         "weights.backing",
         "weights.folder",

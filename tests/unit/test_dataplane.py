@@ -395,10 +395,10 @@ def test_the_pool_tells_of_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     async def story(scene: Scene) -> None:
         control = Control(scene.dataplane)
         assert (await control.snapshot({}))["devices"] == []
-        await control.devices({"devices": [{"device": "gpu0"}]})
-        assert (await control.snapshot({}))["devices"] == [{"device": "gpu0"}]
+        await control.devices({"devices": [{"device": "gpu0", "state": "SERVING"}]})
+        assert (await control.snapshot({}))["devices"] == [{"device": "gpu0", "state": "SERVING"}]
         monkeypatch.setattr("mpspool.router.dataplane._DEVICES_S", -1.0)
-        await control.devices({"devices": [{"device": "gpu0"}]})
+        await control.devices({"devices": [{"device": "gpu0", "state": "SERVING"}]})
         assert (await control.snapshot({}))["devices"] == []
 
     play(tmp_path, story)

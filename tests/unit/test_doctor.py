@@ -467,7 +467,7 @@ def test_what_start_refuses_is_an_error_of_its_check() -> None:
         Problem("gpus", "GPU 7 is not visible; visible are 0"),
         Problem("grpc_port", "port 8500 is taken; choose another"),
         Problem("run_dir", "it is not a folder; choose another --run-dir"),
-        Problem("models.half.base_path", "no such path"),
+        Problem("models.mps.base_path", "no such path"),
     ]
     facts = gpu_machine(
         intent=replace(WELL, problems=problems, warnings=["8 slots on 2 CPUs; ask for fewer"])
@@ -475,7 +475,7 @@ def test_what_start_refuses_is_an_error_of_its_check() -> None:
     for check in ("gpu", "ports", "run_dir"):
         assert one(facts, check).status is Status.ERROR
     error, warning = found(facts, "configuration")
-    assert (error.evidence, error.remedy) == ("models.half.base_path: no such path", "")
+    assert (error.evidence, error.remedy) == ("models.mps.base_path: no such path", "")
     assert (warning.status, warning.remedy) == (Status.WARNING, "ask for fewer")
     assert not examine.passed(examine.examine(facts))
 

@@ -11,7 +11,7 @@ from mpspool.supervisor.config.environment import (
     read_models,
 )
 
-FIELDS = ["gpus", "cpusets", "contexts_per_gpu", "mps", "grpc_port", "rest_port", "restart.backoff_s"]
+FIELDS = ["gpus", "cpusets", "contexts_per_gpu", "mps.mode", "grpc_port", "rest_port", "restart.backoff_s"]
 
 
 def test_deeprec_names_keep_their_meaning() -> None:
@@ -20,8 +20,8 @@ def test_deeprec_names_keep_their_meaning() -> None:
         {"CONTEXTS_COUNT_PER_GPU": "3", "ENABLE_MPS": "1", "SESSION_GROUP_CPUSET": "2-4;5-7", "PATH": "/bin"},
         FIELDS,
     )
-    assert layer.values == {"contexts_per_gpu": "3", "mps": "auto", "cpusets": "2-4;5-7"}
-    assert str(layer.sources[("mps",)]) == "ENABLE_MPS"
+    assert layer.values == {"contexts_per_gpu": "3", "mps": {"mode": "auto"}, "cpusets": "2-4;5-7"}
+    assert str(layer.sources[("mps", "mode")]) == "ENABLE_MPS"
     assert layer.problems == []
 
 
@@ -30,7 +30,7 @@ def test_deeprec_names_keep_their_meaning() -> None:
 )
 def test_enable_mps_is_a_switch(value: str, mps: str) -> None:
     """As TensorFlow reads its switches: 0, 1, true, false. It asks for MPS where there can be any."""
-    assert read_environment({"ENABLE_MPS": value}, FIELDS).values == {"mps": mps}
+    assert read_environment({"ENABLE_MPS": value}, FIELDS).values == {"mps": {"mode": mps}}
     assert asks_for_mps({"ENABLE_MPS": value}) == (mps == "auto")
 
 

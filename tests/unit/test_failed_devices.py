@@ -80,7 +80,9 @@ def test_the_verdict(tmp_path: Path, named: bool) -> None:
         control = Control(scene.dataplane)
         generations = {"m@1.gpu0.0": 1, "m@1.gpu0.1": 1}
         culprits = ["m@1.gpu0.0"] if named else []
-        await control.condemn({"workers": generations, "culprits": culprits, "reason": "gpu0: FAULT"})
+        await control.condemn(
+            {"workers": generations, "culprits": culprits, "reason": "gpu0: FAULT", "comes_back": False}
+        )
         snapshot = await control.snapshot({})
         assert {(w["state"], w["hung"]) for w in snapshot["workers"]} == {("FAILED", "gpu0: FAULT")}
         other = hello(scene, 1, 0)
@@ -101,7 +103,7 @@ def test_the_verdict(tmp_path: Path, named: bool) -> None:
 
 def test_without_a_pool_process_there_is_no_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a while all on the device are given up; workers that come later are not."""
-    monkeypatch.setattr("mpspool.router.dataplane._VERDICT_S", 0.05)
+    monkeypatch.setattr("mpspool.router.fault_domains.VERDICT_S", 0.05)
 
     async def story(scene: Scene) -> None:
         ill, hit = hello(scene, 0, 0), hello(scene, 0, 1)
@@ -125,13 +127,15 @@ def test_without_a_pool_process_there_is_no_verdict(tmp_path: Path, monkeypatch:
 
 def test_a_verdict_comes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What joins after it is not given up when its time would have been over."""
-    monkeypatch.setattr("mpspool.router.dataplane._VERDICT_S", 0.05)
+    monkeypatch.setattr("mpspool.router.fault_domains.VERDICT_S", 0.05)
 
     async def story(scene: Scene) -> None:
         hello(scene, 0, 0)
         hello(scene, 0, 0, "FAILED")
         control = Control(scene.dataplane)
-        await control.condemn({"workers": {"m@1.gpu0.0": 1}, "culprits": [], "reason": "gpu0: FAULT"})
+        await control.condemn(
+            {"workers": {"m@1.gpu0.0": 1}, "culprits": [], "reason": "gpu0: FAULT", "comes_back": False}
+        )
         hello(scene, 0, 0, generation=2)
         await asyncio.sleep(0.1)
         assert [w["hung"] for w in (await control.snapshot({}))["workers"]] == [""]
@@ -163,7 +167,7 @@ def test_a_suspect_waits_until_its_device_is_known_to_be_well(tmp_path: Path) ->
 
 def test_nobody_has_to_say_that_a_device_is_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a pool process the suspect runs all the same, a little later."""
-    monkeypatch.setattr("mpspool.router.dataplane._VERDICT_S", 0.05)
+    monkeypatch.setattr("mpspool.router.fault_domains.VERDICT_S", 0.05)
 
     async def story(scene: Scene) -> None:
         dies, lives = hello(scene, 0, 0), hello(scene, 0, 1)
@@ -179,5 +183,28 @@ def test_nobody_has_to_say_that_a_device_is_well(tmp_path: Path, monkeypatch: py
                 await asyncio.sleep(0.01)
         scene.answer(lives, scene.link.dispatches(lives)[0])
         assert await asked == b"answer"
+
+    play(tmp_path, story)
+
+
+def test_a_suspect_does_not_take_the_last_device_down(tmp_path: Path) -> None:
+    """While its device is on its way back, it waits; whoever else asks is answered by the other device."""
+
+    async def story(scene: Scene) -> None:
+        ill = hello(scene, 0, 0)
+        suspect = scene.ask()
+        await settle()
+        start(scene, ill, scene.link.dispatches(ill)[0])
+        control = Control(scene.dataplane)
+        verdict = {"workers": {"m@1.gpu0.0": 1}, "culprits": [], "reason": "gpu0: FAULT", "comes_back": True}
+        await control.condemn(verdict)
+        other = hello(scene, 1, 0)
+        await settle()
+        assert not scene.link.dispatches(other)
+        back = hello(scene, 0, 0, generation=2)
+        await settle()
+        holder = next(w for w in (other, back) if scene.link.dispatches(w))
+        scene.answer(holder, scene.link.dispatches(holder)[0])
+        assert await suspect == b"answer"
 
     play(tmp_path, story)

@@ -6,9 +6,11 @@ DeepRec's keep their meaning, for every model of the pool:
 
 CONTEXTS_COUNT_PER_GPU
     How many places each GPU has, per model (`contexts_per_gpu`).
+MERGE_COMPUTE_COPY_STREAM
+    1 has each worker copy to and from its GPU on the stream that computes (`merge_copy_streams`).
 ENABLE_MPS
     0 is `mps: off`. 1 asks for MPS wherever there is a GPU to share, as in DeepRec: `mps: auto`, or the
-    file's `on`. It is often inherited, so it does not keep a pool on CPU slots from starting.
+    file's `own` or `external`. It is often inherited, so it does not keep a pool on CPU slots from starting.
 SESSION_GROUP_CPUSET
     "2-4;5-7" or "2,3,4;5,6,7": the nth slot's CPUs (`cpusets`).
 SET_SESSION_THREAD_POOL_AFFINITY
@@ -16,8 +18,8 @@ SET_SESSION_THREAD_POOL_AFFINITY
     (`cpusets: split`); 0 says not to pin (`cpusets: none`). Without it our default, `auto`, splits as
     well wherever a slot's share is more than one CPU. Given cpusets, in a file too, stand whatever it says.
 
-DeepRec's other variables steer streams inside one process, and have no meaning here.
-Of two names for one field, MPSPOOL_... wins. A variable that is set but empty counts as not set.
+DeepRec's other variables steer what sessions of one process share, and have no meaning here: PER_SESSION_HOSTALLOC
+is so in any case. Of two names for one field, MPSPOOL_... wins. A variable that is set but empty counts as not set.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from mpspool.supervisor.config.layers import Layer
 PREFIX = "MPSPOOL_"
 MODEL = "MPSPOOL_MODEL"
 ENABLE_MPS = "ENABLE_MPS"
+_MPS_MODE = "mps.mode"
 AFFINITY = "SET_SESSION_THREAD_POOL_AFFINITY"
 
 _SWITCH = {"1": True, "true": True, "0": False, "false": False}
@@ -49,12 +52,15 @@ def read_environment(environ: Mapping[str, str], fields: Iterable[str]) -> Layer
         The layer, in which a malformed or misspelt variable is a problem.
     """
     layer = Layer()
-    known = {PREFIX + name.replace(".", "_").upper(): name for name in fields}
+    known = {PREFIX + name.replace(".", "_").upper(): name for name in fields} | {f"{PREFIX}MPS": _MPS_MODE}
     _put(layer, environ, "CONTEXTS_COUNT_PER_GPU", "contexts_per_gpu")
     _put(layer, environ, "SESSION_GROUP_CPUSET", "cpusets")
+    merged = _switch(layer, environ, "MERGE_COMPUTE_COPY_STREAM", "merge_copy_streams")
+    if merged is not None:
+        layer.put("merge_copy_streams", merged, "MERGE_COMPUTE_COPY_STREAM")
     enabled = _switch(layer, environ, ENABLE_MPS, "mps")
     if enabled is not None:
-        layer.put("mps", "auto" if enabled else "off", ENABLE_MPS)
+        layer.put(_MPS_MODE, "auto" if enabled else "off", ENABLE_MPS)
     for variable, name in known.items():
         _put(layer, environ, variable, name)
     _find_misspelt(layer, environ, {**known, MODEL: "models"})

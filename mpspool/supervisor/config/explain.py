@@ -24,7 +24,8 @@ def explain(
 
     Args:
         errors: what ValidationError.errors() gives.
-        sections: by the key a section stands under ("" for the top), its fields and their descriptions.
+        sections: by the key a section stands under ("" for the top), its fields and their descriptions;
+            "models.mps" for one that has others in a model.
         sources: where each value stands.
         shown: a location as the user wrote it.
     """
@@ -40,7 +41,9 @@ def _problem(
     location: Location = error["loc"]
     words = [part for part in location if isinstance(part, str)]
     key = words[-1] if words else ""
-    fields = sections[next((word for word in reversed(words[:-1]) if word in sections), "")]
+    prefix = "models." if words[:1] == ["models"] else ""
+    section = next((word for word in reversed(words[:-1]) if word in sections), "")
+    fields = sections.get(prefix + section, sections[section])
     source = source_of(sources, location)
     where = f" in {source}" if source.name else ""
     return Problem(dotted(shown(location)), _message(error, key, fields, where), source.line)

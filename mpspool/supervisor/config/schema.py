@@ -30,6 +30,7 @@ from mpspool.core.errors import Problem, StartError
 from mpspool.core.ids import escape
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import MAX_MESSAGE_BYTES
+from mpspool.supervisor import shares
 from mpspool.supervisor.config.environment import (
     ENABLE_MPS,
     MODEL,
@@ -39,7 +40,16 @@ from mpspool.supervisor.config.environment import (
 )
 from mpspool.supervisor.config.explain import explain, nearest
 from mpspool.supervisor.config.findings import Findings
-from mpspool.supervisor.config.layers import Layer, Location, Source, dotted, leave_out, overlay, rebase
+from mpspool.supervisor.config.layers import (
+    Layer,
+    Location,
+    Source,
+    dotted,
+    leave_out,
+    overlay,
+    rebase,
+    source_of,
+)
 from mpspool.supervisor.config.model_entries import (
     FLAG,
     Entry,
@@ -56,7 +66,7 @@ DEFAULT_CONTEXTS_PER_GPU = 4
 # A name, escaped, is part of file names, which end at 255 bytes.
 _MAX_NAME_BYTES = 180
 _MAX_SIMULATED_GPUS = 64
-_PATHS = ("run_dir", "weights.folder")
+_PATHS = ("run_dir", "weights.folder", "mps.pipe_directory")
 
 
 def _read_gpus(value: object) -> object:
@@ -98,6 +108,16 @@ def _on_off(value: object) -> object:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 
+def _mps_mode(value: object) -> object:
+    """`on` is another word for `own`."""
+    return "own" if (word := _on_off(value)) == "on" else word
+
+
+def _as_section(value: object) -> object:
+    """`mps: on` says the mode alone."""
+    return value if isinstance(value, dict | list | BaseModel) else {"mode": value}
+
+
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -109,6 +129,15 @@ Gpus = Annotated[
 Cpusets = Annotated[
     Literal["auto", "split", "none"] | tuple[tuple[int, ...], ...],
     PlainValidator(_read_cpusets, json_schema_input_type=str | list[str | list[int]]),
+]
+Percentages = Annotated[
+    tuple[int, ...], PlainValidator(shares.read_percentages, json_schema_input_type=int | list[int] | str)
+]
+Sizes = Annotated[
+    tuple[int, ...], PlainValidator(shares.read_sizes, json_schema_input_type=int | str | list[int | str])
+]
+Priorities = Annotated[
+    tuple[int, ...], PlainValidator(shares.read_priorities, json_schema_input_type=str | list[str])
 ]
 Threads = Annotated[int, Field(ge=0, le=MAX_CPUS)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -141,6 +170,8 @@ class Placement(_Section):
     inter_op_threads: Threads | None = None
     """Operations at once; with 0 or 1 they run one after another in the calling thread, which costs least
     and is the default."""
+    merge_copy_streams: bool | None = None
+    """On a GPU, copy to and from the device on the stream that computes: DeepRec's MERGE_COMPUTE_COPY_STREAM."""
 
 
 class GpuMemory(_Section):
@@ -152,12 +183,36 @@ class GpuMemory(_Section):
     """At most this part of the device, per worker; 0 for no limit."""
     limit_bytes: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
     """At most this much per worker, in bytes or as "2GiB"; 0 for no limit."""
+    allocator: Literal["default", "cuda_malloc_async"] = "default"
+    """What TensorFlow takes device memory from: its own pool, or CUDA's (TF_GPU_ALLOCATOR)."""
 
     @model_validator(mode="after")
     def _one_limit(self) -> Self:
         if self.fraction and self.limit_bytes:
             raise ValueError("fraction and limit_bytes are two ways to say one thing; give one of them")
         return self
+
+
+class Shares(_Section):
+    """What each worker gets of its GPU under MPS; of several values the worker in slot i of a GPU takes value i."""
+
+    active_thread_percentage: Percentages | None = None
+    """At most this part of the GPU's multiprocessors, in percent, 100 for no cap. Not given: no cap up to 2 workers
+    on a GPU, else twice an equal part."""
+    pinned_memory: Sizes | None = None
+    """At most this much device memory, in bytes or as "2GiB"; 0 for no limit."""
+    priority: Priorities | None = None
+    """normal, or below_normal for work that gives way to other clients' where the GPU can."""
+
+
+class MpsConfig(Shares):
+    """NVIDIA MPS, and what each worker gets under it."""
+
+    mode: Annotated[Literal["auto", "own", "external", "off"], BeforeValidator(_mps_mode)] = "auto"
+    """NVIDIA MPS: daemons of our own (on says the same), external for one that somebody else runs, off, or auto: own
+    where a GPU is used and nvidia-cuda-mps-control is found."""
+    pipe_directory: str = ""
+    """For mode: external, the daemon's pipe folder; not given, CUDA_MPS_PIPE_DIRECTORY, else /tmp/nvidia-mps."""
 
 
 class WeightsConfig(_Section):
@@ -199,7 +254,9 @@ class ModelConfig(Placement):
     quorum: Annotated[int, Field(ge=1)] = 1
     """READY workers that make the version AVAILABLE."""
     gpu_memory: GpuMemory = GpuMemory()
-    """The limits of each worker on a GPU: growth, and fraction or limit_bytes."""
+    """The limits of each worker on a GPU: growth, fraction or limit_bytes, and allocator."""
+    mps: Shares = Shares()
+    """What differs for this model from the pool's mps: active_thread_percentage, pinned_memory and priority."""
     hang_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 30.0
     """The least seconds after which a running request counts as hung."""
     start_timeout_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
@@ -228,8 +285,10 @@ class PoolConfig(Placement):
 
     models: tuple[ModelConfig, ...]
     """The models to serve: a list, or a mapping from name to the rest."""
-    mps: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = "auto"
-    """NVIDIA MPS: on, off, or auto: on where a GPU is used and nvidia-cuda-mps-control is found."""
+    mps: Annotated[MpsConfig, BeforeValidator(_as_section, json_schema_input_type=MpsConfig | str | bool)] = (
+        MpsConfig()
+    )
+    """NVIDIA MPS: mode (which can stand here alone), pipe_directory, and each worker's share of its GPU."""
     simulate_gpus: Annotated[int, Field(ge=0, le=_MAX_SIMULATED_GPUS)] = 0
     """Run on this many stand-in GPUs, with engines on the CPU: to try a layout, never to serve."""
     simulate_cpus: Annotated[int, Field(ge=0, le=MAX_CPUS)] = 0
@@ -269,15 +328,18 @@ class PoolConfig(Placement):
 
 
 _POOL_SECTIONS: dict[str, type[BaseModel]] = {
+    "mps": MpsConfig,
     "restart": RestartConfig,
     "weights": WeightsConfig,
     "workers": WorkersConfig,
 }
+MODE: Location = ("mps", "mode")
 # The keys under which fields of their own stand.
 _SECTIONS: dict[str, type[BaseModel]] = {
     "": PoolConfig,
     "models": ModelConfig,
     "gpu_memory": GpuMemory,
+    "models.mps": Shares,
     **_POOL_SECTIONS,
 }
 
@@ -324,6 +386,7 @@ def read_config(
         layer.problems.append(Problem("models", text))
     layer.left_out |= {f"models.{entry.name}.base_path" for entry in entries if entry.unplaced}
     places = {dotted(key): (dotted(key), source) for key, source in layer.sources.items()}
+    places["mps"] = ("mps", source_of(layer.sources, MODE))
     for entry in entries:
         places |= entry.places()
     return config, Findings(layer.problems, layer.left_out, places)
@@ -364,6 +427,8 @@ def _merge(
 ) -> tuple[Layer, list[Entry]]:
     here = Path.cwd()
     below = Layer() if file is None else read_file(file)
+    if "mps" in below.values:
+        below.values["mps"] = _as_section(below.values["mps"])
     folder = here if file is None else file.absolute().parent
     entries = take_entries(below, folder)
     below.values = rebase(below.values, _PATHS, folder)
@@ -371,7 +436,7 @@ def _merge(
     _keep_mps_on(below, named)
     above = overlay(named, _read_flags(flags))
     above.values = rebase(above.values, _PATHS, here)
-    override(entries, [*(set(Placement.model_fields) & set(above.values)), *_weights_fields(above)])
+    override(entries, [*(set(Placement.model_fields) & set(above.values)), *_section_fields(above)])
     models = flags.get("model") or ()
     assert isinstance(models, list | tuple)
     put_named(above, entries, read_models(environ), MODEL, here)
@@ -384,22 +449,31 @@ def _merge(
 
 def _keep_mps_on(file: Layer, environment: Layer) -> None:
     """ENABLE_MPS=1 asks for no less than a file that insists on MPS."""
-    asked = environment.sources.get(("mps",)) == Source(ENABLE_MPS) and environment.values["mps"] == "auto"
-    if asked and _on_off(file.values.get("mps")) == "on":
-        environment.values.pop("mps")
-        environment.sources.pop(("mps",))
+    ours, theirs = environment.values.get("mps"), file.values.get("mps")
+    if not isinstance(ours, dict) or not isinstance(theirs, dict):
+        return
+    asked = environment.sources.get(MODE) == Source(ENABLE_MPS) and ours["mode"] == "auto"
+    if asked and _mps_mode(theirs.get("mode")) in ("own", "external"):
+        del ours["mode"], environment.sources[MODE]
 
 
-def _weights_fields(layer: Layer) -> list[str]:
-    weights = layer.values.get("weights")
-    return [f"weights.{name}" for name in weights] if isinstance(weights, dict) else []
+def _section_fields(layer: Layer) -> list[str]:
+    """What is said above of what a model can say for itself in a section of its own."""
+    return [
+        f"{section}.{name}"
+        for section, fields in (("weights", WeightsConfig), ("mps", Shares))
+        if isinstance(values := layer.values.get(section), dict)
+        for name in values
+        if name in fields.model_fields
+    ]
 
 
 def _read_flags(flags: Mapping[str, object]) -> Layer:
     layer = Layer()
     for name, value in flags.items():
         if name != "model" and value is not None:
-            layer.put(name, value, "--" + name.replace("_", "-").replace(".", "-"))
+            field = "mps.mode" if name == "mps" else name
+            layer.put(field, value, "--" + name.replace("_", "-").replace(".", "-"))
     return layer
 
 

@@ -101,7 +101,7 @@ def open_files(intent: Intent, host: Host) -> Finding:
     if too_few_open_files(hard, host.uid):
         evidence = f"{text}, and supervisord needs {LEAST_OPEN_FILES}"
         return Finding("open_files", Status.ERROR, evidence, more_open_files(LEAST_OPEN_FILES))
-    if intent.mps == "on" and limit is not None and limit < _MPS_OPEN_FILES:
+    if intent.mps not in ("off", "simulated") and limit is not None and limit < _MPS_OPEN_FILES:
         text += f", and NVIDIA advises {_MPS_OPEN_FILES} under MPS"
         if hard is None or hard >= _MPS_OPEN_FILES:
             return Finding("open_files", Status.WARNING, text, f"ulimit -n {_MPS_OPEN_FILES}, before start")

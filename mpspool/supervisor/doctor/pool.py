@@ -26,7 +26,10 @@ def refused(facts: Facts) -> list[Finding]:
 
 
 def _check(problem: Problem) -> str:
-    return _CHECKS.get(problem.path.rpartition(".")[2], "configuration")
+    parts = problem.path.split(".")
+    if parts[0] == "models":  # and what it is called
+        del parts[1:2]
+    return next((_CHECKS[part] for part in reversed(parts) if part in _CHECKS), "configuration")
 
 
 def run_dir(facts: Facts) -> Finding:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mpspool.core.settings import ModelSettings
 from mpspool.mps.devices import GpuDevice
-from mpspool.supervisor.config.schema import PoolConfig
+from mpspool.supervisor.config.schema import PoolConfig, Shares
 from mpspool.supervisor.cpus import format_cpus
 from mpspool.supervisor.planning.drafts import (
     CORES_PER_CPU_SLOT,
@@ -18,17 +18,51 @@ from mpspool.supervisor.planning.drafts import (
     device_name,
     gpus_in_use,
 )
+from mpspool.supervisor.shares import PRIORITIES, size_text
 
 
-def facts(drafts: Sequence[Draft], models: Sequence[ModelSettings], machine: Machine, mps: str) -> list[str]:
-    """One line each: stand-ins, why the CPU, each model's slots, MPS."""
+def facts(
+    config: PoolConfig,
+    drafts: Sequence[Draft],
+    models: Sequence[ModelSettings],
+    machine: Machine,
+    mps: str,
+) -> list[str]:
+    """One line each: stand-ins, why the CPU, each model's slots, MPS, what each model's workers get of their GPU."""
     lines = [simulated(machine)] if machine.simulated else []
     if fallback := _fallback(drafts, machine):
         lines.append(fallback)
     lines += [f"{model.name}@{model.version}: {layout(model)}" for model in models]
     if mps != "off":
-        lines.append(f"MPS {mps}: a control daemon each for {_names(gpus_in_use(drafts))}")
+        names = _names(gpus_in_use(drafts))
+        what = f"a control daemon each for {names}"
+        if config.mps.mode == "external" and machine.external is not None:
+            what = f"the control daemon on {machine.external.pipe_dir}, which is not ours, for {names}"
+        lines.append(f"MPS {mps}: {what}")
+        lines += [line for model in models if (line := _share(model))]
     return lines
+
+
+def _share(model: ModelSettings) -> str:
+    """What its workers get of their GPUs; "" where nothing bounds them."""
+    on_gpu = [slot for slot in model.slots if slot.mps_pipe]
+    parts = [
+        _each(
+            "at most {}% of the multiprocessors",
+            [slot.active_thread_percentage or 100 for slot in on_gpu],
+            100,
+        ),
+        _each("{} of its memory", [slot.pinned_bytes for slot in on_gpu], 0, size_text),
+        _each("priority {}", [slot.priority for slot in on_gpu], 0, list(PRIORITIES).__getitem__),
+    ]
+    told = ", ".join(filter(None, parts))
+    return f"{model.name}: each worker gets {told}" if told else ""
+
+
+def _each(form: str, values: Sequence[int], none: int, word: Callable[[int], str] = str) -> str:
+    """The values, each once; "" where there is no more than `none`."""
+    different = list(dict.fromkeys(values))
+    return "" if different in ([], [none]) else form.format(" | ".join(map(word, different)))
 
 
 def simulated(machine: Machine) -> str:
@@ -76,6 +110,40 @@ def warnings(config: PoolConfig, drafts: Sequence[Draft], machine: Machine, mps:
     lines += [_sharing(drafts, machine), without_mps(config, drafts, mps), _unused(drafts, machine)]
     lines += [_contexts_without_gpu(drafts), _open_host(config), _no_front(config)]
     return list(dict.fromkeys(line for line in lines if line))
+
+
+def shares_warnings(
+    config: PoolConfig, models: Sequence[ModelSettings], machine: Machine, mps: str
+) -> list[str]:
+    """One line each: shares that mean nothing, or more than there is."""
+    lines = []
+    if config.mps.pipe_directory and config.mps.mode != "external":
+        lines.append(
+            f"mps.pipe_directory is for mode: external, and mode is {config.mps.mode}: it is not used"
+        )
+    given = [
+        f"{prefix}mps.{name}"
+        for prefix, own in [
+            ("", config.mps),
+            *((f"models.{model.name}.", model.mps) for model in config.models),
+        ]
+        for name in Shares.model_fields
+        if getattr(own, name)
+    ]
+    if given and mps == "off":
+        lines.append(f"{given[0]} bounds what a worker gets under MPS, which is off: it has no effect")
+    return lines + [line for gpu in machine.devices if (line := _pinned(gpu, models))]
+
+
+def _pinned(gpu: GpuDevice, models: Sequence[ModelSettings]) -> str:
+    slots = [slot for model in models for slot in model.slots if slot.device == device_name(gpu)]
+    pinned = sum(slot.pinned_bytes for slot in slots)
+    if not 0 < gpu.memory_bytes < pinned:
+        return ""
+    return (
+        f"{device_name(gpu)}: pinned_memory gives its {len(slots)} workers {pinned / gpu.memory_bytes:.0%} of its"
+        " memory in all; lower pinned_memory, or ask for fewer workers"
+    )
 
 
 def _few_cpusets(draft: Draft) -> str:
@@ -126,7 +194,9 @@ def without_mps(config: PoolConfig, drafts: Sequence[Draft], mps: str) -> str:
     ]
     if mps != "off" or not shared:
         return ""
-    reason = "MPS is off" if config.mps == "off" else "nvidia-cuda-mps-control is not found, so MPS is off"
+    reason = (
+        "MPS is off" if config.mps.mode == "off" else "nvidia-cuda-mps-control is not found, so MPS is off"
+    )
     return f"{reason}: the workers on {_names(shared)} take turns instead of running at once"
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from mpspool.core.errors import Problem
 from mpspool.mps.device_state import Survey
 from mpspool.mps.devices import GpuDevice
+from mpspool.mps.external import Folders
 from mpspool.supervisor.config.schema import DEFAULT_CONTEXTS_PER_GPU, ModelConfig, PoolConfig
 from mpspool.supervisor.cpus import Topology
 
@@ -26,6 +27,7 @@ class Machine:
         driver: the GPU driver's version; empty if unknown.
         survey: how all GPUs of the machine are set, visible or not; empty where none was looked at.
         no_gpu: why no GPU is visible; empty if unknown.
+        external: where the MPS daemon is that somebody else runs; None where none is to be joined.
     """
 
     devices: Sequence[GpuDevice]
@@ -34,6 +36,7 @@ class Machine:
     driver: str = ""
     no_gpu: str = ""
     survey: Survey = field(default_factory=Survey)
+    external: Folders | None = None
 
     @property
     def simulated(self) -> str:

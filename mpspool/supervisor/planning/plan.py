@@ -23,9 +23,10 @@ from mpspool.core.settings import (
 )
 from mpspool.mps.devices import GpuDevice
 from mpspool.mps.limits import max_clients
-from mpspool.supervisor.config.schema import ModelConfig, PoolConfig, WeightsConfig
+from mpspool.supervisor import shares
+from mpspool.supervisor.config.schema import ModelConfig, PoolConfig, Shares, WeightsConfig
 from mpspool.supervisor.cpus import Topology, assign, format_cpus
-from mpspool.supervisor.planning.announce import facts, warnings
+from mpspool.supervisor.planning.announce import facts, shares_warnings, warnings
 from mpspool.supervisor.planning.drafts import Draft, Machine, Place, device_name, draft_places, gpus_in_use
 
 
@@ -36,7 +37,7 @@ class Plan:
     Attributes:
         models: each with its slots; one without a version is left out.
         mps: "on", "off" or "simulated".
-        mps_daemons: one per GPU in use, where MPS is on or simulated.
+        mps_daemons: one per GPU in use, where MPS is on or simulated; all the same one where it is external.
         simulated: what is a stand-in: "gpus", "cpus" or "gpus,cpus"; empty for nothing.
         facts: what was chosen, a line each.
         warnings: what will run but was hardly meant, a line each.
@@ -75,14 +76,17 @@ def plan(config: PoolConfig, machine: Machine, versions: Mapping[str, tuple[int,
     if problems:
         raise StartError(list(dict.fromkeys(problems)))
     models = _models(config, drafts, machine, versions)
-    daemons = [] if mps == "off" else _daemons(drafts, machine, RunDir(config.run_dir))
+    daemons = [] if mps == "off" else _daemons(config, drafts, machine)
+    models = [_with_mps(config, model, daemons, client_counts(drafts, machine)) for model in models]
+    if unfit := _check_shares(models, drafts, machine):
+        raise StartError(unfit)
     return Plan(
-        models=[_with_mps(model, daemons) for model in models],
+        models=models,
         mps=mps,
         mps_daemons=daemons,
         simulated=machine.simulated,
-        facts=facts(drafts, models, machine, mps),
-        warnings=warnings(config, drafts, machine, mps),
+        facts=facts(config, drafts, models, machine, mps),
+        warnings=warnings(config, drafts, machine, mps) + shares_warnings(config, models, machine, mps),
     )
 
 
@@ -91,15 +95,19 @@ def resolve_mps(config: PoolConfig, machine: Machine, drafts: list[Draft]) -> tu
     gpus = gpus_in_use(drafts)
     if not all(draft.places for draft in drafts):
         return "off", []  # whether a GPU is used is not known yet
+    mode = config.mps.mode
+    insists = mode in ("own", "external")
+    asked = "on" if mode == "own" else mode
     if not gpus:
-        text = "on, but no GPU is used, and MPS shares GPUs; use auto, or off"
-        return "off", [Problem("mps", text)] if config.mps == "on" else []
-    if config.mps == "off":
+        text = f"{asked}, but no GPU is used, and MPS shares GPUs; use auto, or off"
+        return "off", [Problem("mps", text)] if insists else []
+    if mode == "off":
         return "off", []
     if machine.mps_control is not None:
         return ("simulated" if any(gpu.simulated for gpu in gpus) else "on"), []
-    text = "on, but nvidia-cuda-mps-control is not found; install it (it comes with the driver) or use auto"
-    return "off", [Problem("mps", text)] if config.mps == "on" else []
+    what = "nvidia-cuda-mps-control is not found; install it (it comes with the driver) or use auto"
+    text = f"{asked}, but {what}"
+    return "off", [Problem("mps", text)] if insists else []
 
 
 def client_counts(drafts: Sequence[Draft], machine: Machine) -> dict[GpuDevice, tuple[int, int]]:
@@ -219,6 +227,8 @@ def _settings(
         gpu_memory_growth=model.gpu_memory.growth,
         gpu_memory_fraction=model.gpu_memory.fraction,
         gpu_memory_limit_bytes=int(model.gpu_memory.limit_bytes),
+        gpu_allocator="" if model.gpu_memory.allocator == "default" else model.gpu_memory.allocator,
+        merge_copy_streams=bool(model.merge_copy_streams),
         saved_model_tags=list(model.saved_model_tags),
         hang_timeout_s=model.hang_timeout_s,
         start_timeout_s=model.start_timeout_s,
@@ -256,24 +266,71 @@ def _slot(place: Place, cpus: list[int], topology: Topology, start: str) -> Slot
     )
 
 
-def _daemons(drafts: list[Draft], machine: Machine, run_dir: RunDir) -> list[MpsSettings]:
+def _daemons(config: PoolConfig, drafts: list[Draft], machine: Machine) -> list[MpsSettings]:
+    """One per GPU; an external one stands there for each of its GPUs."""
+    run_dir = RunDir(config.run_dir)
+    external = machine.external if config.mps.mode == "external" else None
     return [
         MpsSettings(
             device=device_name(gpu),
             gpu_uuid=gpu.uuid,
-            pipe_dir=str(run_dir.mps_pipe(device_name(gpu))),
-            log_dir=str(run_dir.mps_log(device_name(gpu))),
+            pipe_dir=external.pipe_dir if external else str(run_dir.mps_pipe(device_name(gpu))),
+            log_dir=external.log_dir if external else str(run_dir.mps_log(device_name(gpu))),
             control=list(machine.mps_control or ()),
             simulated=gpu.simulated,
+            external=external is not None,
         )
         for gpu in gpus_in_use(drafts)
     ]
 
 
-def _with_mps(model: ModelSettings, daemons: list[MpsSettings]) -> ModelSettings:
+def _with_mps(
+    config: PoolConfig,
+    model: ModelSettings,
+    daemons: list[MpsSettings],
+    counts: Mapping[GpuDevice, tuple[int, int]],
+) -> ModelSettings:
     pipes = {daemon.device: daemon.pipe_dir for daemon in daemons}
-    slots = [msgspec.structs.replace(slot, mps_pipe=pipes.get(slot.device, "")) for slot in model.slots]
+    workers = {device_name(gpu): count for gpu, (count, _) in counts.items()}
+    own = next(asked for asked in config.models if asked.name == model.name).mps
+    slots = [
+        _with_share(msgspec.structs.replace(slot, mps_pipe=pipes[slot.device]), own, config.mps, workers)
+        if slot.device in pipes
+        else slot
+        for slot in model.slots
+    ]
     return msgspec.structs.replace(model, slots=slots)
+
+
+def _with_share(slot: SlotSettings, own: Shares, pool: Shares, workers: Mapping[str, int]) -> SlotSettings:
+    """The model's values, else the pool's, else the defaults for so many workers on the GPU."""
+    given = {
+        name: shares.in_turn(values, slot.slot)
+        for name in Shares.model_fields
+        if (values := getattr(own, name) or getattr(pool, name))
+    }
+    percentage = given.get("active_thread_percentage", shares.default_percentage(workers[slot.device]))
+    return msgspec.structs.replace(
+        slot,
+        active_thread_percentage=percentage % 100,  # 100 is no cap
+        pinned_bytes=given.get("pinned_memory", 0),
+        priority=given.get("priority", 0),
+    )
+
+
+def _check_shares(
+    models: Sequence[ModelSettings], drafts: Sequence[Draft], machine: Machine
+) -> list[Problem]:
+    asked = {draft.asked.name: draft.asked for draft in drafts}
+    memory = {device_name(gpu): gpu.memory_bytes for gpu in machine.devices}
+    problems = []
+    for model in models:
+        texts = [shares.misfit(model, slot, memory.get(slot.device, 0)) for slot in model.slots]
+        if text := next(filter(None, texts), ""):
+            own = asked[model.name].mps.pinned_memory is not None
+            path = f"models.{model.name}.mps.pinned_memory" if own else "mps.pinned_memory"
+            problems.append(Problem(path, text))
+    return problems
 
 
 def to_settings(planned: Plan, config: PoolConfig) -> PoolSettings:

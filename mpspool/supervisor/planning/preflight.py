@@ -16,7 +16,8 @@ from pathlib import Path
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import MAX_SOCKET_PATH_BYTES, RunDir
 from mpspool.core.settings import PoolSettings
-from mpspool.mps.control import control_command
+from mpspool.mps import external
+from mpspool.mps.control import Control, control_command
 from mpspool.mps.device_state import survey
 from mpspool.mps.devices import Inventory, inventory
 from mpspool.mps.simulated import control_command as simulated_control_command
@@ -59,9 +60,11 @@ def resolve(config: PoolConfig, environ: Mapping[str, str]) -> tuple[PoolSetting
     except StartError as error:
         problems += error.problems
     problems += check_gpus(config, machine) + check_all(config, versions)
+    if planned is not None:
+        problems += check_external(planned, environ)
     if problems or planned is None:
         raise StartError(problems)
-    if config.mps == "auto" and asks_for_mps(environ) and not _uses_gpus(planned):
+    if config.mps.mode == "auto" and asks_for_mps(environ) and not _uses_gpus(planned):
         text = f"{ENABLE_MPS} is 1, but no GPU is used: there is nothing for MPS to share"
         planned = replace(planned, warnings=[*planned.warnings, text])
     return to_settings(planned, config), planned
@@ -86,6 +89,9 @@ def read_machine(config: PoolConfig, environ: Mapping[str, str]) -> Machine:
         driver=found.driver,
         no_gpu=found.reason,
         survey=survey(nvml=stand_in),
+        external=external.folders(config.mps.pipe_directory, environ)
+        if config.mps.mode == "external"
+        else None,
     )
 
 
@@ -99,6 +105,15 @@ def find_versions(config: PoolConfig) -> tuple[Versions, list[Problem]]:
         except BasePathError as error:
             problems.append(Problem(f"models.{model.name}.base_path", str(error)))
     return versions, problems
+
+
+def check_external(planned: Plan, environ: Mapping[str, str]) -> list[Problem]:
+    """Why the MPS daemon that somebody else runs cannot have our workers as clients."""
+    daemon = next((daemon for daemon in planned.mps_daemons if daemon.external), None)
+    if daemon is None:
+        return []
+    text = external.check(daemon.pipe_dir, Control.of(daemon, environ), os.geteuid())
+    return [Problem("mps", text)] if text else []
 
 
 def check_gpus(config: PoolConfig, machine: Machine) -> list[Problem]:

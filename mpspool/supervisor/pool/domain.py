@@ -18,7 +18,7 @@ from mpspool.supervisor.pool.slots import delay_s
 # A GPU that has served this long since its last fault is as good as new.
 PROVEN_S = 60.0
 # How long a server that has lost its last client may take to be ACTIVE again, and a daemon to answer.
-REBUILD_S = 5.0
+REBUILD_S = 3.0
 SILENT_S = 30.0
 MAX_DAEMON_RESTARTS = 3
 
@@ -36,26 +36,34 @@ class RestartDaemon:
     """Its server does not come back by itself."""
 
 
+@dataclass(frozen=True, slots=True)
+class AwaitDaemon:
+    """Its server does not come back by itself, and its daemon is not ours: whoever runs that has to see to it."""
+
+
 class Domain:
     """A GPU's state, moved by what is seen of it.
 
     Args:
         name: the device, "gpu0".
         restart: how long it waits after faults in a row.
+        own_daemon: its MPS daemon can be started again by us; one that cannot is waited for as long as it takes.
 
     Attributes:
         reason: why it is FAULTED, RECOVERING or LOST; "" while it serves.
         faults: how often it was FAULTED.
     """
 
-    def __init__(self, name: str, restart: RestartSettings) -> None:
+    def __init__(self, name: str, restart: RestartSettings, *, own_daemon: bool = True) -> None:
         self._life = Lifecycle(name, DOMAIN_MOVES, DomainState.SERVING)
         self._restart = restart
         self._row = 0
         self._due = 0.0
         self._served_since = 0.0
         self._waiting_since: float | None = None
+        self._own_daemon = own_daemon
         self._daemon_restarts = 0
+        self._awaiting = False
         self.reason = ""
         self.faults = 0
 
@@ -74,6 +82,7 @@ class Domain:
         self._due = now + delay_s(self._row, self._restart)
         self._waiting_since = None
         self._daemon_restarts = 0
+        self._awaiting = False
         self._to(DomainState.FAULTED, reason)
         return True
 
@@ -84,7 +93,7 @@ class Domain:
         self._to(DomainState.LOST, reason)
         return True
 
-    def tick(self, now: float, clients: int, server: Server) -> RestartDaemon | None:
+    def tick(self, now: float, clients: int, server: Server) -> RestartDaemon | AwaitDaemon | None:
         """Moves a FAULTED domain on.
 
         Args:
@@ -105,6 +114,9 @@ class Domain:
             self._waiting_since = now
         if now - self._waiting_since < (REBUILD_S if server is Server.FAULT else SILENT_S):
             return None
+        if not self._own_daemon:
+            awaiting, self._awaiting = self._awaiting, True
+            return None if awaiting else AwaitDaemon()
         self._waiting_since = None
         if self._daemon_restarts == MAX_DAEMON_RESTARTS:
             again = f"{MAX_DAEMON_RESTARTS} restarts of its MPS daemon did not help"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import signal
 import time
@@ -24,13 +25,14 @@ from mpspool.core.ids import WorkerId
 from mpspool.core.settings import MpsSettings, PoolSettings
 from mpspool.core.states import DomainState, SlotState
 from mpspool.mps.control import Control, ControlError, NotAnsweringError
+from mpspool.mps.external import elsewhere
 from mpspool.mps.server_log import ServerLog
 from mpspool.mps.simulated import state_file
 from mpspool.mps.simulated.inventory import simulated_number
 from mpspool.mps.simulated.nvml import Nvml
 from mpspool.mps.telemetry import GpuReading, Telemetry, as_message
 from mpspool.supervisor import programs
-from mpspool.supervisor.pool.domain import Domain, Server
+from mpspool.supervisor.pool.domain import AwaitDaemon, Domain, RestartDaemon, Server
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.reconcile import Processes, WorkerReport
 from mpspool.supervisor.pool.slots import Slot
@@ -67,8 +69,10 @@ class _Gpu:
         wrapper: supervisord's child that stands for the daemon, and a pidfd of it; 0 and -1 while there is none.
         server: the MPS server that its workers are clients of, as far as is known.
         doubtful: workers that may not be its clients.
-        unasked: something has happened since the daemon was asked last; nothing is started until it is.
+        noted, answered: how many things have happened that it is to be asked about at once, and how many of them
+            the last answer came after.
         condemned: the generations that a fault has hit.
+        elsewhere: why a daemon that is not ours cannot know our workers, as of `looked_at`; "" while it may.
     """
 
     name: str
@@ -82,14 +86,27 @@ class _Gpu:
     pidfd: int = -1
     server: int = 0
     silent: bool = False
-    unasked: bool = False
+    noted: int = 0
+    answered: int = 0
     doubtful: set[WorkerId] = field(default_factory=set)
     condemned: set[tuple[WorkerId, int]] = field(default_factory=set)
+    elsewhere: str = ""
+    looked_at: float = -math.inf
     wake: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def external(self) -> bool:
+        """Its daemon is somebody else's: it has no wrapper, and is never ended or started again by us."""
+        return self.daemon is not None and self.daemon.external
+
     def ask_now(self) -> None:
-        self.unasked = True
+        """Nothing is started until it has answered."""
+        self.noted += 1
         self.wake.set()
+
+    @property
+    def unasked(self) -> bool:
+        return self.noted != self.answered
 
 
 class Gpus:
@@ -175,6 +192,24 @@ class Gpus:
         answer = await self._ask(gpu, gpu.daemon, clients=True) if gpu.daemon else None
         return answer.clients if answer else None
 
+    async def why_unlisted(self, device: str) -> str:
+        """What keeps a device's MPS daemon from listing any worker of ours for as long as it runs; "" for nothing."""
+        gpu = self._gpus[device]
+        if gpu.daemon and gpu.external and time.monotonic() - gpu.looked_at >= _PERIOD_S:
+            gpu.looked_at = time.monotonic()
+            loop = asyncio.get_running_loop()
+            gpu.elsewhere = await loop.run_in_executor(self._askers, elsewhere, gpu.daemon.pipe_dir)
+        return gpu.elsewhere
+
+    def where_logged(self, device: str) -> str:
+        """For people: what a device's MPS daemon has to say."""
+        daemon = self._gpus[device].daemon
+        if daemon is not None and daemon.external:
+            return (
+                f"control.log and server.log of that daemon, which is not ours (perhaps in {daemon.log_dir})"
+            )
+        return f"mpspool logs {programs.mps_program(device)}"
+
     def messages(self) -> list[dict[str, Any]]:
         """How each fares, as `status --json` has it."""
         return [self._message(gpu) for gpu in self._gpus.values()]
@@ -184,7 +219,7 @@ class Gpus:
     def see(self, processes: Processes) -> None:
         """Supervisord's processes, in every round. Nobody is a client of a daemon that came in another's place."""
         for gpu in self._gpus.values():
-            if gpu.daemon is None:
+            if gpu.daemon is None or gpu.external:
                 continue
             found = processes.get(programs.mps_program(gpu.name))
             pid = found.pid if found else 0
@@ -244,24 +279,26 @@ class Gpus:
         return {**found, "state": gpu.domain.state.value, **error}
 
     async def _watch(self, gpu: _Gpu, daemon: MpsSettings) -> None:
+        if gpu.external:  # those that are READY were so perhaps before our time
+            self._doubt(gpu, [worker for worker, slot in self._on(gpu) if slot.ready_since is not None])
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PERIOD_S):
                     await gpu.wake.wait()
             gpu.wake.clear()
-            if gpu.wrapper and not self.stopping:
+            if (gpu.wrapper or gpu.external) and not self.stopping:
                 await self._ask_and_judge(gpu, daemon)
 
     async def _ask_and_judge(self, gpu: _Gpu, daemon: MpsSettings) -> None:
-        was_unasked, gpu.unasked = gpu.unasked, False
+        was_unasked, noted = gpu.unasked, gpu.noted
         wrapper = gpu.wrapper
         clients = self._present(gpu)
         asked = {worker: self._workers.pid(worker) for worker in gpu.doubtful}
         answer = await self._ask(gpu, daemon, clients=bool(asked))
-        if answer is None:
-            gpu.unasked |= was_unasked
-        elif answer.server is Server.FAULT:
+        if answer is not None and answer.server is Server.FAULT:
             self._fault(gpu, f"its MPS server is in {_FAULT}")
+        if answer is not None:
+            gpu.answered = noted
         async with self._acting:  # no round is under way that does not know of it
             if gpu.wrapper != wrapper or self.stopping:
                 return
@@ -269,8 +306,15 @@ class Gpus:
                 self._see_server(gpu, answer)
                 if answer.clients is not None:
                     self._judge_doubtful(gpu, asked, answer.clients)
-            if gpu.domain.tick(time.monotonic(), clients, answer.server if answer else Server.SILENT):
-                self._restart_daemon(gpu)
+            clients = max(clients, self._present(gpu))
+            match gpu.domain.tick(time.monotonic(), clients, answer.server if answer else Server.SILENT):
+                case RestartDaemon():
+                    self._restart_daemon(gpu)
+                case AwaitDaemon():
+                    what = "not ours to restart: its workers come back once it takes clients"
+                    logger.warning(
+                        "waiting for the MPS daemon", device=gpu.name, pipe=daemon.pipe_dir, why=what
+                    )
         if was_unasked and not gpu.unasked and gpu.domain.state is not DomainState.FAULTED:
             await self._tell_router("clear", device=gpu.name)
         if was_unasked or gpu.domain.state is not DomainState.SERVING:
@@ -339,16 +383,16 @@ class Gpus:
 
     async def _end_all(self, gpu: _Gpu, reason: str) -> None:
         """Ends every worker on the GPU; the router is told first, and who caused it where the server's log says."""
-        loop = asyncio.get_running_loop()
         pids = {self._workers.pid(worker): worker for worker, _ in self._on(gpu)}
-        named = await loop.run_in_executor(self._askers, gpu.log.culprits) if gpu.log else []
+        named = await asyncio.to_thread(gpu.log.culprits) if gpu.log else []
         culprits = [str(pids[pid]) for pid in named if pid in pids]
         if named:
             logger.error("caused by", device=gpu.name, pids=named, workers=culprits)
         await self._condemn(gpu, reason, culprits)
         async with self._acting:
+            down = gpu.domain.state in (DomainState.FAULTED, DomainState.LOST)  # else all had gone meanwhile
             for worker, slot in self._on(gpu):
-                if slot.state is SlotState.OCCUPIED:
+                if down and slot.state is SlotState.OCCUPIED:
                     gpu.condemned.add((worker, slot.generation))
                     self._endings.lost(worker, f"{gpu.name} failed: {reason}")
         gpu.wake.set()
@@ -359,7 +403,11 @@ class Gpus:
             str(worker): slot.generation for worker, slot in self._on(gpu) if slot.state is SlotState.OCCUPIED
         }
         await self._tell_router(
-            "condemn", workers=generations, culprits=culprits, reason=f"{gpu.name}: {reason}"
+            "condemn",
+            workers=generations,
+            culprits=culprits,
+            reason=f"{gpu.name}: {reason}",
+            comes_back=gpu.domain.state is not DomainState.LOST,
         )
 
     def _restart_daemon(self, gpu: _Gpu) -> None:
@@ -423,7 +471,7 @@ def _gpus(config: PoolSettings) -> dict[str, _Gpu]:
             slot.device,
             slot.gpu_uuid,
             slot.simulated,
-            Domain(slot.device, config.restart),
+            Domain(slot.device, config.restart, own_daemon=daemon is None or not daemon.external),
             daemon,
             ServerLog(Path(daemon.log_dir) / "server.log") if daemon else None,
         )

@@ -27,6 +27,7 @@ from mpspool.supervisor import grace, programs
 from mpspool.supervisor.pool import reconcile, status
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.gpus import Gpus
+from mpspool.supervisor.pool.renewals import Renewals
 from mpspool.supervisor.pool.slots import GiveUp, Slot, SlotRecord, StartAt
 from mpspool.supervisor.pool.weights import Weights
 from mpspool.supervisor.pool.workers import Workers
@@ -78,6 +79,9 @@ class Pool:
         self._gpus = Gpus(
             config, self._slots, self._workers, self._endings, self._acting, self._ask_router, self._look
         )
+        self._renewals = Renewals(
+            config, self._run, self._slots, self._workers, self._endings, lambda: self._stopping
+        )
         self._settled = asyncio.Event()
         self._looked = asyncio.Event()
 
@@ -88,7 +92,14 @@ class Pool:
             asyncio.get_running_loop().add_signal_handler(signum, stop.set)
         control = ControlServer(
             self._run.pool_control,
-            {"status": self._status, "watch": self._watch, "stop": self._stop, "attached": self._is_attached},
+            {
+                "status": self._status,
+                "watch": self._watch,
+                "stop": self._stop,
+                "attached": self._is_attached,
+                "mps_show": self._renewals.show,
+                "mps_set": self._renewals.set,
+            },
         )
         await control.start()
         self._weights.listen()
@@ -235,10 +246,15 @@ class Pool:
     # -- MPS --------------------------------------------------------------------------------------
 
     async def _is_attached(self, request: Message) -> Message:
-        """For a worker that is warm: whether its MPS daemon counts it among its clients; null where nobody says."""
+        """For a worker that is warm: whether its MPS daemon counts it among its clients; null where nobody says.
+
+        "never" says why it cannot, where that is known, and "see" where to look.
+        """
         worker = WorkerId.parse(request["worker"])
         clients = await self._gpus.clients(worker.device)
-        return {"attached": None if clients is None else self._workers.pid(worker) in clients}
+        attached = None if clients is None else self._workers.pid(worker) in clients
+        never = await self._gpus.why_unlisted(worker.device) if attached is False else ""
+        return {"attached": attached, "never": never, "see": self._gpus.where_logged(worker.device)}
 
     # -- ends and starts --------------------------------------------------------------------------
 
@@ -277,7 +293,7 @@ class Pool:
 
     def _note_end(self, worker: WorkerId, exit_status: int, reason: str) -> None:
         slot = self._slots[worker]
-        hit = self._gpus.hit(worker, slot.generation)
+        hit = self._gpus.hit(worker, slot.generation) or self._renewals.planned(worker, slot.generation)
         instruction = slot.ended(exit_status, time.monotonic(), reason, hit=hit)
         event = {"worker": str(worker), "generation": slot.generation, "reason": reason}
         match instruction:

@@ -16,11 +16,12 @@ import msgspec
 from mpspool.core import log, process, settings, slot_lock
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir, write_file
-from mpspool.core.settings import MpsSettings, PoolSettings, WorkerSettings
+from mpspool.core.settings import ModelSettings, MpsSettings, PoolSettings, SlotSettings, WorkerSettings
 from mpspool.mps.control import Control, ControlError
-from mpspool.supervisor import programs
+from mpspool.supervisor import programs, shares
 from mpspool.supervisor.pool import ladder, status
 from mpspool.supervisor.pool.ladder import Ladder, Rung, Step
+from mpspool.supervisor.shares import Override
 from mpspool.supervisor.supervisord import ProcessInfo, Supervisord, SupervisordError
 
 logger = log.get("workers")
@@ -28,7 +29,15 @@ logger = log.get("workers")
 # Two, so that a worker parses the next batch while its device runs this one.
 CREDITS = 2
 _UNHELD_S = 1.0
+_ASK_AGAIN_S = 1.0
+_OVERRIDES = "overrides"
 _POLL_S = 0.02
+
+
+class _Overrides(msgspec.Struct, frozen=True, kw_only=True):
+    """What the pool's successor reads, by worker id."""
+
+    workers: dict[str, Override] = {}
 
 
 @dataclass(slots=True)
@@ -61,18 +70,48 @@ class Workers:
         self._on_end = on_end
         self._watched: dict[WorkerId, _Watched] = {}
         self._answered: dict[str, int] = {}
+        self._ask_again_at: dict[str, float] = {}
+        self._overrides = self._recall()
 
     async def add(self, workers: Iterable[WorkerId]) -> None:
         """Makes supervisord know these workers. Raises SupervisordError."""
         names = []
         for worker in workers:
-            _, slot = self._places[worker]
-            write_file(
-                programs.conf_file(self._run, worker.program),
-                programs.worker_conf(self._run, worker, slot).encode(),
-            )
+            write_file(programs.conf_file(self._run, worker.program), self._conf(worker))
             names.append(worker.program)
         await self._supervisord.add(names)
+
+    def _conf(self, worker: WorkerId) -> bytes:
+        model, slot = self.place(worker)
+        return programs.worker_conf(self._run, worker, slot, allocator=model.gpu_allocator).encode()
+
+    def place(self, worker: WorkerId) -> tuple[ModelSettings, SlotSettings]:
+        """Its model and slot, with what its next generation gets."""
+        model, slot = self._places[worker]
+        override = self._overrides.get(str(worker))
+        return model, override.over(slot) if override else slot
+
+    def running(self, worker: WorkerId) -> SlotSettings | None:
+        """The slot as the worker's last generation was given it; None before the first."""
+        found = self._last(worker)
+        return found.slot if found else None
+
+    def override(self, overrides: Mapping[WorkerId, Override]) -> None:
+        """Changes what their next generations get, also for a pool process after this one."""
+        for worker, override in overrides.items():
+            self._overrides[str(worker)] = override.upon(self._overrides.get(str(worker), Override()))
+        settings.save(self._run.settings_file(_OVERRIDES), _Overrides(workers=self._overrides))
+
+    def _recall(self) -> dict[str, Override]:
+        try:
+            return settings.load(self._run.settings_file(_OVERRIDES), _Overrides).workers
+        except (OSError, msgspec.DecodeError):
+            return {}
+
+    def ask_to_leave(self, worker: WorkerId) -> None:
+        """It finishes what it has, and ends."""
+        if (watched := self._watched.get(worker)) is not None:
+            watched.signal(signal.SIGTERM)
 
     async def remove(self, program: str, pid: int) -> None:
         """Ends a program that is not ours to run, and forgets it once it is over."""
@@ -92,7 +131,10 @@ class Workers:
         Raises:
             SupervisordError: it could not be started.
         """
-        model, slot = self._places[worker]
+        model, slot = self.place(worker)
+        if _content(programs.conf_file(self._run, worker.program)) != self._conf(worker):
+            await self._supervisord.remove(worker.program)  # its environment has changed
+            await self.add([worker])
         self._run.set_last_words(worker.program, "")
         # The router may still read the page of the generation that has just died, none before that.
         self._run.progress_file(worker.program, generation - 2).unlink(missing_ok=True)
@@ -103,7 +145,7 @@ class Workers:
                 worker=str(worker),
                 generation=generation,
                 credits=CREDITS,
-                model=msgspec.structs.replace(model, slots=[]),
+                model=shares.settings_for(model, slot),
                 slot=slot,
             ),
         )
@@ -111,10 +153,14 @@ class Workers:
 
     def generation(self, worker: WorkerId) -> int:
         """The one its settings file was last written for, 0 where there is none."""
+        found = self._last(worker)
+        return found.generation if found else 0
+
+    def _last(self, worker: WorkerId) -> WorkerSettings | None:
         try:
-            return settings.load(self._run.settings_file(worker.program), WorkerSettings).generation
+            return settings.load(self._run.settings_file(worker.program), WorkerSettings)
         except (OSError, msgspec.DecodeError):
-            return 0
+            return None
 
     def watch(self, worker: WorkerId, pid: int) -> None:
         """Holds the process until forget(); one that is gone, or not supervisord's, is left alone."""
@@ -235,11 +281,19 @@ class Workers:
     async def mps_answers(self, worker: WorkerId, processes: Mapping[str, ProcessInfo]) -> bool:
         """Whether the worker's MPS daemon takes clients: CUDA would run without MPS, and not say so.
 
-        True where it needs none. Asked once for each process that stands for the daemon.
+        True where it needs none. Asked once for each process that stands for the daemon; one that is not ours, which
+        has no such process here, at each start, and while it does not answer once a second.
         """
         daemon = self._daemon(worker)
         if daemon is None:
             return True
+        if daemon.external:
+            if time.monotonic() < self._ask_again_at.get(daemon.pipe_dir, 0.0):
+                return False
+            if await asyncio.to_thread(Control.of(daemon, os.environ).answers):
+                return True
+            self._ask_again_at[daemon.pipe_dir] = time.monotonic() + _ASK_AGAIN_S
+            return False
         process_info = processes.get(programs.mps_program(daemon.device))
         pid = process_info.pid if process_info else 0
         if not pid or self._answered.get(daemon.device) != pid:
@@ -305,3 +359,11 @@ def _size(file: Path) -> int:
         return file.stat().st_size
     except OSError:
         return 0
+
+
+def _content(file: Path) -> bytes:
+    """Empty where there is none."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return b""

@@ -1,0 +1,178 @@
+"""What `mpspool mps` asks of the pool: what each worker gets of its GPU, other values for its next generations, and
+these generations now.
+
+MPS changes nothing for a client that lives, so a worker gets new values by leaving and coming back: one at a time, each
+after the one before is READY again, so that requests go to the others meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any
+
+from mpspool.core import log
+from mpspool.core.control import Message
+from mpspool.core.ids import WorkerId
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import PoolSettings
+from mpspool.core.states import SlotState
+from mpspool.supervisor import shares
+from mpspool.supervisor.pool.endings import Endings
+from mpspool.supervisor.pool.slots import Slot
+from mpspool.supervisor.pool.workers import Workers
+from mpspool.supervisor.shares import Override
+
+logger = log.get("renewals")
+
+# How long a worker may take to finish what it has and go, before it counts as hung.
+_LEAVE_S = 30.0
+# Beyond its start limit: the wait after a start that failed, say.
+_PATIENCE_S = 60.0
+_POLL_S = 0.05
+_WORDS = "asked to leave, to come back with what `mpspool mps set` gives it"
+
+
+class Renewals:
+    """Answers the control ops "mps_show" and "mps_set".
+
+    Args:
+        slots: the pool's own, by worker.
+        stopping: whether the pool ends.
+    """
+
+    def __init__(
+        self,
+        config: PoolSettings,
+        run: RunDir,
+        slots: Mapping[WorkerId, Slot],
+        workers: Workers,
+        endings: Endings,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._config = config
+        self._run = run
+        self._slots = slots
+        self._workers = workers
+        self._endings = endings
+        self._stopping = stopping
+        self._turn = asyncio.Lock()
+        self._planned: set[tuple[WorkerId, int]] = set()
+
+    def planned(self, worker: WorkerId, generation: int) -> bool:
+        """Whether that generation's end was asked for here, and says nothing against it."""
+        return (worker, generation) in self._planned
+
+    async def show(self, _request: Message) -> Message:
+        """What each worker runs with, and what its next generation gets."""
+        return {
+            "mps": self._config.mps,
+            "daemons": [
+                {"device": daemon.device, "pipe_dir": daemon.pipe_dir, "external": daemon.external}
+                for daemon in self._config.mps_daemons
+            ],
+            "workers": [self._shown(worker) for worker in self._under_mps()],
+        }
+
+    async def set(self, request: Message) -> AsyncIterator[Message]:
+        """Gives workers other values; with "restart" renews them, an answer a worker.
+
+        Args:
+            request: "model" or "worker" (null for all), "restart", and by the names of Override's fields, lists of
+                values of which a slot takes its own in turn.
+        """
+        chosen, wrong = self._chosen(request.get("model"), request.get("worker"))
+        given = {name: values for name in Override.__struct_fields__ if (values := request.get(name))}
+        overrides = {
+            worker: Override(**{name: shares.in_turn(values, worker.slot) for name, values in given.items()})
+            for worker in chosen
+        }
+        wrong = wrong or self._misfit(overrides)
+        if not wrong and request.get("restart") and self._turn.locked():
+            wrong = "workers are being renewed already; wait until that is over, or leave --restart out"
+        if wrong:
+            yield {"error": wrong}
+            return
+        if given:
+            self._workers.override(overrides)
+            logger.info("mps set", workers=[str(worker) for worker in chosen], **given)
+        yield {"set": [self._shown(worker) for worker in chosen]}
+        if request.get("restart"):
+            async with self._turn:
+                for worker in chosen:
+                    wrong = await self._renew(worker)
+                    if wrong:
+                        yield {"error": f"{worker} {wrong}; the workers after it were left as they are"}
+                        return
+                    yield {"renewed": self._shown(worker)}
+
+    def _under_mps(self) -> list[WorkerId]:
+        return [worker for worker in self._slots if self._workers.place(worker)[1].mps_pipe]
+
+    def _shown(self, worker: WorkerId) -> dict[str, Any]:
+        occupied = self._slots[worker].state is SlotState.OCCUPIED
+        running = self._workers.running(worker) if occupied else None
+        return {
+            "worker": str(worker),
+            "generation": self._slots[worker].generation,
+            "running": shares.as_message(running) if running else None,
+            "next": shares.as_message(self._workers.place(worker)[1]),
+        }
+
+    def _chosen(self, model: str | None, worker: str | None) -> tuple[list[WorkerId], str]:
+        """The workers meant, and why there is none."""
+        ours = self._under_mps()
+        if not ours:
+            return [], "no worker of this pool runs under MPS: there is nothing to set"
+        if worker is not None:
+            found = [one for one in ours if str(one) == worker]
+            return (
+                found,
+                "" if found else f"no worker {worker!r} runs under MPS; there are {_list(map(str, ours))}",
+            )
+        found = [one for one in ours if model in (None, one.model)]
+        known = _list(dict.fromkeys(one.model for one in ours))
+        return found, "" if found else f"no model {model!r} has workers under MPS; there are {known}"
+
+    def _misfit(self, overrides: Mapping[WorkerId, Override]) -> str:
+        places = ((worker, self._workers.place(worker), override) for worker, override in overrides.items())
+        texts = (shares.misfit(model, override.over(slot)) for worker, (model, slot), override in places)
+        return next(filter(None, texts), "")
+
+    async def _renew(self, worker: WorkerId) -> str:
+        """Has a worker leave and come back. Why it did not, "" where it did."""
+        slot = self._slots[worker]
+        if slot.state is SlotState.FATAL:
+            return f"was given up ({slot.reason})"
+        end = time.monotonic() + slot.start_timeout_s + _PATIENCE_S
+        if not await self._ready(slot, 0, end):
+            return f"is not READY ({slot.reason or 'it is starting'})"
+        generation = slot.generation
+        if (running := self._workers.running(worker)) and shares.as_message(running) == shares.as_message(
+            self._workers.place(worker)[1]
+        ):
+            return ""
+        self._planned.add((worker, generation))
+        self._run.set_last_words(worker.program, _WORDS)
+        self._workers.ask_to_leave(worker)
+        leave_by = time.monotonic() + _LEAVE_S
+        while slot.generation == generation and slot.state is SlotState.OCCUPIED and not self._stopping():
+            if time.monotonic() > leave_by and worker not in self._endings:
+                self._endings.hung(worker, f"did not leave within {_LEAVE_S:g} s")
+            await asyncio.sleep(_POLL_S)
+        renewed = await self._ready(slot, generation, end)
+        self._planned.discard((worker, generation))
+        return "" if renewed else f"did not get READY again ({slot.reason or 'it is starting'})"
+
+    async def _ready(self, slot: Slot, after: int, end: float) -> bool:
+        """Waits until a generation after that one is READY; False where none will be, or the time is over."""
+        while slot.unready_since is not None or slot.ready_since is None or slot.generation <= after:
+            if slot.state is SlotState.FATAL or self._stopping() or time.monotonic() > end:
+                return False
+            await asyncio.sleep(_POLL_S)
+        return True
+
+
+def _list(names: Any) -> str:
+    return ", ".join(names)

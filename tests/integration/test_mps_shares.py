@@ -1,0 +1,268 @@
+"""Shares as the stand-in's server sees them, changed while the pool serves; and a daemon that is not the pool's."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpspool.core import settings
+from mpspool.core.settings import MpsSettings
+from mpspool.mps.control import Control
+from mpspool.mps.simulated import control_command
+from mpspool.mps.simulated.inventory import simulated
+from tests.conftest import PoolStarter, short_dir
+from tests.polling import until
+from tests.pool import Load, Pool, cli, processes_of
+
+LoadStarter = Callable[..., Load]
+GIB = 2**30
+
+
+def clients(pool: Pool, device: str = "gpu0") -> dict[int, tuple[float, int | None, int]]:
+    """What each client has, by pid, as the stand-in's server says it."""
+    daemon = settings.load(pool.run_dir / "settings" / f"mps.{device}.json", MpsSettings)
+    lines = Control.of(daemon, os.environ).raw("simulate_clients").splitlines()
+    return {
+        found["pid"]: (found["thread_percentage"], found["pinned_mem_bytes"], found["priority"])
+        for found in map(json.loads, lines)
+    }
+
+
+def by_worker(pool: Pool) -> dict[str, tuple[float, int | None, int]]:
+    found = clients(pool)
+    return {name: found[worker["pid"]] for name, worker in pool.workers().items()}
+
+
+def generations(pool: Pool) -> dict[str, int]:
+    return {name: worker["generation"] for name, worker in pool.workers().items()}
+
+
+def shown(pool: Pool) -> dict[str, dict[str, Any]]:
+    done = cli("mps", "show", "--json", "--run-dir", pool.run_dir)
+    assert done.returncode == 0, done.stderr
+    return {worker["worker"]: worker for worker in json.loads(done.stdout)["workers"]}
+
+
+def change(pool: Pool, *args: object, status: int = 0) -> str:
+    done = cli("mps", "set", "--run-dir", pool.run_dir, *args, timeout=120)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def test_shares_while_it_serves(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter, tmp_path: Path
+) -> None:
+    """From the file to the client; set for the next generation; renewed one by one, with every request answered."""
+    file = tmp_path / "pool.yaml"
+    file.write_text(
+        f"""
+simulate_gpus: 1
+contexts_per_gpu: 3
+mps: {{pinned_memory: 4GiB, priority: [normal, below_normal, normal]}}
+models:
+  half: {{base_path: {model_dir("half_plus_two")}, intra_op_threads: 1}}
+"""
+    )
+    pool = start_pool(file).wait()
+    first, second, third = (f"half@1.gpu0.{slot}" for slot in range(3))
+    if first not in pool.workers():
+        first, second, third = sorted(pool.workers())
+    assert by_worker(pool) == {
+        first: (67.0, 4 * GIB, 0),
+        second: (67.0, 4 * GIB, 1),
+        third: (67.0, 4 * GIB, 0),
+    }
+
+    # The next generation, whenever it comes; its successor as pool process knows it, too.
+    change(pool, "--worker", third, "--active-thread-percentage", 20)
+    assert shown(pool)[third]["next"]["active_thread_percentage"] == 20
+    assert shown(pool)[third]["running"]["active_thread_percentage"] == 67
+    assert by_worker(pool)[third] == (67.0, 4 * GIB, 0)
+    was = pool.process_pid("pool")
+    os.kill(was, signal.SIGKILL)
+    until(lambda: pool.process_pid("pool") not in (0, was), 20, "another pool process")
+    os.kill(pool.workers()[third]["pid"], signal.SIGKILL)
+    until(lambda: generations(pool)[third] == 2 and pool.all_ready(), 60, "another generation")
+    assert by_worker(pool)[third] == (20.0, 4 * GIB, 0)
+    assert shown(pool)[third]["running"] == shown(pool)[third]["next"]
+
+    # Now, under load: one by one, none of which counts as a failure.
+    running = load(pool, "half", "--first", 1000)
+    pool.serves_on()
+    told = change(pool, "--active-thread-percentage", "30,40", "--pinned-memory", 0, "--restart")
+    assert [line.split()[1].rstrip(":") for line in told.splitlines() if line.startswith("renewed")] == [
+        first,
+        second,
+        third,
+    ]
+    assert pool.all_ready()
+    pool.serves_on()
+    running.end_clean()
+    assert by_worker(pool) == {first: (30.0, None, 0), second: (40.0, None, 1), third: (30.0, None, 0)}
+    assert generations(pool) == {first: 2, second: 2, third: 3}
+    log = [
+        json.loads(line)
+        for line in (pool.run_dir / "logs" / "pool.log").read_text().splitlines()
+        if "{" in line
+    ]
+    order = [
+        (event["event"], event["worker"])
+        for event in log
+        if event["event"] in ("worker started", "worker ready")
+    ]
+    assert order[-6:] == [
+        (event, worker) for worker in (first, second, third) for event in ("worker started", "worker ready")
+    ]
+
+    # What cannot be is refused, and changes nothing.
+    assert "no model 'none' has workers under MPS; there are half" in change(
+        pool, "--model", "none", "--priority", "normal", status=1
+    )
+    assert "leaves half nothing" in change(pool, "--pinned-memory", "256MiB", status=1)
+    assert "expected normal or below_normal" in change(pool, "--priority", "high", status=1)
+    assert shown(pool)[first]["next"]["pinned_memory_bytes"] == 0
+    done = cli("mps", "show", "--run-dir", pool.run_dir)
+    assert "below_normal" in done.stdout
+    assert "the same" in done.stdout
+
+
+class Node:
+    """A stand-in daemon that is nobody's of the pools: for one simulated GPU, on folders of its own."""
+
+    def __init__(self, root: Path) -> None:
+        self.pipe, self.log = root / "pipe", root / "log"
+        self.environ = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": simulated(1)[0].uuid,
+            "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(self.log),
+        }
+        self.control = Control(control_command(), self.environ)
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *before: str) -> None:
+        self.process = subprocess.Popen(
+            [*before, *control_command(), "-f"],
+            env=self.environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        until(self.control.answers, 20, "the daemon answers")
+
+    def clients(self) -> set[int]:
+        return {pid for server in self.control.server_list() for pid in self.control.client_list(server)}
+
+    def quit(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.control.quit(20)
+            self.process.wait(20)
+
+
+@pytest.fixture
+def node() -> Iterator[Node]:
+    with short_dir() as root:
+        node = Node(root)
+        yield node
+        node.quit()
+
+
+def test_an_external_daemon_is_joined_and_left_alone(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], node: Node
+) -> None:
+    """Its clients are ours and have shares; its end is waited for, its return is enough; it outlives the pool."""
+    node.start()
+    flags = ("--model", f"half={model_dir('half_plus_two')}", "--mps", "external", "--simulate-gpus", 1)
+    environ = {"CUDA_MPS_PIPE_DIRECTORY": str(node.pipe), "CUDA_MPS_LOG_DIRECTORY": str(node.log)}
+    pool = start_pool(*flags, "--contexts-per-gpu", 3, env=environ).wait()
+    assert (
+        f"MPS simulated: the control daemon on {node.pipe}, which is not ours, for gpu0"
+        in pool.output.read_text()
+    )
+    assert node.clients() == {worker["pid"] for worker in pool.workers().values()}
+    assert set(clients(pool).values()) == {(67.0, None, 0)}
+    assert not [name for name in pool.status()["processes"] if name["name"].startswith("mps.")]
+
+    before = generations(pool)
+    node.quit()
+    until(lambda: not pool.all_ready(), 30, "its clients are lost")
+    node.start()
+    until(lambda: pool.all_ready() and generations(pool) != before, 90, "they come back")
+    assert node.clients() == {worker["pid"] for worker in pool.workers().values()}
+
+    assert node.process is not None
+    assert pool.stop() == 0
+    assert node.process.poll() is None
+    assert node.control.answers()
+    assert node.clients() == set()
+
+
+def test_a_killed_pool_does_not_take_the_daemon_along(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], node: Node
+) -> None:
+    """Neither its end nor the next start in its run folder."""
+    node.start()
+    flags = ("--model", f"half={model_dir('half_plus_two')}", "--mps", "external", "--simulate-gpus", 1)
+    environ = {"CUDA_MPS_PIPE_DIRECTORY": str(node.pipe), "CUDA_MPS_LOG_DIRECTORY": str(node.log)}
+    pool = start_pool(*flags, "--contexts-per-gpu", 1, env=environ).wait()
+    assert pool.process is not None
+    pool.process.kill()
+    pool.process.wait(10)
+    until(lambda: not processes_of(pool.run_dir), 20, "all of it has ended")
+    pool.start().wait()
+    assert node.process is not None
+    assert node.process.poll() is None
+    assert node.clients() == {worker["pid"] for worker in pool.workers().values()}
+
+
+def test_start_says_why_a_daemon_cannot_be_joined(model_dir: Callable[[str], Path], node: Node) -> None:
+    """None there; and one in another pid namespace, whose lists name nobody of ours."""
+
+    def start(*before: str) -> str:
+        command = [
+            sys.executable,
+            "-m",
+            "mpspool",
+            "start",
+            "--check",
+            "--mps",
+            "external",
+            "--simulate-gpus",
+            "1",
+        ]
+        command += [
+            "--model",
+            f"half={model_dir('half_plus_two')}",
+            "--run-dir",
+            str(node.pipe.parent / "run"),
+        ]
+        environ = {**os.environ, "CUDA_MPS_PIPE_DIRECTORY": str(node.pipe)}
+        done = subprocess.run([*before, *command], env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 2, done.stdout + done.stderr
+        return done.stderr
+
+    assert (
+        f"mps: external, but there is no folder {node.pipe}: no MPS daemon runs on it; start it there"
+        in start()
+    )
+    node.pipe.mkdir()
+    assert "there is no control socket in" in start()
+    unshare = ["unshare", "--pid", "--fork", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], check=False).returncode:
+        pytest.skip("no pid namespace can be made here")
+    node.start()
+    assert "is in another pid namespace" in start(*unshare)
+    node.quit()
+    node.start(*unshare)
+    told = start()
+    assert "is in another pid namespace" in told
+    assert "hostPID: true" in told
