@@ -84,8 +84,8 @@ def cases(*, simulated: bool, quick: bool) -> dict[str, Inject]:
     fault = _simulated_fault if simulated else _client_fault
     found: dict[str, Inject] = {
         "a client faults": fault,
-        "a busy worker is shot": _shoot,
         "a busy worker is shot after terminate_client": _terminate_and_shoot,
+        "a busy worker is shot": _shoot,
         "the MPS daemon is shot": _shoot_daemon,
     }
     return {what: found[what] for what in list(found)[:2]} if quick else found
@@ -100,7 +100,6 @@ def measure(
         pool.warm(batch, _PER_CONTEXT * setting.contexts, 1.0)
         with Steady(pool.address, batch, _PER_CONTEXT * setting.contexts) as load:
             for what, inject in cases(simulated=gpu.simulated, quick=quick).items():
-                _settle(pool)
                 recovery = _one(pool, load, what, inject)
                 print(f"bench.gpu: {what}: {recovery.times}", flush=True)
                 done(recovery)

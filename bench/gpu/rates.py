@@ -163,5 +163,5 @@ def _line(turn: int, cell: Cell, setting: Setting, pair: Pair) -> str:
     return (
         f"{turn + 1} {cell.model:9} b{cell.batch:<5} {cell.load.title:11} {setting.title:20}"
         f" {served.rate:8.1f}/s  p50 {served.p50_ms:7.2f}  p99 {served.p99_ms:7.2f} ms"
-        f"  by one process ({pair.one.served.rate:.1f}/s) {pair.ratio:.2f}"
+        f"  {pair.ratio:.2f} x one process ({pair.one.served.rate:.1f}/s)"
     )

@@ -94,7 +94,7 @@ def _shown(value: float | None, form: str) -> str:
 
 
 _COLUMNS = (
-    "", "answers/s", "p50 / p99 ms", "by one process", "GPU used", "power, W", "a worker's MiB on the GPU",
+    "", "answers/s", "p50 / p99 ms", "x one process", "GPU used", "power, W", "a worker's MiB on the GPU",
     "GPU's MiB in use", "attached", "cores: pool + client",
 )  # fmt: skip
 

@@ -10,7 +10,7 @@ import socket
 import stat
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mpspool.mps.control import Control, ControlError
@@ -31,10 +31,11 @@ _REMEDY = "share its pid namespace (in a pod hostPID: true), or have a daemon of
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """A daemon's folders."""
+    """A daemon's folders, and for people, who runs it; "" where that is not known."""
 
     pipe_dir: str
     log_dir: str
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +92,13 @@ def check(pipe_dir: str, control: Control, uid: int) -> str:
     return f"external, but {reason}" if (reason := elsewhere(pipe_dir, found)) else ""
 
 
-def whose(pipe_dir: str) -> str:
-    """For people: who runs the daemon; "" where that is not known."""
-    found = peer(pipe_dir)
-    if found is None:
-        return ""
-    return f"process {found.pid} of user {found.uid}" if found.pid else f"of user {found.uid}"
+def look(found: Folders) -> Folders:
+    """With who runs the daemon there."""
+    who = peer(found.pipe_dir)
+    if who is None:
+        return found
+    owner = f"process {who.pid} of user {who.uid}" if who.pid else f"a process of user {who.uid}"
+    return replace(found, owner=owner)
 
 
 def elsewhere(pipe_dir: str, found: Peer | None = None) -> str:

@@ -217,12 +217,12 @@ def starts(pool: Pool) -> list[str]:
     return [event for event in events if event in ("worker started", "worker ready")]
 
 
-def test_a_killed_mps_daemon_costs_no_request(
+def test_an_mps_daemon_killed_together_with_the_pool_process_costs_no_request(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter
 ) -> None:
-    """Kill -9 of the control daemon; of its wrapper and the pool process: one of each again, the old server ended.
+    """One of each again, the old server ended; and the workers, which were its clients, come back one by one.
 
-    So are the workers, which were its clients: they come back one after the other, as clients of the new one.
+    The successor of the pool process cannot know that there was another daemon: it asks who is a client.
     """
     model = f"half_plus_two={model_dir('half_plus_two')}"
     layout = ("--simulate-gpus", 1, "--contexts-per-gpu", 2, "--intra-op-threads", 1)
@@ -230,30 +230,26 @@ def test_a_killed_mps_daemon_costs_no_request(
     # Both workers are away for a while, and one that is not forked needs seconds to be back.
     running = load(pool, "half_plus_two", "--timeout", 60)
     pool.serves_on()
-    for victim in ("daemon", "wrapper and pool process"):
-        generations = {name: worker["generation"] for name, worker in pool.workers().items()}
-        past = len(starts(pool))
-        before = mps_processes(pool)
-        if "pool" in victim:  # the successor cannot know that there was another daemon
-            os.kill(pool.process_pid("pool"), signal.SIGKILL)
-        os.kill(before[victim.partition(" ")[0]][0], signal.SIGKILL)
+    generations = {name: worker["generation"] for name, worker in pool.workers().items()}
+    past = len(starts(pool))
+    before = mps_processes(pool)
+    os.kill(pool.process_pid("pool"), signal.SIGKILL)
+    os.kill(before["wrapper"][0], signal.SIGKILL)
 
-        def renewed(before: dict[str, list[int]] = before) -> bool:
-            after = mps_processes(pool)
-            one_each = len(after["wrapper"]) == len(after["daemon"]) == 1
-            return one_each and not any(set(before[name]) & set(after[name]) for name in after)
+    def renewed() -> bool:
+        after = mps_processes(pool)
+        one_each = len(after["wrapper"]) == len(after["daemon"]) == 1
+        return one_each and not any(set(before[name]) & set(after[name]) for name in after)
 
-        until(renewed, 30, f"others after the {victim}'s death")
-        until(lambda: each_runs_once(pool), 20, "each process once")
+    until(renewed, 30, "others after their death")
+    until(lambda: each_runs_once(pool), 20, "each process once")
 
-        def refilled(generations: dict[str, int] = generations) -> bool:
-            workers = pool.workers().items()
-            return (
-                all(worker["generation"] > generations[name] for name, worker in workers) and pool.all_ready()
-            )
+    def refilled() -> bool:
+        workers = pool.workers().items()
+        return all(worker["generation"] > generations[name] for name, worker in workers) and pool.all_ready()
 
-        until(refilled, 90, f"workers of the new daemon after the {victim}'s death")
-        assert set(pool.mps_clients("gpu0")) == {worker["pid"] for worker in pool.workers().values()}
-        assert starts(pool)[past:] == ["worker started", "worker ready"] * 2, "one by one"
+    until(refilled, 90, "workers of the new daemon")
+    assert set(pool.mps_clients("gpu0")) == {worker["pid"] for worker in pool.workers().values()}
+    assert starts(pool)[past:] == ["worker started", "worker ready"] * 2, "one by one"
     pool.serves_on()
     running.end_clean()

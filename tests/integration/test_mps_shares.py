@@ -159,6 +159,11 @@ class Node:
         )
         until(self.control.answers, 20, "the daemon answers")
 
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
     def clients(self) -> set[int]:
         return {pid for server in self.control.server_list() for pid in self.control.client_list(server)}
 
@@ -185,12 +190,18 @@ def test_an_external_daemon_is_joined_and_left_alone(
     environ = {"CUDA_MPS_PIPE_DIRECTORY": str(node.pipe), "CUDA_MPS_LOG_DIRECTORY": str(node.log)}
     pool = start_pool(*flags, "--contexts-per-gpu", 3, env=environ).wait()
     assert (
-        f"MPS simulated: the control daemon on {node.pipe}, which is not ours, for gpu0"
+        f"MPS simulated: the control daemon on {node.pipe}, which is not ours (process {node.pid} of user "
         in pool.output.read_text()
     )
     assert node.clients() == {worker["pid"] for worker in pool.workers().values()}
     assert set(clients(pool).values()) == {(67.0, None, 0)}
     assert not [name for name in pool.status()["processes"] if name["name"].startswith("mps.")]
+
+    flag = ("--mps", "external", "--simulate-gpus", 1, "--run-dir", pool.run_dir)
+    checks = json.loads(cli("doctor", "--json", *flag, env={**os.environ, **environ}).stdout)["checks"]
+    found = {check["name"]: check for check in checks}["mps_environment"]
+    assert found["status"] == "ok"
+    assert f"the daemon on {node.pipe} is joined" in found["evidence"]
 
     before = generations(pool)
     node.quit()
@@ -199,8 +210,8 @@ def test_an_external_daemon_is_joined_and_left_alone(
     until(lambda: pool.all_ready() and generations(pool) != before, 90, "they come back")
     assert node.clients() == {worker["pid"] for worker in pool.workers().values()}
 
-    assert node.process is not None
     assert pool.stop() == 0
+    assert node.process is not None
     assert node.process.poll() is None
     assert node.control.answers()
     assert node.clients() == set()
@@ -222,6 +233,32 @@ def test_a_killed_pool_does_not_take_the_daemon_along(
     assert node.process is not None
     assert node.process.poll() is None
     assert node.clients() == {worker["pid"] for worker in pool.workers().values()}
+
+
+def in_another_namespace() -> list[str]:
+    """What goes before a command to run it in a pid namespace of its own."""
+    unshare = ["unshare", "--pid", "--fork", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], check=False).returncode:
+        pytest.skip("no pid namespace can be made here")
+    return unshare
+
+
+def test_a_worker_whose_daemon_cannot_know_it(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], node: Node
+) -> None:
+    """A daemon that came in another's place, in another pid namespace: no worker is READY, each says why."""
+    elsewhere = in_another_namespace()
+    node.start()
+    flags = ("--model", f"half={model_dir('half_plus_two')}", "--mps", "external", "--simulate-gpus", 1)
+    environ = {"CUDA_MPS_PIPE_DIRECTORY": str(node.pipe), "CUDA_MPS_LOG_DIRECTORY": str(node.log)}
+    pool = start_pool(*flags, "--contexts-per-gpu", 1, env=environ).wait()
+    node.quit()
+    node.start(*elsewhere)
+    said = until(
+        lambda: [w["error"] for w in pool.workers().values() if "pid namespace" in w.get("error", "")], 60
+    )
+    assert "hostPID: true" in said[0]
+    assert not pool.all_ready()
 
 
 def test_start_says_why_a_daemon_cannot_be_joined(model_dir: Callable[[str], Path], node: Node) -> None:
@@ -256,13 +293,11 @@ def test_start_says_why_a_daemon_cannot_be_joined(model_dir: Callable[[str], Pat
     )
     node.pipe.mkdir()
     assert "there is no control socket in" in start()
-    unshare = ["unshare", "--pid", "--fork", "--kill-child"]
-    if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], check=False).returncode:
-        pytest.skip("no pid namespace can be made here")
+    elsewhere = in_another_namespace()
     node.start()
-    assert "is in another pid namespace" in start(*unshare)
+    assert "is in another pid namespace" in start(*elsewhere)
     node.quit()
-    node.start(*unshare)
+    node.start(*elsewhere)
     told = start()
     assert "is in another pid namespace" in told
     assert "hostPID: true" in told

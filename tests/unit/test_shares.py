@@ -352,6 +352,13 @@ def test_who_listens_is_the_kernels_word(pipe: Path, tmp_path: Path) -> None:
     assert struct.calcsize("3i") == 12
 
 
+def test_who_runs_it_is_told(pipe: Path, tmp_path: Path) -> None:
+    """Where anybody does."""
+    owner = f"process {os.getpid()} of user {os.geteuid()}"
+    assert external.look(Folders(str(pipe), "/l")).owner == owner
+    assert external.look(Folders(str(tmp_path), "/l")).owner == ""
+
+
 def test_what_is_left_of_a_killed_pool_is_not_the_daemon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -418,3 +425,19 @@ def test_a_worker_that_its_daemon_can_never_list(monkeypatch: pytest.MonkeyPatch
         told = asyncio.run(_answer(path, {"attached": False, "never": "", "see": "its server.log"}, worker))
         assert told.startswith("it is no client of the MPS daemon of gpu0 (/node/pipe)")
         assert "see its server.log" in told
+
+
+def test_copies_on_the_stream_that_computes(tmp_path: Path) -> None:
+    """All three kinds, where the model, the pool or DeepRec's variable says so; otherwise TensorFlow's own streams."""
+    text = "merge_copy_streams: true\nmodels: {a: /a, b: {base_path: /b, merge_copy_streams: false}}"
+    merged, separate = make(configure(tmp_path, text)).models
+    assert (merged.merge_copy_streams, separate.merge_copy_streams) == (True, False)
+    named = make(configure(tmp_path, HALF, {"MERGE_COMPUTE_COPY_STREAM": "1"})).models[0]
+    assert named.merge_copy_streams
+    slot = SlotSettings(device="cpu0", slot=0)
+    for model, expected in ((merged, True), (separate, False)):
+        worker = WorkerSettings(run_dir="/r", worker="a", generation=1, credits=1, model=model, slot=slot)
+        options = device.session_config(worker).gpu_options.experimental.stream_merge_options
+        assert options.merge_host_to_device_stream is expected
+        assert options.merge_device_to_host_stream is expected
+        assert options.merge_device_to_device_stream is expected

@@ -386,7 +386,8 @@ def read_config(
         layer.problems.append(Problem("models", text))
     layer.left_out |= {f"models.{entry.name}.base_path" for entry in entries if entry.unplaced}
     places = {dotted(key): (dotted(key), source) for key, source in layer.sources.items()}
-    places["mps"] = ("mps", source_of(layer.sources, MODE))
+    if (source := source_of(layer.sources, MODE)).name:
+        places["mps"] = ("mps", source)
     for entry in entries:
         places |= entry.places()
     return config, Findings(layer.problems, layer.left_out, places)

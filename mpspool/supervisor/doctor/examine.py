@@ -84,7 +84,7 @@ def _gpu_checks(facts: Facts) -> Iterator[Finding]:
     yield mps.programs(facts)
     if facts.intent.mps != "off":
         yield from mps.clients(uses, facts.host)
-    yield mps.environment(facts.host)
+    yield mps.environment(facts.host, facts.machine.external)
     yield mps.own(facts)
     yield from mps.others(facts)
 

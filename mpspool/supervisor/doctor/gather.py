@@ -46,7 +46,7 @@ def gather(file: Path | None, flags: Mapping[str, object], environ: Mapping[str,
     return Facts(
         machine=machine,
         uses=uses,
-        intent=_intent(config, planned_for, findings, machine, drafts, mps, pool),
+        intent=_intent(config, planned_for, findings, machine, drafts, mps, pool, environ),
         host=read_host(environ),
         tensorflow=ask_tensorflow(uses, environ, run.mps_pipe("nowhere")),
         run_dir=str(run.root),
@@ -69,6 +69,7 @@ def _intent(
     drafts: list[Draft],
     mps: str,
     pool: int,
+    environ: Mapping[str, str],
 ) -> Intent:
     versions, problems = preflight.find_versions(config)
     planned: Plan | None = None
@@ -76,6 +77,7 @@ def _intent(
         planned = plan(planned_for, machine, {model.name: (1, Path("/")) for model in planned_for.models})
     except StartError as error:
         problems += error.problems
+    problems += preflight.check_external(planned, environ) if planned else []
     problems += preflight.check_weights_folders(config) + preflight.check_models(config, versions)
     problems += foreground.check(RunDir(config.run_dir)) + preflight.check_folder(RunDir(config.run_dir))
     ports = {"grpc_port": config.grpc_port, "rest_port": config.rest_port}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mpspool.mps.control import PROGRAM
 from mpspool.mps.device_state import EXCLUSIVE_PROCESS
+from mpspool.mps.external import Folders
 from mpspool.mps.leftovers import DEFAULT_PIPE_DIR, SERVER_PROGRAM, Running
 from mpspool.supervisor.doctor.facts import Facts, GpuUse, Host
 from mpspool.supervisor.doctor.finding import Finding, Status, Verdict, of_warning, ok, per_gpu
@@ -32,10 +33,10 @@ def programs(facts: Facts) -> Finding:
         if intent.without_mps:
             return Finding("mps_programs", Status.WARNING, intent.without_mps, "mps: auto, or on")
         return Finding("mps_programs", Status.OK, f"MPS is off; {control[0]} is there")
-    if not facts.mps_server:
+    if not facts.mps_server and facts.machine.external is None:
         text = f"{control[0]} is there, {SERVER_PROGRAM} is not, which it starts for its clients"
         return Finding("mps_programs", Status.ERROR, text, _how_to_install(facts.host))
-    return Finding("mps_programs", Status.OK, f"{control[0]}, {facts.mps_server}")
+    return Finding("mps_programs", Status.OK, ", ".join(filter(None, (control[0], facts.mps_server))))
 
 
 def _how_to_install(host: Host) -> str:
@@ -44,8 +45,13 @@ def _how_to_install(host: Host) -> str:
     return "install the driver's compute utilities (nvidia-compute-utils-NNN on Ubuntu), or put them in PATH"
 
 
-def environment(host: Host) -> Finding:
-    """Variables of MPS that daemons and workers inherit from us, or not."""
+def environment(host: Host, joined: Folders | None = None) -> Finding:
+    """Variables of MPS that daemons and workers inherit from us, or not; `joined` is a daemon that is not ours."""
+    if joined is not None:
+        text = (
+            f"the daemon on {joined.pipe_dir} is joined, and left to its owner ({joined.owner or 'not seen'})"
+        )
+        return Finding("mps_environment", Status.OK, text)
     named = {name: value for name, value in host.environ.items() if name.startswith("CUDA_MPS_")}
     if _PIPE in named:
         text = f"{_PIPE}={named[_PIPE]} is not used: each GPU gets a control daemon of its own"
@@ -96,13 +102,20 @@ def _is_ours(found: Running, run_dir: str) -> bool:
     return found.pipe_dir is not None and found.pipe_dir.startswith(f"{run_dir}/")
 
 
+def _is_joined(found: Running, facts: Facts) -> bool:
+    joined = facts.machine.external
+    return joined is not None and (found.pipe_dir or DEFAULT_PIPE_DIR) == joined.pipe_dir
+
+
 def others(facts: Facts) -> list[Finding]:
     """MPS that is not ours, and may have our GPUs. Stand-ins share nothing, with whomever."""
     simulated = facts.intent.mps == "simulated"
     found = [
         running
         for running in facts.mps_processes
-        if not (simulated or running.simulated or _is_ours(running, facts.run_dir))
+        if not (
+            simulated or running.simulated or _is_ours(running, facts.run_dir) or _is_joined(running, facts)
+        )
     ]
     same = [running for running in found if running.uid == facts.host.uid]
     different = [running for running in found if running.uid != facts.host.uid]

@@ -37,7 +37,8 @@ def facts(
         names = _names(gpus_in_use(drafts))
         what = f"a control daemon each for {names}"
         if config.mps.mode == "external" and machine.external is not None:
-            what = f"the control daemon on {machine.external.pipe_dir}, which is not ours, for {names}"
+            owner = f" ({machine.external.owner})" if machine.external.owner else ""
+            what = f"the control daemon on {machine.external.pipe_dir}, which is not ours{owner}, for {names}"
         lines.append(f"MPS {mps}: {what}")
         lines += [line for model in models if (line := _share(model))]
     return lines

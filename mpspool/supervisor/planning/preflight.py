@@ -89,7 +89,7 @@ def read_machine(config: PoolConfig, environ: Mapping[str, str]) -> Machine:
         driver=found.driver,
         no_gpu=found.reason,
         survey=survey(nvml=stand_in),
-        external=external.folders(config.mps.pipe_directory, environ)
+        external=external.look(external.folders(config.mps.pipe_directory, environ))
         if config.mps.mode == "external"
         else None,
     )

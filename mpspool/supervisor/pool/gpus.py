@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mpspool.core import log
+from mpspool.core import log, process
 from mpspool.core.ids import WorkerId
 from mpspool.core.settings import MpsSettings, PoolSettings
 from mpspool.core.states import DomainState, SlotState
@@ -72,6 +72,7 @@ class _Gpu:
         noted, answered: how many things have happened that it is to be asked about at once, and how many of them
             the last answer came after.
         condemned: the generations that a fault has hit.
+        visible: the server of a daemon that is not ours is to be seen among the processes.
         elsewhere: why a daemon that is not ours cannot know our workers, as of `looked_at`; "" while it may.
     """
 
@@ -90,6 +91,7 @@ class _Gpu:
     answered: int = 0
     doubtful: set[WorkerId] = field(default_factory=set)
     condemned: set[tuple[WorkerId, int]] = field(default_factory=set)
+    visible: bool = False
     elsewhere: str = ""
     looked_at: float = -math.inf
     wake: asyncio.Event = field(default_factory=asyncio.Event)
@@ -304,8 +306,12 @@ class Gpus:
                 return
             if answer is not None:
                 self._see_server(gpu, answer)
+                gpu.visible = gpu.external and process.alive(gpu.server)
                 if answer.clients is not None:
                     self._judge_doubtful(gpu, asked, answer.clients)
+            elif gpu.visible and not process.alive(gpu.server):  # no wrapper's end tells it
+                gpu.visible = False
+                self._fault(gpu, "its MPS server has ended, with its daemon")
             clients = max(clients, self._present(gpu))
             match gpu.domain.tick(time.monotonic(), clients, answer.server if answer else Server.SILENT):
                 case RestartDaemon():

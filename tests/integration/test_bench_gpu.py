@@ -1,0 +1,102 @@
+"""The GPU benchmark runs from end to end on a stand-in, and its program that faults speaks to a driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from bench.gpu.faulter import PTX
+from tests.pool import ROOT
+
+# A driver that takes the kernel and reports that it wrote where it must not.
+DRIVER = r"""
+#include <string.h>
+int cuInit(unsigned flags) { return flags; }
+int cuDeviceGet(int* device, int ordinal) { *device = ordinal; return 0; }
+int cuCtxCreate_v2(void** context, unsigned flags, int device) { *context = context; return flags + device; }
+int cuModuleLoadData(void** module, const char* image) {
+  *module = module;
+  return strstr(image, ".entry fault()") == 0 ? 218 : 0;
+}
+int cuModuleGetFunction(void** function, void* module, const char* name) {
+  *function = module;
+  return strcmp(name, "fault") == 0 ? 0 : 500;
+}
+int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigned by, unsigned bz,
+                   unsigned shared, void* stream, void** parameters, void** extra) {
+  int one = gx == 1 && gy == 1 && gz == 1 && bx == 1 && by == 1 && bz == 1;
+  return function != 0 && one && shared == 0 && stream == 0 && parameters == 0 && extra == 0 ? 0 : 1;
+}
+int cuCtxSynchronize(void) { return 700; }
+"""
+
+
+def test_everything_runs_on_a_stand_in(models_root: Path, tmp_path: Path) -> None:
+    """One command: pairs with one process, attach proof, the stand-in's figures, faults and recoveries; all SIMULATED."""
+    command = [
+        sys.executable,
+        "-m",
+        "bench.gpu",
+        "--simulate",
+        "--quick",
+        "--contexts",
+        "1",
+        "--seconds",
+        "0.5",
+    ]
+    command += ["--models", "widedeep", "--name", "smoke", "--results", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--cache", str(models_root / "bench")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "smoke.json").read_text())
+    assert found["simulated"] is True
+    (cell,) = found["cells"]
+    assert cell["setting"] == {"contexts": 1, "mps": True}
+    assert cell["attached"] == 1
+    (pair,) = cell["pairs"]
+    assert pair["one"]["served"]["rate"] > 0
+    assert pair["it"]["used"]["utilisation"] is not None
+    assert pair["it"]["worker_bytes"] > 0
+    assert [one["what"] for one in found["recoveries"]] == [
+        "a client faults",
+        "a busy worker is shot after terminate_client",
+    ]
+    for recovery in found["recoveries"]:
+        times = recovery["times"]
+        assert recovery["hit"] == 1
+        assert 0 < times["seen_s"] <= times["stopped_s"] < times["first_ready_s"] <= times["all_ready_s"]
+        assert recovery["right"] > 0
+    assert (tmp_path / "smoke.md").read_text().startswith("# Several workers on one GPU: SIMULATED")
+    assert (tmp_path / "smoke.png").exists()
+
+
+def test_the_program_that_faults(tmp_path: Path) -> None:
+    """It attaches, waits to be told, faults once, and says what CUDA said."""
+    source = tmp_path / "driver.c"
+    source.write_text(DRIVER)
+    library = ["-x", "c", "-shared", "-fPIC", "-o", str(tmp_path / "libcuda.so.1"), str(source)]
+    subprocess.run(["g++", *library], check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu.faulter"],
+        input="\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        cwd=ROOT,
+        env=os.environ | {"LD_LIBRARY_PATH": str(tmp_path)},
+    )
+    attached, said = map(json.loads, done.stdout.splitlines())
+    assert attached["attached"] > 0
+    assert said["cuda_error"] == 700
+    assert done.returncode == 0
+    assert b".target sm_70" in PTX, "as old as MPS itself allows"
