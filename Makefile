@@ -9,7 +9,7 @@ DEMO := demo
 CUDA ?= $(shell { ls /dev/nvidia[0-9]* || nvidia-smi -L; } >/dev/null 2>&1 && echo 1)
 GPU := $(if $(filter 1,$(CUDA)),$(VENV)/.cuda)
 
-.PHONY: serve test test-exec test-gpu check bench bench-gpu format protos lock clean compiler
+.PHONY: serve test test-exec test-bench test-gpu check bench bench-gpu format protos lock clean compiler
 
 serve: $(VENV)/.runtime $(GPU) $(DEMO)/half_plus_two
 	@exec $(BIN)/mpspool start --model half_plus_two=$(DEMO)/half_plus_two
@@ -29,6 +29,10 @@ test: $(VENV)/.dev $(GPU) compiler
 test-exec: $(VENV)/.dev $(GPU) compiler
 	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) tests/conformance tests/integration
 	MPSPOOL_WORKERS_START=exec $(PYTEST) tests/chaos
+
+# Does the benchmark run? Its figures are nobody's business here.
+test-bench: $(VENV)/.dev $(GPU)
+	$(PYTEST) tests/bench
 
 test-gpu: $(VENV)/.dev $(GPU)
 	$(PYTEST) tests/gpu

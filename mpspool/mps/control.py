@@ -25,6 +25,8 @@ _DRIVER_FOLDERS = (
     "/run/opengl-driver/bin",
 )
 _ANSWER_LIMIT_S = 5.0
+# A server takes clients while it is ACTIVE, has them wait while INITIALIZING, and refuses them in FAULT.
+STATUSES = ("INITIALIZING", "ACTIVE", "FAULT")
 
 
 class ControlError(Exception):
@@ -117,8 +119,15 @@ class Control:
         return self._pids("get_server_list")
 
     def server_status(self, server: int) -> str:
-        """As the daemon words it: "ACTIVE" while the server takes clients, "INITIALIZING" before, or "FAULT"."""
-        return self._ask(f"get_server_status {server}").strip()
+        """One of STATUSES.
+
+        Raises:
+            ControlError: no such server, or the daemon refuses: its exit status does not always tell.
+        """
+        said = self._ask(f"get_server_status {server}").strip()
+        if said not in STATUSES:
+            raise ControlError(f"get_server_status {server} answered {said!r}")
+        return said
 
     def client_list(self, server: int) -> list[int]:
         """Pids of the processes attached to that server."""

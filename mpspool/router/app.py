@@ -47,7 +47,11 @@ class Control:
 
     async def condemn(self, request: Message) -> Message:
         self._dataplane.condemn(
-            request["workers"], request["culprits"], request["reason"], comes_back=request["comes_back"]
+            request["device"],
+            request["workers"],
+            request["culprits"],
+            request["reason"],
+            comes_back=request["comes_back"],
         )
         return {}
 
@@ -56,7 +60,7 @@ class Control:
         return {}
 
     async def clear(self, request: Message) -> Message:
-        self._dataplane.clear(request["device"])
+        self._dataplane.clear(request["device"], request["since_s"])
         return {}
 
     async def drain(self, request: Message) -> Message:

@@ -171,31 +171,32 @@ class Dataplane:
 
     def condemn(
         self,
+        domain: str,
         generations: Mapping[str, int],
-        culprits: Collection[str],
+        culprits: Collection[str] | None,
         reason: str,
         *,
         comes_back: bool = True,
     ) -> None:
-        """Gives up workers whose device has failed, and runs their requests elsewhere.
+        """Gives up a device's workers, for it has failed, and runs their requests elsewhere.
 
         Args:
-            generations: of each worker, by its id.
-            culprits: those that caused it; empty where nobody knows, and any of them may have.
+            domain: the device.
+            generations: of each worker that was on it, by its id; some may have gone already.
+            culprits: those of them that caused it; None where nobody knows, and any of them may have.
             reason: what befell the device.
             comes_back: the device will be used again.
         """
-        now_s = self._loop.time()
+        self._domains.condemned(domain, self._loop.time(), comes_back=comes_back)
         for worker in self._workers:
             if generations.get(str(worker.id)) == worker.generation and not worker.hung:
-                self._domains.condemned(worker.domain, now_s, comes_back=comes_back)
-                blamed = not culprits or str(worker.id) in culprits
+                blamed = culprits is None or str(worker.id) in culprits
                 self._workers.condemn(worker, reason, reason, blamed=blamed)
         self._see_suspects()
 
-    def clear(self, device: str) -> None:
-        """A worker of it died, and the device is well."""
-        self._domains.well(device)
+    def clear(self, device: str, since_s: float) -> None:
+        """Workers of it died, and the device was well at `since_s` (CLOCK_MONOTONIC)."""
+        self._domains.well(device, since_s)
         self._see_suspects()
 
     def devices(self, devices: list[dict[str, Any]]) -> None:
@@ -279,7 +280,7 @@ class Dataplane:
             self._on_failed(worker)
         if worker.state is WorkerState.READY:
             self._models.get(model).signatures = hello.signatures
-            self._scheduler.join(worker.name, model, hello.credits)
+            self._scheduler.join(worker.name, model, hello.credits, worker.domain)
             if self._domains.refuses(worker.domain):
                 self._scheduler.leave(worker.name)
             self._domains.up(worker.domain)
@@ -311,7 +312,7 @@ class Dataplane:
         """Without a pool process nobody says what befell a device; its successor ends those that are condemned."""
         for domain, reason in self._domains.overdue(self._loop.time()):
             mine = {str(one.id): one.generation for one in self._workers if one.domain == domain}
-            self.condemn(mine, (), f"{domain}: {reason}")
+            self.condemn(domain, mine, None, f"{domain}: {reason}")
         if self._scheduler.hold_suspects:
             self._see_suspects()
 

@@ -18,10 +18,11 @@ BACK_S = 60.0
 
 @dataclass(slots=True)
 class _Awaited:
-    """A verdict that is due; `failed` is what a worker said of its device, "" where it just died."""
+    """A verdict that is due; `failed` is what a worker said of its device, "" where it just died, last at `died_s`."""
 
     failed: str
     by_s: float
+    died_s: float = 0.0
 
 
 class FaultDomains:
@@ -33,7 +34,7 @@ class FaultDomains:
 
     def died(self, domain: str, now_s: float) -> None:
         """A worker on it died: of itself, or of what befell the device."""
-        self._awaited.setdefault(domain, _Awaited("", now_s + VERDICT_S))
+        self._awaited.setdefault(domain, _Awaited("", now_s + VERDICT_S)).died_s = now_s
 
     def failed(self, domain: str, reason: str, now_s: float) -> None:
         """A worker on it says that it can be used no more."""
@@ -46,14 +47,16 @@ class FaultDomains:
         known = self._awaited.get(domain)
         return known is not None and bool(known.failed)
 
-    def well(self, domain: str) -> None:
-        """The verdict: only a worker died. It does not outweigh a worker's word."""
-        if not self.refuses(domain):
-            self._awaited.pop(domain, None)
+    def well(self, domain: str, since_s: float) -> None:
+        """The verdict: nothing but workers died until `since_s`. It does not outweigh a worker's word."""
+        known = self._awaited.get(domain)
+        if known is not None and not known.failed and known.died_s <= since_s:
+            del self._awaited[domain]
 
     def condemned(self, domain: str, now_s: float, *, comes_back: bool) -> None:
         """The verdict: all on it are lost."""
         self._awaited.pop(domain, None)
+        self._down.pop(domain, None)
         if comes_back:
             self._down[domain] = now_s + BACK_S
 

@@ -28,15 +28,17 @@ class WorkerLoad:
     """A worker as the scheduler sees it: its credits, and the dispatches that hold them.
 
     Attributes:
+        domain: the device that fails for all workers on it; "" where each fails by itself.
         batches: by dispatch, in the order in which it runs them.
         leaving: it is sent nothing more.
-        reserved: it is kept free, or runs alone, for a suspect.
+        reserved: it is kept free for a suspect, here or on its device, or runs one.
         last_sent: its latest dispatch; they are numbered over all workers.
     """
 
     name: str
     model: ModelVersion
     credits: int
+    domain: str = ""
     batches: dict[int, Batch] = field(default_factory=dict)
     leaving: bool = False
     reserved: bool = False
@@ -57,10 +59,9 @@ class WorkerLoad:
             end_ns += int(batch.cost_us * 1000)
         return end_ns - PIPELINE_NS
 
-    def release(self) -> None:
-        """Ends a reservation whose suspect is not running here."""
-        if not any(batch.suspect for batch in self.batches.values()):
-            self.reserved = False
+    def shares_with(self, other: WorkerLoad) -> bool:
+        """Whether what takes one of them down may take the other, too."""
+        return bool(self.domain) and self.domain == other.domain
 
 
 Policy = Callable[[Iterable[WorkerLoad]], WorkerLoad | None]

@@ -9,7 +9,8 @@ The laws, which the tests hold it to for every order of events:
 - A worker never holds more dispatches than it granted credits.
 - What had not been started when its worker was lost runs again elsewhere and is not suspected for that.
 - What had been started is a suspect, whether its client still waits or not, and so is every request
-  with the same body from then on. Suspects run alone on their worker, one at a time in the whole pool.
+  with the same body from then on. Suspects run alone on their worker, and on its device where that fails
+  for all workers on it, one at a time in the whole pool.
   When that worker is lost too, all with that body are refused, and it is kept out for a while; when the
   worker lives, those that had not been started themselves are suspects no more.
 
@@ -79,6 +80,8 @@ class Scheduler:
         self._bytes = 0
         self._wanted = 0
         self._trying = False  # a suspect is running
+        # Whose suspect is the next to run, or runs, and the workers that are kept free for it.
+        self._trial: tuple[Queue, list[WorkerLoad]] | None = None
         self._suspicions = Suspicions()
         self.costs = CostTable()
         self.hold_suspects = False
@@ -152,15 +155,15 @@ class Scheduler:
 
     # -- workers ----------------------------------------------------------------------------------
 
-    def join(self, name: str, model: ModelVersion, credit: int) -> None:
-        """A worker is READY and may hold `credit` dispatches at once."""
-        self._workers[name] = self._queues[model].workers[name] = WorkerLoad(name, model, credit)
+    def join(self, name: str, model: ModelVersion, credit: int, domain: str = "") -> None:
+        """A worker is READY and may hold `credit` dispatches at once; what `domain` names fails for all on it."""
+        worker = WorkerLoad(name, model, credit, domain)
+        self._workers[name] = self._queues[model].workers[name] = worker
 
     def leave(self, name: str) -> None:
         """A worker drains: it finishes what it holds and is sent nothing more."""
         if worker := self._workers.get(name):
             worker.leaving = True
-            worker.release()
 
     def lost(self, name: str, started: tuple[int, int] | None, now_ns: int) -> list[Refuse]:
         """A worker died or hangs. `started` is the (dispatch, index) that it was running, if any."""
@@ -173,7 +176,7 @@ class Scheduler:
         again: list[Entry] = []
         for dispatch, batch in worker.batches.items():
             if batch.suspect:
-                self._trying = False
+                self._end_trial()
             for index, entry in enumerate(batch.entries):
                 entry.held = False
                 if (dispatch, index) == started:
@@ -202,8 +205,7 @@ class Scheduler:
         if worker is None or batch is None:
             return None
         if batch.suspect:
-            self._trying = False
-            worker.reserved = False
+            self._end_trial()
             if ran:
                 body = batch.entries[0].body
                 self._suspicions.clear(worker.model, body)
@@ -224,7 +226,7 @@ class Scheduler:
         """Every dispatch that can be sent now."""
         orders: list[Send] = []
         for queue in self._queues.values():
-            if queue.suspects:
+            if queue.suspects or (self._trial and self._trial[0] is queue):
                 self._dispatch_suspect(queue, now_ns, orders)
             share = queue.share()
             while queue.waiting:
@@ -256,22 +258,32 @@ class Scheduler:
     # -- suspects ---------------------------------------------------------------------------------
 
     def _dispatch_suspect(self, queue: Queue, now_ns: int, orders: list[Send]) -> None:
-        """One suspect at a time in the pool, alone on a worker that is emptied for it first."""
+        """One suspect at a time in the pool, alone on a device or a worker that is emptied for it first."""
+        if self._trying or (self._trial and self._trial[0] is not queue):
+            return
         while queue.suspects and queue.suspects[0].over:
             queue.suspects.popleft()
         staying = [worker for worker in queue.workers.values() if not worker.leaving]
-        if not queue.suspects:
-            for worker in staying:
-                worker.release()
-        if self._trying or self.hold_suspects or not queue.suspects or not staying:
+        kept = [worker for worker in staying if worker.reserved]
+        self._end_trial()
+        if self.hold_suspects or not queue.suspects or not staying:
             return
-        reserved = [worker for worker in staying if worker.reserved]
-        worker = min(reserved or staying, key=by_load)
-        worker.reserved = True
-        if not worker.batches:
+        worker = min(kept or staying, key=by_load)
+        group = [one for one in self._workers.values() if one is worker or one.shares_with(worker)]
+        self._trial = queue, group
+        for one in group:
+            one.reserved = True
+        if not any(one.batches for one in group):
             entry = queue.suspects.popleft()
             self._trying = True
             orders.append(self._send(worker, Batch([entry], None, suspect=True), now_ns))
+
+    def _end_trial(self) -> None:
+        """What was kept free for a suspect, or ran it, takes other requests again."""
+        for worker in self._trial[1] if self._trial else ():
+            worker.reserved = False
+        self._trial = None
+        self._trying = False
 
     def _again(self, queue: Queue, entry: Entry, now_ns: int) -> list[Refuse]:
         """Back to its place in the queue: its worker was lost and had not started it."""

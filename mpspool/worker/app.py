@@ -32,6 +32,7 @@ logger = log.get("worker")
 _BEAT_S = 0.1
 # How long one whose device has failed waits for the pool to end it.
 _WAIT_FOR_END_S = 30.0
+_SAY_AGAIN_S = 0.25
 
 
 class Worker:
@@ -164,10 +165,10 @@ class Worker:
         """The device has failed, perhaps for all workers on it: the pool ends us, together with those."""
         self._state.to(WorkerState.FAILED, reason)
         status = self.fail(reason, 1)
-        self._link.announce(WorkerState.FAILED, failed=reason)
         end = time.monotonic() + _WAIT_FOR_END_S
-        while not self._stopping and (left_s := end - time.monotonic()) > 0:
-            if select.select([wakeup], [], [], left_s)[0]:
+        while not self._stopping and time.monotonic() < end:
+            self._link.announce(WorkerState.FAILED, failed=reason)  # again: the router may have been away
+            if select.select([wakeup], [], [], _SAY_AGAIN_S)[0]:
                 os.read(wakeup, 4096)
         return status
 

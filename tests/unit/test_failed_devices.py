@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -79,9 +80,15 @@ def test_the_verdict(tmp_path: Path, named: bool) -> None:
         hello(scene, 0, 0, "FAILED")
         control = Control(scene.dataplane)
         generations = {"m@1.gpu0.0": 1, "m@1.gpu0.1": 1}
-        culprits = ["m@1.gpu0.0"] if named else []
+        culprits = ["m@1.gpu0.0"] if named else None
         await control.condemn(
-            {"workers": generations, "culprits": culprits, "reason": "gpu0: FAULT", "comes_back": False}
+            {
+                "device": "gpu0",
+                "workers": generations,
+                "culprits": culprits,
+                "reason": "gpu0: FAULT",
+                "comes_back": False,
+            }
         )
         snapshot = await control.snapshot({})
         assert {(w["state"], w["hung"]) for w in snapshot["workers"]} == {("FAILED", "gpu0: FAULT")}
@@ -134,7 +141,13 @@ def test_a_verdict_comes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         hello(scene, 0, 0, "FAILED")
         control = Control(scene.dataplane)
         await control.condemn(
-            {"workers": {"m@1.gpu0.0": 1}, "culprits": [], "reason": "gpu0: FAULT", "comes_back": False}
+            {
+                "device": "gpu0",
+                "workers": {"m@1.gpu0.0": 1},
+                "culprits": None,
+                "reason": "gpu0: FAULT",
+                "comes_back": False,
+            }
         )
         hello(scene, 0, 0, generation=2)
         await asyncio.sleep(0.1)
@@ -157,7 +170,7 @@ def test_a_suspect_waits_until_its_device_is_known_to_be_well(tmp_path: Path) ->
         scene.dataplane._workers.lose(worker, "died")
         await settle()
         assert not scene.link.dispatches(lives)
-        await Control(scene.dataplane).clear({"device": "gpu0"})
+        await Control(scene.dataplane).clear({"device": "gpu0", "since_s": time.monotonic()})
         await settle()
         scene.answer(lives, scene.link.dispatches(lives)[0])
         assert await asked == b"answer"
@@ -196,7 +209,13 @@ def test_a_suspect_does_not_take_the_last_device_down(tmp_path: Path) -> None:
         await settle()
         start(scene, ill, scene.link.dispatches(ill)[0])
         control = Control(scene.dataplane)
-        verdict = {"workers": {"m@1.gpu0.0": 1}, "culprits": [], "reason": "gpu0: FAULT", "comes_back": True}
+        verdict = {
+            "device": "gpu0",
+            "workers": {"m@1.gpu0.0": 1},
+            "culprits": None,
+            "reason": "gpu0: FAULT",
+            "comes_back": True,
+        }
         await control.condemn(verdict)
         other = hello(scene, 1, 0)
         await settle()

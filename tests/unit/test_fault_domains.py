@@ -6,11 +6,15 @@ from mpspool.router.fault_domains import BACK_S, VERDICT_S, FaultDomains
 
 
 def test_a_death_holds_suspects_until_the_device_is_known_to_be_well() -> None:
+    """Well after the last of its workers that died, not after the one before."""
     domains = FaultDomains()
     domains.died("gpu0", 0)
     assert domains.holds_suspects(["gpu0", "gpu1"])
     assert not domains.refuses("gpu0")
-    domains.well("gpu0")
+    domains.died("gpu0", 1)
+    domains.well("gpu0", 0.5)
+    assert domains.holds_suspects(["gpu0", "gpu1"]), "another has died since"
+    domains.well("gpu0", 1)
     assert not domains.holds_suspects(["gpu0", "gpu1"])
 
 
@@ -25,10 +29,11 @@ def test_nobody_says_anything() -> None:
 
 
 def test_a_workers_word_outweighs_that_the_device_seems_well() -> None:
+    """Only what the pool decides does."""
     domains = FaultDomains()
     domains.died("gpu0", 0)
     domains.failed("gpu0", "ECC", 0)
-    domains.well("gpu0")
+    domains.well("gpu0", 1)
     assert domains.refuses("gpu0")
     domains.condemned("gpu0", 0, comes_back=True)
     assert not domains.refuses("gpu0")

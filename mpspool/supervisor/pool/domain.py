@@ -17,7 +17,8 @@ from mpspool.supervisor.pool.slots import delay_s
 
 # A GPU that has served this long since its last fault is as good as new.
 PROVEN_S = 60.0
-# How long a server that has lost its last client may take to be ACTIVE again, and a daemon to answer.
+# How long a server that has lost its last client may take to be ACTIVE again; and how long anything else may take: a
+# daemon to answer, or to be there again, a client to end.
 REBUILD_S = 3.0
 SILENT_S = 30.0
 MAX_DAEMON_RESTARTS = 3
@@ -60,7 +61,7 @@ class Domain:
         self._row = 0
         self._due = 0.0
         self._served_since = 0.0
-        self._waiting_since: float | None = None
+        self._waiting: tuple[str, float] | None = None  # what for, since when
         self._own_daemon = own_daemon
         self._daemon_restarts = 0
         self._awaiting = False
@@ -80,7 +81,7 @@ class Domain:
         self._row += 1
         self.faults += 1
         self._due = now + delay_s(self._row, self._restart)
-        self._waiting_since = None
+        self._waiting = None
         self._daemon_restarts = 0
         self._awaiting = False
         self._to(DomainState.FAULTED, reason)
@@ -104,20 +105,22 @@ class Domain:
         Returns:
             What to do for it, once.
         """
-        if self.state is not DomainState.FAULTED or clients:
+        if self.state is not DomainState.FAULTED:
             return None
-        if server is Server.USABLE:
+        if not clients and server is Server.USABLE:
             if now >= self._due:
                 self._to(DomainState.RECOVERING, self.reason)
             return None
-        if self._waiting_since is None:
-            self._waiting_since = now
-        if now - self._waiting_since < (REBUILD_S if server is Server.FAULT else SILENT_S):
+        waits_for = "clients" if clients else server.value
+        if self._waiting is None or self._waiting[0] != waits_for:
+            self._waiting = waits_for, now
+        rebuilds = not clients and server is Server.FAULT and not self._daemon_restarts
+        if now - self._waiting[1] < (REBUILD_S if rebuilds else SILENT_S):
             return None
         if not self._own_daemon:
             awaiting, self._awaiting = self._awaiting, True
             return None if awaiting else AwaitDaemon()
-        self._waiting_since = None
+        self._waiting = None
         if self._daemon_restarts == MAX_DAEMON_RESTARTS:
             again = f"{MAX_DAEMON_RESTARTS} restarts of its MPS daemon did not help"
             self.lost(f"{self.reason}; {again}: the GPU may need a reset")

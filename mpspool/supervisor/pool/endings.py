@@ -1,9 +1,9 @@
-"""Workers whose end is under way, each in a task of its own: nothing is started in their slots until it is over."""
+"""Workers whose end is under way: nothing is started in their slots until it is over."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 
 from mpspool.core.ids import WorkerId
@@ -37,27 +37,30 @@ class Endings(AbstractSet[WorkerId]):
 
     def hung(self, worker: WorkerId, reason: str) -> None:
         """Ends one that hangs: with a stack dump in its log, if it can still give one."""
-        self._begin(worker, f"hung and killed: {reason}", ladder.HUNG)
+        self._begin([worker], f"hung and killed: {reason}", ladder.HUNG)
 
-    def lost(self, worker: WorkerId, reason: str) -> None:
-        """Ends one whose device, or MPS, has left it: at once."""
-        self._begin(worker, f"ended: {reason}", ladder.LOST)
+    def lost(self, workers: Iterable[WorkerId], reason: str) -> None:
+        """Ends those whose device, or MPS, has left them: soon, and all at once."""
+        self._begin(workers, f"ended: {reason}", ladder.LOST)
 
-    def _begin(self, worker: WorkerId, words: str, steps: Ladder) -> None:
-        if worker not in self._tasks:
-            self._tasks[worker] = asyncio.create_task(self._end(worker, words, steps))
+    def _begin(self, workers: Iterable[WorkerId], words: str, steps: Ladder) -> None:
+        if chosen := [worker for worker in workers if worker not in self._tasks]:
+            task = asyncio.create_task(self._end(chosen, words, steps))
+            self._tasks.update(dict.fromkeys(chosen, task))
 
-    async def _end(self, worker: WorkerId, words: str, steps: Ladder) -> None:
+    async def _end(self, workers: list[WorkerId], words: str, steps: Ladder) -> None:
         try:
-            self._run.set_last_words(worker.program, words)
-            await self._workers.end(worker, steps)
+            for worker in workers:
+                self._run.set_last_words(worker.program, words)
+            await self._workers.end(workers, steps)
         finally:
-            del self._tasks[worker]
+            for worker in workers:
+                del self._tasks[worker]
             self._on_end()
 
     async def close(self) -> None:
         """Breaks off what is under way."""
-        tasks = list(self._tasks.values())
+        tasks = set(self._tasks.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

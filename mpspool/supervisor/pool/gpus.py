@@ -32,7 +32,7 @@ from mpspool.mps.simulated.inventory import simulated_number
 from mpspool.mps.simulated.nvml import Nvml
 from mpspool.mps.telemetry import GpuReading, Telemetry, as_message
 from mpspool.supervisor import programs
-from mpspool.supervisor.pool.domain import AwaitDaemon, Domain, RestartDaemon, Server
+from mpspool.supervisor.pool.domain import SILENT_S, AwaitDaemon, Domain, RestartDaemon, Server
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.reconcile import Processes, WorkerReport
 from mpspool.supervisor.pool.slots import Slot
@@ -65,13 +65,16 @@ class _Gpu:
     Attributes:
         daemon: of MPS; None without.
         log: of its MPS server.
-        message: how it fares, as the router and `status --json` have it.
+        reading: what the driver said last.
         wrapper: supervisord's child that stands for the daemon, and a pidfd of it; 0 and -1 while there is none.
         server: the MPS server that its workers are clients of, as far as is known.
         doubtful: workers that may not be its clients.
         noted, answered: how many things have happened that it is to be asked about at once, and how many of them
             the last answer came after.
         condemned: the generations that a fault has hit.
+        pids: of the workers since it was well last; those that have ended too, for server.log may name one.
+        silent_since: since when its daemon has not answered; None while it does.
+        asker: what its daemon is asked in; a daemon that hangs holds up nobody else.
         visible: the server of a daemon that is not ours is to be seen among the processes.
         elsewhere: why a daemon that is not ours cannot know our workers, as of `looked_at`; "" while it may.
     """
@@ -82,11 +85,11 @@ class _Gpu:
     domain: Domain
     daemon: MpsSettings | None = None
     log: ServerLog | None = None
-    message: dict[str, Any] = field(default_factory=dict)
+    reading: GpuReading | None = None
     wrapper: int = 0
     pidfd: int = -1
     server: int = 0
-    silent: bool = False
+    silent_since: float | None = None
     noted: int = 0
     answered: int = 0
     doubtful: set[WorkerId] = field(default_factory=set)
@@ -94,7 +97,9 @@ class _Gpu:
     visible: bool = False
     elsewhere: str = ""
     looked_at: float = -math.inf
+    pids: dict[int, WorkerId] = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    asker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="mps"))
 
     @property
     def external(self) -> bool:
@@ -139,8 +144,7 @@ class Gpus:
         self._tell_router = tell_router
         self._look = look
         self._gpus = _gpus(config)
-        # A daemon or a driver that hangs is waited for in a thread that nobody else needs.
-        self._askers = ThreadPoolExecutor(len(self._gpus) + 1, thread_name_prefix="gpus")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="nvml")
         self._telemetry = Telemetry([gpu.uuid for gpu in self._gpus.values()], _nvml(config))
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False
@@ -176,6 +180,11 @@ class Gpus:
             for _, slot in self._on(gpu)
         )
 
+    def failed(self, device: str) -> bool:
+        """Whether all workers on it are being ended."""
+        gpu = self._gpus.get(device)
+        return gpu is not None and gpu.domain.state in (DomainState.FAULTED, DomainState.LOST)
+
     def lost(self, device: str) -> str:
         """Why nothing can ever be started on it, "" while it can."""
         gpu = self._gpus.get(device)
@@ -184,9 +193,9 @@ class Gpus:
         )
 
     def hit(self, worker: WorkerId, generation: int) -> bool:
-        """Whether that worker was ended with all others of its GPU."""
+        """Whether that worker ended with all others of its GPU."""
         gpu = self._gpus.get(worker.device)
-        return gpu is not None and (worker, generation) in gpu.condemned
+        return gpu is not None and ((worker, generation) in gpu.condemned or self.failed(worker.device))
 
     async def clients(self, device: str) -> frozenset[int] | None:
         """The pids of the clients of a device's MPS daemon; None where it does not say."""
@@ -200,7 +209,7 @@ class Gpus:
         if gpu.daemon and gpu.external and time.monotonic() - gpu.looked_at >= _PERIOD_S:
             gpu.looked_at = time.monotonic()
             loop = asyncio.get_running_loop()
-            gpu.elsewhere = await loop.run_in_executor(self._askers, elsewhere, gpu.daemon.pipe_dir)
+            gpu.elsewhere = await loop.run_in_executor(gpu.asker, elsewhere, gpu.daemon.pipe_dir)
         return gpu.elsewhere
 
     def where_logged(self, device: str) -> str:
@@ -234,9 +243,16 @@ class Gpus:
             elif pid:  # perhaps before our time
                 self._doubt(gpu, [worker for worker, slot in self._on(gpu) if slot.ready_since is not None])
 
-    def take(self, reports: Mapping[str, WorkerReport]) -> None:
-        """What the router says of the workers: under MPS one that cannot use its GPU any more is not the only one."""
+    def take(self, reports: Mapping[str, WorkerReport], *, new: bool) -> None:
+        """What the router says of the workers: under MPS one that cannot use its GPU any more is not the only one.
+
+        Args:
+            reports: of each worker, by id.
+            new: it is another router than before, and knows of no fault.
+        """
         for gpu in filter(_under_mps, self._gpus.values()):
+            if new and self.failed(gpu.name):
+                self._spawn(self._condemn(gpu, gpu.domain.reason, None))
             for worker, slot in self._on(gpu):
                 report = reports.get(str(worker))
                 if report and report.failed and report.generation == slot.generation and not report.hung:
@@ -247,13 +263,10 @@ class Gpus:
             self._doubt(gpu, [worker])
             self._see_recovered(gpu)
 
-    def ended(self, worker: WorkerId, exit_status: int) -> None:
+    def ended(self, worker: WorkerId) -> None:
         """One that ended by itself may have been hit by what hits the others, too."""
         if (gpu := self._gpus.get(worker.device)) and gpu.daemon:
-            if exit_status:
-                gpu.ask_now()
-            elif gpu.domain.state is DomainState.FAULTED:
-                gpu.wake.set()
+            gpu.ask_now()
 
     def given_up(self, worker: WorkerId) -> None:
         if gpu := self._gpus.get(worker.device):
@@ -265,20 +278,29 @@ class Gpus:
         """What the driver says of the GPUs."""
         loop = asyncio.get_running_loop()
         while True:
-            readings = await loop.run_in_executor(self._askers, self._telemetry.read)
+            readings = await loop.run_in_executor(self._reader, self._telemetry.read)
             for gpu in self._gpus.values():
                 reading = readings.get(gpu.uuid, GpuReading(gpu.uuid))
                 if reading.lost:
                     self._gone(gpu, reading.lost)
-                pids = {str(worker): self._workers.pid(worker) for worker, _ in self._on(gpu)}
-                gpu.message = as_message(gpu.name, reading, "", workers=pids, simulated=gpu.simulated)
+                gpu.reading = reading
+                self._note_pids(gpu)
             await self._tell_router("devices", devices=self.messages())
             await asyncio.sleep(_PERIOD_S)
 
     def _message(self, gpu: _Gpu) -> dict[str, Any]:
-        found = gpu.message or as_message(gpu.name, GpuReading(gpu.uuid), "", simulated=gpu.simulated)
-        error = {"error": gpu.domain.reason} if gpu.domain.reason else {}
-        return {**found, "state": gpu.domain.state.value, **error}
+        return as_message(
+            gpu.name,
+            gpu.reading or GpuReading(gpu.uuid),
+            gpu.domain.state.value,
+            gpu.domain.reason,
+            workers={str(worker): pid for pid, worker in gpu.pids.items()},
+            simulated=gpu.simulated,
+        )
+
+    def _note_pids(self, gpu: _Gpu) -> None:
+        now = {pid: worker for worker, _ in self._on(gpu) if (pid := self._workers.pid(worker))}
+        gpu.pids = now if gpu.domain.state is DomainState.SERVING and not gpu.unasked else {**gpu.pids, **now}
 
     async def _watch(self, gpu: _Gpu, daemon: MpsSettings) -> None:
         if gpu.external:  # those that are READY were so perhaps before our time
@@ -296,7 +318,10 @@ class Gpus:
         wrapper = gpu.wrapper
         clients = self._present(gpu)
         asked = {worker: self._workers.pid(worker) for worker in gpu.doubtful}
+        asked_s = time.monotonic()
         answer = await self._ask(gpu, daemon, clients=bool(asked))
+        if answer is None and not gpu.external and self._waits_for_answer(gpu):
+            self._fault(gpu, f"its MPS daemon has not answered for {SILENT_S:g} s")
         if answer is not None and answer.server is Server.FAULT:
             self._fault(gpu, f"its MPS server is in {_FAULT}")
         if answer is not None:
@@ -313,6 +338,7 @@ class Gpus:
                 gpu.visible = False
                 self._fault(gpu, "its MPS server has ended, with its daemon")
             clients = max(clients, self._present(gpu))
+            before = gpu.domain.state
             match gpu.domain.tick(time.monotonic(), clients, answer.server if answer else Server.SILENT):
                 case RestartDaemon():
                     self._restart_daemon(gpu)
@@ -321,8 +347,11 @@ class Gpus:
                     logger.warning(
                         "waiting for the MPS daemon", device=gpu.name, pipe=daemon.pipe_dir, why=what
                     )
-        if was_unasked and not gpu.unasked and gpu.domain.state is not DomainState.FAULTED:
-            await self._tell_router("clear", device=gpu.name)
+            if gpu.domain.state is DomainState.LOST is not before:
+                logger.error("GPU lost", device=gpu.name, reason=gpu.domain.reason)
+            self._see_recovered(gpu)
+        if was_unasked and answer is not None and not self.failed(gpu.name):
+            await self._tell_router("clear", device=gpu.name, since_s=asked_s)
         if was_unasked or gpu.domain.state is not DomainState.SERVING:
             self._look()
 
@@ -330,14 +359,22 @@ class Gpus:
         control = Control.of(daemon, os.environ)
         loop = asyncio.get_running_loop()
         try:
-            answer = await loop.run_in_executor(self._askers, _ask, control, gpu.server, clients)
+            answer = await loop.run_in_executor(gpu.asker, _ask, control, gpu.server, clients)
         except ControlError as error:
-            if not gpu.silent:
+            if gpu.silent_since is None:
                 logger.warning("the MPS daemon does not answer", device=gpu.name, error=str(error))
-            gpu.silent = True
+                gpu.silent_since = time.monotonic()
             return None
-        gpu.silent = False
+        gpu.silent_since = None
         return answer
+
+    def _waits_for_answer(self, gpu: _Gpu) -> bool:
+        """Whether a worker has been kept from starting for long by a daemon that says nothing; those READY serve on."""
+        silent_s = time.monotonic() - (gpu.silent_since or time.monotonic())
+        unready = any(
+            slot.ready_since is None and slot.state is not SlotState.FATAL for _, slot in self._on(gpu)
+        )
+        return silent_s >= SILENT_S and unready
 
     def _see_server(self, gpu: _Gpu, answer: _Answer) -> None:
         serves = any(slot.ready_since is not None for _, slot in self._on(gpu))
@@ -370,8 +407,7 @@ class Gpus:
             if strays:
                 self._fault(gpu, "its workers are no clients of its MPS daemon")
             return
-        for worker in strays:
-            self._endings.lost(worker, reason)
+        self._endings.lost(strays, reason)
 
     # -- acting -----------------------------------------------------------------------------------
 
@@ -389,27 +425,28 @@ class Gpus:
 
     async def _end_all(self, gpu: _Gpu, reason: str) -> None:
         """Ends every worker on the GPU; the router is told first, and who caused it where the server's log says."""
-        pids = {self._workers.pid(worker): worker for worker, _ in self._on(gpu)}
-        named = await asyncio.to_thread(gpu.log.culprits) if gpu.log else []
-        culprits = [str(pids[pid]) for pid in named if pid in pids]
+        self._note_pids(gpu)
+        named = gpu.log.culprits() if gpu.log else []
+        culprits = [str(gpu.pids[pid]) for pid in named if pid in gpu.pids]
         if named:
             logger.error("caused by", device=gpu.name, pids=named, workers=culprits)
-        await self._condemn(gpu, reason, culprits)
+        # A client of an external daemon may be nobody of ours.
+        await self._condemn(gpu, reason, culprits if culprits or (named and gpu.external) else None)
         async with self._acting:
-            down = gpu.domain.state in (DomainState.FAULTED, DomainState.LOST)  # else all had gone meanwhile
-            for worker, slot in self._on(gpu):
-                if down and slot.state is SlotState.OCCUPIED:
-                    gpu.condemned.add((worker, slot.generation))
-                    self._endings.lost(worker, f"{gpu.name} failed: {reason}")
+            down = self.failed(gpu.name)  # else all had gone meanwhile
+            hit = [worker for worker, slot in self._on(gpu) if down and slot.state is SlotState.OCCUPIED]
+            gpu.condemned.update((worker, self._slots[worker].generation) for worker in hit)
+            self._endings.lost(hit, f"{gpu.name} failed: {reason}")
         gpu.wake.set()
         self._look()
 
-    async def _condemn(self, gpu: _Gpu, reason: str, culprits: list[str]) -> None:
+    async def _condemn(self, gpu: _Gpu, reason: str, culprits: list[str] | None) -> None:
         generations = {
             str(worker): slot.generation for worker, slot in self._on(gpu) if slot.state is SlotState.OCCUPIED
         }
         await self._tell_router(
             "condemn",
+            device=gpu.name,
             workers=generations,
             culprits=culprits,
             reason=f"{gpu.name}: {reason}",
@@ -464,7 +501,12 @@ class Gpus:
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("failed", exc_info=error)
 
 
 def _gpus(config: PoolSettings) -> dict[str, _Gpu]:
@@ -498,24 +540,18 @@ def _under_mps(gpu: _Gpu) -> bool:
 
 
 def _ask(control: Control, server: int, clients: bool) -> _Answer:
-    """Of the known server alone, while it is there. Raises ControlError."""
+    """Of the known server alone, while it is there. Raises ControlError, also where a server ends meanwhile."""
     statuses: dict[int, str] = {}
-    for pid in [server] if server else []:
-        statuses |= _status(control, pid)
+    if server:
+        try:
+            statuses[server] = control.server_status(server)
+        except NotAnsweringError:
+            raise
+        except ControlError:
+            pass  # it has ended, perhaps
     if not statuses:
-        for pid in control.server_list():
-            statuses |= _status(control, pid)
+        statuses = {pid: control.server_status(pid) for pid in control.server_list()}
     if not clients:
         return _Answer(statuses)
-    found = {pid for server in statuses for pid in control.client_list(server)}
+    found = {pid for known in statuses for pid in control.client_list(known)}
     return _Answer(statuses, frozenset(found))
-
-
-def _status(control: Control, server: int) -> dict[int, str]:
-    """Nothing for a server that is not there (any more). Raises NotAnsweringError."""
-    try:
-        return {server: control.server_status(server)}
-    except NotAnsweringError:
-        raise
-    except ControlError:
-        return {}

@@ -1,8 +1,8 @@
 """How a worker is ended: step by step, each with its limit, the hardest last. Pure.
 
-Under MPS a client that is shot while its work runs may take the server down, and all its other clients. So it is asked
-to leave first: it finishes what it runs, waits for the GPU, and goes. One that does not is cut off its server, and
-killed only then.
+Under MPS a client that is shot while its work runs may take the server down, and all its other clients. So one that still
+hears is asked to leave: it finishes what it runs, waits for the GPU, and goes. One that does not, or could not, is cut off
+its server, and killed only then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from dataclasses import dataclass
 _DUMP_S = 0.5
 _CUT_OFF_S = 5.0
 _KILL_S = 5.0
-_LOST_S = 1.0
+_LOST_S = 2.0
+_LEAST_KILL_S = 1.0
 # Of the time for leaving: what workers may take by themselves, and then the MPS daemon.
 _LEAVE_SHARE = 0.6
 _CUT_OFF_SHARE = 0.2
@@ -45,7 +46,7 @@ def leaving(limit_s: float) -> Ladder:
     return (
         Rung(Step.LEAVE, leave_s),
         Rung(Step.CUT_OFF, cut_off_s),
-        Rung(Step.KILL, max(_LOST_S, limit_s - leave_s - cut_off_s)),
+        Rung(Step.KILL, max(_LEAST_KILL_S, limit_s - leave_s - cut_off_s)),
     )
 
 

@@ -162,6 +162,9 @@ class Pool:
         self._looked.set()
         self._gpus.see(self._processes)
         for worker, slot in self._slots.items():
+            if slot.due is not None and self._gpus.lost(worker.device):
+                slot.due = time.monotonic()  # there is nothing to wait for
+        for worker, slot in self._slots.items():
             if slot.state is SlotState.OCCUPIED and self._processes_pid(worker) == slot.pid:
                 self._workers.watch(worker, slot.pid)
         actions = reconcile.reconcile(
@@ -230,6 +233,8 @@ class Pool:
                 self._weights.end_hung(model, pid, reason)
                 return False  # until it is reaped the same is found again
             case reconcile.EndHung(WorkerId() as worker, pid, reason):
+                if self._gpus.failed(worker.device):
+                    return False  # all on it are being ended, this one too
                 logger.warning("worker hangs", worker=str(worker), pid=pid, reason=reason)
                 self._endings.hung(worker, reason)
             case reconcile.Remove(program, pid):
@@ -289,7 +294,7 @@ class Pool:
         if lost := self._gpus.lost(worker.device):
             exit_status, reason = process.EXIT_NEVER, lost
         self._note_end(worker, exit_status, reason)
-        self._gpus.ended(worker, exit_status)
+        self._gpus.ended(worker)
 
     def _note_end(self, worker: WorkerId, exit_status: int, reason: str) -> None:
         slot = self._slots[worker]
@@ -344,7 +349,7 @@ class Pool:
             self._heard_since = time.monotonic()
         self._heard_at = time.monotonic()
         self._router = snapshot
-        self._gpus.take(after)
+        self._gpus.take(after, new=new)
         self._watch.changed()
         self._settled.set()
         if new or {name: _essence(found) for name, found in before.items()} != {
@@ -359,7 +364,7 @@ class Pool:
 
     async def _ask_router(self, op: str, **arguments: Any) -> None:
         """A call whose answer says nothing; a router that is not there is not told."""
-        with contextlib.suppress(ControlError):
+        with contextlib.suppress(ControlError, ValueError):
             await acall(self._run.router_control, op, **arguments)
 
     async def _tell_router(self) -> None:

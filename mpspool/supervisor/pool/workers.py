@@ -17,7 +17,7 @@ from mpspool.core import log, process, settings, slot_lock
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import ModelSettings, MpsSettings, PoolSettings, SlotSettings, WorkerSettings
-from mpspool.mps.control import Control, ControlError
+from mpspool.mps.control import Control, ControlError, NotAnsweringError
 from mpspool.supervisor import programs, shares
 from mpspool.supervisor.pool import ladder, status
 from mpspool.supervisor.pool.ladder import Ladder, Rung, Step
@@ -211,10 +211,11 @@ class Workers:
                 return words
         return spawn_error or "ended without being asked to"
 
-    async def end(self, worker: WorkerId, steps: Ladder) -> None:
-        """Ends one worker. One that is not held has gone, and supervisord has yet to say so."""
-        if (watched := self._watched.get(worker)) is not None:
-            await self._end([(worker, watched)], steps)
+    async def end(self, workers: Iterable[WorkerId], steps: Ladder) -> None:
+        """Ends them, all at once. One that is not held has gone, and supervisord has yet to say so."""
+        held = [(worker, self._watched[worker]) for worker in workers if worker in self._watched]
+        if held:
+            await self._end(held, steps)
         else:
             await asyncio.sleep(_UNHELD_S)
 
@@ -263,7 +264,7 @@ class Workers:
             case Step.CUT_OFF:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(rung.limit_s):
-                        await asyncio.gather(*(self._terminate_client(worker) for worker, _ in workers))
+                        await self._cut_off([worker for worker, _ in workers])
             case Step.KILL:
                 for worker, held in workers:
                     _signal(forked[worker], signal.SIGKILL)
@@ -306,13 +307,19 @@ class Workers:
         daemons = self._config.mps_daemons if slot.mps_pipe else []
         return next((found for found in daemons if found.device == slot.device), None)
 
-    async def _terminate_client(self, worker: WorkerId) -> None:
-        if (daemon := self._daemon(worker)) is None:
-            return
+    async def _cut_off(self, workers: Iterable[WorkerId]) -> None:
+        """Takes them off their MPS daemons' servers."""
+        clients: dict[str, tuple[MpsSettings, set[int]]] = {}
+        for worker in workers:
+            if (daemon := self._daemon(worker)) and (pid := self.pid(worker)):
+                clients.setdefault(daemon.device, (daemon, set()))[1].add(pid)
+        await asyncio.gather(*(self._cut_off_from(daemon, pids) for daemon, pids in clients.values()))
+
+    async def _cut_off_from(self, daemon: MpsSettings, pids: set[int]) -> None:
         try:
-            await asyncio.to_thread(_terminate_client, Control.of(daemon, os.environ), self.pid(worker))
+            await asyncio.to_thread(_terminate_clients, Control.of(daemon, os.environ), pids)
         except ControlError as error:
-            logger.warning("the MPS daemon did not end the client", worker=str(worker), error=str(error))
+            logger.warning("the MPS daemon did not end its clients", device=daemon.device, error=str(error))
 
 
 def _open(pid: int) -> int:
@@ -329,11 +336,19 @@ def _signal(pidfd: int, signum: signal.Signals) -> None:
             signal.pidfd_send_signal(pidfd, signum)
 
 
-def _terminate_client(control: Control, pid: int) -> None:
-    """Raises ControlError."""
+def _terminate_clients(control: Control, pids: set[int]) -> None:
+    """Raises ControlError for the last that was not ended; all were tried."""
+    failed: ControlError | None = None
     for server in control.server_list():
-        if pid in control.client_list(server):
-            control.terminate_client(server, pid)
+        for pid in pids.intersection(control.client_list(server)):
+            try:
+                control.terminate_client(server, pid)
+            except NotAnsweringError:
+                raise
+            except ControlError as error:
+                failed = error
+    if failed is not None:
+        raise failed
 
 
 async def _gone(workers: Iterable[_Watched], timeout_s: float) -> None:
