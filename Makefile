@@ -9,7 +9,7 @@ DEMO := demo
 CUDA ?= $(shell { ls /dev/nvidia[0-9]* || nvidia-smi -L; } >/dev/null 2>&1 && echo 1)
 GPU := $(if $(filter 1,$(CUDA)),$(VENV)/.cuda)
 
-.PHONY: serve test test-exec test-bench test-gpu check bench bench-gpu format protos lock clean compiler
+.PHONY: serve test test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler
 
 serve: $(VENV)/.runtime $(GPU) $(DEMO)/half_plus_two
 	@exec $(BIN)/mpspool start --model half_plus_two=$(DEMO)/half_plus_two
@@ -28,7 +28,12 @@ test: $(VENV)/.dev $(GPU) compiler
 # What starts pools, once more with workers that are processes of their own, as on GPUs.
 test-exec: $(VENV)/.dev $(GPU) compiler
 	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) tests/conformance tests/integration
-	MPSPOOL_WORKERS_START=exec $(PYTEST) tests/chaos
+	MPSPOOL_WORKERS_START=exec $(PYTEST) tests/chaos tests/mps/chaos
+
+# Pools on stand-ins for GPUs: MPS and its faults, shares, daemons of others, the pod, the doctor.
+test-mps: $(VENV)/.dev $(GPU) compiler
+	$(PYTEST) $(PARALLEL) tests/mps --ignore tests/mps/chaos
+	$(PYTEST) tests/mps/chaos
 
 # Does the benchmark run? Its figures are nobody's business here.
 test-bench: $(VENV)/.dev $(GPU)

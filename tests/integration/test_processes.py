@@ -61,6 +61,19 @@ def supervisord_pid(pool: Pool) -> int:
     return found.ppid
 
 
+def steadily(probe: Callable[[], bool], for_s: float = 0.5) -> Callable[[], bool]:
+    """Whether the probe has been true at every look for some time."""
+    since = time.monotonic()
+
+    def look() -> bool:
+        nonlocal since
+        if not probe():
+            since = time.monotonic()
+        return time.monotonic() - since > for_s
+
+    return look
+
+
 def has_socket(pid: int) -> bool:
     for descriptor in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -304,7 +317,7 @@ def waiting_for(pool: Pool) -> Iterator[subprocess.Popen[str]]:
     until(lambda: not (pool.run_dir / "behave" / ONE).exists(), 20, "it is slow")
     command = [*CLI, "wait", "--run-dir", str(pool.run_dir), "--timeout", "60"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=ROOT) as waiting:
-        until(lambda: has_socket(waiting.pid), 20, "it has found the pool")
+        until(steadily(lambda: has_socket(waiting.pid)), 20, "it has found the pool, and watches it")
         yield waiting
 
 

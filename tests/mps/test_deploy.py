@@ -289,12 +289,12 @@ def test_the_pool_file_is_one(manifest: str, tmp_path: Path, model_dir: Callable
         "MPSPOOL_SIMULATE_GPUS": str(limits["nvidia.com/gpu"]),
         "MPSPOOL_SIMULATE_CPUS": limits["cpu"],
         "MPSPOOL_MODEL": f"half_plus_two={model_dir('half_plus_two')}",
-        "MPSPOOL_RUN_DIR": str(tmp_path / "run"),
         "MPSPOOL_GRPC_PORT": str(free_port()),
         "MPSPOOL_REST_PORT": str(free_port()),
     }
     try:
-        with nodes_daemon() as pipe:
+        with nodes_daemon() as pipe, short_dir() as folder:
+            environ["MPSPOOL_RUN_DIR"] = str(folder / "run")
             if manifest == "host-mps.yaml":
                 environ["MPSPOOL_MPS_PIPE_DIRECTORY"] = str(pipe)
             config = schema.load_config(file, {}, environ)
