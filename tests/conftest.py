@@ -20,6 +20,8 @@ PoolStarter = Callable[..., Pool]
 
 # A shell has its background jobs ignore Ctrl-C, and their children with them; some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# And nohup has them ignore the end of the terminal, which a pool then does, too.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.fixture(scope="session")

@@ -330,6 +330,8 @@ shift
 mount -t tmpfs -o mode=0755 none "$root"
 cd "$root"
 bind() { mkdir -p ".$1"; mount --rbind "$1" ".$1"; mount -o remount,bind,ro ".$1"; }
+# Before what is bound: the sources may lie below one of them, in /tmp.
+while [ $# -gt 0 ]; do mkdir -p ".$1"; mount -t tmpfs -o "mode=0777,size=$2" none ".$1"; shift 2; done
 for name in bin sbin lib lib32 lib64 libx32; do
     if [ -L "/$name" ]; then cp -P "/$name" .; elif [ -d "/$name" ]; then bind "/$name"; fi
 done
@@ -342,7 +344,6 @@ cp "$POOL_FILE" ".$CONFIG/..data/pool.yaml"
 ln -s ..data/pool.yaml ".$CONFIG/pool.yaml"
 cp -r "$MODEL" models/half_plus_two
 chmod -R a+rX ".$CONFIG" models
-while [ $# -gt 0 ]; do mkdir -p ".$1"; mount -t tmpfs -o "mode=0777,size=$2" none ".$1"; shift 2; done
 mount -o remount,ro none "$root"
 echo built
 exec cat
