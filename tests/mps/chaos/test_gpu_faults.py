@@ -118,7 +118,7 @@ def test_a_fault_ends_and_renews_the_workers_of_one_gpu(pool: Pool, running: Loa
 
 
 def test_a_request_that_faults_its_gpu_is_kept_out(pool: Pool, running: Load) -> None:
-    """It takes two GPUs down, one after the other, and is refused; every other request is answered right."""
+    """It takes two GPUs down, or one twice, and is refused; every other request is answered right."""
     generations = {**on(pool, "gpu0", "generation"), **on(pool, "gpu1", "generation")}
     poison = ("predict", "faulter", "--input", POISON, "--timeout", 60, "--address", pool.address)
     answer = cli(*poison, timeout=90)
@@ -127,9 +127,8 @@ def test_a_request_that_faults_its_gpu_is_kept_out(pool: Pool, running: Load) ->
     assert "kept out" in answer.stderr or "taken for the cause" in answer.stderr
     until(pool.all_ready, 60)
     after = {**on(pool, "gpu0", "generation"), **on(pool, "gpu1", "generation")}
-    assert sum(after[name] - generations[name] for name in after) == 4, (
-        "each GPU's two workers, or one's twice"
-    )
+    # Each GPU's two workers; or one's, whose second may not have been back when the first was hit again.
+    assert sum(after[name] - generations[name] for name in after) in (3, 4)
     again = cli(*poison, timeout=90)
     assert "INTERNAL" in again.stderr
     assert {**on(pool, "gpu0", "generation"), **on(pool, "gpu1", "generation")} == after, "not run again"
