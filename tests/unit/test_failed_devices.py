@@ -46,6 +46,19 @@ def start(scene: Scene, identity: bytes, dispatch: Dispatch) -> None:
     pages[f"{worker.id}.{worker.generation}"].start(dispatch.dispatch, 0)
 
 
+async def ask_of_one_that_dies(scene: Scene) -> tuple[asyncio.Task[bytes], bytes]:
+    """A request whose worker dies while it runs, and the other worker on its device."""
+    dies, lives = hello(scene, 0, 0), hello(scene, 0, 1)
+    asked = scene.ask()
+    await settle()
+    dies, lives = (dies, lives) if scene.link.dispatches(dies) else (lives, dies)
+    start(scene, dies, scene.link.dispatches(dies)[0])
+    worker = scene.dataplane._workers.get(dies)
+    assert worker is not None
+    scene.dataplane._workers.lose(worker, "died")
+    return asked, lives
+
+
 def test_nothing_is_sent_to_a_device_that_has_failed(tmp_path: Path) -> None:
     """Not to the other workers on it either; those of other devices go on."""
 
@@ -160,14 +173,7 @@ def test_a_suspect_waits_until_its_device_is_known_to_be_well(tmp_path: Path) ->
     """Its worker died, and what ended that may be about to end the next one: that would not be the request's fault."""
 
     async def story(scene: Scene) -> None:
-        dies, lives = hello(scene, 0, 0), hello(scene, 0, 1)
-        asked = scene.ask()
-        await settle()
-        dies, lives = (dies, lives) if scene.link.dispatches(dies) else (lives, dies)
-        start(scene, dies, scene.link.dispatches(dies)[0])
-        worker = scene.dataplane._workers.get(dies)
-        assert worker is not None
-        scene.dataplane._workers.lose(worker, "died")
+        asked, lives = await ask_of_one_that_dies(scene)
         await settle()
         assert not scene.link.dispatches(lives)
         await Control(scene.dataplane).clear({"device": "gpu0", "since_s": time.monotonic()})
@@ -183,14 +189,7 @@ def test_nobody_has_to_say_that_a_device_is_well(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("mpspool.router.fault_domains.VERDICT_S", 0.05)
 
     async def story(scene: Scene) -> None:
-        dies, lives = hello(scene, 0, 0), hello(scene, 0, 1)
-        asked = scene.ask()
-        await settle()
-        dies, lives = (dies, lives) if scene.link.dispatches(dies) else (lives, dies)
-        start(scene, dies, scene.link.dispatches(dies)[0])
-        worker = scene.dataplane._workers.get(dies)
-        assert worker is not None
-        scene.dataplane._workers.lose(worker, "died")
+        asked, lives = await ask_of_one_that_dies(scene)
         async with asyncio.timeout(5):
             while not scene.link.dispatches(lives):
                 await asyncio.sleep(0.01)
