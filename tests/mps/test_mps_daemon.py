@@ -215,6 +215,28 @@ def test_killed_wrapper_leaves_no_daemon_and_the_next_start_ends_the_server(plac
     assert place.control.server_list() == []
 
 
+def test_server_outlives_a_daemon_that_had_not_read_all(place: Place) -> None:
+    """A daemon killed with a message of its server's unread: the server keeps its client all the same."""
+    wrapper = place.start_ready()
+    client, server = place.attached()
+    daemon = place.mps_pids(daemon=True)[0]
+    os.kill(daemon, signal.SIGSTOP)
+    client.sendall(b"BUSY\n")  # of which the server tells its daemon
+    client.sendall(b"IDLE\n")
+    client.settimeout(0.5)
+    with pytest.raises(TimeoutError):
+        client.recv(100)
+    wrapper.kill()
+    wrapper.wait()
+    until(lambda: place.mps_pids(daemon=True) == [], "the daemon ends with its wrapper")
+    with pytest.raises(TimeoutError):
+        client.recv(100)
+    assert process.alive(server)
+    place.start_ready()
+    assert not process.alive(server)
+    client.close()
+
+
 def test_server_that_ignores_its_end_is_killed(place: Place) -> None:
     """A server that SIGTERM does not end, here a stopped one, is not left behind by a dead daemon."""
     wrapper = place.start_ready()

@@ -102,7 +102,10 @@ class Server:
             self._channel.send(json.dumps(event).encode())
 
     def _obey(self) -> None:
-        data, descriptors, _, _ = socket.recv_fds(self._channel, MAX_MESSAGE_BYTES, 1)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self._channel, MAX_MESSAGE_BYTES, 1)
+        except ConnectionError:  # the daemon died before it had read all that we said
+            data, descriptors = b"", []
         if not data:
             self._log("Lost the control daemon")
             self._selector.unregister(self._channel)
