@@ -124,4 +124,5 @@ GROUPS: Mapping[str, Sequence[Peer]] = {
     "litserve": (Peer("litserve", "LitServe", Json(), _script("litserve_start.py", "litserve")),),
     "ray": (Peer("ray", "Ray Serve", Tfs(), _script("ray_start.py", "ray", _folder)),),
 }
+FOREIGN = frozenset(peer.name for group in GROUPS.values() for peer in group)
 assert set(GROUPS) <= set(ENVIRONMENTS)

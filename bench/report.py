@@ -51,7 +51,8 @@ def markdown(results: Results, plan: Plan) -> str:
             *_footprints(results),
             *(sharing_report.tables(results.sharing) if results.sharing else ()),
             *target_lines(results),
-            *_failures(results),
+            *_notes("Went away and was started again", results.restarts),
+            *_notes("Did not run", results.failures),
             "",
         ]
     )
@@ -224,10 +225,10 @@ def target_lines(results: Results) -> Iterator[str]:
         yield from _table(("", "at most", "measured", ""), list(sharing_report.targets(results.sharing)))
 
 
-def _failures(results: Results) -> Iterator[str]:
-    if results.failures:
-        yield from ("", "## Did not run", "")
-        yield from (f"- {failure.splitlines()[0]}" for failure in results.failures)
+def _notes(title: str, notes: Sequence[str]) -> Iterator[str]:
+    if notes:
+        yield from ("", f"## {title}", "")
+        yield from (f"- {note.splitlines()[0]}" for note in notes)
 
 
 def as_json(results: Results, plan: Plan) -> str:
@@ -251,6 +252,7 @@ def as_json(results: Results, plan: Plan) -> str:
         "cells": cells,
         "footprints": footprints,
         "sharing": sharing_report.as_dict(results.sharing) if results.sharing else None,
+        "restarts": results.restarts,
         "failures": results.failures,
     }
     return json.dumps(whole, indent=1)

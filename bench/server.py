@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import os
 import random
+import shutil
 import socket
 import subprocess
 import time
@@ -30,7 +31,7 @@ _numbers = itertools.count()
 
 
 class Server:
-    """One peer serving one model. A context manager; on exit nothing of it is left.
+    """One peer serving one model. A context manager, as often as wanted; on exit nothing of it is left.
 
     Attributes:
         ready_s: from the start of the process to its first right answer.
@@ -53,11 +54,12 @@ class Server:
 
     def __enter__(self) -> Self:
         """Starts it and waits until it answers right. Raises BenchError with the end of its log."""
+        shutil.rmtree(self._place.folder, ignore_errors=True)
         self._place.folder.mkdir()
         command = list(self.peer.command(self._place))
         start = time.monotonic()
         try:
-            with self._log.open("wb") as log:
+            with self._log.open("ab") as log:
                 self._process = subprocess.Popen(
                     command,
                     env=os.environ | self._environment(),
@@ -96,7 +98,7 @@ class Server:
         while time.monotonic() < deadline:
             if self._process.poll() is not None:
                 raise BenchError(
-                    f"{self.name} ended with status {self._process.returncode}: {self._last_words()}"
+                    f"{self.name} ended with status {self._process.returncode}{self._last_words()}"
                 )
             try:
                 self.check(1)
@@ -106,12 +108,12 @@ class Server:
             else:
                 return
         raise BenchError(
-            f"{self.name} did not answer within {_READY_S:.0f} s ({failure}): {self._last_words()}"
+            f"{self.name} did not answer within {_READY_S:.0f} s ({failure}){self._last_words()}"
         )
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()
-        return "\n  ".join(["the end of its log:", *lines[-15:]])
+        return "\n  ".join(["\nthe end of its log:", *lines[-15:]])
 
     def pids(self) -> list[int]:
         return measure.marked(self._mark)
@@ -137,6 +139,15 @@ class Server:
         Raises:
             BenchError, AssertionError: it answered wrong, or not at all.
         """
+        try:
+            return self._measure(batch, concurrency, seconds)
+        except (grpc.RpcError, OSError) as error:
+            assert self._process is not None
+            status = self._process.poll()
+            what = f"its server ended with status {status}" if status is not None else str(error)
+            raise BenchError(f"{what}{self._last_words()}") from error
+
+    def _measure(self, batch: int, concurrency: int, seconds: float) -> Sample:
         frame_bytes = self.check(batch)
         body = self.write_body(batch)
         self.load(body, concurrency, min(1.0, seconds))

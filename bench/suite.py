@@ -24,7 +24,7 @@ from bench.environments import BenchError
 from bench.guard import Run
 from bench.inprocess import InProcess
 from bench.models import MODELS
-from bench.peers import Peer
+from bench.peers import FOREIGN, Peer
 from bench.server import Server
 from bench.sharing import Sharing
 
@@ -55,6 +55,9 @@ class Cell:
     batch: int
     concurrency: int
 
+    def __str__(self) -> str:
+        return f"{self.model}, batch {self.batch}, concurrency {self.concurrency}"
+
 
 @dataclass(frozen=True, slots=True)
 class Footprint:
@@ -72,6 +75,7 @@ class Results:
         samples: by cell and contender, one for each round.
         titles: what the tables call a contender.
         sharing: memory and restarts, with and without sharing; None where not measured.
+        restarts: peers that went away in the middle of a cell, and why.
         failures: what did not run, and why.
     """
 
@@ -79,6 +83,7 @@ class Results:
     titles: dict[str, str] = field(default_factory=dict)
     footprints: dict[tuple[str, str, str], Footprint] = field(default_factory=dict)
     sharing: Sharing | None = None
+    restarts: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 
     def median(self, cell: Cell, name: str) -> Sample | None:
@@ -153,7 +158,7 @@ def _started(
         try:
             stack.enter_context(contender)
         except _FAILURES as error:
-            _note(results, f"{contender.title}, {model}, did not start: {error}")
+            _note(results.failures, f"{contender.title}, {model}, did not start: {error}")
             continue
         print(f"bench: {contender.title} serves {model} after {contender.ready_s:.1f} s", flush=True)
         yield contender
@@ -167,13 +172,26 @@ def _rounds(contenders: list[Contender], cells: Sequence[Cell], plan: Plan, resu
             if isinstance(one, InProcess) and cell.concurrency != max(plan.concurrency):
                 continue
             try:
-                sample = one.measure(cell.batch, cell.concurrency, plan.seconds)
+                sample = _sample(one, cell, plan.seconds, results)
             except _FAILURES as error:
-                _note(results, f"{one.title}, {cell}: {error}")
+                _note(results.failures, f"{one.title}, {cell}: {error}")
                 contenders.remove(one)  # its samples must stay those of the first rounds
                 continue
             row.setdefault(one.name, []).append(sample)
             print(_line(turn, cell, one, sample), flush=True)
+
+
+def _sample(one: Contender, cell: Cell, seconds: float, results: Results) -> Sample:
+    """A peer that goes away is started again, once in a cell; ours is not, for it must not."""
+    try:
+        return one.measure(cell.batch, cell.concurrency, seconds)
+    except _FAILURES as error:
+        if one.name not in FOREIGN:
+            raise
+        _note(results.restarts, f"{one.title}, {cell}: {error}")
+    one.__exit__()
+    one.__enter__()
+    return one.measure(cell.batch, cell.concurrency, seconds)
 
 
 def _line(turn: int, cell: Cell, one: Contender, sample: Sample) -> str:
@@ -185,6 +203,6 @@ def _line(turn: int, cell: Cell, one: Contender, sample: Sample) -> str:
     )
 
 
-def _note(results: Results, failure: str) -> None:
-    results.failures.append(failure)
+def _note(notes: list[str], failure: str) -> None:
+    notes.append(failure)
     print(f"bench: {failure}", file=sys.stderr, flush=True)
