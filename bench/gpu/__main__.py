@@ -17,10 +17,15 @@ from bench.gpu.rates import Load, Plan, Results
 from bench.guard import Run, running
 
 _RESULTS = Path(__file__).resolve().parent.parent / "results"
-_MODELS = ("widedeep", "tower")
-# Many small kernels, and few that fill the GPU by themselves. A stand-in computes on the CPU: less of it.
-_BATCHES: Mapping[str, Sequence[int]] = {"widedeep": (200, 2000), "tower": (4096,)}
-_SIMULATED_BATCHES: Mapping[str, Sequence[int]] = {"widedeep": (20, 200), "tower": (4,)}
+_MODELS = ("widedeep", "tower", "half_plus_two")
+_DEFAULT_MODELS = ("widedeep", "tower")
+# Many small kernels, few that fill the GPU by themselves, and next to none: copies. A stand-in computes on the CPU: less of it.
+_BATCHES: Mapping[str, Sequence[int]] = {"widedeep": (200, 2000), "tower": (4096,), "half_plus_two": (1,)}
+_SIMULATED_BATCHES: Mapping[str, Sequence[int]] = {
+    "widedeep": (20, 200),
+    "tower": (4,),
+    "half_plus_two": (1,),
+}
 _FAULT_BATCH, _SIMULATED_FAULT_BATCH = 1024, 4
 _PER_CONTEXT, _FIXED = Load(0), Load(32)
 
@@ -52,9 +57,15 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--gpu", type=int, default=0, help="its number, as CUDA_VISIBLE_DEVICES leaves them; default: 0")
     add("--contexts", type=_numbers, help="workers on the GPU; default: 1,2,4,8, with --quick 1,2")
-    add("--models", type=_models, default=list(_MODELS), help=f"of {','.join(_MODELS)}; default: both")
+    add(
+        "--models",
+        type=_models,
+        default=list(_DEFAULT_MODELS),
+        help=f"of {','.join(_MODELS)}; default: the first two",
+    )
     add("--seconds", type=float, help="of each load; default: 3, with --quick 1")
     add("--repeat", type=int, help="rounds; default: 3, with --quick 1")
+    add("--merged", action="store_true", help="each setting once more, with merge_copy_streams")
     add("--only", choices=("rates", "faults"), help="one part of it")
     add("--quick", action="store_true", help="one round of little: does everything run?")
     add(
@@ -82,6 +93,7 @@ def _plan(options: argparse.Namespace) -> Plan:
         loads=[_PER_CONTEXT] if options.quick else [_PER_CONTEXT, _FIXED],
         seconds=options.seconds,
         repeat=options.repeat,
+        merged=options.merged,
     )
 
 

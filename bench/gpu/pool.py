@@ -26,15 +26,16 @@ _WAIT_S = 110
 
 @dataclass(frozen=True, slots=True, order=True)
 class Setting:
-    """How many workers share the GPU, and whether under MPS."""
+    """How many workers share the GPU, whether under MPS, and whether each copies on the stream that computes."""
 
     contexts: int
     mps: bool
+    merged: bool = False
 
     @property
     def title(self) -> str:
         what = "one process" if self.contexts == 1 else f"{self.contexts} contexts"
-        return f"{what}, {'MPS' if self.mps else 'no MPS'}"
+        return f"{what}, {'MPS' if self.mps else 'no MPS'}{', merged streams' if self.merged else ''}"
 
 
 ONE = Setting(1, mps=False)
@@ -68,8 +69,12 @@ def _peer(setting: Setting, gpu: Gpu) -> Peer:
         return mpspool("stop", "--run-dir", str(place.folder / "run"), "--timeout", "10")
 
     # What a slot waits after losses in a row is a choice of the user's; here each loss stands for itself.
-    environment = {**gpu.environment(), "MPSPOOL_RESTART_BACKOFF_S": "0"}
-    name = f"{setting.contexts}.{'mps' if setting.mps else 'off'}"
+    environment = {
+        **gpu.environment(),
+        "MPSPOOL_RESTART_BACKOFF_S": "0",
+        "MERGE_COMPUTE_COPY_STREAM": str(int(setting.merged)),
+    }
+    name = f"{setting.contexts}.{'mps' if setting.mps else 'off'}{'.merged' if setting.merged else ''}"
     return Peer(name, setting.title, Tfs(), start, environment, wait, stop)
 
 

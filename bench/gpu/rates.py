@@ -72,6 +72,7 @@ class Plan:
         loads: the last one is what the targets are about.
         repeat: rounds.
         seconds: of each load.
+        merged: each setting once more, with copies on the stream that computes.
     """
 
     batches: Mapping[str, Sequence[int]]
@@ -79,10 +80,12 @@ class Plan:
     loads: Sequence[Load]
     seconds: float
     repeat: int
+    merged: bool = False
 
     def settings(self) -> list[Setting]:
         """All but one process without MPS, which each is compared with."""
-        every = [Setting(contexts, mps) for contexts in self.contexts for mps in (False, True)]
+        streams = (False, True) if self.merged else (False,)
+        every = [Setting(*each) for each in itertools.product(self.contexts, (False, True), streams)]
         return [setting for setting in every if setting != ONE]
 
 
@@ -161,7 +164,7 @@ def _pair(one: Pool, it: Pool, cell: Cell, seconds: float, *, one_first: bool) -
 def _line(turn: int, cell: Cell, setting: Setting, pair: Pair) -> str:
     served = pair.it.served
     return (
-        f"{turn + 1} {cell.model:9} b{cell.batch:<5} {cell.load.title:11} {setting.title:20}"
+        f"{turn + 1} {cell.model:9} b{cell.batch:<5} {cell.load.title:11} {setting.title:27}"
         f" {served.rate:8.1f}/s  p50 {served.p50_ms:7.2f}  p99 {served.p99_ms:7.2f} ms"
         f"  {pair.ratio:.2f} x one process ({pair.one.served.rate:.1f}/s)"
     )

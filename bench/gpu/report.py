@@ -206,10 +206,12 @@ def targets(results: Results, plan: Plan) -> Iterator[tuple[str, str, float, flo
         if cell.model == FASTER_MODEL and (found := ratio(results, cell, FASTER_AT)) is not None:
             yield f"{what}: {FASTER_AT.title}", ONE.title, FASTER, found
         if cell.model == NOT_SLOWER_MODEL:
-            best, best_ratio = _best(results, cell, lambda setting: setting.contexts == 1)
+            best, best_ratio = _best(
+                results, cell, lambda setting: setting.contexts == 1 and not setting.merged
+            )
             for setting in _measured(results, cell):
                 found = ratio(results, cell, setting)
-                if setting.mps and setting.contexts > 1 and found is not None:
+                if setting.mps and not setting.merged and setting.contexts > 1 and found is not None:
                     yield (
                         f"{what}: {setting.title}",
                         f"the best of one, {best.title}",
@@ -239,7 +241,8 @@ def advised(results: Results, cell: Cell) -> str:
 
 
 def _flags(setting: Setting) -> str:
-    return f"`--contexts-per-gpu {setting.contexts} --mps {'on' if setting.mps else 'off'}`"
+    merged = " with `merge_copy_streams: true`" if setting.merged else ""
+    return f"`--contexts-per-gpu {setting.contexts} --mps {'on' if setting.mps else 'off'}`{merged}"
 
 
 def _best(results: Results, cell: Cell, among: Callable[[Setting], bool]) -> tuple[Setting, float]:
@@ -290,7 +293,7 @@ def as_json(results: Results, plan: Plan) -> str:
 
 
 def plot(results: Results, plan: Plan, file: Path) -> None:
-    """Answers per second by contexts, with and without MPS; above each bar, what it is of one process."""
+    """Answers per second by contexts, with and without MPS, streams merged or not; above each bar, what it is of one process."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -312,11 +315,16 @@ def plot(results: Results, plan: Plan, file: Path) -> None:
 def _panel(axis: Any, results: Results, cell: Cell) -> None:
     measured = _measured(results, cell)
     contexts = sorted({setting.contexts for setting in measured})
-    for shift, mps in ((-0.2, False), (0.2, True)):
-        mine = [setting for setting in measured if setting.mps == mps]
+    kinds = sorted({(setting.mps, setting.merged) for setting in measured})
+    width = 0.8 / len(kinds)
+    for number, (mps, merged) in enumerate(kinds):
+        mine = [setting for setting in measured if (setting.mps, setting.merged) == (mps, merged)]
+        shift = width * (number - (len(kinds) - 1) / 2)
         places = [contexts.index(setting.contexts) + shift for setting in mine]
         rates = [_median(samples(results, cell, one), lambda it: it.served.rate) or 0.0 for one in mine]
-        bars = axis.bar(places, rates, 0.4, label="MPS" if mps else "no MPS")
+        bars = axis.bar(
+            places, rates, width, label=f"{'MPS' if mps else 'no MPS'}{', merged streams' if merged else ''}"
+        )
         axis.bar_label(bars, [f"{ratio(results, cell, one) or 0.0:.2f}" for one in mine], fontsize=8)
     axis.set_xticks(range(len(contexts)), [str(count) for count in contexts])
     axis.set_xlabel("workers")

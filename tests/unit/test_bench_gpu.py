@@ -172,3 +172,24 @@ def test_without_a_gpu_one_line_says_what_can_be_done(
         "bench.gpu: no GPU: NVML does not start: no library; --simulate runs all of it on stand-ins\n"
     )
     assert not list(tmp_path.iterdir())
+
+
+def test_merged_streams_have_rows_of_their_own(tmp_path: Path) -> None:
+    """Each setting once more, one process too; they are advised where they are best, and no target."""
+    merged = Setting(4, mps=True, merged=True)
+    results, plan = measured(TESTING, "tower", {ONE_MPS: pairs(1.0), FOUR: pairs(1.2), merged: pairs(1.5)})
+    said = report.markdown(results, plan)
+    assert "| 4 contexts, MPS, merged streams | " in said
+    assert "use 4 workers: `--contexts-per-gpu 4 --mps on` with `merge_copy_streams: true` (1.50 x" in said
+    assert [what for what, *_ in report.targets(results, plan)] == ["tower, batch 8: 4 contexts, MPS"]
+    report.plot(results, plan, tmp_path / "plot.png")
+    both = Plan({"tower": [8]}, [1, 4], [Load(32)], 1.0, 3, merged=True)
+    assert [(one.contexts, one.mps, one.merged) for one in both.settings()] == [
+        (1, False, True),
+        (1, True, False),
+        (1, True, True),
+        (4, False, False),
+        (4, False, True),
+        (4, True, False),
+        (4, True, True),
+    ]
