@@ -21,6 +21,7 @@ $(DEMO)/half_plus_two: $(VENV)/.runtime
 PYTEST := $(BIN)/python -m pytest
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
+# All but test-mps and test-bench, which are apart so that this one stays within 10 minutes on 2 cores.
 test: $(VENV)/.dev $(GPU) compiler
 	$(PYTEST) $(PARALLEL) tests/unit tests/conformance tests/integration
 	$(PYTEST) tests/chaos tests/gpu
@@ -35,8 +36,8 @@ test-mps: $(VENV)/.dev $(GPU) compiler
 	$(PYTEST) $(PARALLEL) tests/mps --ignore tests/mps/chaos
 	$(PYTEST) tests/mps/chaos
 
-# Does the benchmark run? Its figures are nobody's business here.
-test-bench: $(VENV)/.dev $(GPU)
+# Do the benchmarks run, peers aside? Their figures are nobody's business here.
+test-bench: $(VENV)/.dev $(GPU) compiler
 	$(PYTEST) tests/bench
 
 test-gpu: $(VENV)/.dev $(GPU)

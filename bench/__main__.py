@@ -45,7 +45,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "--peers",
         type=lambda text: _choice(list(GROUPS), text),
         default=["triton", "mlserver", "litserve"],
-        help=f"of {', '.join(GROUPS)}; default: all but ray",
+        help=f"of {', '.join(GROUPS)}; default: all but ray; '' for none: no environment is made",
     )
     add("--models", type=lambda text: _choice(list(MODELS), text), default=list(MODELS))
     add("--batches", type=_numbers, default=batches, help=f"default: {','.join(map(str, batches))}")
@@ -54,7 +54,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--repeat", type=int, help="rounds; default: 3")
     add("--only", choices=("front", "pool", "inprocess", "sharing"), help="one part of it")
     add("--quick", action="store_true", help="concurrency 32, one round of 1 s: does everything run?")
-    add("--name", help="of the files under bench/results; default: the time, or quick")
+    add("--name", help="of the files; default: the time, or quick")
+    add("--results", type=Path, default=_RESULTS, help="where they go; default: bench/results")
     add("--cache", type=Path, default=environments.DEFAULT_CACHE, help="for environments and models")
     options = parser.parse_args(argv)
     options.concurrency = options.concurrency or ([32] if options.quick else [1, 8, 32])
@@ -78,7 +79,7 @@ def _run(options: argparse.Namespace) -> int:
         _run_parts(options, plan, results)
     finally:
         if results.samples or results.sharing:
-            _write(results, plan, options.name)
+            _write(results, plan, options.results, options.name)
     return 1 if results.failures else 0
 
 
@@ -96,15 +97,15 @@ def _run_parts(options: argparse.Namespace, plan: Plan, results: Results) -> Non
             run_part("pool", [], highest, results, run, limit=True)
 
 
-def _write(results: Results, plan: Plan, name: str) -> None:
-    _RESULTS.mkdir(exist_ok=True)
-    (_RESULTS / f"{name}.json").write_text(report.as_json(results, plan))
+def _write(results: Results, plan: Plan, folder: Path, name: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(report.as_json(results, plan))
     table = report.markdown(results, plan)
-    (_RESULTS / f"{name}.md").write_text(table)
-    report.plot(results, _RESULTS / f"{name}.png")
+    (folder / f"{name}.md").write_text(table)
+    report.plot(results, folder / f"{name}.png")
     if results.sharing is not None:
-        sharing_report.plot(results.sharing, _RESULTS / f"{name}.sharing.png")
-    print(f"\n{table}\nbench: written to {_RESULTS / name}.md, .json, .png", flush=True)
+        sharing_report.plot(results.sharing, folder / f"{name}.sharing.png")
+    print(f"\n{table}\nbench: written to {folder / name}.md, .json, .png", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Names of models, workers and supervisord programs, and how they turn into one another."""
+"""Names of models, workers and supervisord programs, and how one is made of another."""
 
 from __future__ import annotations
 
@@ -13,17 +13,8 @@ PUBLISH_PREFIX = "publish."
 
 
 def escape(name: str) -> str:
-    """A name safe as supervisord program and as file name; unescape() gives it back."""
+    """A name safe as supervisord program and as file name; no two names give the same."""
     return _UNSAFE.sub(lambda match: "".join(f"~{byte:02x}" for byte in match[0].encode()), name)
-
-
-def unescape(name: str) -> str:
-    """The inverse of escape()."""
-    return re.sub(
-        r"(?:~[0-9a-f]{2})+",
-        lambda match: bytes.fromhex(match[0].replace("~", "")).decode(),
-        name,
-    )
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -69,10 +60,3 @@ class WorkerId:
         servable, device, slot = text.rsplit(".", 2)
         model, version = servable.rsplit("@", 1)
         return cls(model, int(version), device, int(slot))
-
-    @classmethod
-    def from_program(cls, program: str) -> Self:
-        """Raises ValueError for a program that is not a worker's."""
-        if not program.startswith(WORKER_PREFIX):
-            raise ValueError(f"{program!r} is not a worker's program")
-        return cls.parse(unescape(program.removeprefix(WORKER_PREFIX)))

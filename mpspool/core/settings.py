@@ -15,6 +15,20 @@ from mpspool.core.rundir import write_file
 MAX_MESSAGE_BYTES = 2**31 - 1
 
 
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker is given of its GPU under MPS; None for what it inherits, as CUDA's variables or the daemon have it.
+
+    Attributes:
+        active_thread_percentage: of the GPU's multiprocessors, at most; 100 for no cap.
+        pinned_bytes: of device memory, at most, whole MiB; 0 for no limit.
+        priority: 0 for normal, 1 for below normal.
+    """
+
+    active_thread_percentage: int | None = None
+    pinned_bytes: int | None = None
+    priority: int | None = None
+
+
 class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One place for a worker.
 
@@ -23,24 +37,37 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
         slot: the place on that device, from 0, per model.
         cpus: the logical CPUs to pin to; empty for no pinning.
         gpu_uuid: the device, for CUDA_VISIBLE_DEVICES; empty on a CPU slot.
+        memory_bytes: the device's; 0 where it is not known.
         mps_pipe: its daemon's pipe folder; empty without MPS.
         simulated: the device is a stand-in, or the CPUs are: never pinned, run on the CPU.
         start: "fork" from the nursery, or "exec" as a Python process of its own.
-        active_thread_percentage: of the GPU's multiprocessors, at most; 0 for no cap.
-        pinned_bytes: of device memory under MPS, at most, whole MiB; 0 for no limit.
-        priority: 0 for normal, 1 for below normal.
+        share: what its worker is given of the device under MPS.
     """
 
     device: str
     slot: int
     cpus: list[int] = []
     gpu_uuid: str = ""
+    memory_bytes: int = 0
     mps_pipe: str = ""
     simulated: bool = False
     start: str = "exec"
-    active_thread_percentage: int = 0
-    pinned_bytes: int = 0
-    priority: int = 0
+    share: Share = Share()
+
+    @property
+    def active_thread_percentage(self) -> int:
+        """The cap that was given; 100 for none."""
+        return self.share.active_thread_percentage or 100
+
+    @property
+    def pinned_bytes(self) -> int:
+        """The limit that was given; 0 for none."""
+        return self.share.pinned_bytes or 0
+
+    @property
+    def priority(self) -> int:
+        """What was given, else normal."""
+        return self.share.priority or 0
 
 
 class WeightsSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """The lifecycles: one enum and one literal transition table per role.
 
-A state is announced after it is true (READY, AVAILABLE) and before it stops being true
-(DRAINING, UNLOADING). Health is a field beside the state, never a state.
+A state is announced after it is true (READY, AVAILABLE), and DRAINING before READY stops being
+true. Health is a field beside the state, never a state.
 """
 
 from __future__ import annotations
@@ -45,7 +45,10 @@ class DomainState(enum.Enum):
 
 
 class ModelVersionState(enum.IntEnum):
-    """TensorFlow Serving's states and numbers (ModelVersionStatus.State)."""
+    """TensorFlow Serving's states and numbers (ModelVersionStatus.State).
+
+    UNLOADING is here for its number: no version is unloaded while a pool serves, and at its end none is announced.
+    """
 
     UNKNOWN = 0
     START = 10

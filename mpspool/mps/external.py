@@ -26,16 +26,22 @@ _KINDS = (socket.SOCK_STREAM, socket.SOCK_SEQPACKET)
 _CONNECT_S = 2.0
 # What the kernel shows for a user or process that has no number here.
 _OVERFLOW_UID = 65534
-_REMEDY = "share its pid namespace (in a pod hostPID: true), or have a daemon of our own (mps: {mode: own})"
+_OR_OWN = "or have a daemon of our own (mps: {mode: own})"
 
 
 @dataclass(frozen=True, slots=True)
 class Folders:
-    """A daemon's folders, and for people, who runs it; "" where that is not known."""
+    """A daemon's folders.
+
+    Attributes:
+        owner: for people, who runs it; "" where that is not known.
+        near: whether it can know our workers, and meets them in shared memory; None where nobody can see.
+    """
 
     pipe_dir: str
     log_dir: str
     owner: str = ""
+    near: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,16 +99,17 @@ def check(pipe_dir: str, control: Control, uid: int) -> str:
 
 
 def look(found: Folders) -> Folders:
-    """With who runs the daemon there."""
+    """With who runs the daemon there, and whether that is near."""
     who = peer(found.pipe_dir)
     if who is None:
         return found
     owner = f"process {who.pid} of user {who.uid}" if who.pid else f"a process of user {who.uid}"
-    return replace(found, owner=owner)
+    shared = _shared(who)
+    return replace(found, owner=owner, near=False if False in shared else None if None in shared else True)
 
 
 def elsewhere(pipe_dir: str, found: Peer | None = None) -> str:
-    """Why the daemon can list none of our pids, and what to do; "" where it can, or nobody knows.
+    """Why the daemon can have none of our workers, or list them, and what to do; "" where it can, or nobody knows.
 
     Args:
         pipe_dir: its pipe folder.
@@ -111,14 +118,20 @@ def elsewhere(pipe_dir: str, found: Peer | None = None) -> str:
     found = found or peer(pipe_dir)
     if found is None:
         return ""
-    if found.pid:
-        theirs = _namespace(found.pid)
-        if not theirs or theirs == _namespace(os.getpid()):
-            return ""
-    return (
-        f"the MPS daemon on {pipe_dir} is in another pid namespace, and names its clients by numbers that are not"
-        f" ours: whether a worker is one cannot be known; {_REMEDY}"
-    )
+    pids, memory = _shared(found)
+    if pids is False:
+        return (
+            f"the MPS daemon on {pipe_dir} is in another pid namespace, and names its clients by numbers that are not"
+            " ours: whether a worker is one cannot be known; share its pid namespace (in a pod hostPID: true),"
+            f" {_OR_OWN}"
+        )
+    if memory is False:
+        return (
+            f"the MPS daemon on {pipe_dir} is in another IPC namespace, with a /dev/shm of its own, where it meets its"
+            " clients: no worker can be one; share its IPC namespace (in a pod hostIPC: true, docker run --ipc=host),"
+            f" {_OR_OWN}"
+        )
+    return ""
 
 
 def peer(pipe_dir: str) -> Peer | None:
@@ -139,9 +152,20 @@ def peer(pipe_dir: str) -> Peer | None:
     return None
 
 
-def _namespace(pid: int) -> int:
-    """The inode of a process' pid namespace; 0 where we may not look."""
+def _shared(found: Peer) -> tuple[bool | None, bool | None]:
+    """Whether it is in our pid namespace, and whether it has our shared memory; None where we may not look.
+
+    NVIDIA's device plugin mounts one /dev/shm into pods that keep their own IPC namespaces, and MPS works there.
+    """
+    if not found.pid:
+        return False, None
+    ipc = _same(found.pid, "ns/ipc")
+    return _same(found.pid, "ns/pid"), bool(_same(found.pid, "root/dev/shm")) if ipc is False else ipc
+
+
+def _same(pid: int, path: str) -> bool | None:
+    """Whether another process and we have the same there, below /proc/PID; None where we may not look."""
     try:
-        return os.stat(f"/proc/{pid}/ns/pid").st_ino
+        return os.path.samestat(os.stat(f"/proc/{pid}/{path}"), os.stat(f"/proc/self/{path}"))
     except OSError:
-        return 0
+        return None

@@ -93,6 +93,7 @@ def as_message(
     state: str,
     error: str = "",
     *,
+    faults: int = 0,
     workers: Mapping[str, int] | None = None,
     simulated: bool = False,
 ) -> dict[str, Any]:
@@ -103,6 +104,7 @@ def as_message(
         reading: GpuReading(uuid) where there is none.
         state: of the device, as DomainState has them.
         error: why it is in that state; "" for no reason.
+        faults: how often it failed for all its workers, as far as is known.
         workers: pids by worker id, to find the workers' shares of the device's memory.
         simulated: it is a stand-in.
     """
@@ -112,6 +114,7 @@ def as_message(
         "uuid": reading.uuid,
         "name": reading.name,
         "state": state,
+        "faults": faults,
         "utilisation": reading.utilisation,
         "memory_used_bytes": reading.memory_used_bytes,
         "memory_total_bytes": reading.memory_total_bytes,

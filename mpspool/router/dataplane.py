@@ -336,7 +336,7 @@ class Dataplane:
     def _answer(self, entry: Entry, worker: Worker, outcome: messages.Outcome, body: bytes) -> None:
         assert isinstance(entry, _Pending)
         code = Code(outcome.code)
-        self._scheduler.answered(entry)
+        self._scheduler.answered(entry, ran=code is not Code.DEADLINE_EXCEEDED)
         self._count(entry, str(worker.id), code, outcome)
         if entry.future.done():
             return  # cancelled, and its task has not run yet

@@ -35,6 +35,7 @@ def families(devices: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     Args:
         devices: as the pool's "devices" call has them.
     """
+    yield _info(devices)
     yield _states(devices)
     for field, (name, text) in _GAUGES.items():
         gauge = GaugeMetricFamily(f"mpspool_gpu_{name}", text, labels=_DEVICE)
@@ -42,8 +43,21 @@ def families(devices: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
             if device[field] is not None:
                 gauge.add_metric(_labels(device), device[field])
         yield gauge
+    yield _faults(devices)
     yield _xids(devices)
     yield _workers(devices)
+
+
+def _info(devices: Sequence[Mapping[str, Any]]) -> Metric:
+    family = GaugeMetricFamily(
+        "mpspool_gpu_info",
+        "Always 1. `simulated` says SIMULATED of a stand-in.",
+        labels=(*_DEVICE, "name", "simulated"),
+    )
+    for device in devices:
+        mark = "SIMULATED" if device.get("simulated") else ""
+        family.add_metric((*_labels(device), device["name"], mark), 1)
+    return family
 
 
 def _states(devices: Sequence[Mapping[str, Any]]) -> Metric:
@@ -53,6 +67,15 @@ def _states(devices: Sequence[Mapping[str, Any]]) -> Metric:
     for device in devices:
         for state in DomainState:
             family.add_metric((*_labels(device), state.value), float(device["state"] == state.value))
+    return family
+
+
+def _faults(devices: Sequence[Mapping[str, Any]]) -> Metric:
+    family = CounterMetricFamily(
+        "mpspool_gpu_faults", "How often all workers of a GPU were ended, for it had failed.", labels=_DEVICE
+    )
+    for device in devices:
+        family.add_metric(_labels(device), device["faults"])
     return family
 
 

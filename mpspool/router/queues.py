@@ -13,6 +13,9 @@ from mpspool.router.load import Policy, WorkerLoad
 # message costs is then shared, and the first of them waits for the last at most this long.
 COALESCE_US = 4_000.0
 _SLACK = 64
+# Of the bodies that were answered last, those that are kept: 4 MiB a version at most.
+_LIVED = 256
+_LIVED_BYTES = 16 * 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +27,7 @@ class Queue:
         workers: by name.
         length: requests that wait and are still wanted.
         active: it was asked for since the flag was last taken down.
+        lived: bodies that workers have run and lived, the last ones.
     """
 
     waiting: deque[Entry] = field(default_factory=deque)
@@ -31,6 +35,7 @@ class Queue:
     workers: dict[str, WorkerLoad] = field(default_factory=dict)
     length: int = 0
     active: bool = False
+    lived: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LIVED))
 
     def add(self, entry: Entry, first: bool = False) -> None:
         line = self.suspects if entry.suspect else self.waiting
@@ -51,6 +56,18 @@ class Queue:
             self.waiting = deque(entry for entry in self.waiting if not entry.over)
         if len(self.suspects) > most:
             self.suspects = deque(entry for entry in self.suspects if not entry.over)
+
+    def ran(self, body: bytes) -> None:
+        """A worker ran this body and lived."""
+        if len(body) <= _LIVED_BYTES:
+            self.lived.append(body)
+
+    def has_lived(self, body: bytes) -> bool:
+        """Whether a worker ran this body lately and lived. That speaks for it once."""
+        if body not in self.lived:
+            return False
+        self.lived = deque((lived for lived in self.lived if lived != body), maxlen=_LIVED)
+        return True
 
     def suspect(self, body: bytes) -> None:
         """A worker was lost to this body: all that wait with it are suspects too."""

@@ -216,8 +216,10 @@ class Scheduler:
                 self._let_go(entry)
         return batch.entries
 
-    def answered(self, entry: Entry) -> None:
-        """The result of a finished request is being handed to its client."""
+    def answered(self, entry: Entry, ran: bool = True) -> None:
+        """The result of a finished request is being handed to its client. `ran`: a worker ran it."""
+        if ran:
+            self._queues[entry.model].ran(entry.body)
         self._end(entry)
 
     # -- dispatch ---------------------------------------------------------------------------------
@@ -295,9 +297,14 @@ class Scheduler:
         return []
 
     def _blame(self, queue: Queue, entry: Entry, alone: bool, now_ns: int) -> list[Refuse]:
-        """Its worker was lost while it ran this."""
+        """Its worker was lost while it ran this. The first time that is chance where the same body has just been run."""
         entry.deaths += 1
         body = entry.body
+        if not alone and entry.deaths == 1 and queue.has_lived(body):
+            if not entry.over:
+                return self._again(queue, entry, now_ns)
+            self._let_go(entry)
+            return []
         standing = self._suspicions.blame(entry.model, body, alone, now_ns)
         if entry.over:
             self._let_go(entry)

@@ -77,7 +77,8 @@ class GrpcFront:
     """A grpc.aio server on settings.host and settings.grpc_port.
 
     Attributes:
-        port: the port bound, which start() chooses where settings.grpc_port is 0.
+        port: the port bound. Of settings.grpc_port 0, with which a pool has no such front, start() binds any
+            free one: a test's way to one.
     """
 
     def __init__(self, dataplane: Dataplane, settings: RouterSettings, metrics: Recorder) -> None:

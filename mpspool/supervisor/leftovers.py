@@ -91,13 +91,12 @@ def gone(pids: Iterable[int], limit_s: float) -> bool:
 
 def remove_files(run: RunDir) -> None:
     """Removes what only a running pool needs; logs stay."""
-    for path in (*run.sockets(), run.supervisord_conf, run.root / "supervisord.pid"):
+    remove_sockets(run)
+    for path in (run.supervisord_conf, run.root / "supervisord.pid"):
         path.unlink(missing_ok=True)
-    for folder in (run.programs, run.settings, run.progress):
+    for folder in (run.programs, run.settings):
         for path in folder.iterdir() if folder.is_dir() else ():
             path.unlink(missing_ok=True)
-    for pipe in _pipes(run):
-        shutil.rmtree(pipe, ignore_errors=True)
 
 
 def put_logs_aside(run: RunDir) -> None:
@@ -113,9 +112,14 @@ def put_logs_aside(run: RunDir) -> None:
 
 
 def remove_sockets(run: RunDir) -> None:
-    """Removes the sockets and progress pages: all that means something only while a pool runs."""
+    """Removes the sockets and progress pages: all that means something only while a pool runs.
+
+    Those of an MPS daemon, which takes them along when it quits, are left by one that was killed in a hurry.
+    """
     for path in (*run.sockets(), *run.progress.glob("*")):
         path.unlink(missing_ok=True)
+    for pipe in _pipes(run):
+        shutil.rmtree(pipe, ignore_errors=True)
 
 
 def _pipes(run: RunDir) -> list[Path]:

@@ -99,11 +99,15 @@ def _row(worker: Message) -> tuple[str, ...]:
 
 def _words(share: Message) -> tuple[str, str, str]:
     pinned = share["pinned_memory_bytes"]
-    return (
-        f"{share['active_thread_percentage']}%",
-        shares.size_text(pinned) if pinned else "no limit",
-        share["priority"],
+    words = {
+        "active_thread_percentage": f"{share['active_thread_percentage']}%",
+        "pinned_memory_bytes": shares.size_text(pinned) if pinned else "no limit",
+        "priority": share["priority"],
+    }
+    threads, memory, priority = (
+        f"{word} (inherited)" if name in share["inherited"] else word for name, word in words.items()
     )
+    return threads, memory, priority
 
 
 def describe(worker: Message, share: str) -> str:

@@ -152,7 +152,7 @@ def _infrastructure(run: RunDir, name: str, module: str, priority: int) -> str:
         "autostart": "true",
         "autorestart": "true",
         "startretries": 1_000_000,
-        "stopwaitsecs": 10,
+        "stopwaitsecs": 15,  # an MPS wrapper may take 11, for `quit`, the daemon's end and what is left of it
         "priority": priority,
     }
     return _program(run, name, module, values)

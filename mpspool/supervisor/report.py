@@ -230,7 +230,8 @@ def size(count: int) -> str:
 
 def _processes(status: Status) -> list[tuple[str, ...]]:
     return [("process", "state", "pid")] + [
-        (process["name"], process["state"], _pid(process["pid"])) for process in status["processes"]
+        (process["name"] + _mark(process), process["state"], _pid(process["pid"]))
+        for process in status["processes"]
     ]
 
 

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 import msgspec
 
-from mpspool.core.settings import ModelSettings, SlotSettings
+from mpspool.core.settings import ModelSettings, Share, SlotSettings
+from mpspool.mps.environment import Inherited
 
 MIB = 2**20
 # What a CUDA context with TensorFlow's libraries takes of a client's pinned memory limit beside TensorFlow's own pool.
@@ -29,16 +30,12 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.IGNORECASE)
 T = TypeVar("T")
 
 
-class Override(msgspec.Struct, frozen=True, kw_only=True):
+class Override(Share, frozen=True, kw_only=True):
     """What `mpspool mps set` has changed for one worker's next generations; None for what stays as configured."""
-
-    active_thread_percentage: int | None = None
-    pinned_bytes: int | None = None
-    priority: int | None = None
 
     def over(self, slot: SlotSettings) -> SlotSettings:
         """The slot with what this changes."""
-        return msgspec.structs.replace(slot, **self._given())
+        return msgspec.structs.replace(slot, share=msgspec.structs.replace(slot.share, **self._given()))
 
     def upon(self, earlier: Override) -> Override:
         """Both; where they differ, this one."""
@@ -95,13 +92,13 @@ def in_turn(values: Sequence[T], slot: int) -> T:
     return values[slot % len(values)]
 
 
-def default_percentage(workers: int) -> int:
-    """The cap where nobody gives one, for so many workers on a GPU; 0 for none.
+def default_percentage(workers: int) -> int | None:
+    """The cap where nobody gives one, for so many workers on a GPU; None for none.
 
     Twice an equal part: NVIDIA advises 100/n where clients must not touch each other, and 100/(n/2) where they should
     be able to fill the GPU while others are idle. It keeps one worker from starving all others.
     """
-    return 0 if workers <= 2 else math.ceil(200 / workers)
+    return None if workers <= 2 else math.ceil(200 / workers)
 
 
 def settings_for(model: ModelSettings, slot: SlotSettings) -> ModelSettings:
@@ -117,26 +114,23 @@ def tensorflow_limit_bytes(model: ModelSettings, slot: SlotSettings) -> int:
     return max(0, slot.pinned_bytes - CONTEXT_BYTES)
 
 
-def misfit(model: ModelSettings, slot: SlotSettings, memory_bytes: int = 0) -> str:
-    """Why the pinned limit cannot hold what TensorFlow may take; "" where it can.
+def misfit(model: ModelSettings, slot: SlotSettings) -> str:
+    """Why the pinned limit cannot hold what TensorFlow may take, and the CUDA context beside it; "" where it can.
 
-    Args:
-        model: with what TensorFlow may take.
-        slot: with the limit.
-        memory_bytes: the GPU's; 0 where it is not known.
+    A fraction of a device whose memory is not known is taken to fit.
     """
     pinned = slot.pinned_bytes
     if not pinned:
         return ""
     own, of_what = model.gpu_memory_limit_bytes, "gpu_memory.limit_bytes"
     if model.gpu_memory_fraction:
-        own, of_what = int(model.gpu_memory_fraction * memory_bytes), "gpu_memory.fraction"
-    if own > pinned:
+        own, of_what = int(model.gpu_memory_fraction * slot.memory_bytes), "gpu_memory.fraction"
+    if own and pinned < own + CONTEXT_BYTES:
         return (
-            f"pinned_memory {size_text(pinned)} is less than {model.name}'s {of_what}, {size_text(own)};"
-            f" raise pinned_memory, or lower {of_what}"
+            f"pinned_memory {size_text(pinned)} is less than {model.name}'s {of_what}, {size_text(own)}, and about"
+            f" {size_text(CONTEXT_BYTES)} for its CUDA context; raise pinned_memory, or lower {of_what}"
         )
-    if not own and pinned <= CONTEXT_BYTES and not model.gpu_memory_fraction:
+    if pinned <= CONTEXT_BYTES:
         return (
             f"pinned_memory {size_text(pinned)} leaves {model.name} nothing: a CUDA context takes about"
             f" {size_text(CONTEXT_BYTES)} of it; give more, or 0 for no limit"
@@ -152,10 +146,37 @@ def size_text(size_bytes: int) -> str:
     return str(size_bytes)
 
 
-def as_message(slot: SlotSettings) -> dict[str, object]:
-    """For scripts: 100 is no cap, 0 bytes no limit."""
-    return {
-        "active_thread_percentage": slot.active_thread_percentage or 100,
-        "pinned_memory_bytes": slot.pinned_bytes,
-        "priority": next(word for word, number in PRIORITIES.items() if number == slot.priority),
+def as_message(slot: SlotSettings, inherited: Inherited, *, own_daemon: bool) -> dict[str, object]:
+    """What a worker of this slot runs with, for scripts: 100 is no cap, 0 bytes no limit.
+
+    "inherited" names what it has from CUDA's variables: what nobody gave it and, as a daemon of ours inherits them, too,
+    what is below what was given. What an external daemon gives is not known here.
+    """
+    share, pinned = slot.share, slot.share.pinned_bytes
+    percentage, of_percentage = _lower(
+        share.active_thread_percentage, inherited.active_thread_percentage, own_daemon=own_daemon
+    )
+    limit, of_limit = _lower(
+        math.inf if pinned == 0 else pinned, inherited.pinned_bytes, own_daemon=own_daemon
+    )
+    # A client's own priority wins over its daemon's.
+    priority, of_priority = _lower(share.priority, inherited.priority, own_daemon=False)
+    percentage = 100 if percentage is None else percentage
+    names = {
+        "active_thread_percentage": of_percentage,
+        "pinned_memory_bytes": of_limit,
+        "priority": of_priority,
     }
+    return {
+        "active_thread_percentage": percentage if percentage % 1 else int(percentage),
+        "pinned_memory_bytes": 0 if limit in (None, math.inf) else limit,
+        "priority": next(word for word, number in PRIORITIES.items() if number == (priority or 0)),
+        "inherited": [name for name, is_inherited in names.items() if is_inherited],
+    }
+
+
+def _lower(given: float | None, inherited: float | None, *, own_daemon: bool) -> tuple[float | None, bool]:
+    """What holds, and whether it is the inherited value; None for neither."""
+    if inherited is None or (given is not None and not (own_daemon and inherited < given)):
+        return given, False
+    return inherited, True

@@ -6,11 +6,13 @@ import os
 
 import msgspec
 
-from mpspool.core import settings
+from mpspool.core import settings, slot_lock
+from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import MpsSettings, PoolSettings
 from mpspool.mps.control import Control, ControlError
 from mpspool.supervisor import ask, lock, programs
+from mpspool.supervisor.pool.status import desired
 from mpspool.supervisor.report import elsewhere, program
 
 
@@ -18,28 +20,47 @@ class SimulateError(Exception):
     """Nothing was made to fail; the text says why, and what to do."""
 
 
-def fault(run: RunDir, device: str, kind: str) -> str:
+def fault(
+    run: RunDir, device: str, kind: str, *, worker: str | None = None, seconds: float | None = None
+) -> str:
     """Has it happen, and returns what was done, as a line for people.
 
     Args:
         run: where the pool is.
         device: "gpu0".
         kind: one of mpspool.mps.simulated.FAULTS.
+        worker: of that device: whose doing it is, of a kind that takes a PID; None for what the stand-in chooses.
+        seconds: how long it lasts, of a kind that takes SECONDS; None for good.
 
     Raises:
-        SimulateError: no pool runs there, it has no such device, that is no stand-in, or it does not do it.
+        SimulateError: no pool runs there, it has no such device or worker, that is no stand-in, or it does not do it.
     """
-    daemon = _daemon(run, device)
+    pool, daemon = _daemon(run, device)
+    words = ["simulate_fault", kind]
+    if worker is not None:
+        words.append(str(_pid(run, pool, device, worker)))
+    if seconds is not None:
+        words.append(f"{seconds:g}")
     try:
-        said = Control.of(daemon, os.environ).raw(f"simulate_fault {kind}").strip()
+        said = Control.of(daemon, os.environ).raw(" ".join(words)).strip()
     except ControlError as error:
         logs = f"{program()} logs {programs.mps_program(device)}{elsewhere(str(run.root))}"
         raise SimulateError(f"{device} did not fail: {error}; see `{logs}`") from error
-    return f"{said} on {device}"
+    return f"{said} on {device}" + (f", {worker}" if worker else "")
 
 
-def _daemon(run: RunDir, device: str) -> MpsSettings:
-    """Of the stand-in. Raises SimulateError."""
+def _pid(run: RunDir, pool: PoolSettings, device: str, worker: str) -> int:
+    """Of the process that is a client of the device. Raises SimulateError."""
+    there = [str(known) for known in desired(pool) if known.device == device]
+    if worker not in there:
+        raise SimulateError(f"{device} has no worker {worker!r}; it has: {', '.join(there) or 'none'}")
+    if pid := slot_lock.holder(run.lock_file(WorkerId.parse(worker).program)):
+        return pid
+    raise SimulateError(f"{worker} does not run; see `{program()} status{elsewhere(str(run.root))}`")
+
+
+def _daemon(run: RunDir, device: str) -> tuple[PoolSettings, MpsSettings]:
+    """The pool's settings, and of the stand-in. Raises SimulateError."""
     if not lock.holder(run):
         raise SimulateError(ask.no_pool(run))
     try:
@@ -57,5 +78,5 @@ def _daemon(run: RunDir, device: str) -> MpsSettings:
         )
     for daemon in pool.mps_daemons:
         if daemon.device == device:
-            return daemon
+            return pool, daemon
     raise SimulateError(f"the pool in {run.root} has no device {device!r}; it has: {', '.join(known)}")

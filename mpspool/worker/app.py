@@ -20,7 +20,7 @@ from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import WorkerSettings
 from mpspool.core.states import WORKER_MOVES, Lifecycle, WorkerState
-from mpspool.worker import device, gpu, simulated_gpu
+from mpspool.worker import device, device_failure, gpu, simulated_gpu
 from mpspool.worker.device_failure import DeviceFailedError, OnGpu
 from mpspool.worker.engine.base import Engine
 from mpspool.worker.link import Link, RefusedError, wake_on_signals
@@ -105,19 +105,17 @@ class Worker:
 
         start = time.monotonic()
         self._to(WorkerState.LOADING)
-        gpu.check(self._config.slot)
-        self._simulated = simulated_gpu.attach(self._config.slot)
+        slot, path = self._config.slot, Path(self._config.model.path)
+        gpu.check(slot)
+        self._simulated = simulated_gpu.attach(slot)
         before_bytes = private_bytes()
         segment, unshared = attach(self._config)
-        engine = load(self._config.model, device.session_config(self._config), segment, unshared)
-        if self._simulated is not None:
-            engine = simulated_gpu.OnSimulatedGpu(engine, self._config.slot, self._simulated)
-        elif device.on_gpu(self._config.slot):
-            engine = OnGpu(engine, self._config.slot)
-        loaded = time.monotonic()
-        self._to(WorkerState.WARMING)
-        path = Path(self._config.model.path)
-        warm = warmup.warm_up(engine, self._model, path) > 0
+        with device_failure.loading(slot, self._simulated.fault if self._simulated else None):
+            engine = load(self._config.model, device.session_config(self._config), segment, unshared)
+            engine = self._on_device(engine)
+            loaded = time.monotonic()
+            self._to(WorkerState.WARMING)
+            warm = warmup.warm_up(engine, self._model, path) > 0
         device.require_mps(self._config)
         self._engine = engine
         weights = checked(engine.weights(), before_bytes, path, warm=warm)
@@ -131,6 +129,12 @@ class Worker:
         )
         self._state.to(WorkerState.READY, "warm")
         self._link.announce(WorkerState.READY, engine.name, engine.signature_def_map, weights)
+
+    def _on_device(self, engine: Engine) -> Engine:
+        """The engine, of whose calls the failures of its device are told apart."""
+        if self._simulated is not None:
+            return simulated_gpu.loaded(engine, self._config.slot, self._simulated)
+        return OnGpu(engine, self._config.slot) if device.on_gpu(self._config.slot) else engine
 
     def _to(self, state: WorkerState) -> None:
         self._state.to(state, "start")

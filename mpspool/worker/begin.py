@@ -10,7 +10,7 @@ from typing import NoReturn
 from mpspool.core import log, settings, slot_lock
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import WorkerSettings
+from mpspool.core.settings import SlotSettings, WorkerSettings
 from mpspool.worker import device
 
 
@@ -22,6 +22,8 @@ def work(settings_file: Path) -> NoReturn:
     """
     config = settings.load(settings_file, WorkerSettings)
     log.configure(worker=config.worker, generation=config.generation)
+    if config.slot.simulated:
+        log.get("worker").warning(f"SIMULATED: {_stand_in(config.slot)}", device=config.slot.device)
     program = WorkerId.parse(config.worker).program
     if before := slot_lock.take_over(RunDir(Path(config.run_dir)).lock_file(program)):
         log.get("worker").warning("killed an earlier worker of this slot", pid=before)
@@ -35,3 +37,9 @@ def work(settings_file: Path) -> NoReturn:
     sys.stderr.flush()
     # Without TensorFlow's own teardown: it may hang and has nothing left to save.
     os._exit(status)
+
+
+def _stand_in(slot: SlotSettings) -> str:
+    if slot.gpu_uuid:
+        return "this GPU is a stand-in, and the model runs on the CPU"
+    return "these CPUs are stand-ins, and nothing is pinned to them"

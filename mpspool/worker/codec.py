@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 from google.protobuf import unknown_fields
-from google.protobuf.message import DecodeError
 
 from mpspool.core import tfs
 from mpspool.worker import varints
@@ -38,7 +37,6 @@ _FIXED_FIELDS: dict[str, np.dtype[Any]] = {
     "scomplex_val": np.dtype("<c8"),
     "dcomplex_val": np.dtype("<c16"),
 }
-_CONTENT_FIELD = 4
 _FIELD_NUMBERS: dict[str, int] = {field.name: field.number for field in tfs.TensorProto.DESCRIPTOR.fields}
 
 
@@ -106,18 +104,6 @@ def decode(raw: Any, reparse: Callable[[], Any]) -> Array:
     else:
         flat = _from_list(raw, number, dtype, count, reparse)
     return flat.reshape(shape)
-
-
-def decode_bytes(data: bytes) -> Array:
-    """The array of a serialised TensorProto; see decode().
-
-    Raises:
-        TensorError: also for bytes that are no TensorProto.
-    """
-    try:
-        return decode(tfs.RawTensor.FromString(data), lambda: tfs.TensorProto.FromString(data))
-    except DecodeError:
-        raise TensorError from None
 
 
 def _from_content(content: bytes, number: int, dtype: np.dtype[Any], count: int) -> Array:
@@ -244,7 +230,7 @@ def _head(number: int, shape: tuple[int, ...]) -> bytes:
     return b"\x08" + varints.one(number) + b"\x12" + varints.one(len(dims)) + dims
 
 
-def encode(array: Array, number: int, *, as_content: bool = False) -> tuple[bytes, bytes | memoryview]:
+def encode(array: Array, number: int) -> tuple[bytes, bytes | memoryview]:
     """A TensorProto's bytes in two parts, to be sent one after the other.
 
     The second part may be a view of the array's memory.
@@ -253,7 +239,6 @@ def encode(array: Array, number: int, *, as_content: bool = False) -> tuple[byte
         array: strings as objects (bytes), or in numpy's own string types; a quantized type as a
             structure or as its plain integer.
         number: the type, a tensorflow.DataType; 0 takes it from the array.
-        as_content: writes tensor_content instead of the type's list.
 
     Raises:
         TensorError: no tensor has such values.
@@ -261,20 +246,14 @@ def encode(array: Array, number: int, *, as_content: bool = False) -> tuple[byte
     try:
         number = number or tfs.number_of(array.dtype)
         field = tfs.DATA_TYPES[number].field
-        payload = _content(array, number) if as_content else _payload(array, number, field)
+        payload = _payload(array, number, field)
     except (KeyError, TypeError):
         raise TensorError(f"cannot send an array of {array.dtype} as {tfs.type_text(number)}") from None
     head = _head(number, array.shape)
     size = len(payload)
-    if not size or (field == "string_val" and not as_content):
+    if not size or field == "string_val":
         return head, payload
-    field_number = _CONTENT_FIELD if as_content else _FIELD_NUMBERS[field]
-    return head + _key(field_number, 2) + varints.one(size), payload
-
-
-def encode_bytes(array: Array, number: int = 0, *, as_content: bool = False) -> bytes:
-    """A serialised TensorProto; see encode()."""
-    return b"".join(encode(array, number, as_content=as_content))
+    return head + _key(_FIELD_NUMBERS[field], 2) + varints.one(size), payload
 
 
 def _plain(array: Array, number: int) -> Array:
@@ -308,13 +287,6 @@ def _payload(array: Array, number: int, field: str) -> bytes | memoryview:
     elif array.dtype.kind == "V":
         array = array.astype(np.int8)
     return varints.encode(array.reshape(-1))
-
-
-def _content(array: Array, number: int) -> bytes | memoryview:
-    if number != tfs.DT_STRING:
-        return _bytes_of(_plain(array, number))
-    strings = _strings(array)
-    return b"".join([*(varints.one(len(value)) for value in strings), *strings])
 
 
 def _strings(array: Array) -> list[bytes]:

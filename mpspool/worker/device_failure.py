@@ -7,8 +7,9 @@ message, or aborts.
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.settings import SlotSettings
@@ -61,6 +62,15 @@ _NAME = re.compile(r"CUDA_ERROR_[A-Z_]+")
 # Of an error that the CUDA library TensorFlow was built for does not know.
 _NUMBER = re.compile(r"UNKNOWN ERROR \((\d+)\)")
 _NAMES = {str(number): name for name, number in STICKY.items()}
+# What MPS says to one that it gives no context, for now. None of its clients is hit by that.
+_REFUSALS = frozenset(
+    {
+        "CUDA_ERROR_MPS_CONNECTION_FAILED",
+        "CUDA_ERROR_MPS_SERVER_NOT_READY",
+        "CUDA_ERROR_MPS_MAX_CLIENTS_REACHED",
+        "CUDA_ERROR_MPS_MAX_CONNECTIONS_REACHED",
+    }
+)
 # What a device's failure comes as. A client's own text stands in messages of other codes.
 _CODES = frozenset({Code.INTERNAL, Code.UNKNOWN, Code.ABORTED, Code.UNAVAILABLE})
 
@@ -78,6 +88,44 @@ def named(text: str) -> str:
         if number in _NAMES:
             return _NAMES[number]
     return next((name for words, name in _TEXTS.items() if words in text), "")
+
+
+@contextlib.contextmanager
+def loading(slot: SlotSettings, tell: Callable[[int], object] | None = None) -> Iterator[None]:
+    """Around what is done before READY, which is work on the GPU too: not all that fails in it lies in the model.
+
+    Args:
+        slot: on a CPU slot nothing is changed.
+        tell: is told CUDA's number of a sticky error.
+
+    Raises:
+        DeviceFailedError: in place of an error that shows that the GPU cannot be used any more.
+        gpu.NoGpuError: in place of one with which MPS gives this process no context, for now.
+    """
+    try:
+        yield
+    except (DeviceFailedError, gpu.NoGpuError):
+        raise
+    except Exception as error:
+        name = _behind(error) if slot.gpu_uuid else ""
+        if name in _REFUSALS:
+            raise gpu.NoGpuError(slot, f"CUDA fails with {name}", never=False) from error
+        if not (found := _confirmed(name, slot)):
+            raise
+        if tell is not None:
+            tell(STICKY[name])
+        raise DeviceFailedError(f"CUDA fails with {found}") from error
+
+
+def _behind(error: BaseException) -> str:
+    """The sticky CUDA error that led to this one, "" for none."""
+    name = named(str(error))
+    return name or (_behind(error.__cause__) if error.__cause__ else "")
+
+
+def _confirmed(name: str, slot: SlotSettings) -> str:
+    """The error that there is, "" for none. A text can say anything, so the driver is asked where there is one."""
+    return gpu.synchronise() if name and device.on_gpu(slot) else name
 
 
 class OnGpu:
@@ -115,6 +163,5 @@ class OnGpu:
             raise
 
     def _failure(self, error: PoolError) -> str:
-        """The sticky error behind it, "" where there is none. A text can say anything, so the driver is asked."""
-        name = named(error.message) if error.code in _CODES else ""
-        return gpu.synchronise() if name and device.on_gpu(self._slot) else name
+        """The sticky error behind it, "" where there is none."""
+        return _confirmed(named(error.message) if error.code in _CODES else "", self._slot)

@@ -122,6 +122,20 @@ class OnSimulatedGpu(OnGpu):
         return name
 
 
+def loaded(engine: Engine, slot: SlotSettings, gpu: SimulatedGpu) -> Engine:
+    """The engine on the stand-in, to which its weights are copied at once.
+
+    All of a load may be work on a real GPU. Here the GPU is not busy with it until then, for a worker that is to stop
+    while it loads ends at once, and would end a server that it keeps busy.
+
+    Raises:
+        DeviceFailedError: the stand-in has failed while the model was loaded.
+    """
+    gpu.begin()
+    gpu.end()
+    return OnSimulatedGpu(engine, slot, gpu)
+
+
 def attach(slot: SlotSettings) -> SimulatedGpu | None:
     """Makes us a client of the stand-in MPS daemon until the context is closed.
 

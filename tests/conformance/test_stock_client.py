@@ -160,7 +160,7 @@ def test_output_filter(stub: Any, apis: Any, tf: Any) -> None:
     )
 
 
-def test_status_metadata_and_unimplemented(stub: Any, apis: Any, channel: grpc.Channel, tf: Any) -> None:
+def test_status_and_unimplemented(stub: Any, apis: Any, channel: grpc.Channel, tf: Any) -> None:
     """GetModelStatus says AVAILABLE; what is not served says UNIMPLEMENTED."""
     asked = apis.status.GetModelStatusRequest()
     asked.model_spec.name = "half_plus_two"
@@ -310,6 +310,19 @@ def test_message_over_the_limit(stub: Any, apis: Any, tf: Any) -> None:
     assert len(stub.Predict(fits, timeout=30).outputs["y"].float_val) == MESSAGE_LIMIT // 8
 
 
+def test_large_messages_by_default(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], apis: Any, tf: Any
+) -> None:
+    """64 MB, sixteen times gRPC's own limit, there and back: the default is TF Serving's."""
+    pool = start_pool("--model", f"half_plus_two={model_dir('half_plus_two')}", "--cpu-slots", 1).wait()
+    asked = request(apis, tf, x=np.arange(2**24, dtype=np.float32))
+    sizes = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+    with grpc.insecure_channel(pool.address, options=sizes) as opened:
+        answer = apis.service.PredictionServiceStub(opened).Predict(asked, timeout=60)
+    values = tf.make_ndarray(answer.outputs["y"])
+    assert np.array_equal(values, np.arange(2**24, dtype=np.float32) / 2 + 2)
+
+
 @pytest.mark.parametrize("name", models.DTYPES)
 @pytest.mark.parametrize("content", [True, False])
 def test_dtypes_both_encodings(name: str, content: bool, stub: Any, apis: Any, tf: Any) -> None:
@@ -364,14 +377,18 @@ def counted(pool: Pool, model: str) -> float:
 
 
 def test_http_health_and_metrics(pool: Pool, stub: Any, apis: Any, tf: Any) -> None:
-    """/healthz, /readyz and /metrics answer; the metrics count what was served."""
+    """/healthz, /readyz and /metrics answer; the metrics count what was served. Predict by HTTP says where to go."""
     before = counted(pool, "half_plus_two")
     for _ in range(3):
         stub.Predict(request(apis, tf, x=X), timeout=10)
     assert counted(pool, "half_plus_two") == before + 3
     assert http(pool, "/healthz")[0] == 200
     assert http(pool, "/readyz")[0] == 200
-    assert http(pool, "/v1/models/half_plus_two:predict")[0] in (404, 405, 501)
+    status, answer = http(pool, "/v1/models/half_plus_two:predict")
+    assert status == 501
+    assert (
+        f"call tensorflow.serving.PredictionService on port {pool.grpc_port}" in json.loads(answer)["error"]
+    )
 
 
 def test_status_json_has_the_promised_shape(pool: Pool) -> None:

@@ -308,6 +308,50 @@ def test_the_pool_file_is_one(manifest: str, tmp_path: Path, model_dir: Callable
     assert config.grace_s == asked(manifest)["grace_s"]
 
 
+# In an IPC namespace of its own, with a /dev/shm of its own: a pod of host-mps.yaml that lacks hostIPC.
+_WITHOUT_HOST_IPC = [
+    "unshare",
+    "--ipc",
+    "--mount",
+    "sh",
+    "-c",
+    'mount -t tmpfs none /dev/shm && exec "$@"',
+    "sh",
+]
+
+
+def test_a_pod_without_hostipc_is_told_so(model_dir: Callable[[str], Path]) -> None:
+    """Its workers could never be clients of the node's daemon: start refuses, and the doctor says what a pod needs."""
+    if subprocess.run([*_WITHOUT_HOST_IPC, "true"], check=False).returncode:
+        pytest.skip("no IPC namespace of our own")
+    with nodes_daemon() as pipe, short_dir() as folder:
+        environ = {
+            **os.environ,
+            "MPSPOOL_SIMULATE_GPUS": "1",
+            "MPSPOOL_MODEL": f"half_plus_two={model_dir('half_plus_two')}",
+            "MPSPOOL_GRPC_PORT": "0",
+            "MPSPOOL_REST_PORT": "0",
+            "MPSPOOL_MPS_MODE": "external",
+            "MPSPOOL_MPS_PIPE_DIRECTORY": str(pipe),
+            "MPSPOOL_RUN_DIR": str(folder / "run"),
+            "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+        }
+
+        def run(*words: str) -> subprocess.CompletedProcess[str]:
+            command = [*_WITHOUT_HOST_IPC, sys.executable, "-P", "-m", "mpspool", *words]
+            return subprocess.run(
+                command, env=environ, capture_output=True, text=True, timeout=120, check=False
+            )
+
+        refused, looked_at = run("start", "--check"), run("doctor", "--json")
+    assert (refused.returncode, "hostIPC: true" in refused.stderr) == (2, True), refused.stderr
+    found = {check["name"]: check for check in json.loads(looked_at.stdout)["checks"]}
+    assert "in another IPC namespace" in found["mps_programs"]["evidence"]
+    assert (found["container"]["status"], found["mps_environment"]["status"]) == ("warning", "warning")
+    assert "hostIPC: true and hostPID: true" in found["container"]["remedy"]
+    assert "not joined" in found["mps_environment"]["evidence"]
+
+
 def test_models_lie_in_their_volume() -> None:
     """Each model's base_path is below a mount that nobody can write to."""
     for manifest in MANIFESTS:

@@ -21,10 +21,12 @@ from mpspool.mps.simulated import control_command
 from mpspool.mps.simulated.inventory import simulated
 from tests.conftest import PoolStarter, short_dir
 from tests.polling import until
-from tests.pool import Load, Pool, cli, processes_of
+from tests.pool import CLI, Load, Pool, cli, processes_of
 
 LoadStarter = Callable[..., Load]
 GIB = 2**30
+# What no limit is to CUDA: all that a stand-in has.
+ALL = simulated(1)[0].memory_bytes
 
 
 def clients(pool: Pool, device: str = "gpu0") -> dict[int, tuple[float, int | None, int]]:
@@ -107,7 +109,7 @@ models:
     assert pool.all_ready()
     pool.serves_on()
     running.end_clean()
-    assert by_worker(pool) == {first: (30.0, None, 0), second: (40.0, None, 1), third: (30.0, None, 0)}
+    assert by_worker(pool) == {first: (30.0, ALL, 0), second: (40.0, ALL, 1), third: (30.0, ALL, 0)}
     assert generations(pool) == {first: 2, second: 2, third: 3}
     log = [
         json.loads(line)
@@ -133,6 +135,107 @@ models:
     done = cli("mps", "show", "--run-dir", pool.run_dir)
     assert "below_normal" in done.stdout
     assert "the same" in done.stdout
+
+
+def test_what_is_given_wins_over_the_environment(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """CUDA's own variables hold for a worker that was given nothing; `show` says what each really has."""
+    file = tmp_path / "pool.yaml"
+    file.write_text(
+        f"""
+simulate_gpus: 1
+contexts_per_gpu: 1
+models:
+  given: {{base_path: {model_dir("half_plus_two")}, mps: {{active_thread_percentage: 40, pinned_memory: 2GiB, priority: normal}}}}
+  heir: {model_dir("half_plus_two")}
+"""
+    )
+    environ = {
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "60",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=3G",
+        "CUDA_MPS_CLIENT_PRIORITY": "1",
+    }
+    pool = start_pool(file, env=environ).wait()
+    given, heir = sorted(pool.workers())
+    assert by_worker(pool) == {given: (40.0, 2 * GIB, 0), heir: (60.0, 3 * GIB, 1)}
+    everything = ["active_thread_percentage", "pinned_memory_bytes", "priority"]
+    assert shown(pool)[heir]["running"] == {
+        "active_thread_percentage": 60,
+        "pinned_memory_bytes": 3 * GIB,
+        "priority": "below_normal",
+        "inherited": everything,
+    }
+    assert shown(pool)[given]["running"]["priority"] == "normal"
+    assert shown(pool)[given]["running"]["inherited"] == []
+    assert "below_normal (inherited)" in cli("mps", "show", "--run-dir", pool.run_dir).stdout
+
+    # No bound of its own: those of its daemon, which inherits them too, stay.
+    change(
+        pool,
+        *("--worker", heir, "--priority", "normal", "--active-thread-percentage", 100, "--pinned-memory", 0),
+        "--restart",
+    )
+    assert by_worker(pool)[heir] == (60.0, 3 * GIB, 0)
+    assert shown(pool)[heir]["running"] == {
+        "active_thread_percentage": 60,
+        "pinned_memory_bytes": 3 * GIB,
+        "priority": "normal",
+        "inherited": everything[:2],
+    }
+
+
+def test_a_renewal_ends_no_request_that_its_model_allows(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], testing_ops: Path, tmp_path: Path
+) -> None:
+    """What runs is finished first, unless it hangs by its model's own hang_timeout_s; shares fit TensorFlow's memory."""
+    file = tmp_path / "pool.yaml"
+    file.write_text(
+        f"""
+simulate_gpus: 1
+contexts_per_gpu: 1
+models:
+  - {{name: sleeper, base_path: {model_dir("sleeper")}, hang_timeout_s: 5, intra_op_threads: 1,
+      custom_ops: [{testing_ops}], gpu_memory: {{fraction: 0.5}}}}
+"""
+    )
+    pool = start_pool(file).wait()
+    (worker,) = pool.workers()
+    told = change(pool, "--pinned-memory", "10GiB", status=1)
+    assert "pinned_memory 10GiB is less than sleeper's gpu_memory.fraction, 40GiB" in told
+
+    def asked(seconds: float, timeout_s: float) -> subprocess.Popen[str]:
+        command = [
+            *CLI,
+            "predict",
+            "sleeper",
+            "--input",
+            json.dumps({"x": [seconds]}),
+            "--address",
+            pool.address,
+        ]
+        process = subprocess.Popen(
+            [*command, "--timeout", str(timeout_s)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        until(lambda: pool.workers()[worker]["in_flight"] == 1, 20)
+        return process
+
+    finishes = asked(3.0, 60)
+    told = change(pool, "--priority", "below_normal", "--restart")
+    assert f"renewed {worker}" in told
+    out, err = finishes.communicate(timeout=60)
+    assert finishes.returncode == 0, out + err
+    assert generations(pool)[worker] == 2
+
+    hangs = asked(60.0, 2)
+    told = change(pool, "--priority", "normal", "--restart")
+    assert f"renewed {worker}" in told
+    assert hangs.wait(60) != 0
+    hangs.communicate()
+    assert generations(pool)[worker] == 3
+    log = (pool.run_dir / "logs" / "pool.log").read_text()
+    assert "one request has been running for" in log
+    assert "did not leave within" not in log
 
 
 class Node:

@@ -39,6 +39,10 @@ def test_two_simulated_gpus(start_pool: PoolStarter, model_dir: ModelDir) -> Non
     assert set(pids) == {"gpu0", "gpu1"}
     names = {process["name"] for process in status["processes"]}
     assert names - {"nursery"} == {"pool", "router", "mps.gpu0", "mps.gpu1"}
+    marked = {process["name"] for process in status["processes"] if process.get("simulated")}
+    assert marked == {"mps.gpu0", "mps.gpu1"}
+    log = next((pool.run_dir / "logs").glob("worker.*gpu0*.log")).read_text()
+    assert log.count("SIMULATED: this GPU is a stand-in") == 1
     assert {device: pool.mps_clients(device) for device in pids} == {
         device: [pid] for device, pid in pids.items()
     }
@@ -82,6 +86,8 @@ def test_simulated_cpus(start_pool: PoolStarter, model_dir: ModelDir) -> None:
     said = pool.output.read_text()
     assert "SIMULATED: 128 CPUs" in said
     assert "64-127" in said
+    for log in (pool.run_dir / "logs").glob("worker.*.log"):
+        assert "SIMULATED: these CPUs are stand-ins" in log.read_text()
 
 
 def test_the_line_to_try_works_as_it_is_printed(start_pool: PoolStarter, model_dir: ModelDir) -> None:

@@ -264,6 +264,55 @@ def test_injected_fault_may_have_a_culprit(gpu: Gpu) -> None:
     assert nvml.nvmlEventSetWait_v2(events, 5000).eventData == 31
 
 
+def test_memory_error_is_counted_and_reported(gpu: Gpu) -> None:
+    """Whose memory it is gets CUDA's 214, all others are hit as by any fault, and NVML tells of it."""
+    nvml = gpu.nvml
+    handle = nvml.nvmlDeviceGetHandleByIndex(0)
+    events = nvml.nvmlEventSetCreate()
+    nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
+    first, second = gpu.client(), gpu.client()
+    server = first.connected()
+    second.connected()
+    gpu.fail(f"ecc {second.pid}")
+    assert first.hear().startswith("FAULT 719")
+    assert second.hear() == "FAULT 214 SIMULATED uncorrectable ECC error encountered"
+    assert gpu.control.server_status(server) == "FAULT"
+    assert nvml.nvmlEventSetWait_v2(events, 5000).eventData == 94
+    uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
+    assert nvml.nvmlDeviceGetTotalEccErrors(handle, *uncorrected) == 1
+    for client in (first, second):
+        client.kill()
+    until(lambda: gpu.control.server_status(server) == "ACTIVE", LIMIT_S)
+
+
+def test_daemon_hangs_for_a_while(gpu: Gpu) -> None:
+    """It answers nobody and takes nobody, while those it has are served; then all is as before."""
+    client = gpu.client()
+    server = client.connected()
+    gpu.fail("daemon-hang 1.5")
+    with pytest.raises(NotAnsweringError):
+        gpu.control.raw("get_server_list", timeout_s=0.5)
+    late = gpu.client()
+    client.say("FAULT 719")
+    assert client.hear().startswith("FAULT 719 SIMULATED")
+    client.kill()
+    until(gpu.control.answers, LIMIT_S)
+    assert late.hear().split()[0] in ("CONNECTED", "REFUSED")
+    assert gpu.control.server_list() == [server]
+
+
+def test_daemon_that_hangs_for_good_is_ended_by_force(gpu: Gpu) -> None:
+    """No other signal ends it; a new one on the same folder answers."""
+    gpu.fail("daemon-hang")
+    gpu.daemon.send_signal(signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):
+        gpu.daemon.wait(0.5)
+    gpu.daemon.kill()
+    gpu.daemon.wait(LIMIT_S)
+    gpu.daemon = start(gpu.settings)
+    gpu.client().connected()
+
+
 def test_dead_daemon_leaves_its_server(gpu: Gpu) -> None:
     """It answers no more, and its clients stay clients, who can still be hit."""
     client = gpu.client()

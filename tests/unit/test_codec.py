@@ -20,6 +20,7 @@ with warnings.catch_warnings():
 
 from mpspool.core import tfs
 from mpspool.worker import codec, varints
+from tests import tensors
 
 # tf.make_tensor_proto does not know these; Tensor::FromProto does.
 NOT_MADE = [26, 27, 28]
@@ -90,24 +91,34 @@ def test_reads_what_tensorflow_writes(number: int, data: st.DataObject) -> None:
     """An array through tf.make_tensor_proto and our decoder is the same array, in TensorFlow's dtype."""
     array = _fed(number, data.draw(shapes), data.draw)
     sent = tf.make_tensor_proto(array, dtype=tf.dtypes.as_dtype(number))
-    decoded = codec.decode_bytes(sent.SerializeToString())
+    decoded = tensors.decode(sent.SerializeToString())
     assert _same(decoded, array)
     assert _same(_values(decoded, number), _values(_parse(sent.SerializeToString()), number))
 
 
-@pytest.mark.parametrize("as_content", [False, True], ids=["list", "content"])
 @pytest.mark.parametrize("number", FED)
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
-def test_tensorflow_reads_what_we_write(number: int, as_content: bool, data: st.DataObject) -> None:
-    """Our bytes, in either encoding, are a TensorProto that TensorFlow and we read as the same array."""
+def test_tensorflow_reads_what_we_write(number: int, data: st.DataObject) -> None:
+    """Our bytes are a TensorProto, a typed list, that TensorFlow and we read as the same array."""
     array = _fed(number, data.draw(shapes), data.draw)
-    encoded = codec.encode_bytes(array, number, as_content=as_content)
+    encoded = tensors.encode(array, number)
     assert _same(_values(_parse(encoded), number), _values(array, number))
-    assert _same(codec.decode_bytes(encoded), array)
+    assert _same(tensors.decode(encoded), array)
     stock = tensor_pb2.TensorProto.FromString(encoded)
     assert stock.SerializeToString(deterministic=True) == encoded
-    assert bool(stock.tensor_content) == (as_content and array.size > 0)
+    assert not stock.tensor_content
+
+
+@pytest.mark.parametrize("number", FED)
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_content_is_read(number: int, data: st.DataObject) -> None:
+    """An array whose bytes are sent as they are is read as TensorFlow reads it."""
+    array = _fed(number, data.draw(shapes), data.draw)
+    sent = tensors.with_content(array, number)
+    assert _same(_values(_parse(sent), number), _values(array, number))
+    assert _same(tensors.decode(sent), array)
 
 
 @pytest.mark.parametrize("number", FED)
@@ -122,7 +133,7 @@ def test_lists_are_read_as_tensorflow_reads_them(number: int, data: st.DataObjec
     for name in {field, data.draw(st.sampled_from(["float_val", "int_val", "int64_val"]))}:
         _draw_list(stock, name, data.draw)
     sent = stock.SerializeToString()
-    assert _same(_values(codec.decode_bytes(sent), number), _values(_parse(sent), number))
+    assert _same(_values(tensors.decode(sent), number), _values(_parse(sent), number))
 
 
 def _draw_list(stock: Any, field: str, draw: Any) -> None:
@@ -157,9 +168,9 @@ def test_content_is_judged_as_tensorflow_judges_it(number: int, sizes: list[int]
         expected = _parse(sent)
     except tf.errors.InvalidArgumentError:
         with pytest.raises(codec.TensorError):
-            codec.decode_bytes(sent)
+            tensors.decode(sent)
     else:
-        decoded = codec.decode_bytes(sent)
+        decoded = tensors.decode(sent)
         assert decoded.shape == expected.shape
         # int4 and its like have bits of no meaning: the values count.
         values, wanted = _values(decoded, number), _values(expected, number)
@@ -196,7 +207,7 @@ def test_lists_sent_unpacked_or_in_chunks(name: str) -> None:
     """A list one value at a time, in chunks or mixed is read in the order it was sent."""
     number, values = UNPACKED[name]
     sent = bytes([8, number]) + b"\x12\x04\x12\x02\x08\x02" + values
-    assert _same(codec.decode_bytes(sent), _parse(sent))
+    assert _same(tensors.decode(sent), _parse(sent))
 
 
 @pytest.mark.parametrize(
@@ -209,7 +220,7 @@ def test_absurd_shapes_are_refused(sizes: list[int], given: dict[str, Any]) -> N
     for size in sizes:
         tensor.tensor_shape.dim.add(size=size)
     with pytest.raises(codec.TensorError):
-        codec.decode_bytes(tensor.SerializeToString())
+        tensors.decode(tensor.SerializeToString())
 
 
 def test_a_long_shape_is_not_remembered() -> None:
@@ -217,7 +228,7 @@ def test_a_long_shape_is_not_remembered() -> None:
     before = codec._known_dimensions.cache_info().currsize
     shape = {"dim": [{"size": 2, "name": "n" * 10**5}]}
     sent = tfs.TensorProto(dtype=1, tensor_shape=shape, float_val=[1]).SerializeToString()
-    assert codec.decode_bytes(sent).tolist() == [1, 1]
+    assert tensors.decode(sent).tolist() == [1, 1]
     assert codec._known_dimensions.cache_info().currsize == before
 
 
@@ -226,14 +237,12 @@ def test_types_that_cannot_be_fed_are_refused(number: int) -> None:
     """Resources, variants, references and numbers that mean nothing are refused, not looked into."""
     sent = b"\x08" + varints.one(number) + b"\x12\x00"
     with pytest.raises(codec.TensorError):
-        codec.decode_bytes(sent)
+        tensors.decode(sent)
 
 
 @pytest.mark.parametrize(
     "sent",
     [
-        b"\x08",
-        b"\x08\x01\x12\x02\x12",
         b"\x08\x01\x12\x00\x2a\x03abc",  # a float list of three bytes
         b"\x08\x09\x12\x00\x52\x01\x80",  # an integer list that ends within an integer
         b"\x08\x09\x12\x00\x52\x0b" + b"\x80" * 10 + b"\x01",
@@ -241,9 +250,9 @@ def test_types_that_cannot_be_fed_are_refused(number: int) -> None:
     ],
 )
 def test_garbage_is_refused(sent: bytes) -> None:
-    """Bytes that are no TensorProto, or lists that are none, end in TensorError."""
+    """Lists that are none end in TensorError."""
     with pytest.raises(codec.TensorError):
-        codec.decode_bytes(sent)
+        tensors.decode(sent)
 
 
 @pytest.mark.parametrize("number", [1, 3, 9, 10, 19, 22])
@@ -252,16 +261,16 @@ def test_large_tensors(number: int) -> None:
     rng = np.random.default_rng(number)
     dtype = tfs.numpy_dtype(number)
     array = (rng.standard_normal(10**6) * 1000).astype(dtype).reshape(1000, 1000)
-    for as_content in (False, True):
-        encoded = codec.encode_bytes(array, number, as_content=as_content)
-        assert np.array_equal(codec.decode_bytes(encoded), array)
+    for encode in (tensors.encode, tensors.with_content):
+        encoded = encode(array, number)
+        assert np.array_equal(tensors.decode(encoded), array)
         assert np.array_equal(tf.make_ndarray(tensor_pb2.TensorProto.FromString(encoded)), array)
 
 
 def test_large_content_is_not_copied() -> None:
     """Decoded content is a view of the bytes that were parsed, and encoded content one of the array."""
     array = np.zeros(10**5, np.float32)
-    raw = tfs.RawTensor.FromString(codec.encode_bytes(array, as_content=True))
+    raw = tfs.RawTensor.FromString(tensors.with_content(array, 1))
     assert not codec.decode(raw, lambda: raw).flags.owndata
     assert np.shares_memory(np.asarray(codec.encode(array, 1)[1]), array)
 
@@ -269,17 +278,17 @@ def test_large_content_is_not_copied() -> None:
 def test_arrays_need_not_be_contiguous_or_of_the_very_type() -> None:
     """A transposed, strided or plain-integer array is sent as its values."""
     array = np.arange(6, dtype=np.float32).reshape(2, 3).T[:, ::-1]
-    assert np.array_equal(_parse(codec.encode_bytes(array)), array)
+    assert np.array_equal(_parse(tensors.encode(array)), array)
     integers = np.array([-1, 2], np.int8)
-    assert _parse(codec.encode_bytes(integers, 11)).tolist() == [-1, 2]
+    assert _parse(tensors.encode(integers, 11)).tolist() == [-1, 2]
     texts = np.array(["a", "é"])
-    assert _parse(codec.encode_bytes(texts)).tolist() == [b"a", "é".encode()]
+    assert _parse(tensors.encode(texts)).tolist() == [b"a", "é".encode()]
     with pytest.raises(codec.TensorError):
-        codec.encode_bytes(np.array(["a"], object), 1)
+        tensors.encode(np.array(["a"], object), 1)
     with pytest.raises(codec.TensorError):
-        codec.encode_bytes(np.array([1.0]), tfs.DT_STRING)
+        tensors.encode(np.array([1.0]), tfs.DT_STRING)
     with pytest.raises(codec.TensorError):
-        codec.encode_bytes(np.array([1], "M8[s]"))
+        tensors.encode(np.array([1], "M8[s]"))
 
 
 @given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 200), max_size=60))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,24 @@ from mpspool.core.errors import Problem
 from mpspool.core.rundir import RunDir
 from mpspool.mps.device_state import GpuState, Survey
 from mpspool.mps.devices import GpuDevice
+from mpspool.mps.external import Folders
 from mpspool.mps.leftovers import Running
 from mpspool.supervisor import lock
 from mpspool.supervisor.config.schema import PoolConfig, load_config
 from mpspool.supervisor.cpus import Topology
-from mpspool.supervisor.doctor import ask_tensorflow, examine, gather, host, table
+from mpspool.supervisor.doctor import (
+    ask_tensorflow,
+    examine,
+    gather,
+    gpus,
+    host,
+    mps,
+    pool,
+    read_host,
+    read_tensorflow,
+    table,
+    tensorflow,
+)
 from mpspool.supervisor.doctor.facts import Facts, GpuUse, Host, Intent, SharedMemory, TensorFlow, gpu_uses
 from mpspool.supervisor.doctor.finding import Finding, Status
 from mpspool.supervisor.planning import preflight
@@ -229,17 +244,6 @@ def configure(**flags: object) -> PoolConfig:
     return load_config(None, {"model": ["half=/models/half"], "run_dir": RUN, **flags}, {})
 
 
-@pytest.mark.parametrize(("mode", "mps", "refused"), [("PROHIBITED", "auto", True), ("EXCLUSIVE_PROCESS", "off", True),
-                                                      ("EXCLUSIVE_PROCESS", "auto", False), ("DEFAULT", "off", False)])  # fmt: skip
-def test_start_refuses_a_compute_mode_that_keeps_workers_out(mode: str, mps: str, refused: bool) -> None:
-    """The doctor's judgement, before anything is started; a GPU that is not used does not matter."""
-    machine = gpu_machine([use(state=replace(STATE, compute_mode=mode))]).machine
-    problems = preflight.check_gpus(configure(mps=mps), machine)
-    assert bool(problems) == refused
-    assert all("nvidia-smi -i GPU-0 -c" in str(problem) for problem in problems)
-    assert preflight.check_gpus(configure(mps=mps, gpus="none"), machine) == []
-
-
 def test_mig() -> None:
     """Instances go by UUID; those left out are named; a GPU in MIG mode needs one."""
     whole = replace(STATE, mig=("MIG-1", "MIG-2"))
@@ -250,7 +254,7 @@ def test_mig() -> None:
     assert {finding.status for finding in found(gpu_machine(both), "mig")} == {Status.OK}
     empty = Survey((replace(STATE, mig=()),))
     nothing = Machine([], Topology.simulate(2), no_gpu="no usable GPU", survey=empty)
-    assert one(cpu_machine(machine=nothing), "mig").status is Status.ERROR
+    assert one(cpu_machine(machine=nothing), "mig").status is Status.WARNING
     beside = gpu_machine()
     beside = replace(beside, machine=replace(beside.machine, survey=empty))
     assert worst(beside, "mig") == "warning"
@@ -364,6 +368,50 @@ def test_variables_of_mps(environ: Mapping[str, str], status: str, words: str) -
     assert (finding.status.value, words in finding.evidence) == (status, True)
 
 
+def joining(owner: str = "", near: bool | None = None, **changes: Any) -> Facts:
+    """A GPU server whose workers are to be the clients of a daemon that is not ours."""
+    facts = gpu_machine(**changes)
+    return replace(
+        facts, machine=replace(facts.machine, external=Folders("/node/pipe", "/node/log", owner, near))
+    )
+
+
+def test_joined_is_a_daemon_that_was_seen_and_can_be_joined() -> None:
+    """Not one that nobody runs, and not one that start refuses to join."""
+    seen = "process 7 of user 1000"
+    joined = one(joining(seen, True), "mps_environment")
+    assert (joined.status, joined.remedy) == (Status.OK, "")
+    assert f"is joined, and left to its owner ({seen})" in joined.evidence
+    refusal = Problem(
+        "mps", "external, but the MPS daemon on /node/pipe belongs to user 7; run it as that user"
+    )
+    refused = joining(seen, None, intent=replace(WELL, problems=[refusal]))
+    for facts, whose in ((refused, seen), (joining(), "nobody was seen")):
+        finding = one(facts, "mps_environment")
+        assert finding.status is Status.WARNING
+        assert f"/node/pipe ({whose}) is asked for, and not joined" in finding.evidence
+        assert "see mps_programs" in finding.remedy
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "words"),
+    [
+        (gpu_machine(host=replace(HOST, container="docker")), "ok", "nothing of the host's"),
+        (cpu_machine(host=replace(HOST, container="docker")), "ok", "PID 1 is "),
+        (joining(near=True, host=replace(HOST, container="docker")), "ok", "namespaces are"),
+        (joining(near=None, host=replace(HOST, container="docker")), "ok", "cannot be seen"),
+        (joining(near=False, host=replace(HOST, container="docker")), "warning", "they are not"),
+        (joining(near=False), "ok", "none"),
+    ],
+)
+def test_what_a_container_shares_with_its_host(facts: Facts, status: str, words: str) -> None:
+    """Nothing for a daemon of our own, two namespaces for somebody else's; without MPS nothing is said of it."""
+    finding = one(facts, "container")
+    assert (finding.status.value, words in finding.evidence) == (status, True)
+    assert ("MPS" in finding.evidence) == bool(facts.uses and facts.host.container)
+    assert ("hostIPC: true and hostPID: true" in finding.remedy) == (status == "warning")
+
+
 def test_tensorflow_has_to_be_there_and_to_see_the_gpus() -> None:
     """An import that fails, and a GPU that it does not take, each with the worker's own words."""
     facts = gpu_machine(tensorflow=TensorFlow(error="ModuleNotFoundError: no tensorflow"))
@@ -396,15 +444,6 @@ def test_open_files(limits: tuple[int | None, int | None], uid: int, mps: str, s
     assert bool(finding.remedy) == (status != "ok")
 
 
-def test_start_refuses_where_supervisord_could_not_open_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same judgement, from the limit of this process."""
-    assert preflight.check_open_files() == []
-    monkeypatch.setattr("resource.getrlimit", lambda _limit: (512, 512))
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    (problem,) = preflight.check_open_files()
-    assert "LimitNOFILE=1024" in str(problem)
-
-
 SHM = SharedMemory("tmpfs", "shm", 64 * 2**20, 64 * 2**20, writable=True)
 
 
@@ -417,6 +456,7 @@ SHM = SharedMemory("tmpfs", "shm", 64 * 2**20, 64 * 2**20, writable=True)
         (replace(SHM, free=2**20), "off", "memfd", "ok"),
         (replace(SHM, writable=False), "on", "memfd", "error"),
         (None, "off", "memfd", "warning"),
+        (None, "simulated", "memfd", "warning"),
         (None, "off", "shm", "error"),
         (replace(SHM, size=32 * GIB, free=32 * GIB), "on", "memfd", "warning"),  # half of the memory
         (replace(SHM, size=32 * GIB, free=32 * GIB, source="tmpfs"), "on", "memfd", "ok"),
@@ -452,13 +492,17 @@ def test_limits_of_memory() -> None:
         ("utility", True, "error"),
         ("utility", False, "warning"),
         ("graphics", True, "error"),
+        ("compute", True, "warning"),  # NVML was found all the same
     ],
 )
 def test_a_container_needs_the_drivers_compute_part(given: str, used: bool, status: str | None) -> None:
-    """CUDA and MPS come with compute, NVML with utility."""
+    """CUDA and MPS come with compute, NVML with utility; it is no error where CUDA came by another way."""
     inside = replace(HOST, container="docker", environ={"NVIDIA_DRIVER_CAPABILITIES": given})
-    statuses = [f.status.value for f in host.container(inside, used) if f.check == "driver_capabilities"]
+    statuses = [found.status.value for found in host.driver_capabilities(inside, used)]
     assert statuses == ([] if status is None else [status])
+    there = host.driver_capabilities(replace(inside, cuda_library=True), used)
+    assert [found.status.value for found in there] == ([] if status is None else ["warning"])
+    assert host.driver_capabilities(replace(inside, container=""), used) == []
 
 
 def test_what_start_refuses_is_an_error_of_its_check() -> None:
@@ -528,18 +572,169 @@ def test_the_host_is_read_from_proc_sys_and_mounts(tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(content)
-    read = gather.read_host({"CUDA_X": "1", "NVIDIA_Y": "2", "HOME": "/"}, tmp_path)
+    read = read_host.read_host({"CUDA_X": "1", "NVIDIA_Y": "2", "HOME": "/"}, tmp_path)
     assert read.shared_memory is None
     (tmp_path / "dev/shm").mkdir(parents=True)
-    read = gather.read_host({"CUDA_X": "1", "NVIDIA_Y": "2", "HOME": "/"}, tmp_path)
+    read = read_host.read_host({"CUDA_X": "1", "NVIDIA_Y": "2", "HOME": "/"}, tmp_path)
     assert read.shared_memory is not None
     assert (read.shared_memory.kind, read.shared_memory.source) == ("tmpfs", "shm")
     assert (read.memory_bytes, read.first_process, read.container) == (2**20, "tini", "kubernetes")
     assert read.nvidia_devices == 1
+    assert not read.cuda_library
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/ld.so.cache").write_bytes(b"\xff\0libcuda.so.1\0/usr/lib/libcuda.so.1\0")
+    assert read_host.read_host({}, tmp_path).cuda_library
+    (tmp_path / "etc/ld.so.cache").unlink()
+    (tmp_path / "proc/libcuda.so.1").touch()
+    assert read_host.read_host({"LD_LIBRARY_PATH": "/none:/proc"}, tmp_path).cuda_library
     assert read.environ == {"CUDA_X": "1", "NVIDIA_Y": "2"}
     (tmp_path / ".dockerenv").touch()
-    assert gather.read_host({}, tmp_path).container == "docker"
-    assert gather.read_host({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path).container == "kubernetes"
+    assert read_host.read_host({}, tmp_path).container == "docker"
+    assert read_host.read_host({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path).container == "kubernetes"
+
+
+def test_how_tensorflow_is_built_is_in_its_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Read without importing it, the same as a child with it says; where it is not there, that is said."""
+    read = read_tensorflow.read_tensorflow()
+    told = ask_tensorflow.ask_tensorflow([], os.environ, tmp_path / "nowhere")
+    assert (read.error, told.error) == ("", "")
+    assert (read.version, read.cuda, read.capabilities) == (told.version, told.cuda, told.capabilities)
+    assert "tensorflow" not in sys.modules
+    (tmp_path / "tensorflow").mkdir()
+    (tmp_path / "tensorflow/__init__.py").write_text("raise AssertionError\n")
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert "FileNotFoundError" in read_tensorflow.read_tensorflow().error
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    assert read_tensorflow.read_tensorflow().error == "it is not installed"
+
+
+# -- what start makes of it -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Case:
+    """An error of the doctor's, and what start makes of it."""
+
+    check: str
+    facts: Facts
+    refused: bool = True
+    why: str = "no worker would ever be READY"
+    pool: str = ""
+
+
+def on(state: GpuState | None = STATE, cuda: tuple[int, int] = (13, 0), **device: Any) -> Facts:
+    """One GPU, set like this, with a driver for that CUDA."""
+    facts = gpu_machine([use(state=state, **device)])
+    return replace(facts, machine=replace(facts.machine, survey=replace(facts.machine.survey, cuda=cuda)))
+
+
+NO_SHM = replace(HOST, shared_memory=None)
+WITHOUT_COMPUTE = replace(HOST, container="docker", environ={"NVIDIA_DRIVER_CAPABILITIES": "utility"})
+FEW_FILES = replace(HOST, open_files=(256, 512))
+NO_TENSORFLOW = TensorFlow(error="ImportError: broken")
+NOT_SEEN = replace(TF, gpus={"GPU-0": "gpu0 (GPU-0) cannot be used: it refuses; look into it"})
+IMPORT = "only an import tells; a worker's own check does, and start --check imports it to read the models"
+
+ERRORS = {
+    "a driver too old": Case("driver", on(cuda=(11, 8))),
+    "TensorFlow for CPUs": Case("driver", gpu_machine(tensorflow=replace(TF, cuda="", capabilities=()))),
+    "a GPU older than MPS": Case(
+        "architecture",
+        replace(on(compute_capability=(3, 0)), tensorflow=replace(TF, capabilities=("sm_30",))),
+    ),
+    "no kernels": Case("kernels", on(compute_capability=(5, 2))),
+    "kernels too new for the driver": Case("kernels", on(compute_capability=(12, 0), cuda=(12, 4))),
+    "nobody may use the GPU": Case("compute_mode", on(replace(STATE, compute_mode="PROHIBITED"))),
+    "one may, and several would": Case("compute_mode", on(), pool="mps: off"),
+    "no MPS server": Case("mps_programs", gpu_machine(mps_server="")),
+    "no /dev/shm for MPS": Case("shared_memory", gpu_machine(host=NO_SHM)),
+    "no /dev/shm for weights": Case(
+        "shared_memory", cpu_machine(host=NO_SHM), why="nothing would be published", pool="weights: {backing: shm}"
+    ),
+    "too few files": Case("open_files", cpu_machine(host=FEW_FILES), why="supervisord would not start"),
+    "a container without compute": Case("driver_capabilities", gpu_machine(host=WITHOUT_COMPUTE)),
+    "a TensorFlow that is broken": Case("tensorflow", cpu_machine(tensorflow=NO_TENSORFLOW), False, IMPORT),
+    "a TensorFlow that refuses the GPU": Case("tensorflow_gpu", gpu_machine(tensorflow=NOT_SEEN), False, IMPORT),
+    "a GPU nobody could ask for": Case("tensorflow_gpu", gpu_machine(tensorflow=replace(TF, gpus={})), False, IMPORT),
+}  # fmt: skip
+"""Every error that the doctor finds by itself; those of its others are start's refusals in the first place."""
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[Facts, str], Run]]:
+    """Runs commands as if the machine were as the facts say."""
+    model = tmp_path / "half/1"
+    model.mkdir(parents=True)
+    (model / "saved_model.pb").write_bytes(b"\x08\x01\x12\x04\x0a\x02ab\x12\x00")
+    monkeypatch.setattr("mpspool.supervisor.describe.check", lambda _models: [])
+
+    def become(facts: Facts, pool: str) -> Run:
+        files_say = replace(TF if facts.tensorflow.error else facts.tensorflow, gpus={}, import_s=0.0)
+        monkeypatch.setattr(preflight, "read_machine", lambda _config, _environ: facts.machine)
+        monkeypatch.setattr(preflight, "read_tensorflow", lambda: files_say)
+        monkeypatch.setattr(gather, "ask_tensorflow", lambda _uses, _environ, _nowhere: facts.tensorflow)
+        for module in (preflight, gather):
+            monkeypatch.setattr(module, "read_host", lambda _environ: facts.host)
+            monkeypatch.setattr(module, "find_program", lambda _name, _environ: facts.mps_server)
+        file = tmp_path / "pool.yaml"
+        file.write_text(f"models: {{half: half}}\ngrpc_port: 0\nrest_port: 0\n{pool}\n")
+
+        def run(*args: str) -> tuple[int, str]:
+            done = CliRunner().invoke(main, [*args, str(file), "--run-dir", str(root / "run")])
+            return done.exit_code, done.output
+
+        return run
+
+    with short_dir() as root:
+        yield become
+
+
+@pytest.mark.parametrize("case", ERRORS.values(), ids=ERRORS)
+def test_start_refuses_the_doctors_errors(case: Case, on_this_machine: Callable[[Facts, str], Run]) -> None:
+    """With what was found and its remedy, before anything is started; what it cannot know is for the workers to say."""
+    run = on_this_machine(case.facts, case.pool)
+    status, output = run("doctor", "--json")
+    report = json.loads(output)
+    assert (status, set(errors(report))) == (1, {case.check})
+    (wrong,) = [check for check in report["checks"] if check["status"] == "error"]
+    status, output = run("start", "--check")
+    assert status == (2 if case.refused else 0), (output, case.why)
+    assert (f"{wrong['evidence']}; {wrong['remedy']}" in output) == case.refused, output
+
+
+def test_every_error_of_the_doctor_has_its_case() -> None:
+    """Whoever adds one says above whether start refuses it."""
+    judges = (gpus, host, mps, pool, tensorflow)
+    assert sum(inspect.getsource(judge).count("Status.ERROR") for judge in judges) == len(ERRORS)
+
+
+NOTHING_FITS = {
+    "host": replace(WITHOUT_COMPUTE, shared_memory=None),
+    "tensorflow": replace(TF, cuda="", capabilities=()),
+    "mps_server": "",
+}
+
+
+@pytest.mark.parametrize(
+    ("facts", "pool"),
+    [
+        (gpu_machine([use(simulated=True, compute_capability=(3, 5))], **NOTHING_FITS), ""),
+        (gpu_machine([use(state=replace(STATE, compute_mode="PROHIBITED"))], **NOTHING_FITS), "gpus: none"),
+        (cpu_machine(**NOTHING_FITS), ""),
+        (replace(on(compute_capability=(3, 0)), tensorflow=replace(TF, capabilities=("sm_30",))), "mps: off\ncontexts_per_gpu: 1"),
+    ],
+    ids=["stand-ins", "CPU slots", "no GPU", "without MPS"],
+)  # fmt: skip
+def test_what_is_not_needed_is_not_refused(
+    facts: Facts, pool: str, on_this_machine: Callable[[Facts, str], Run]
+) -> None:
+    """What GPUs, CUDA or MPS need does not matter to a pool without them: neither to start nor to the doctor."""
+    run = on_this_machine(facts, pool)
+    for command in (("start", "--check"), ("doctor",)):
+        status, output = run(*command)
+        assert status == 0, output
 
 
 @pytest.fixture

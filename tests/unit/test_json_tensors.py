@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mpspool.core import json_tensors, tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.worker import codec
+from tests import tensors
 
 
 def _signatures(defaults: tuple[str, ...] = (), **inputs: tuple[int, list[int] | None]) -> Any:
@@ -33,7 +34,7 @@ def _signatures(defaults: tuple[str, ...] = (), **inputs: tuple[int, list[int] |
 def _sent(document: Any, signatures: Any) -> dict[str, Any]:
     body = json_tensors.request("half", document, signatures)
     inputs = tfs.PredictRequest.FromString(body).inputs
-    return {alias: codec.decode_bytes(inputs[alias].SerializeToString()) for alias in inputs}
+    return {alias: tensors.decode(inputs[alias].SerializeToString()) for alias in inputs}
 
 
 def _refused(document: Any, signatures: Any) -> str:
@@ -95,11 +96,11 @@ def test_every_type_there_and_back(number: int, value: Any) -> None:
     )
     tensor = request.inputs["x"]
     assert (tensor.dtype, [dim.size for dim in tensor.tensor_shape.dim]) == (number, [1, 2])
-    array = codec.decode_bytes(tensor.SerializeToString())
+    array = tensors.decode(tensor.SerializeToString())
     assert array.dtype == codec.array_dtype(number)
-    for as_content in (False, True):
+    for encode in (tensors.encode, tensors.with_content):
         answer = tfs.PredictResponse()
-        answer.outputs["y"].ParseFromString(codec.encode_bytes(array, number, as_content=as_content))
+        answer.outputs["y"].ParseFromString(encode(array, number))
         document = json.loads(json.dumps(json_tensors.response(answer.SerializeToString())))
         assert document == {"y": [[value, 0]]}
 
@@ -110,7 +111,7 @@ def test_strings_and_bytes() -> None:
     assert sent["x"].tolist() == ["é".encode(), b"\xff"]
     assert _sent({"b64": "/w=="}, _signatures(x=(7, [])))["x"].tolist() == b"\xff"
     answer = tfs.PredictResponse()
-    answer.outputs["y"].ParseFromString(codec.encode_bytes(sent["x"]))
+    answer.outputs["y"].ParseFromString(tensors.encode(sent["x"]))
     assert json_tensors.response(answer.SerializeToString()) == {"y": ["é", {"b64": "/w=="}]}
 
 
@@ -119,7 +120,7 @@ def test_complex_numbers() -> None:
     sent = _sent(["1+2j", 3], _signatures(x=(8, [-1])))
     assert sent["x"].tolist() == [1 + 2j, 3]
     answer = tfs.PredictResponse()
-    answer.outputs["y"].ParseFromString(codec.encode_bytes(sent["x"]))
+    answer.outputs["y"].ParseFromString(tensors.encode(sent["x"]))
     assert json_tensors.response(answer.SerializeToString()) == {"y": ["(1+2j)", "(3+0j)"]}
 
 

@@ -216,7 +216,7 @@ def test_what_the_pool_tells_of_its_gpus_shows() -> None:
         "GPU-x", "H100", 0.41, 12, 80, 54, 310.5, 700.0, 2, processes={77: 5}, xids={13: 2, 31: 1}
     )
     devices = [
-        as_message("gpu0", full, "SERVING", workers=workers),
+        as_message("gpu0", full, "SERVING", faults=4, workers=workers, simulated=True),
         device("gpu1", lost="Xid 79", xids={79: 1}),
     ]
     under_test.observe(Snapshot(devices=devices))
@@ -233,6 +233,11 @@ def test_what_the_pool_tells_of_its_gpus_shows() -> None:
     }
     assert {name: sample(under_test, f"gpu_{name}", **labels) for name in expected} == expected
     assert {sample(under_test, f"gpu_{name}", **gpu1) for name in expected} == {None}
+    exposition = under_test.exposition("")[0].decode()
+    assert 'gpu_info{device="gpu0",name="H100",simulated="SIMULATED",uuid="GPU-x"} 1.0' in exposition
+    assert 'gpu_info{device="gpu1",name="",simulated="",uuid="GPU-gpu1"} 1.0' in exposition
+    assert sample(under_test, "gpu_faults_total", **labels) == 4
+    assert sample(under_test, "gpu_faults_total", **gpu1) == 0
     assert sample(under_test, "gpu_xid_errors_total", xid="13", **labels) == 2
     assert sample(under_test, "gpu_xid_errors_total", xid="79", **gpu1) == 1
     slot = {"model": "half", "version": "3", "device": "gpu0", "slot": "1"}

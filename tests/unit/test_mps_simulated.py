@@ -9,6 +9,7 @@ import pytest
 
 from mpspool.mps.simulated.busy_time import BusyTime, later
 from mpspool.mps.simulated.commands import (
+    FOR_GOOD_S,
     Answer,
     Fail,
     Quit,
@@ -148,6 +149,10 @@ def test_lists_have_the_documented_form(state: MpsState, line: str, text: str) -
         ("simulate_fault server-death", "SIMULATED: server-death\n", Fail("server-death", 100)),
         ("simulate_fault daemon-death", "SIMULATED: daemon-death\n", Fail("daemon-death")),
         ("simulate_fault gpu-lost", "SIMULATED: gpu-lost\n", Fail("gpu-lost")),
+        ("simulate_fault ecc", "SIMULATED: ecc\n", Fail("ecc", 100)),
+        ("simulate_fault ecc 8", "SIMULATED: ecc\n", Fail("ecc", 100, 8)),
+        ("simulate_fault daemon-hang", "SIMULATED: daemon-hang\n", Fail("daemon-hang", seconds=FOR_GOOD_S)),
+        ("simulate_fault daemon-hang 2.5", "SIMULATED: daemon-hang\n", Fail("daemon-hang", seconds=2.5)),
     ],
 )
 def test_what_is_to_be_done_is_an_order(state: MpsState, line: str, text: str, order: Any) -> None:
@@ -191,6 +196,11 @@ def test_what_is_to_be_done_is_an_order(state: MpsState, line: str, text: str, o
         "simulate_fault server-fault 9",
         "simulate_fault server-fault 7 8",
         "simulate_fault gpu-lost 7",
+        "simulate_fault ecc 9",
+        "simulate_fault daemon-hang 0",
+        "simulate_fault daemon-hang nan",
+        "simulate_fault daemon-hang soon",
+        "simulate_fault daemon-hang 1 2",
     ],
 )
 def test_refusals_fail_and_say_who_refuses(state: MpsState, line: str) -> None:
@@ -203,7 +213,7 @@ def test_refusals_fail_and_say_who_refuses(state: MpsState, line: str) -> None:
     assert state.defaults.share(UUID) == Share()
 
 
-@pytest.mark.parametrize("what", ["server-fault", "client-wedge", "server-death"])
+@pytest.mark.parametrize("what", ["server-fault", "client-wedge", "ecc", "server-death"])
 def test_what_is_not_there_cannot_fail(what: str) -> None:
     """A server, or a client of one, must have come first."""
     state = MpsState(UUID, 48)

@@ -11,9 +11,9 @@ import pytest
 from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
-from mpspool.worker import codec
 from mpspool.worker.engine.base import Array, Signature, TensorSpec
 from mpspool.worker.predict import predict
+from tests import tensors
 from tests.fakes.engine import FakeEngine
 
 MODEL = ModelVersion("half", 7)
@@ -49,7 +49,7 @@ def _body(
     request.model_spec.name = name
     request.model_spec.signature_name = signature
     for alias, array in inputs.items():
-        request.inputs[alias].ParseFromString(codec.encode_bytes(np.asarray(array)))
+        request.inputs[alias].ParseFromString(tensors.encode(np.asarray(array)))
     return bytes(request.SerializeToString())
 
 
@@ -83,7 +83,7 @@ def test_answers_as_tensorflow_serving_does() -> None:
 def test_shapes_pass_through(shape: tuple[int, ...]) -> None:
     """Scalars, zero batches, which are no error, and large tensors come back in their shape."""
     body, _ = predict(HALF, MODEL, _body({"x": np.ones(shape, np.float32)}))
-    output = codec.decode_bytes(tfs.PredictResponse.FromString(body).outputs["y"].SerializeToString())
+    output = tensors.decode(tfs.PredictResponse.FromString(body).outputs["y"].SerializeToString())
     assert output.shape == shape
     assert np.array_equal(output, np.full(shape, 2.5, np.float32))
 

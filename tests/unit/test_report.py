@@ -182,9 +182,13 @@ def test_the_status_shows_gpus_where_there_are(capsys: pytest.CaptureFixture[str
         as_message("gpu1", GpuReading("GPU-y"), "LOST", "Xid 79"),
     ]
     pool = {"state": "RUNNING", "pid": 1, "run_dir": "/r", "grpc_port": 1, "rest_port": 0, "mps": "on"}
-    status: dict[str, Any] = {"pool": pool, "models": [], "workers": [], "processes": []}
+    daemon = {"name": "mps.gpu0", "state": "RUNNING", "pid": 7, "simulated": True}
+    processes = [daemon, {"name": "router", "state": "RUNNING", "pid": 8}]
+    status: dict[str, Any] = {"pool": pool, "models": [], "workers": [], "processes": processes}
     report.print_status({**status, "devices": devices})
     lines = capsys.readouterr().out.splitlines()
+    assert ["mps.gpu0", "SIMULATED", "RUNNING", "7"] in [line.split() for line in lines]
+    assert ["router", "RUNNING", "8"] in [line.split() for line in lines]
     titles = next(number for number, line in enumerate(lines) if line.startswith("device"))
     assert " ".join(lines[titles + 2].split()) == "gpu0 SIMULATED SERVING 41% 12.3 80.0 54 C 310 0 13 x 2, 31"
     assert lines[titles + 3].split() == ["gpu1", "LOST", *"-------"]

@@ -36,8 +36,8 @@ def entry(body: bytes = b"x", model: ModelVersion = MODEL, deadline_ns: int = 0)
     return Entry(model, "", body, 0, deadline_ns)
 
 
-def arrive(scheduler: Scheduler, *bodies: bytes) -> list[Entry]:
-    entries = [entry(body) for body in bodies]
+def arrive(scheduler: Scheduler, *bodies: bytes, model: ModelVersion = MODEL) -> list[Entry]:
+    entries = [entry(body, model) for body in bodies]
     for item in entries:
         scheduler.arrive(item, 0)
     return entries
@@ -281,6 +281,46 @@ def test_those_that_were_sent_before_the_suspicion_share_it_when_they_come_back(
         assert [refusal.entry for refusal in scheduler.lost(send.worker, started, 0)] == send.entries
 
 
+def test_what_was_answered_a_moment_ago_is_no_suspect() -> None:
+    """The same bytes have just been run: that their worker was lost is chance, the first time; it is none the next."""
+    scheduler = make()
+    scheduler.join("a", MODEL, 1)
+    scheduler.join("b", MODEL, 1)
+    (before,) = arrive(scheduler, b"probe")
+    (send,) = scheduler.dispatch(0)
+    scheduler.finished(send.worker, send.dispatch)
+    scheduler.answered(before)
+    (first,) = arrive(scheduler, b"probe")
+    (send,) = scheduler.dispatch(0)
+    assert scheduler.lost(send.worker, (send.dispatch, 0), 0) == []
+    (twin,) = arrive(scheduler, b"probe")
+    assert [item.suspect for item in (first, twin)] == [False, False]
+    (send,) = scheduler.dispatch(0)
+    assert send.entries == [first]
+    scheduler.join("c", MODEL, 1)
+    assert scheduler.lost(send.worker, (send.dispatch, 0), 0) == []
+    assert [item.suspect for item in (first, twin)] == [True, True], "nothing speaks for it any more"
+
+
+def test_a_request_that_was_never_answered_is_a_suspect() -> None:
+    """Nor does an answer that was not the model's speak for it, or one of another version."""
+    scheduler = make()
+    for name, model in (("a", MODEL), ("b", OTHER)):
+        scheduler.join(name, model, 1)
+    (late,) = arrive(scheduler, b"probe")
+    (send,) = scheduler.dispatch(0)
+    scheduler.finished("a", send.dispatch, ran=False)
+    scheduler.answered(late, ran=False)
+    (other,) = arrive(scheduler, b"probe", model=OTHER)
+    (send,) = scheduler.dispatch(0)
+    scheduler.finished("b", send.dispatch)
+    scheduler.answered(other)
+    (item,) = arrive(scheduler, b"probe")
+    (send,) = scheduler.dispatch(0)
+    scheduler.lost("a", (send.dispatch, 0), 0)
+    assert item.suspect
+
+
 def test_a_suspect_that_ran_alone_and_answered_clears_all_like_it() -> None:
     """They were no cause: they run together again, those that waited before those that came later."""
     scheduler = make()
@@ -470,6 +510,8 @@ class Pool(RuleBasedStateMachine):
         self.answers: dict[Entry, str] = {}
         self.keys: dict[Entry, Key] = {}
         self.suspects: set[Key] = set()
+        self.lived: set[Key] = set()
+        self.excused: set[Entry] = set()
         self.quarantined: set[Key] = set()
         self.trial: Send | None = None
         for model in (MODEL, OTHER):
@@ -526,7 +568,7 @@ class Pool(RuleBasedStateMachine):
                 assert not item.deadline_ns or item.deadline_ns > self.now, "sent though expired"
                 assert item.body == self.keys[item][1], "sent without its body"
                 assert self.keys[item] not in self.quarantined, "sent though kept out"
-                if item.deaths or self.keys[item] in self.suspects:
+                if item.deaths > (item in self.excused) or self.keys[item] in self.suspects:
                     assert item.suspect, "a suspect is sent like any other"
             if any(item.suspect for item in send.entries):
                 assert self.trial is None, "two suspects at once"
@@ -558,8 +600,9 @@ class Pool(RuleBasedStateMachine):
         assert self.scheduler.finished(name, send.dispatch, ran) == send.entries
         for item in send.entries:
             if not item.over:
-                self.scheduler.answered(item)
+                self.scheduler.answered(item, ran)
                 self._answer(item, "result")
+                self.lived |= {self.keys[item]} if ran else set()
         assert self.scheduler.finished(name, send.dispatch) is None, "a result counted twice"
 
     @precondition(lambda self: bool(self.held))
@@ -580,6 +623,9 @@ class Pool(RuleBasedStateMachine):
             if sends[0] is self.trial:
                 self.suspects.discard(key)
                 self.quarantined.add(key)
+            elif key in self.lived and not guilty.deaths:
+                self.lived.remove(key)
+                self.excused.add(guilty)
             elif key not in self.quarantined:
                 self.suspects.add(key)
         self._end_trial(sends)

@@ -8,6 +8,7 @@ import socket
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,12 +16,19 @@ from mpspool.core import settings
 from mpspool.core.control import ControlServer, Message
 from mpspool.core.errors import StartError
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import ModelSettings, MpsSettings, RestartSettings, SlotSettings, WorkerSettings
+from mpspool.core.settings import (
+    ModelSettings,
+    MpsSettings,
+    RestartSettings,
+    Share,
+    SlotSettings,
+    WorkerSettings,
+)
 from mpspool.core.states import DomainState
 from mpspool.mps import external
 from mpspool.mps.control import Control
 from mpspool.mps.devices import GpuDevice
-from mpspool.mps.environment import share_environment
+from mpspool.mps.environment import Inherited, inherited, share_environment
 from mpspool.mps.external import Folders, Peer
 from mpspool.supervisor import leftovers, mps_command, programs, shares
 from mpspool.supervisor.config.schema import PoolConfig, load_config
@@ -58,11 +66,20 @@ def refused(tmp_path: Path, text: str, **kwargs: Mapping[str, str]) -> list[str]
     return [str(problem) for problem in error.value.problems]
 
 
-def slots(planned: Plan, model: int = 0) -> list[tuple[int, int, int]]:
-    return [
-        (slot.active_thread_percentage, slot.pinned_bytes, slot.priority)
-        for slot in planned.models[model].slots
-    ]
+def slots(planned: Plan, model: int = 0) -> list[tuple[int | None, int | None, int | None]]:
+    shares_given = [slot.share for slot in planned.models[model].slots]
+    return [(share.active_thread_percentage, share.pinned_bytes, share.priority) for share in shares_given]
+
+
+def slot_with(mps_pipe: str = "/p", memory_bytes: int = 0, **share: Any) -> SlotSettings:
+    return SlotSettings(
+        device="gpu0",
+        slot=0,
+        gpu_uuid="GPU-0",
+        mps_pipe=mps_pipe,
+        memory_bytes=memory_bytes,
+        share=Share(**share),
+    )
 
 
 HALF = "models: [{name: half, base_path: /m}]\n"
@@ -104,7 +121,7 @@ models:
 """,
     )
     planned = make(config, gpus=2)
-    assert slots(planned) == [(0, 0, 1), (30, 0, 1), (0, 0, 1)] * 2
+    assert slots(planned) == [(100, 0, 1), (30, 0, 1), (100, 0, 1)] * 2
     assert slots(planned, 1) == [(40, 4 * GIB, 1)] * 6
     assert (
         "b: each worker gets at most 40% of the multiprocessors, 4GiB of its memory, priority below_normal"
@@ -118,13 +135,13 @@ def test_what_is_said_above_holds_for_every_model(tmp_path: Path) -> None:
         "models: {a: {base_path: /a, mps: {active_thread_percentage: 20, priority: below_normal}}}\ngpus: [0]"
     )
     config = configure(tmp_path, text, {"MPSPOOL_MPS_ACTIVE_THREAD_PERCENTAGE": "50,60"})
-    assert slots(make(config)) == [(50, 0, 1), (60, 0, 1), (50, 0, 1), (60, 0, 1)]
+    assert slots(make(config)) == [(50, None, 1), (60, None, 1), (50, None, 1), (60, None, 1)]
 
 
 @pytest.mark.parametrize(
-    ("workers", "percentage"), [(1, 0), (2, 0), (3, 67), (4, 50), (5, 40), (48, 5), (60, 4)]
+    ("workers", "percentage"), [(1, None), (2, None), (3, 67), (4, 50), (5, 40), (48, 5), (60, 4)]
 )
-def test_the_default_lets_two_fill_the_gpu(workers: int, percentage: int) -> None:
+def test_the_default_lets_two_fill_the_gpu(workers: int, percentage: int | None) -> None:
     """No cap for one or two workers, else twice an equal part."""
     assert shares.default_percentage(workers) == percentage
 
@@ -133,10 +150,11 @@ def test_the_default_counts_all_models_of_a_gpu(tmp_path: Path) -> None:
     """And only under MPS."""
     text = "models: {a: {base_path: /a, contexts_per_gpu: 1}, b: {base_path: /b, contexts_per_gpu: 2}}\n"
     assert {share for model in (0, 1) for share in slots(make(configure(tmp_path, text)), model)} == {
-        (67, 0, 0)
+        (67, None, None)
     }
-    assert slots(make(configure(tmp_path, text + "mps: off"))) == [(0, 0, 0)]
-    assert slots(make(configure(tmp_path, text + "mps: {active_thread_percentage: 100}"))) == [(0, 0, 0)]
+    assert slots(make(configure(tmp_path, text + "mps: off"))) == [(None, None, None)]
+    given = "mps: {active_thread_percentage: 100, pinned_memory: 0, priority: normal}"
+    assert slots(make(configure(tmp_path, text + given))) == [(100, 0, 0)]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +211,7 @@ def test_sizes_are_whole_mebibytes(text: object, size: int) -> None:
 
 def test_tensorflow_fits_the_pinned_limit(tmp_path: Path) -> None:
     """Its limit is what the context leaves, unless the model has one; every other worker keeps the model's."""
-    slot = SlotSettings(device="gpu0", slot=0, pinned_bytes=4 * GIB)
+    slot = slot_with(pinned_bytes=4 * GIB)
     model = ModelSettings(name="a", version=1, path="/a", slots=[slot])
     assert shares.settings_for(model, slot).gpu_memory_limit_bytes == 4 * GIB - CONTEXT_BYTES
     assert shares.settings_for(model, SlotSettings(device="gpu0", slot=1)).gpu_memory_limit_bytes == 0
@@ -213,6 +231,12 @@ def test_tensorflow_fits_the_pinned_limit(tmp_path: Path) -> None:
             "mps.pinned_memory",
             "2GiB is less than a's gpu_memory.limit_bytes, 3GiB",
         ),
+        (
+            "3GiB",
+            "{limit_bytes: 3GiB}",
+            "mps.pinned_memory",
+            "3GiB is less than a's gpu_memory.limit_bytes, 3GiB, and about 512MiB for its CUDA context",
+        ),
         ("2GiB", "{fraction: 0.5}", "mps.pinned_memory", "2GiB is less than a's gpu_memory.fraction, 40GiB"),
         ("512MiB", "{}", "mps.pinned_memory", "leaves a nothing: a CUDA context takes about 512MiB"),
     ],
@@ -227,6 +251,17 @@ def test_what_cannot_fit_is_refused(tmp_path: Path, pool: str, model: str, path:
     assert refused(tmp_path, own)[0].startswith(f"models.a.{path}: ")
 
 
+def test_the_context_has_room_beside_tensorflow(tmp_path: Path) -> None:
+    """The limit that is just enough is taken, in the file and live."""
+    text = (
+        "mps: {pinned_memory: 3584MiB}\nmodels: [{name: a, base_path: /a, gpu_memory: {limit_bytes: 3GiB}}]"
+    )
+    model = make(configure(tmp_path, text)).models[0]
+    assert shares.misfit(model, model.slots[0]) == ""
+    less = Override(pinned_bytes=3 * GIB).over(model.slots[0])
+    assert "about 512MiB for its CUDA context" in shares.misfit(model, less)
+
+
 def test_warnings(tmp_path: Path) -> None:
     """Limits that add up to more than the GPU has; values that mean nothing without MPS."""
     (warning,) = make(configure(tmp_path, HALF + "mps: {pinned_memory: 30GiB}")).warnings
@@ -238,36 +273,106 @@ def test_warnings(tmp_path: Path) -> None:
 
 
 def test_the_environment_that_cuda_reads() -> None:
-    """A worker's one device is number 0; without bounds there is no variable."""
-    slot = SlotSettings(
-        device="gpu1", slot=0, gpu_uuid="GPU-1", mps_pipe="/p", active_thread_percentage=50, pinned_bytes=2 * GIB,
-        priority=1,
-    )  # fmt: skip
-    assert share_environment(slot) == {
+    """A worker's one device is number 0; what is given is said, no bound too; what is not leaves the variables alone."""
+    given = slot_with(active_thread_percentage=50, pinned_bytes=2 * GIB, priority=1)
+    assert share_environment(given) == {
         "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
         "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2048M",
         "CUDA_MPS_CLIENT_PRIORITY": "1",
     }
-    assert share_environment(SlotSettings(device="gpu1", slot=0)) == {}
+    unbound = slot_with(active_thread_percentage=100, pinned_bytes=0, priority=0)
+    assert share_environment(unbound) == {
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "100",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "",
+        "CUDA_MPS_CLIENT_PRIORITY": "0",
+    }
+    all_of_it = slot_with(memory_bytes=80 * GIB + 1, pinned_bytes=0)
+    assert share_environment(all_of_it) == {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=81921M"}
+    assert share_environment(slot_with()) == {}
+
+
+INHERITED = {
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "12.5",
+    "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "1=9G, 0=512MB",
+    "CUDA_MPS_CLIENT_PRIORITY": "1",
+}
+
+
+def test_what_a_worker_inherits() -> None:
+    """As CUDA reads it for the one device; what says nothing counts for nothing."""
+    assert inherited(INHERITED, "GPU-0") == Inherited(12.5, 512 * 2**20, 1)
+    by_uuid = {"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "GPU-1=1G,GPU-0=2G"}
+    assert inherited(by_uuid, "GPU-0") == Inherited(None, 2 * GIB, None)
+    senseless = dict.fromkeys(INHERITED, "much")
+    assert inherited({}, "GPU-0") == inherited(senseless, "GPU-0") == Inherited()
+
+
+@pytest.mark.parametrize(
+    ("share", "own_daemon", "runs_with"),
+    [
+        ({}, True, (12.5, GIB // 2, "below_normal", "all")),
+        ({}, False, (12.5, GIB // 2, "below_normal", "all")),
+        ({"priority": 0}, True, (12.5, GIB // 2, "normal", "bounds")),
+        (
+            {"active_thread_percentage": 100, "pinned_bytes": 0, "priority": 0},
+            False,
+            (100, 0, "normal", "none"),
+        ),
+        (
+            {"active_thread_percentage": 100, "pinned_bytes": 0, "priority": 0},
+            True,
+            (12.5, GIB // 2, "normal", "bounds"),
+        ),
+        (
+            {"active_thread_percentage": 10, "pinned_bytes": GIB // 4, "priority": 1},
+            True,
+            (10, GIB // 4, "below_normal", "none"),
+        ),
+    ],
+)
+def test_what_a_worker_runs_with(
+    share: dict[str, int], own_daemon: bool, runs_with: tuple[float, int, str, str]
+) -> None:
+    """What was given, or inherited and not given; a daemon of ours inherits too, and what it has is never exceeded."""
+    found = shares.as_message(slot_with(**share), inherited(INHERITED, "GPU-0"), own_daemon=own_daemon)
+    bounds = ["active_thread_percentage", "pinned_memory_bytes"]
+    names = {"all": [*bounds, "priority"], "bounds": bounds, "none": []}[runs_with[3]]
+    assert found["inherited"] == names
+    assert (found["active_thread_percentage"], found["pinned_memory_bytes"], found["priority"]) == runs_with[
+        :3
+    ]
+
+
+def test_with_nothing_in_the_environment_nothing_is_bound() -> None:
+    """Nor called inherited."""
+    assert shares.as_message(slot_with(), Inherited(), own_daemon=True) == {
+        "active_thread_percentage": 100,
+        "pinned_memory_bytes": 0,
+        "priority": "normal",
+        "inherited": [],
+    }
 
 
 def test_a_worker_has_it_from_its_first_instruction(tmp_path: Path) -> None:
     """Supervisord gives it to the worker, or to the launcher that passes it on."""
-    slot = SlotSettings(device="gpu0", slot=0, gpu_uuid="GPU-0", mps_pipe="/p", active_thread_percentage=25)
+    slot = slot_with(active_thread_percentage=25, priority=0)
     worker = programs.WorkerId("a", 1, "gpu0", 0)
     text = programs.worker_conf(RunDir(tmp_path), worker, slot, allocator="cuda_malloc_async")
     assert 'CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="25"' in text
+    assert 'CUDA_MPS_CLIENT_PRIORITY="0"' in text
     assert 'TF_GPU_ALLOCATOR="cuda_malloc_async"' in text
-    without = SlotSettings(device="gpu0", slot=0, gpu_uuid="GPU-0", active_thread_percentage=25)
+    without = slot_with(mps_pipe="", active_thread_percentage=25)
     assert "CUDA_MPS" not in programs.worker_conf(RunDir(tmp_path), worker, without)
 
 
 def test_overrides_add_up() -> None:
     """A later one leaves alone what it does not name."""
     both = Override(priority=1).upon(Override(active_thread_percentage=50, priority=0))
-    slot = both.over(SlotSettings(device="gpu0", slot=0, pinned_bytes=GIB))
-    assert (slot.active_thread_percentage, slot.pinned_bytes, slot.priority) == (50, GIB, 1)
-    assert Override(active_thread_percentage=100).over(slot).active_thread_percentage == 100
+    slot = both.over(slot_with(pinned_bytes=GIB))
+    assert slot.share == Share(active_thread_percentage=50, pinned_bytes=GIB, priority=1)
+    assert Override(active_thread_percentage=100, pinned_bytes=0).over(slot).share == Share(
+        active_thread_percentage=100, pinned_bytes=0, priority=1
+    )
 
 
 def test_every_wrong_option_is_named() -> None:

@@ -9,8 +9,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mpspool.cli import main
+from mpspool.core import slot_lock
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import MpsSettings, PoolSettings, RouterSettings, save
+from mpspool.core.settings import ModelSettings, MpsSettings, PoolSettings, RouterSettings, SlotSettings, save
 from mpspool.supervisor import lock
 
 # Says what it was asked.
@@ -45,8 +46,10 @@ def pool(run: RunDir, *devices: str, simulated: bool = True) -> None:
     root = str(run.root)
     router = RouterSettings(run_dir=root, host="127.0.0.1", grpc_port=1, rest_port=0)
     settings = PoolSettings(
-        run_dir=root, host="127.0.0.1", grpc_port=1, rest_port=0, mps="simulated", models=[], mps_daemons=daemons,
-        router=router,
+        run_dir=root, host="127.0.0.1", grpc_port=1, rest_port=0, mps="simulated", mps_daemons=daemons, router=router,
+        models=[ModelSettings(
+            name="half", version=1, path="/m", slots=[SlotSettings(device=device, slot=0) for device in devices]
+        )],
     )  # fmt: skip
     save(run.settings_file("pool"), settings)
 
@@ -69,6 +72,49 @@ def test_the_daemon_of_the_device_is_told(run: RunDir) -> None:
     done = fault(run, "gpu1")
     assert (done.exit_code, done.output) == (0, "SIMULATED: simulate_fault server-fault on gpu1\n")
     assert fault(run, "gpu0", "--kind", "gpu-lost").output == "SIMULATED: simulate_fault gpu-lost on gpu0\n"
+
+
+@pytest.mark.parametrize("kind", ["server-fault", "client-wedge", "ecc"])
+def test_whose_doing_it_is(run: RunDir, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """The process that runs the worker is named to the stand-in, by its pid."""
+    pool(run, "gpu0", "gpu1")
+    held = {run.lock_file("worker.half@1.gpu1.0"): 77}
+    monkeypatch.setattr(slot_lock, "holder", lambda path: held.get(path, 0))
+    done = fault(run, "gpu1", "--kind", kind, "--worker", "half@1.gpu1.0")
+    expected = f"SIMULATED: simulate_fault {kind} 77 on gpu1, half@1.gpu1.0\n"
+    assert (done.exit_code, done.output) == (0, expected)
+    away = fault(run, "gpu0", "--kind", kind, "--worker", "half@1.gpu0.0")
+    assert (away.exit_code, "half@1.gpu0.0 does not run" in away.output) == (1, True)
+
+
+@pytest.mark.parametrize("worker", ["half@1.gpu1.0", "half", ""])
+def test_a_worker_that_is_not_there_is_answered_with_those_that_are(run: RunDir, worker: str) -> None:
+    """Those of that device: nothing is told to fail."""
+    pool(run, "gpu0", "gpu1")
+    done = fault(run, "gpu0", "--worker", worker)
+    assert (done.exit_code, done.output) == (1, f"gpu0 has no worker {worker!r}; it has: half@1.gpu0.0\n")
+
+
+def test_a_daemon_hangs_for_as_long_as_is_said(run: RunDir) -> None:
+    """For good, where nothing is."""
+    pool(run, "gpu0")
+    for args, words in (([], ""), (["--for", "2.5"], " 2.5")):
+        done = fault(run, "gpu0", "--kind", "daemon-hang", *args)
+        assert done.output == f"SIMULATED: simulate_fault daemon-hang{words} on gpu0\n"
+
+
+@pytest.mark.parametrize(
+    ("args", "kinds"),
+    [
+        (["--kind", "gpu-lost", "--worker", "half@1.gpu0.0"], "server-fault, client-wedge, ecc"),
+        (["--for", "3"], "daemon-hang"),
+    ],
+)
+def test_an_option_of_another_kind_is_a_mistake(run: RunDir, args: list[str], kinds: str) -> None:
+    """Answered with the kinds it goes with."""
+    pool(run, "gpu0")
+    done = fault(run, "gpu0", *args)
+    assert (done.exit_code, f"goes with --kind {kinds}\n" in done.output) == (2, True)
 
 
 def test_a_device_that_is_not_there_is_answered_with_those_that_are(run: RunDir) -> None:

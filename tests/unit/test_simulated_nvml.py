@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from mpspool.core.process import FOREGROUND_VARIABLE
@@ -149,6 +150,28 @@ def test_events_come_once_and_in_order(machine: Nvml, path: Path) -> None:
     with pytest.raises(machine.NVMLError_Timeout):
         machine.nvmlEventSetWait_v2(events, 60)
     machine.nvmlEventSetFree(events)
+
+
+def test_memory_errors_are_counted(machine: Nvml, path: Path) -> None:
+    """Those that cannot be corrected, by whatever daemon, and also while none runs."""
+
+    async def report(*xids: int) -> None:
+        figures = Figures(path, UUID, {})
+        for xid in xids:
+            figures.report(xid)
+        figures.close()
+
+    handle = machine.nvmlDeviceGetHandleByIndex(0)
+    for xids in ((13, 94), (94,)):
+        asyncio.run(report(*xids))
+    kinds = (machine.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, machine.NVML_MEMORY_ERROR_TYPE_CORRECTED)
+    ask = machine.nvmlDeviceGetTotalEccErrors
+    assert [ask(handle, kind, machine.NVML_VOLATILE_ECC) for kind in kinds] == [2, 0]
+    state = state_file.read(path)
+    assert state is not None
+    state_file.write(path, msgspec.structs.replace(state, daemon=gone()))
+    assert ask(handle, kinds[0], machine.NVML_VOLATILE_ECC) == 2
+    assert ask(machine.nvmlDeviceGetHandleByIndex(1), kinds[0], machine.NVML_VOLATILE_ECC) == 0
 
 
 def client(pid: int, limit: int | None = None) -> dict[str, object]:

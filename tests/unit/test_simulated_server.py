@@ -106,6 +106,16 @@ def test_fault_without_a_culprit_names_nobody() -> None:
     assert Xid(13) in orders
 
 
+def test_memory_error_hits_all_and_is_nobodys_doing() -> None:
+    """Whose memory it was gets its own error, by default the first client; the event is that of a contained one."""
+    for pid, errors in ((None, {0: "214", 1: "719"}), (8, {0: "719", 1: "214"})):
+        orders = with_clients(7, 8).ecc_error(pid)
+        assert {number: line.split()[1] for number, line in said(orders).items()} == errors
+        assert [order for order in orders if isinstance(order, Xid)] == [Xid(94)]
+        assert "triggered" not in logged(orders)
+    assert ready().ecc_error()[-1] == Rebuild(), "nobody was there"
+
+
 def test_fault_of_nobody_rebuilds_at_once() -> None:
     """Nobody has to leave."""
     state = ready()

@@ -60,6 +60,28 @@ def test_exit_never_is_final_at_once() -> None:
     assert slot.reason == "it died"
 
 
+def test_what_a_worker_says_that_was_hit_is_not_final() -> None:
+    """Whatever its exit status: READY before, it is no fault of its own; loading, it may be, and is counted."""
+    slot = Slot("s", SETTINGS)
+    for generation in (1, 2):
+        slot.started(100, generation, 0.0)
+        slot.ready(0.0)
+        assert slot.ended(EXIT_NEVER, 1.0, "hit", hit=True) == StartNow(generation + 1)
+    ends = []
+    for generation in range(3, 7):
+        slot.started(100, generation, 0.0)
+        ends.append(slot.ended(EXIT_NEVER, 1.0, "hit", hit=True))
+        slot.tick(1e9)
+    assert ends == [StartNow(4), StartAt(2.0), StartAt(3.0), GiveUp("not READY after 3 restarts: hit")]
+
+
+def test_a_slot_in_which_nothing_can_be_started_is_given_up() -> None:
+    """As on a GPU that is lost: no process has said so, but the pool."""
+    slot = Slot("s", SETTINGS)
+    slot.started(0, 1, 0.0)
+    assert slot.ended(EXIT_NEVER, 1.0, "gpu0 is lost", hit=True) == GiveUp("gpu0 is lost")
+
+
 def test_dying_young_but_ready_backs_off_without_end() -> None:
     """READY for less than the proof: the pauses grow to the most and the slot is never FATAL."""
     slot, at, pauses = Slot("s", SETTINGS), 0.0, []

@@ -5,9 +5,18 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import Any
 
+import msgspec
+
 from mpspool.core.ids import WorkerId
 from mpspool.core.process import EXIT_NEVER
-from mpspool.core.settings import ModelSettings, PoolSettings, RestartSettings, RouterSettings, SlotSettings
+from mpspool.core.settings import (
+    ModelSettings,
+    MpsSettings,
+    PoolSettings,
+    RestartSettings,
+    RouterSettings,
+    SlotSettings,
+)
 from mpspool.mps.telemetry import GpuReading, as_message
 from mpspool.supervisor.pool import status
 from mpspool.supervisor.pool.reconcile import WorkerReport
@@ -94,6 +103,21 @@ def test_a_process_that_cannot_do_its_work_says_why() -> None:
     view = status.View(config, slots(config), processes, {}, {}, None, 1, errors)
     found = {process["name"]: process.get("error") for process in status.build(view)["processes"]}
     assert found == {**errors, "pool": None}
+
+
+def test_a_process_that_stands_in_for_another_is_marked() -> None:
+    """The daemon of a stand-in says so, a real one and all else do not."""
+    daemons = [
+        MpsSettings(device=f"gpu{n}", gpu_uuid="", pipe_dir="", log_dir="", control=[], simulated=n == 0)
+        for n in (0, 1)
+    ]
+    config = msgspec.structs.replace(settings("good"), mps_daemons=daemons)
+    processes = {
+        name: ProcessInfo(name, ProcessState.RUNNING, 1) for name in ("mps.gpu0", "mps.gpu1", "router")
+    }
+    view = status.View(config, slots(config), processes, {}, {}, None, 1)
+    found = {process["name"]: process.get("simulated") for process in status.build(view)["processes"]}
+    assert found == {"mps.gpu0": True, "mps.gpu1": None, "router": None}
 
 
 def test_the_state_of_the_pool() -> None:

@@ -215,12 +215,13 @@ def test_a_message_is_what_json_carries() -> None:
     """The workers' shares are found by pid; error and simulated stand only where there is something to say."""
     reading = GpuReading(A, "H100", utilisation=0.5, processes={10: 5, 11: 6}, xids={79: 1, 13: 2})
     workers = {"half@1.gpu0.0": 10, "half@1.gpu0.1": 99}
-    message = as_message("gpu0", reading, "SERVING", workers=workers)
+    message = as_message("gpu0", reading, "SERVING", faults=3, workers=workers)
     assert message == {
         "device": "gpu0",
         "uuid": A,
         "name": "H100",
         "state": "SERVING",
+        "faults": 3,
         "utilisation": 0.5,
         "memory_used_bytes": None,
         "memory_total_bytes": None,

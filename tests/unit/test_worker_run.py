@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,10 +15,12 @@ from mpspool.core import tfs
 from mpspool.core.errors import Code
 from mpspool.core.messages import Outcome, Request
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import ModelSettings, SlotSettings, WorkerSettings
-from mpspool.worker import codec
+from mpspool.core.settings import ModelSettings, SlotSettings, WeightsSettings, WorkerSettings
 from mpspool.worker.app import Worker
+from mpspool.worker.device_failure import DeviceFailedError
+from mpspool.worker.engine import load
 from mpspool.worker.engine.base import Array, Signature, TensorSpec
+from tests import tensors
 from tests.fakes.engine import FakeEngine
 
 FLOAT = 1
@@ -36,7 +40,7 @@ def _half(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
 class Bench:
     """A worker that has its model, and whose router is not there."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, slot: SlotSettings | None = None) -> None:
         run_dir = RunDir(root)
         run_dir.progress.mkdir()
         self.engine = FakeEngine([SIGNATURE], _half)
@@ -46,8 +50,10 @@ class Bench:
                 worker="half@7.cpu0.0",
                 generation=1,
                 credits=2,
-                model=ModelSettings(name="half", version=7, path="", slots=[]),
-                slot=SlotSettings(device="cpu0", slot=0),
+                model=ModelSettings(
+                    name="half", version=7, path="", slots=[], weights=WeightsSettings(shared="off")
+                ),
+                slot=slot or SlotSettings(device="cpu0", slot=0),
             )
         )
         self.worker._engine = self.engine
@@ -55,7 +61,7 @@ class Bench:
     def run(self, deadline_ns: int) -> Outcome:
         request = tfs.PredictRequest()
         request.model_spec.name = "half"
-        request.inputs["x"].ParseFromString(codec.encode_bytes(np.array([1.0], np.float32)))
+        request.inputs["x"].ParseFromString(tensors.encode(np.array([1.0], np.float32)))
         return self.worker._run(1, 0, Request(None, deadline_ns), request.SerializeToString(), [])
 
     def close(self) -> None:
@@ -82,3 +88,82 @@ def test_a_request_with_time_left_is_run(bench: Bench, given_s: int | None) -> N
     deadline_ns = 0 if given_s is None else time.monotonic_ns() + given_s * 10**9
     assert bench.run(deadline_ns).code == Code.OK
     assert len(bench.engine.calls) == 1
+
+
+class StandIn:
+    """A stand-in MPS server for one client."""
+
+    def __init__(self, pipe: Path) -> None:
+        pipe.mkdir()
+        self._door = socket.socket(socket.AF_UNIX)
+        self._door.bind(str(pipe / "clients"))
+        self._door.listen()
+        self.client: socket.socket | None = None
+        self._taking = threading.Thread(target=self._take)
+        self._taking.start()
+
+    def _take(self) -> None:
+        self.client, _ = self._door.accept()
+        self.say("CONNECTED 1")
+
+    def say(self, line: str) -> None:
+        assert self.client is not None
+        self.client.sendall(f"{line}\n".encode())
+
+    def heard(self) -> list[str]:
+        """All that it was told."""
+        assert self.client is not None
+        return self.client.recv(4096, socket.MSG_DONTWAIT).decode().splitlines()
+
+    def close(self) -> None:
+        self._taking.join()
+        self._door.close()
+        if self.client is not None:
+            self.client.close()
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Iterator[StandIn]:
+    made = StandIn(tmp_path / "pipe")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def on_stand_in(tmp_path: Path, stand_in: StandIn) -> Iterator[Worker]:
+    slot = SlotSettings(
+        device="gpu0", slot=0, gpu_uuid="GPU-1", mps_pipe=str(tmp_path / "pipe"), simulated=True
+    )
+    made = Bench(tmp_path, slot)
+    yield made.worker
+    if made.worker._simulated is not None:
+        made.worker._simulated.close()
+    made.close()
+
+
+def test_a_fault_that_hits_a_worker_while_it_loads(
+    on_stand_in: Worker, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found out although nothing is run to warm it: a model whose shapes are open is never called."""
+
+    def hit(*_: object) -> FakeEngine:
+        stand_in.say("FAULT 719 SIMULATED unspecified launch failure")
+        return FakeEngine([], _half)
+
+    monkeypatch.setattr(load, "load", hit)
+    with pytest.raises(DeviceFailedError, match="CUDA_ERROR_LAUNCH_FAILED"):
+        on_stand_in._load()
+
+
+def test_a_model_that_faults_its_gpu_while_it_loads(
+    on_stand_in: Worker, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server hears of it, as the hardware tells the real one."""
+
+    def fault(*_: object) -> FakeEngine:
+        raise RuntimeError("CUDA_ERROR_ILLEGAL_ADDRESS: an illegal memory access was encountered")
+
+    monkeypatch.setattr(load, "load", fault)
+    with pytest.raises(DeviceFailedError, match="CUDA_ERROR_ILLEGAL_ADDRESS"):
+        on_stand_in._load()
+    assert stand_in.heard() == ["FAULT 700"]

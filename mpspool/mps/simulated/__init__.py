@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 
 DEFAULT_PIPE_DIR = "/tmp/nvidia-mps"  # noqa: S108 - the real one's default
-# What `simulate_fault` can do, and whether a client's pid may follow.
+# What `simulate_fault` can do, and what may follow: whose doing it is, for how long; "" for nothing.
 FAULTS = {
-    "server-fault": True,
-    "client-wedge": True,
-    "daemon-death": False,
-    "server-death": False,
-    "gpu-lost": False,
+    "server-fault": "PID",
+    "client-wedge": "PID",
+    "ecc": "PID",
+    "daemon-hang": "SECONDS",
+    "daemon-death": "",
+    "server-death": "",
+    "gpu-lost": "",
 }
 # In the pipe folder: commands come in there.
 CONTROL = "control"

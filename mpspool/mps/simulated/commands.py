@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from mpspool.mps.simulated import FAULTS, shares
 from mpspool.mps.simulated.daemon_state import MpsState, Server
 
+# How long a daemon hangs that is not told how long.
+FOR_GOOD_S = 1e9
 _UUID_CHARS = len("GPU-cb1213a3-d6a4-be7f")
 
 
@@ -44,11 +46,15 @@ class TellClients:
 
 @dataclass(frozen=True, slots=True)
 class Fail:
-    """Have something fail: one of FAULTS, on this server, by this client; None where there is none to name."""
+    """Have something fail: one of FAULTS, on this server, by this client; None where there is none to name.
+
+    `seconds` is how long it lasts, of what ends by itself.
+    """
 
     what: str
     server: int | None = None
     client: int | None = None
+    seconds: float = 0.0
 
 
 Order = StartServer | TerminateClient | Quit | TellClients | Fail
@@ -245,15 +251,17 @@ def _simulate_clients(_state: MpsState, _words: list[str]) -> Answer:
 
 
 def _simulate_fault(state: MpsState, words: list[str]) -> Answer:
-    if not words or words[0] not in FAULTS:
+    what, *more = words or [""]
+    if what not in FAULTS:
         raise _UsageError(f"expects one of {', '.join(FAULTS)}")
-    what = words[0]
-    if len(words) > 1 + FAULTS[what]:
-        raise _UsageError(f"{what} takes no {'second ' * FAULTS[what]}PID")
+    if len(more) > bool(FAULTS[what]):
+        raise _UsageError(f"{what} takes {FAULTS[what] or 'nothing'}")
     text = f"SIMULATED: {what}\n"
+    if what == "daemon-hang":
+        return Answer(text, order=Fail(what, seconds=_seconds(more[0]) if more else FOR_GOOD_S))
     if what in ("daemon-death", "gpu-lost"):
         return Answer(text, order=Fail(what))
-    client = _number(words[1:]) if len(words) > 1 else None
+    client = _number(more) if more else None
     servers = [server for server in state.servers.values() if client in (None, *server.client_pids)]
     if not servers:
         raise _UsageError("there is no server" if client is None else f"there is no client {client}")
@@ -263,6 +271,13 @@ def _simulate_fault(state: MpsState, words: list[str]) -> Answer:
             raise _UsageError("there is no client")
         client = server.client_pids[0]
     return Answer(text, order=Fail(what, server.pid, client))
+
+
+def _seconds(word: str) -> float:
+    seconds = float(word)
+    if not 0 < seconds <= FOR_GOOD_S:
+        raise _UsageError(f"{word!r} is no number of seconds")
+    return seconds
 
 
 _COMMANDS: dict[str, Command] = {

@@ -12,6 +12,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -105,6 +106,7 @@ class ControlDaemon:
 
     async def _serve_command(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One line in; the exit status as a line and the text out."""
+        hang_s = 0.0
         try:
             line = (await reader.readline()).decode(errors="replace").strip()
             self._log(f"Received command {line!r}")
@@ -115,10 +117,16 @@ class ControlDaemon:
             await writer.drain()
             if reply.order == Fail("daemon-death"):
                 os.kill(os.getpid(), signal.SIGKILL)
+            if isinstance(reply.order, Fail):
+                hang_s = reply.order.seconds
         except ConnectionError as error:
             self._log(f"Lost a command's asker: {error}")
         finally:
             writer.close()
+        if hang_s:
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+            time.sleep(hang_s)  # noqa: ASYNC251 - it hangs, as a whole
 
     async def _obey(self, reply: Answer) -> Answer:
         """Does what the answer has left to do, and returns what is to be printed."""
@@ -170,6 +178,8 @@ class ControlDaemon:
         match order.what:
             case "server-fault":
                 servers[0].tell("fault", pid=order.client)
+            case "ecc":
+                servers[0].tell("ecc", pid=order.client)
             case "client-wedge":
                 servers[0].tell("wedge", pid=order.client)
             case "server-death":
@@ -180,7 +190,7 @@ class ControlDaemon:
                 self._figures.lose()
                 for server in servers:
                     server.tell("lose")
-        if order.what not in ("server-death", "daemon-death"):
+        if order.what not in ("server-death", "daemon-death", "daemon-hang"):
             for server in servers:
                 await self._look(server)
 

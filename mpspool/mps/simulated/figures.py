@@ -14,6 +14,7 @@ import msgspec
 
 from mpspool.core.process import FOREGROUND_VARIABLE
 from mpspool.mps.simulated import state_file
+from mpspool.mps.simulated.state import XID_CONTAINED_MEMORY_ERROR
 from mpspool.mps.simulated.state_file import Event, GpuState, ProcessName
 
 # What a context and a small model take.
@@ -40,6 +41,7 @@ class Figures:
             daemon=us,
             lost_for=before.lost_for if before and before.lost else None,
             events=before.events if before else [],
+            uncorrected_errors=before.uncorrected_errors if before else 0,
         )
         self._written_s = 0.0
         self._due: asyncio.TimerHandle | None = None
@@ -54,7 +56,10 @@ class Figures:
 
     def report(self, xid: int) -> None:
         """The driver reports this event."""
-        self._change(events=[*self._state.events, Event(xid, time.monotonic())][-_EVENTS:])
+        self._change(
+            events=[*self._state.events, Event(xid, time.monotonic())][-_EVENTS:],
+            uncorrected_errors=self._state.uncorrected_errors + (xid == XID_CONTAINED_MEMORY_ERROR),
+        )
 
     def update(self, use: Mapping[str, Any], clients: Sequence[Mapping[str, Any]]) -> None:
         """Takes what a server says of the GPU's use, nothing where it is gone, and all there is of clients."""

@@ -234,7 +234,8 @@ class Nvml:
 
     def nvmlDeviceGetTotalEccErrors(self, handle: GpuDevice, error_type: int, counter_type: int) -> int:
         self._state(handle)
-        return 0
+        told = self._read(handle) if error_type == self.NVML_MEMORY_ERROR_TYPE_UNCORRECTED else None
+        return told.uncorrected_errors if told else 0
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: GpuDevice) -> list[ProcessInfo]:
         state = self._state(handle)

@@ -9,7 +9,8 @@ The daemon sends                                   back come
       together with the client's connection        {"event": "left", number, pid}
     {"op": "terminate", pid}                       {"event": "xid", xid}
     {"op": "fault", pid or null}                   {"event": "figures", utilisation, busy, at_s, clients}:
-    {"op": "wedge", pid}                             at changes, seldom, and each "look" is answered
+    {"op": "ecc", pid or null}                       at changes, seldom, and each "look" is answered
+    {"op": "wedge", pid}
     {"op": "lose"}
     {"op": "look"}, {"op": "seen"} (the figures)
     {"op": "quit"}
@@ -118,6 +119,8 @@ class Server:
                 self._perform(self._state.terminate(order["pid"]))
             case "fault":
                 self._perform(self._state.fault(order["pid"]))
+            case "ecc":
+                self._perform(self._state.ecc_error(order["pid"]))
             case "wedge":
                 self._perform(self._state.wedge(order["pid"]))
             case "lose":

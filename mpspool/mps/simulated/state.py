@@ -22,6 +22,7 @@ from mpspool.mps.simulated import shares
 from mpspool.mps.simulated.shares import Share
 
 # CUDA's error numbers.
+ECC_UNCORRECTABLE = 214
 ILLEGAL_ADDRESS = 700
 LAUNCH_FAILED = 719
 MPS_CONNECTION_FAILED = 805
@@ -33,13 +34,16 @@ MPS_CLIENT_TERMINATED = 810
 XID_GRAPHICS_EXCEPTION = 13
 XID_MEMORY_FAULT = 31
 XID_OFF_THE_BUS = 79
+XID_CONTAINED_MEMORY_ERROR = 94
 
 _TEXTS = {
+    ECC_UNCORRECTABLE: "uncorrectable ECC error encountered",
     ILLEGAL_ADDRESS: "an illegal memory access was encountered",
     LAUNCH_FAILED: "unspecified launch failure",
     MPS_SERVER_NOT_READY: "MPS server is not ready to accept new MPS client requests",
     MPS_CLIENT_TERMINATED: "client terminated",
 }
+_XIDS = {ILLEGAL_ADDRESS: XID_MEMORY_FAULT, ECC_UNCORRECTABLE: XID_CONTAINED_MEMORY_ERROR}
 
 
 class ServerStatus(enum.Enum):
@@ -228,6 +232,11 @@ class ServerState:
         """A fatal fault, of the process `culprit` where that is known."""
         return self._fault(LAUNCH_FAILED if culprit is None else ILLEGAL_ADDRESS, culprit)
 
+    def ecc_error(self, pid: int | None = None) -> list[Order]:
+        """The memory of that process, by default the first client's, has an error that cannot be corrected."""
+        first = next((client.pid for client in self.clients.values()), None)
+        return self._fault(ECC_UNCORRECTABLE, first if pid is None else pid)
+
     def wedge(self, pid: int) -> list[Order]:
         """The work of that process never returns from now on; nobody else is hurt, and nothing is logged."""
         orders: list[Order] = []
@@ -245,11 +254,12 @@ class ServerState:
     def _fault(self, error: int, culprit: int | None) -> list[Order]:
         if self.status is ServerStatus.FAULT:
             return []
-        xid = XID_MEMORY_FAULT if error == ILLEGAL_ADDRESS else XID_GRAPHICS_EXCEPTION
         kind = "memory fault" if error == ILLEGAL_ADDRESS else "fault"
-        named = [client for client in self.clients.values() if client.pid == culprit]
+        # An error of the GPU's memory is nobody's doing.
+        blamed = None if error == ECC_UNCORRECTABLE else culprit
+        named = [client for client in self.clients.values() if client.pid == blamed]
         return [
-            Xid(xid),
+            Xid(_XIDS.get(error, XID_GRAPHICS_EXCEPTION)),
             Log("Server is handling a fatal GPU error."),
             *(Log(f"Client {client.name} triggered a fatal GPU {kind}") for client in named),
             *(Log(f"Status of client {client.short_name} is INACTIVE") for client in self.clients.values()),

@@ -48,6 +48,7 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
         busy: whether anything ran then.
         clients: device memory in bytes by pid.
         events: the latest, oldest first.
+        uncorrected_errors: of its memory, since the first daemon on this file.
     """
 
     simulated: bool = True
@@ -59,6 +60,7 @@ class GpuState(msgspec.Struct, frozen=True, kw_only=True):
     busy: bool = False
     clients: dict[int, int] = {}
     events: list[Event] = []
+    uncorrected_errors: int = 0
 
     @property
     def lost(self) -> bool:

@@ -43,6 +43,8 @@ CHECKS = (
 )
 """Their names, which stay, in the order in which they are shown."""
 
+_TOLD_BY_AN_IMPORT = {"tensorflow", "tensorflow_gpu"}
+
 
 def examine(facts: Facts) -> list[Finding]:
     """Every check that this machine is asked for. What start would refuse takes the place of an ok or a warning."""
@@ -50,6 +52,18 @@ def examine(facts: Facts) -> list[Finding]:
     wrong = {found.check for found in refused} - {"configuration"}
     findings = [found for found in _checks(facts) if found.status is Status.ERROR or found.check not in wrong]
     return sorted([*refused, *findings], key=lambda found: CHECKS.index(found.check))
+
+
+def refusals(facts: Facts) -> list[Finding]:
+    """The errors that start refuses for: all, but those that only an import of TensorFlow tells.
+
+    `facts` may do without MPS processes and a pool, and with what TensorFlow's files say of it.
+    """
+    return [
+        found
+        for found in _checks(facts)
+        if found.status is Status.ERROR and found.check not in _TOLD_BY_AN_IMPORT
+    ]
 
 
 def _checks(facts: Facts) -> Iterator[Finding]:
@@ -67,7 +81,8 @@ def _checks(facts: Facts) -> Iterator[Finding]:
     if uses:
         yield host.locked_memory(around)
     yield host.open_files(facts.intent, around)
-    yield from host.container(around, any(not use.device.simulated for use in uses))
+    yield host.container(facts)
+    yield from host.driver_capabilities(around, any(not use.device.simulated for use in uses))
     yield pool.run_dir(facts)
     yield from pool.ports(facts)
     yield from pool.slots(facts)
@@ -76,7 +91,7 @@ def _checks(facts: Facts) -> Iterator[Finding]:
 def _gpu_checks(facts: Facts) -> Iterator[Finding]:
     uses, tf = facts.uses, facts.tensorflow
     yield gpus.driver(facts.machine, tf)
-    yield from gpus.architecture(uses)
+    yield from gpus.architecture(uses, facts.intent.mps)
     yield from gpus.kernels(uses, tf, facts.machine.survey.cuda)
     yield from gpus.compute_mode(uses, facts.intent.mps)
     yield from gpus.ecc(uses)
@@ -84,7 +99,7 @@ def _gpu_checks(facts: Facts) -> Iterator[Finding]:
     yield mps.programs(facts)
     if facts.intent.mps != "off":
         yield from mps.clients(uses, facts.host)
-    yield mps.environment(facts.host, facts.machine.external)
+    yield mps.environment(facts)
     yield mps.own(facts)
     yield from mps.others(facts)
 

@@ -56,6 +56,7 @@ class Host:
         container: "docker", "kubernetes", ...; empty outside.
         first_process: the name of PID 1.
         nvidia_devices: NVIDIA's display devices on the PCI bus, seen from a container too.
+        cuda_library: the driver's libcuda.so.1 is where the linker looks.
         environ: the variables of CUDA, of MPS and of the container toolkit.
     """
 
@@ -67,15 +68,16 @@ class Host:
     container: str = ""
     first_process: str = ""
     nvidia_devices: int = 0
+    cuda_library: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class TensorFlow:
-    """What a child process with TensorFlow in it says.
+    """What a child process with TensorFlow in it says, or its installed files.
 
     Attributes:
-        error: why it could not be imported; empty where it was.
+        error: why it could not be imported, or nothing is known of it; empty where neither is so.
         cuda: the CUDA version it is built for, "12.5.1"; empty for a build without CUDA.
         capabilities: what its GPU kernels are compiled for: "sm_80", or "compute_90" with PTX as well.
         import_s: how long the import took.
@@ -106,7 +108,7 @@ class Intent:
         warnings: what start would warn of.
         without_mps: why workers on one GPU take turns; empty where they do not.
         fronts: where they would listen, "8500 on 127.0.0.1"; empty with both off.
-        backings: where models' weights are kept: "memfd", "shm", "file".
+        backings: where the weights that workers share are kept: "memfd", "shm", "file".
     """
 
     gpus_wanted: bool = True

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,18 +15,15 @@ from mpspool.supervisor import foreground, lock
 from mpspool.supervisor.config.findings import Findings
 from mpspool.supervisor.config.schema import ModelConfig, PoolConfig, read_config
 from mpspool.supervisor.doctor.ask_tensorflow import ask_tensorflow
-from mpspool.supervisor.doctor.facts import Facts, Host, Intent, SharedMemory, gpu_uses
-from mpspool.supervisor.doctor.host import SHM
+from mpspool.supervisor.doctor.facts import Facts, Intent, gpu_uses
+from mpspool.supervisor.doctor.read_host import read_host
 from mpspool.supervisor.planning import announce, preflight
 from mpspool.supervisor.planning.drafts import Draft, Machine, draft_places
-from mpspool.supervisor.planning.plan import Plan, plan, resolve_mps, resolved_weights
+from mpspool.supervisor.planning.plan import Plan, plan, resolve_mps
 from mpspool.supervisor.ports import check_fronts
 
 # For a machine without a model to serve: what one would get.
 _ANY_MODEL = "any model"
-_VARIABLES = ("CUDA_", "NVIDIA_")
-_NVIDIA_VENDOR = "0x10de"
-_DISPLAY_CLASS = "0x03"
 
 
 def gather(file: Path | None, flags: Mapping[str, object], environ: Mapping[str, str]) -> Facts:
@@ -97,7 +93,7 @@ def _intent(
         warnings=[text for text in planned.warnings if text != without_mps] if planned else (),
         without_mps=without_mps,
         fronts=", ".join(f"{port} on {config.host}" for port in ports.values() if port),
-        backings=frozenset(resolved_weights(model, config.weights).backing for model in planned_for.models),
+        backings=preflight.backings(planned_for),
     )
 
 
@@ -114,80 +110,3 @@ def _told(config: PoolConfig, findings: Findings, found: list[Problem]) -> list[
     none = not config.models and "models" not in findings.left_out
     problems = [problem for problem in findings.problems if not (none and problem.path == "models")]
     return replace(findings, problems=problems).told(found)
-
-
-def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> Host:
-    """The machine around the GPUs; proc, sys and dev are looked for below `root`."""
-    soft, hard = map(_limit, resource.getrlimit(resource.RLIMIT_NOFILE))
-    return Host(
-        uid=os.geteuid(),
-        open_files=(soft, hard),
-        locked_memory=_limit(resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]),
-        memory_bytes=_memory_bytes(root),
-        shared_memory=_shared_memory(root),
-        container=_container(environ, root),
-        first_process=_text(root / "proc/1/comm").strip(),
-        nvidia_devices=_nvidia_devices(root),
-        environ={name: value for name, value in environ.items() if name.startswith(_VARIABLES)},
-    )
-
-
-def _limit(value: int) -> int | None:
-    return None if value == resource.RLIM_INFINITY else value
-
-
-def _memory_bytes(root: Path) -> int:
-    for line in _text(root / "proc/meminfo").splitlines():
-        name, _, value = line.partition(":")
-        if name == "MemTotal":
-            return int(value.split()[0]) * 1024
-    return 0
-
-
-def _shared_memory(root: Path) -> SharedMemory | None:
-    """Of mounts on top of one another the last is seen."""
-    folder = root / SHM.lstrip("/")
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return None
-    kind, source = "folder", ""
-    for line in _text(root / "proc/self/mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
-        if before.split()[4] == SHM:  # proc(5): the mount point
-            kind, source = after.split()[:2]
-    size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
-    return SharedMemory(kind, source, size, free, os.access(folder, os.W_OK))
-
-
-def _container(environ: Mapping[str, str], root: Path) -> str:
-    if "KUBERNETES_SERVICE_HOST" in environ:
-        return "kubernetes"
-    for mark, name in ((".dockerenv", "docker"), ("run/.containerenv", "podman")):
-        if (root / mark).exists():
-            return name
-    groups = _text(root / "proc/1/cgroup")
-    for name, words in (
-        ("kubernetes", "kubepods"),
-        ("docker", "docker"),
-        ("containerd", "containerd"),
-        ("lxc", "lxc"),
-    ):
-        if words in groups:
-            return name
-    return environ.get("container", "")
-
-
-def _nvidia_devices(root: Path) -> int:
-    return sum(
-        _text(device / "vendor").strip() == _NVIDIA_VENDOR
-        and _text(device / "class").startswith(_DISPLAY_CLASS)
-        for device in (root / "sys/bus/pci/devices").glob("*")
-    )
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

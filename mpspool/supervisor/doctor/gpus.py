@@ -14,6 +14,7 @@ from mpspool.supervisor.planning.drafts import Machine, device_name
 _FIRST_WITH_MPS = (3, 5)
 _VOLTA = (7, 0)
 _GIB = 2**30
+_ON_THE_CPU = "workers run on the CPU"
 
 
 def visible(machine: Machine, uses: Sequence[GpuUse], host: Host) -> Finding:
@@ -67,12 +68,14 @@ def _driver(machine: Machine, tensorflow: TensorFlow) -> Verdict:
     has = f"driver {machine.driver or 'of unknown version'}"
     if cuda:
         has += f" runs CUDA up to {cuda[0]}.{cuda[1]}"
+    if all(device.simulated for device in machine.devices):
+        return ok(f"{has}; {_ON_THE_CPU}")
     if tensorflow.error:
         return ok(f"{has}; what TensorFlow needs is not known")
     if not tensorflow.cuda:
-        text = f"{has}; TensorFlow {tensorflow.version} is built without CUDA"
+        text = f"{has}, and TensorFlow {tensorflow.version} is built without CUDA"
         return Status.ERROR, text, f"pip install 'tensorflow[and-cuda]=={tensorflow.version}'"
-    text = f"{has}; TensorFlow {tensorflow.version} is built for {tensorflow.cuda}"
+    text = f"{has}, and TensorFlow {tensorflow.version} is built for {tensorflow.cuda}"
     if cuda and cuda[0] < numbers(tensorflow.cuda)[0]:
         return Status.ERROR, text, f"update the driver to one for CUDA {numbers(tensorflow.cuda)[0]} or newer"
     return ok(text)
@@ -83,14 +86,16 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
-def architecture(uses: Sequence[GpuUse]) -> list[Finding]:
-    """MPS as it is needed here came with Volta."""
+def architecture(uses: Sequence[GpuUse], mps: str) -> list[Finding]:
+    """MPS as it is needed here came with Volta. `mps` is the plan's."""
 
     def judge(use: GpuUse) -> Verdict:
         has = use.device.compute_capability
         text = f"compute capability {has[0]}.{has[1]}"
         if has >= _VOLTA:
             return ok(f"{text}, Volta or newer")
+        if mps == "off":
+            return ok(f"{text}; MPS is off")
         if has >= _FIRST_WITH_MPS:
             remedy = "serve on a GPU from Volta on, or with mps: off"
             return (
@@ -98,7 +103,7 @@ def architecture(uses: Sequence[GpuUse]) -> list[Finding]:
                 f"{text} is older than Volta: under MPS its workers share one address space",
                 remedy,
             )
-        return Status.ERROR, f"{text} is older than MPS", "use another GPU, or gpus: none"
+        return Status.ERROR, f"{text} is older than MPS", "use another GPU, mps: off, or gpus: none"
 
     return per_gpu("architecture", uses, judge)
 
@@ -108,6 +113,8 @@ def kernels(uses: Sequence[GpuUse], tensorflow: TensorFlow, cuda: tuple[int, int
     built = ", ".join(tensorflow.capabilities)
 
     def judge(use: GpuUse) -> Verdict:
+        if use.device.simulated:
+            return ok(_ON_THE_CPU)
         has = use.device.compute_capability
         binaries = [_capability(name) for name in tensorflow.capabilities]
         if any(of[0] == has[0] and of <= has for of in binaries):
@@ -170,20 +177,14 @@ def compute_mode(uses: Sequence[GpuUse], mps: str) -> list[Finding]:
     return per_gpu("compute_mode", uses, judge)
 
 
-def refusals(uses: Sequence[GpuUse], mps: str) -> list[Finding]:
-    """What keeps every worker off a GPU, so that start refuses it."""
-    return [found for found in compute_mode(uses, mps) if found.status is Status.ERROR]
-
-
 def mig(survey: Survey, uses: Sequence[GpuUse]) -> list[Finding]:
-    """MIG devices go by UUID; a GPU in MIG mode without one cannot be used."""
+    """MIG devices go by UUID; a GPU in MIG mode without one cannot be used, and a pool runs without it."""
     findings = []
     for state in survey.gpus:
         if state.mig == ():
-            status = Status.WARNING if uses else Status.ERROR
             text = f"{state.uuid} is in MIG mode and has no instance: nothing can run on it"
             remedy = f"nvidia-smi mig -i {state.uuid} -cgi PROFILE -C makes one, nvidia-smi -i {state.uuid} -mig 0 ends it"
-            findings.append(Finding("mig", status, text, remedy))
+            findings.append(Finding("mig", Status.WARNING, text, remedy))
 
     def judge(use: GpuUse) -> Verdict:
         parts = use.state.mig if use.state else None

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from mpspool.supervisor.cpus import Topology
-from mpspool.supervisor.doctor.facts import Host, Intent, SharedMemory, TensorFlow
+from mpspool.supervisor.doctor.facts import Facts, Host, Intent, SharedMemory, TensorFlow
 from mpspool.supervisor.doctor.finding import Finding, Status
 
 # What supervisord asks for (supervisor/programs.py), and what NVIDIA advises under MPS.
-LEAST_OPEN_FILES = 1024
+_LEAST_OPEN_FILES = 1024
 _MPS_OPEN_FILES = 16384
 _LEAST_LOCKED_BYTES = 8 * 2**20
 _LEAST_SHARED_BYTES = 16 * 2**20
@@ -16,6 +16,7 @@ _SHM_BACKING_BYTES = 2**30
 _EXEC_BYTES = 500 * 10**6
 _FORK_BYTES = 30 * 10**6
 SHM = "/dev/shm"  # noqa: S108 - looked at, not written
+CUDA_LIBRARY = "libcuda.so.1"
 _GIB, _MIB = 2**30, 2**20
 _PLUGINS_ROOT = "/mps/"
 _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
@@ -53,8 +54,14 @@ def shared_memory(intent: Intent, host: Host) -> Finding:
     shm = host.shared_memory
     if shm is None or not shm.writable:
         text = f"{SHM} is not {'there' if shm is None else 'writable'}"
-        status = Status.WARNING if intent.mps == "off" and "shm" not in intent.backings else Status.ERROR
-        return Finding("shared_memory", status, text, "mount a tmpfs there")
+        if intent.mps == "on":
+            return Finding(
+                "shared_memory", Status.ERROR, f"{text}, where MPS meets its clients", "mount a tmpfs there"
+            )
+        if "shm" in intent.backings:
+            remedy = "mount a tmpfs there, or set weights.backing: memfd"
+            return Finding("shared_memory", Status.ERROR, f"{text}, and weights.backing is shm", remedy)
+        return Finding("shared_memory", Status.WARNING, text, "mount a tmpfs there")
     text = f"{SHM} is a {shm.kind} of {_size(shm.size)}, {_size(shm.free)} free"
     if whose := _is_the_plugins(shm, host):
         remedy = "give the pod an emptyDir with medium: Memory at /dev/shm, and a GPU without sharing.mps"
@@ -62,7 +69,7 @@ def shared_memory(intent: Intent, host: Host) -> Finding:
     if "shm" in intent.backings and shm.free < _SHM_BACKING_BYTES:
         remedy = "backing: memfd does not need it; or docker run --shm-size, an emptyDir with medium: Memory"
         return Finding("shared_memory", Status.WARNING, f"{text}, for weights with backing: shm", remedy)
-    if intent.mps != "off" and shm.free < _LEAST_SHARED_BYTES:
+    if intent.mps == "on" and shm.free < _LEAST_SHARED_BYTES:
         return Finding("shared_memory", Status.WARNING, f"{text}, and MPS needs some", "free some of it")
     return Finding("shared_memory", Status.OK, text)
 
@@ -98,44 +105,58 @@ def open_files(intent: Intent, host: Host) -> Finding:
     """Enough descriptors for supervisord, and for MPS."""
     limit, hard = host.open_files
     text = f"open files (ulimit -n): {'unlimited' if limit is None else f'at most {limit}'}"
-    if too_few_open_files(hard, host.uid):
-        evidence = f"{text}, and supervisord needs {LEAST_OPEN_FILES}"
-        return Finding("open_files", Status.ERROR, evidence, more_open_files(LEAST_OPEN_FILES))
-    if intent.mps not in ("off", "simulated") and limit is not None and limit < _MPS_OPEN_FILES:
+    # supervisord raises the limit as far as the hard one allows, and root that one, too.
+    if hard is not None and hard < _LEAST_OPEN_FILES and host.uid != 0:
+        text = f"at most {hard} files may be open (ulimit -Hn), and supervisord needs {_LEAST_OPEN_FILES}"
+        return Finding("open_files", Status.ERROR, text, _more_open_files(_LEAST_OPEN_FILES))
+    if intent.mps == "on" and limit is not None and limit < _MPS_OPEN_FILES:
         text += f", and NVIDIA advises {_MPS_OPEN_FILES} under MPS"
         if hard is None or hard >= _MPS_OPEN_FILES:
             return Finding("open_files", Status.WARNING, text, f"ulimit -n {_MPS_OPEN_FILES}, before start")
-        return Finding("open_files", Status.WARNING, text, more_open_files(_MPS_OPEN_FILES))
+        return Finding("open_files", Status.WARNING, text, _more_open_files(_MPS_OPEN_FILES))
     return Finding("open_files", Status.OK, text)
 
 
-def too_few_open_files(hard: int | None, uid: int) -> bool:
-    """Whether supervisord would not start: it raises the limit as far as `hard` allows, and root that one too."""
-    return hard is not None and hard < LEAST_OPEN_FILES and uid != 0
-
-
-def more_open_files(count: int) -> str:
+def _more_open_files(count: int) -> str:
     """How to raise the hard limit."""
     return f"LimitNOFILE={count} in a unit, docker run --ulimit nofile={count}, or /etc/security/limits.conf"
 
 
-def container(host: Host, gpus_used: bool) -> list[Finding]:
-    """Where we run, and whether a container was given the driver's compute part."""
+def container(facts: Facts) -> Finding:
+    """Where we run, and what of the host MPS needs there."""
+    host, joined = facts.host, facts.machine.external
     if not host.container:
-        return [Finding("container", Status.OK, "none")]
-    text = (
-        f"{host.container}, PID 1 is {host.first_process}; MPS runs inside, so that nothing of the host's"
-        " (IPC, PIDs) is needed"
-    )
-    findings = [Finding("container", Status.OK, text)]
-    given = host.environ.get(_CAPABILITIES, "")
+        return Finding("container", Status.OK, "none")
+    text = f"{host.container}, PID 1 is {host.first_process}"
+    if facts.intent.mps == "off":
+        return Finding("container", Status.OK, text)
+    if joined is None:
+        text += "; MPS runs inside, so that nothing of the host's (IPC, PIDs) is needed"
+        return Finding("container", Status.OK, text)
+    text += f"; the MPS daemon on {joined.pipe_dir} is not ours, and its IPC and pid namespaces"
+    if joined.near is False:
+        remedy = (
+            "in a pod hostIPC: true and hostPID: true (deploy/host-mps.yaml), docker run --ipc=host --pid=host;"
+            " or mps: {mode: own}, which needs neither"
+        )
+        return Finding("container", Status.WARNING, f"{text} have to be: they are not", remedy)
+    needed = "have to be (hostIPC and hostPID in a pod): whether they are cannot be seen"
+    return Finding("container", Status.OK, f"{text} {'are' if joined.near else needed}")
+
+
+def driver_capabilities(host: Host, gpus_used: bool) -> list[Finding]:
+    """Whether a container was given the driver's compute part: by what was asked for, and by what came."""
+    given = host.environ.get(_CAPABILITIES, "") if host.container else ""
     parts = {part.strip() for part in given.split(",")}
-    if given and "all" not in parts and (missing := sorted({"compute", "utility"} - parts)):
-        status = Status.ERROR if gpus_used else Status.WARNING
-        remedy = f"{_CAPABILITIES}=compute,utility: CUDA and MPS are in compute, NVML is in utility"
-        text = f"{_CAPABILITIES}={given} lacks {' and '.join(missing)}"
-        findings.append(Finding("driver_capabilities", status, text, remedy))
-    return findings
+    missing = sorted({"compute", "utility"} - parts)
+    if not given or "all" in parts or not missing:
+        return []
+    without_cuda = "compute" in missing and not host.cuda_library
+    status = Status.ERROR if gpus_used and without_cuda else Status.WARNING
+    text = f"{_CAPABILITIES}={given} lacks {' and '.join(missing)}"
+    text += f", and there is no {CUDA_LIBRARY}" if without_cuda else ""
+    remedy = f"{_CAPABILITIES}=compute,utility: CUDA and MPS are in compute, NVML is in utility"
+    return [Finding("driver_capabilities", status, text, remedy)]
 
 
 def _count(number: int, word: str) -> str:

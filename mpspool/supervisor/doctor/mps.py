@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from mpspool.mps.control import PROGRAM
 from mpspool.mps.device_state import EXCLUSIVE_PROCESS
-from mpspool.mps.external import Folders
 from mpspool.mps.leftovers import DEFAULT_PIPE_DIR, SERVER_PROGRAM, Running
 from mpspool.supervisor.doctor.facts import Facts, GpuUse, Host
 from mpspool.supervisor.doctor.finding import Finding, Status, Verdict, of_warning, ok, per_gpu
@@ -45,13 +44,16 @@ def _how_to_install(host: Host) -> str:
     return "install the driver's compute utilities (nvidia-compute-utils-NNN on Ubuntu), or put them in PATH"
 
 
-def environment(host: Host, joined: Folders | None = None) -> Finding:
-    """Variables of MPS that daemons and workers inherit from us, or not; `joined` is a daemon that is not ours."""
+def environment(facts: Facts) -> Finding:
+    """Variables of MPS that daemons and workers inherit from us, or not; or the daemon that is not ours."""
+    host, joined = facts.host, facts.machine.external
     if joined is not None:
-        text = (
-            f"the daemon on {joined.pipe_dir} is joined, and left to its owner ({joined.owner or 'not seen'})"
-        )
-        return Finding("mps_environment", Status.OK, text)
+        if joined.owner and not any(problem.path == "mps" for problem in facts.intent.problems):
+            text = f"the daemon on {joined.pipe_dir} is joined, and left to its owner ({joined.owner})"
+            return Finding("mps_environment", Status.OK, text)
+        text = f"the daemon on {joined.pipe_dir} ({joined.owner or 'nobody was seen'}) is asked for, and not joined"
+        remedy = f"see mps_programs; echo ps | {_PIPE}={joined.pipe_dir} {PROGRAM} asks it"
+        return Finding("mps_environment", Status.WARNING, text, remedy)
     named = {name: value for name, value in host.environ.items() if name.startswith("CUDA_MPS_")}
     if _PIPE in named:
         text = f"{_PIPE}={named[_PIPE]} is not used: each GPU gets a control daemon of its own"

@@ -18,6 +18,7 @@ from mpspool.core.settings import (
     PoolSettings,
     RestartSettings,
     RouterSettings,
+    Share,
     SlotSettings,
     WeightsSettings,
 )
@@ -78,7 +79,7 @@ def plan(config: PoolConfig, machine: Machine, versions: Mapping[str, tuple[int,
     models = _models(config, drafts, machine, versions)
     daemons = [] if mps == "off" else _daemons(config, drafts, machine)
     models = [_with_mps(config, model, daemons, client_counts(drafts, machine)) for model in models]
-    if unfit := _check_shares(models, drafts, machine):
+    if unfit := _check_shares(models, drafts):
         raise StartError(unfit)
     return Plan(
         models=models,
@@ -260,6 +261,7 @@ def _slot(place: Place, cpus: list[int], topology: Topology, start: str) -> Slot
         slot=place.slot,
         cpus=cpus,
         gpu_uuid="" if gpu is None else gpu.uuid,
+        memory_bytes=0 if gpu is None else gpu.memory_bytes,
         simulated=topology.simulated or (gpu is not None and gpu.simulated),
         # Whether importing TensorFlow leaves CUDA untouched has not been seen on a GPU yet.
         start=("exec" if real_gpu else "fork") if start == "auto" else start,
@@ -309,23 +311,20 @@ def _with_share(slot: SlotSettings, own: Shares, pool: Shares, workers: Mapping[
         for name in Shares.model_fields
         if (values := getattr(own, name) or getattr(pool, name))
     }
-    percentage = given.get("active_thread_percentage", shares.default_percentage(workers[slot.device]))
-    return msgspec.structs.replace(
-        slot,
-        active_thread_percentage=percentage % 100,  # 100 is no cap
-        pinned_bytes=given.get("pinned_memory", 0),
-        priority=given.get("priority", 0),
+    default = shares.default_percentage(workers[slot.device])
+    share = Share(
+        active_thread_percentage=given.get("active_thread_percentage", default),
+        pinned_bytes=given.get("pinned_memory"),
+        priority=given.get("priority"),
     )
+    return msgspec.structs.replace(slot, share=share)
 
 
-def _check_shares(
-    models: Sequence[ModelSettings], drafts: Sequence[Draft], machine: Machine
-) -> list[Problem]:
+def _check_shares(models: Sequence[ModelSettings], drafts: Sequence[Draft]) -> list[Problem]:
     asked = {draft.asked.name: draft.asked for draft in drafts}
-    memory = {device_name(gpu): gpu.memory_bytes for gpu in machine.devices}
     problems = []
     for model in models:
-        texts = [shares.misfit(model, slot, memory.get(slot.device, 0)) for slot in model.slots]
+        texts = [shares.misfit(model, slot) for slot in model.slots]
         if text := next(filter(None, texts), ""):
             own = asked[model.name].mps.pinned_memory is not None
             path = f"models.{model.name}.mps.pinned_memory" if own else "mps.pinned_memory"

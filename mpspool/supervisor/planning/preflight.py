@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -17,9 +16,10 @@ from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import MAX_SOCKET_PATH_BYTES, RunDir
 from mpspool.core.settings import PoolSettings
 from mpspool.mps import external
-from mpspool.mps.control import Control, control_command
+from mpspool.mps.control import Control, control_command, find_program
 from mpspool.mps.device_state import survey
 from mpspool.mps.devices import Inventory, inventory
+from mpspool.mps.leftovers import SERVER_PROGRAM
 from mpspool.mps.simulated import control_command as simulated_control_command
 from mpspool.mps.simulated.inventory import simulated
 from mpspool.mps.simulated.nvml import Nvml
@@ -27,9 +27,10 @@ from mpspool.supervisor import lock
 from mpspool.supervisor.config.environment import ENABLE_MPS, asks_for_mps
 from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.cpus import Topology, read_topology
-from mpspool.supervisor.doctor.facts import gpu_uses
-from mpspool.supervisor.doctor.gpus import refusals
-from mpspool.supervisor.doctor.host import LEAST_OPEN_FILES, more_open_files, too_few_open_files
+from mpspool.supervisor.doctor.examine import refusals
+from mpspool.supervisor.doctor.facts import Facts, Intent, gpu_uses
+from mpspool.supervisor.doctor.read_host import read_host
+from mpspool.supervisor.doctor.read_tensorflow import read_tensorflow
 from mpspool.supervisor.planning.base_path import BasePathError, latest_version
 from mpspool.supervisor.planning.drafts import Machine, draft_places
 from mpspool.supervisor.planning.plan import Plan, plan, resolve_mps, resolved_weights, to_settings
@@ -42,6 +43,14 @@ _ELF_MAGIC = b"\x7fELF"
 # The MPS control daemon's longest socket name in its pipe folder.
 _MPS_SOCKET = "control_privileged"
 _ANY_GPU = "gpu99"
+# Where a check of the doctor's is of the configuration, and so in its file; "" where it is of the machine.
+_FIELDS = {
+    "driver": "gpus",
+    "architecture": "gpus",
+    "kernels": "gpus",
+    "compute_mode": "gpus",
+    "mps_programs": "mps",
+}
 
 
 def resolve(config: PoolConfig, environ: Mapping[str, str]) -> tuple[PoolSettings, Plan]:
@@ -59,7 +68,7 @@ def resolve(config: PoolConfig, environ: Mapping[str, str]) -> tuple[PoolSetting
         planned = plan(config, machine, versions)
     except StartError as error:
         problems += error.problems
-    problems += check_gpus(config, machine) + check_all(config, versions)
+    problems += check_machine(config, machine, environ) + check_all(config, versions)
     if planned is not None:
         problems += check_external(planned, environ)
     if problems or planned is None:
@@ -116,28 +125,36 @@ def check_external(planned: Plan, environ: Mapping[str, str]) -> list[Problem]:
     return [Problem("mps", text)] if text else []
 
 
-def check_gpus(config: PoolConfig, machine: Machine) -> list[Problem]:
-    """What would keep the workers off GPUs that are there: the doctor's errors of how they are set."""
+def check_machine(config: PoolConfig, machine: Machine, environ: Mapping[str, str]) -> list[Problem]:
+    """What would keep this machine from serving: the doctor's errors, but for those that take TensorFlow."""
     drafts, _ = draft_places(config, machine)
     mps, _ = resolve_mps(config, machine, drafts)
-    found = refusals(gpu_uses(drafts, machine), mps)
-    return [Problem("gpus", f"{refusal.evidence}; {refusal.remedy}") for refusal in found]
+    facts = Facts(
+        machine=machine,
+        uses=gpu_uses(drafts, machine),
+        intent=Intent(mps=mps, backings=backings(config)),
+        host=read_host(environ),
+        tensorflow=read_tensorflow(),
+        run_dir=str(config.run_dir),
+        mps_server=find_program(SERVER_PROGRAM, environ) or "",
+    )
+    return [
+        Problem(_FIELDS.get(found.check, ""), f"{found.evidence}; {found.remedy}")
+        for found in refusals(facts)
+    ]
+
+
+def backings(config: PoolConfig) -> frozenset[str]:
+    """Where weights that workers share are kept."""
+    weights = [resolved_weights(model, config.weights) for model in config.models]
+    return frozenset(found.backing for found in weights if found.shared != "off")
 
 
 def check_all(config: PoolConfig, versions: Mapping[str, tuple[int, Path]]) -> list[Problem]:
     """Every problem with ports, folders, operator libraries and SavedModels. Changes nothing."""
     problems = check_fronts(config.host, {"grpc_port": config.grpc_port, "rest_port": config.rest_port})
-    problems += check_run_dir(RunDir(config.run_dir)) + check_open_files()
+    problems += check_run_dir(RunDir(config.run_dir))
     return problems + check_weights_folders(config) + check_models(config, versions)
-
-
-def check_open_files() -> list[Problem]:
-    """May supervisord have as many as it asks for?"""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if not too_few_open_files(None if hard == resource.RLIM_INFINITY else hard, os.geteuid()):
-        return []
-    text = f"at most {hard} files may be open (ulimit -Hn), and supervisord needs {LEAST_OPEN_FILES}"
-    return [Problem("", f"{text}; {more_open_files(LEAST_OPEN_FILES)}")]
 
 
 def check_models(config: PoolConfig, versions: Mapping[str, tuple[int, Path]]) -> list[Problem]:

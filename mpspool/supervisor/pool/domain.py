@@ -52,7 +52,7 @@ class Domain:
 
     Attributes:
         reason: why it is FAULTED, RECOVERING or LOST; "" while it serves.
-        faults: how often it was FAULTED.
+        faults: how often it was FAULTED or LOST.
     """
 
     def __init__(self, name: str, restart: RestartSettings, *, own_daemon: bool = True) -> None:
@@ -91,6 +91,7 @@ class Domain:
         """The GPU is gone for good. False where that is known."""
         if self.state is DomainState.LOST:
             return False
+        self.faults += self.state is not DomainState.FAULTED
         self._to(DomainState.LOST, reason)
         return True
 

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
-import os
-import signal
+import functools
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -20,18 +18,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mpspool.core import log, process
+from mpspool.core import log
 from mpspool.core.ids import WorkerId
 from mpspool.core.settings import MpsSettings, PoolSettings
 from mpspool.core.states import DomainState, SlotState
-from mpspool.mps.control import Control, ControlError, NotAnsweringError
-from mpspool.mps.external import elsewhere
-from mpspool.mps.server_log import ServerLog
 from mpspool.mps.simulated import state_file
 from mpspool.mps.simulated.inventory import simulated_number
 from mpspool.mps.simulated.nvml import Nvml
 from mpspool.mps.telemetry import GpuReading, Telemetry, as_message
 from mpspool.supervisor import programs
+from mpspool.supervisor.pool.daemon import Answer, Daemon
 from mpspool.supervisor.pool.domain import SILENT_S, AwaitDaemon, Domain, RestartDaemon, Server
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.reconcile import Processes, WorkerReport
@@ -43,19 +39,6 @@ logger = log.get("gpus")
 _PERIOD_S = 1.0
 # A worker that takes longer to get READY does not hold up the others of its GPU.
 _IN_LINE_S = 60.0
-_FAULT = "FAULT"
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What a daemon said: the status of each of its servers by pid, and who their clients are, if that was asked."""
-
-    servers: Mapping[int, str]
-    clients: frozenset[int] | None = None
-
-    @property
-    def server(self) -> Server:
-        return Server.FAULT if _FAULT in self.servers.values() else Server.USABLE
 
 
 @dataclass(slots=True, eq=False)
@@ -64,47 +47,26 @@ class _Gpu:
 
     Attributes:
         daemon: of MPS; None without.
-        log: of its MPS server.
         reading: what the driver said last.
-        wrapper: supervisord's child that stands for the daemon, and a pidfd of it; 0 and -1 while there is none.
-        server: the MPS server that its workers are clients of, as far as is known.
-        doubtful: workers that may not be its clients.
-        noted, answered: how many things have happened that it is to be asked about at once, and how many of them
-            the last answer came after.
+        doubtful: workers that may not be clients of the daemon's server.
+        noted, answered: how many things have happened that the daemon is to be asked about at once, and how many of
+            them its last answer came after.
         condemned: the generations that a fault has hit.
         pids: of the workers since it was well last; those that have ended too, for server.log may name one.
-        silent_since: since when its daemon has not answered; None while it does.
-        asker: what its daemon is asked in; a daemon that hangs holds up nobody else.
-        visible: the server of a daemon that is not ours is to be seen among the processes.
-        elsewhere: why a daemon that is not ours cannot know our workers, as of `looked_at`; "" while it may.
     """
 
     name: str
     uuid: str
     simulated: bool
     domain: Domain
-    daemon: MpsSettings | None = None
-    log: ServerLog | None = None
+    daemon: Daemon | None = None
     reading: GpuReading | None = None
-    wrapper: int = 0
-    pidfd: int = -1
-    server: int = 0
-    silent_since: float | None = None
     noted: int = 0
     answered: int = 0
     doubtful: set[WorkerId] = field(default_factory=set)
     condemned: set[tuple[WorkerId, int]] = field(default_factory=set)
-    visible: bool = False
-    elsewhere: str = ""
-    looked_at: float = -math.inf
     pids: dict[int, WorkerId] = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    asker: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, thread_name_prefix="mps"))
-
-    @property
-    def external(self) -> bool:
-        """Its daemon is somebody else's: it has no wrapper, and is never ended or started again by us."""
-        return self.daemon is not None and self.daemon.external
 
     def ask_now(self) -> None:
         """Nothing is started until it has answered."""
@@ -125,6 +87,8 @@ class Gpus:
         acting: held while slots and processes are brought together: what is decided here is not decided in between.
         tell_router: calls the router's control socket with an op and its arguments.
         look: has the pool reconcile soon.
+        make_daemon: of the settings of an MPS daemon.
+        telemetry: of the GPUs; None for what their driver says.
     """
 
     def __init__(
@@ -136,6 +100,9 @@ class Gpus:
         acting: asyncio.Lock,
         tell_router: Callable[..., Awaitable[Any]],
         look: Callable[[], None],
+        *,
+        make_daemon: Callable[[MpsSettings], Daemon] = Daemon,
+        telemetry: Telemetry | None = None,
     ) -> None:
         self._slots = slots
         self._workers = workers
@@ -143,9 +110,10 @@ class Gpus:
         self._acting = acting
         self._tell_router = tell_router
         self._look = look
-        self._gpus = _gpus(config)
+        self._gpus = _gpus(config, make_daemon)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="nvml")
-        self._telemetry = Telemetry([gpu.uuid for gpu in self._gpus.values()], _nvml(config))
+        uuids = [gpu.uuid for gpu in self._gpus.values()]
+        self._telemetry = telemetry or Telemetry(uuids, _nvml(config))
         self._tasks: set[asyncio.Task[None]] = set()
         self.stopping = False
 
@@ -160,7 +128,8 @@ class Gpus:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for gpu in self._gpus.values():
-            self._hold(gpu, 0)
+            if gpu.daemon:
+                gpu.daemon.let_go()
         self._telemetry.close()
 
     # -- what the pool asks -----------------------------------------------------------------------
@@ -197,29 +166,11 @@ class Gpus:
         gpu = self._gpus.get(worker.device)
         return gpu is not None and ((worker, generation) in gpu.condemned or self.failed(worker.device))
 
-    async def clients(self, device: str) -> frozenset[int] | None:
-        """The pids of the clients of a device's MPS daemon; None where it does not say."""
-        gpu = self._gpus[device]
-        answer = await self._ask(gpu, gpu.daemon, clients=True) if gpu.daemon else None
-        return answer.clients if answer else None
-
-    async def why_unlisted(self, device: str) -> str:
-        """What keeps a device's MPS daemon from listing any worker of ours for as long as it runs; "" for nothing."""
-        gpu = self._gpus[device]
-        if gpu.daemon and gpu.external and time.monotonic() - gpu.looked_at >= _PERIOD_S:
-            gpu.looked_at = time.monotonic()
-            loop = asyncio.get_running_loop()
-            gpu.elsewhere = await loop.run_in_executor(gpu.asker, elsewhere, gpu.daemon.pipe_dir)
-        return gpu.elsewhere
-
-    def where_logged(self, device: str) -> str:
-        """For people: what a device's MPS daemon has to say."""
+    def daemon(self, device: str) -> Daemon:
+        """The MPS daemon of a device that has one."""
         daemon = self._gpus[device].daemon
-        if daemon is not None and daemon.external:
-            return (
-                f"control.log and server.log of that daemon, which is not ours (perhaps in {daemon.log_dir})"
-            )
-        return f"mpspool logs {programs.mps_program(device)}"
+        assert daemon is not None
+        return daemon
 
     def messages(self) -> list[dict[str, Any]]:
         """How each fares, as `status --json` has it."""
@@ -230,14 +181,14 @@ class Gpus:
     def see(self, processes: Processes) -> None:
         """Supervisord's processes, in every round. Nobody is a client of a daemon that came in another's place."""
         for gpu in self._gpus.values():
-            if gpu.daemon is None or gpu.external:
+            if gpu.daemon is None or gpu.daemon.external:
                 continue
             found = processes.get(programs.mps_program(gpu.name))
-            pid = found.pid if found else 0
-            if pid == gpu.wrapper:
+            pid, before = found.pid if found else 0, gpu.daemon.wrapper
+            if pid == before:
                 continue
-            before = gpu.wrapper
-            self._hold(gpu, pid)
+            if not gpu.daemon.hold(pid, functools.partial(self._wrapper_ended, gpu)):
+                self._look()
             if before:
                 self._fault(gpu, "its MPS daemon has ended")
             elif pid:  # perhaps before our time
@@ -294,6 +245,7 @@ class Gpus:
             gpu.reading or GpuReading(gpu.uuid),
             gpu.domain.state.value,
             gpu.domain.reason,
+            faults=gpu.domain.faults,
             workers={str(worker): pid for pid, worker in gpu.pids.items()},
             simulated=gpu.simulated,
         )
@@ -302,85 +254,71 @@ class Gpus:
         now = {pid: worker for worker, _ in self._on(gpu) if (pid := self._workers.pid(worker))}
         gpu.pids = now if gpu.domain.state is DomainState.SERVING and not gpu.unasked else {**gpu.pids, **now}
 
-    async def _watch(self, gpu: _Gpu, daemon: MpsSettings) -> None:
-        if gpu.external:  # those that are READY were so perhaps before our time
+    async def _watch(self, gpu: _Gpu, daemon: Daemon) -> None:
+        if daemon.external:  # those that are READY were so perhaps before our time
             self._doubt(gpu, [worker for worker, slot in self._on(gpu) if slot.ready_since is not None])
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_PERIOD_S):
                     await gpu.wake.wait()
             gpu.wake.clear()
-            if (gpu.wrapper or gpu.external) and not self.stopping:
+            if (daemon.wrapper or daemon.external) and not self.stopping:
                 await self._ask_and_judge(gpu, daemon)
 
-    async def _ask_and_judge(self, gpu: _Gpu, daemon: MpsSettings) -> None:
+    async def _ask_and_judge(self, gpu: _Gpu, daemon: Daemon) -> None:
         was_unasked, noted = gpu.unasked, gpu.noted
-        wrapper = gpu.wrapper
+        wrapper = daemon.wrapper
         clients = self._present(gpu)
         asked = {worker: self._workers.pid(worker) for worker in gpu.doubtful}
         asked_s = time.monotonic()
-        answer = await self._ask(gpu, daemon, clients=bool(asked))
-        if answer is None and not gpu.external and self._waits_for_answer(gpu):
+        answer = await daemon.ask(clients=bool(asked))
+        if answer is None and self._waits_for_answer(gpu, daemon):
             self._fault(gpu, f"its MPS daemon has not answered for {SILENT_S:g} s")
         if answer is not None and answer.server is Server.FAULT:
-            self._fault(gpu, f"its MPS server is in {_FAULT}")
+            self._fault(gpu, "its MPS server is in FAULT")
         if answer is not None:
             gpu.answered = noted
         async with self._acting:  # no round is under way that does not know of it
-            if gpu.wrapper != wrapper or self.stopping:
+            if daemon.wrapper != wrapper or self.stopping:
                 return
             if answer is not None:
-                self._see_server(gpu, answer)
-                gpu.visible = gpu.external and process.alive(gpu.server)
+                self._see_server(gpu, daemon, answer)
                 if answer.clients is not None:
                     self._judge_doubtful(gpu, asked, answer.clients)
-            elif gpu.visible and not process.alive(gpu.server):  # no wrapper's end tells it
-                gpu.visible = False
+            elif daemon.server_has_ended():
                 self._fault(gpu, "its MPS server has ended, with its daemon")
-            clients = max(clients, self._present(gpu))
-            before = gpu.domain.state
-            match gpu.domain.tick(time.monotonic(), clients, answer.server if answer else Server.SILENT):
-                case RestartDaemon():
-                    self._restart_daemon(gpu)
-                case AwaitDaemon():
-                    what = "not ours to restart: its workers come back once it takes clients"
-                    logger.warning(
-                        "waiting for the MPS daemon", device=gpu.name, pipe=daemon.pipe_dir, why=what
-                    )
-            if gpu.domain.state is DomainState.LOST is not before:
-                logger.error("GPU lost", device=gpu.name, reason=gpu.domain.reason)
-            self._see_recovered(gpu)
+            self._tick(gpu, daemon, max(clients, self._present(gpu)), answer)
         if was_unasked and answer is not None and not self.failed(gpu.name):
             await self._tell_router("clear", device=gpu.name, since_s=asked_s)
         if was_unasked or gpu.domain.state is not DomainState.SERVING:
             self._look()
 
-    async def _ask(self, gpu: _Gpu, daemon: MpsSettings, *, clients: bool) -> _Answer | None:
-        control = Control.of(daemon, os.environ)
-        loop = asyncio.get_running_loop()
-        try:
-            answer = await loop.run_in_executor(gpu.asker, _ask, control, gpu.server, clients)
-        except ControlError as error:
-            if gpu.silent_since is None:
-                logger.warning("the MPS daemon does not answer", device=gpu.name, error=str(error))
-                gpu.silent_since = time.monotonic()
-            return None
-        gpu.silent_since = None
-        return answer
+    def _waits_for_answer(self, gpu: _Gpu, daemon: Daemon) -> bool:
+        """Whether a worker has been kept from starting for long by a daemon of ours that says nothing.
 
-    def _waits_for_answer(self, gpu: _Gpu) -> bool:
-        """Whether a worker has been kept from starting for long by a daemon that says nothing; those READY serve on."""
-        silent_s = time.monotonic() - (gpu.silent_since or time.monotonic())
+        Those READY serve on.
+        """
         unready = any(
             slot.ready_since is None and slot.state is not SlotState.FATAL for _, slot in self._on(gpu)
         )
-        return silent_s >= SILENT_S and unready
+        return unready and not daemon.external and daemon.silent_s() >= SILENT_S
 
-    def _see_server(self, gpu: _Gpu, answer: _Answer) -> None:
+    def _see_server(self, gpu: _Gpu, daemon: Daemon, answer: Answer) -> None:
         serves = any(slot.ready_since is not None for _, slot in self._on(gpu))
-        if gpu.server and gpu.server not in answer.servers and serves:
-            self._fault(gpu, f"its MPS server {gpu.server} has ended")
-        gpu.server = next(iter(answer.servers), 0)
+        if (ended := daemon.see_server(answer)) and serves:
+            self._fault(gpu, f"its MPS server {ended} has ended")
+
+    def _tick(self, gpu: _Gpu, daemon: Daemon, clients: int, answer: Answer | None) -> None:
+        before = gpu.domain.state
+        match gpu.domain.tick(time.monotonic(), clients, answer.server if answer else Server.SILENT):
+            case RestartDaemon():
+                daemon.restart()
+            case AwaitDaemon():
+                what = "not ours to restart: its workers come back once it takes clients"
+                logger.warning("waiting for the MPS daemon", device=gpu.name, pipe=daemon.pipe_dir, why=what)
+        if gpu.domain.state is DomainState.LOST is not before:
+            logger.error("GPU lost", device=gpu.name, reason=gpu.domain.reason)
+        self._see_recovered(gpu)
 
     def _doubt(self, gpu: _Gpu, workers: Iterable[WorkerId]) -> None:
         """The daemon is asked whether they are its clients."""
@@ -426,12 +364,13 @@ class Gpus:
     async def _end_all(self, gpu: _Gpu, reason: str) -> None:
         """Ends every worker on the GPU; the router is told first, and who caused it where the server's log says."""
         self._note_pids(gpu)
-        named = gpu.log.culprits() if gpu.log else []
+        named = await gpu.daemon.culprits() if gpu.daemon else []
         culprits = [str(gpu.pids[pid]) for pid in named if pid in gpu.pids]
         if named:
             logger.error("caused by", device=gpu.name, pids=named, workers=culprits)
+        external = gpu.daemon is not None and gpu.daemon.external
         # A client of an external daemon may be nobody of ours.
-        await self._condemn(gpu, reason, culprits if culprits or (named and gpu.external) else None)
+        await self._condemn(gpu, reason, culprits if culprits or (named and external) else None)
         async with self._acting:
             down = self.failed(gpu.name)  # else all had gone meanwhile
             hit = [worker for worker, slot in self._on(gpu) if down and slot.state is SlotState.OCCUPIED]
@@ -453,12 +392,6 @@ class Gpus:
             comes_back=gpu.domain.state is not DomainState.LOST,
         )
 
-    def _restart_daemon(self, gpu: _Gpu) -> None:
-        """By its own `quit`, which its wrapper turns a signal into; supervisord starts it again."""
-        logger.warning("restarting the MPS daemon", device=gpu.name)
-        with contextlib.suppress(OSError):
-            signal.pidfd_send_signal(gpu.pidfd, signal.SIGTERM)
-
     def _see_recovered(self, gpu: _Gpu) -> None:
         if gpu.domain.state is DomainState.RECOVERING and all(
             slot.state is SlotState.FATAL or (slot.ready_since is not None and worker not in self._endings)
@@ -466,6 +399,8 @@ class Gpus:
         ):
             gpu.domain.recovered(time.monotonic())
             gpu.condemned.clear()
+            if gpu.daemon:
+                gpu.daemon.forget_culprits()
             logger.info("GPU recovered", device=gpu.name)
 
     # -- bookkeeping ------------------------------------------------------------------------------
@@ -477,24 +412,7 @@ class Gpus:
         """Workers on it that have a process."""
         return sum(slot.state is SlotState.OCCUPIED for _, slot in self._on(gpu))
 
-    def _hold(self, gpu: _Gpu, pid: int) -> None:
-        """Holds the daemon's wrapper, so that its end is known at once."""
-        loop = asyncio.get_running_loop()
-        if gpu.pidfd >= 0:
-            loop.remove_reader(gpu.pidfd)
-            os.close(gpu.pidfd)
-        gpu.wrapper, gpu.pidfd = pid, -1
-        if not pid:
-            return
-        try:
-            gpu.pidfd = os.pidfd_open(pid)
-        except ProcessLookupError:
-            self._look()
-        else:
-            loop.add_reader(gpu.pidfd, self._wrapper_ended, gpu)
-
     def _wrapper_ended(self, gpu: _Gpu) -> None:
-        asyncio.get_running_loop().remove_reader(gpu.pidfd)
         self._fault(gpu, "its MPS daemon has ended")
         self._look()
 
@@ -509,7 +427,7 @@ class Gpus:
             logger.error("failed", exc_info=error)
 
 
-def _gpus(config: PoolSettings) -> dict[str, _Gpu]:
+def _gpus(config: PoolSettings, make_daemon: Callable[[MpsSettings], Daemon]) -> dict[str, _Gpu]:
     """Those that have a slot, by device."""
     daemons = {daemon.device: daemon for daemon in config.mps_daemons}
     found = {}
@@ -520,8 +438,7 @@ def _gpus(config: PoolSettings) -> dict[str, _Gpu]:
             slot.gpu_uuid,
             slot.simulated,
             Domain(slot.device, config.restart, own_daemon=daemon is None or not daemon.external),
-            daemon,
-            ServerLog(Path(daemon.log_dir) / "server.log") if daemon else None,
+            make_daemon(daemon) if daemon else None,
         )
     return found
 
@@ -537,21 +454,3 @@ def _nvml(config: PoolSettings) -> Any:
 
 def _under_mps(gpu: _Gpu) -> bool:
     return gpu.daemon is not None
-
-
-def _ask(control: Control, server: int, clients: bool) -> _Answer:
-    """Of the known server alone, while it is there. Raises ControlError, also where a server ends meanwhile."""
-    statuses: dict[int, str] = {}
-    if server:
-        try:
-            statuses[server] = control.server_status(server)
-        except NotAnsweringError:
-            raise
-        except ControlError:
-            pass  # it has ended, perhaps
-    if not statuses:
-        statuses = {pid: control.server_status(pid) for pid in control.server_list()}
-    if not clients:
-        return _Answer(statuses)
-    found = {pid for known in statuses for pid in control.client_list(known)}
-    return _Answer(statuses, frozenset(found))

@@ -256,10 +256,12 @@ class Pool:
         "never" says why it cannot, where that is known, and "see" where to look.
         """
         worker = WorkerId.parse(request["worker"])
-        clients = await self._gpus.clients(worker.device)
+        daemon = self._gpus.daemon(worker.device)
+        answer = await daemon.ask(clients=True)
+        clients = answer.clients if answer else None
         attached = None if clients is None else self._workers.pid(worker) in clients
-        never = await self._gpus.why_unlisted(worker.device) if attached is False else ""
-        return {"attached": attached, "never": never, "see": self._gpus.where_logged(worker.device)}
+        never = await daemon.why_unlisted() if attached is False else ""
+        return {"attached": attached, "never": never, "see": daemon.where_logged()}
 
     # -- ends and starts --------------------------------------------------------------------------
 

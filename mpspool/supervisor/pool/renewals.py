@@ -8,6 +8,8 @@ after the one before is READY again, so that requests go to the others meanwhile
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -15,9 +17,11 @@ from typing import Any
 from mpspool.core import log
 from mpspool.core.control import Message
 from mpspool.core.ids import WorkerId
+from mpspool.core.progress import ProgressReader
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import PoolSettings
+from mpspool.core.settings import PoolSettings, SlotSettings
 from mpspool.core.states import SlotState
+from mpspool.mps.environment import inherited
 from mpspool.supervisor import shares
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.slots import Slot
@@ -26,7 +30,7 @@ from mpspool.supervisor.shares import Override
 
 logger = log.get("renewals")
 
-# How long a worker may take to finish what it has and go, before it counts as hung.
+# How long a worker that runs nothing may take to go, before it counts as hung.
 _LEAVE_S = 30.0
 # Beyond its start limit: the wait after a start that failed, say.
 _PATIENCE_S = 60.0
@@ -116,9 +120,14 @@ class Renewals:
         return {
             "worker": str(worker),
             "generation": self._slots[worker].generation,
-            "running": shares.as_message(running) if running else None,
-            "next": shares.as_message(self._workers.place(worker)[1]),
+            "running": self._message(running) if running else None,
+            "next": self._message(self._workers.place(worker)[1]),
         }
+
+    def _message(self, slot: SlotSettings) -> Message:
+        """Daemons of ours and workers inherit what we have inherited: supervisord starts us all."""
+        own_daemon = any(daemon.device == slot.device for daemon in self._config.own_daemons())
+        return shares.as_message(slot, inherited(os.environ, slot.gpu_uuid), own_daemon=own_daemon)
 
     def _chosen(self, model: str | None, worker: str | None) -> tuple[list[WorkerId], str]:
         """The workers meant, and why there is none."""
@@ -145,28 +154,44 @@ class Renewals:
         slot = self._slots[worker]
         if slot.state is SlotState.FATAL:
             return f"was given up ({slot.reason})"
-        end = time.monotonic() + slot.start_timeout_s + _PATIENCE_S
-        if not await self._ready(slot, 0, end):
+        if not await self._ready(slot, 0):
             return f"is not READY ({slot.reason or 'it is starting'})"
         generation = slot.generation
-        if (running := self._workers.running(worker)) and shares.as_message(running) == shares.as_message(
-            self._workers.place(worker)[1]
-        ):
+        shown = self._shown(worker)
+        if shown["running"] == shown["next"]:
             return ""
         self._planned.add((worker, generation))
         self._run.set_last_words(worker.program, _WORDS)
-        self._workers.ask_to_leave(worker)
-        leave_by = time.monotonic() + _LEAVE_S
-        while slot.generation == generation and slot.state is SlotState.OCCUPIED and not self._stopping():
-            if time.monotonic() > leave_by and worker not in self._endings:
-                self._endings.hung(worker, f"did not leave within {_LEAVE_S:g} s")
-            await asyncio.sleep(_POLL_S)
-        renewed = await self._ready(slot, generation, end)
+        await self._leave(worker, generation)
+        renewed = await self._ready(slot, generation)
         self._planned.discard((worker, generation))
         return "" if renewed else f"did not get READY again ({slot.reason or 'it is starting'})"
 
-    async def _ready(self, slot: Slot, after: int, end: float) -> bool:
-        """Waits until a generation after that one is READY; False where none will be, or the time is over."""
+    async def _leave(self, worker: WorkerId, generation: int) -> None:
+        """Has a worker finish what it has and go, and waits for that.
+
+        A request that it runs is the router's to judge, as ever, by its model's hang_timeout_s. Only a worker that runs
+        none and stays is ended from here.
+        """
+        slot = self._slots[worker]
+        self._workers.ask_to_leave(worker)
+        idle_since = time.monotonic()
+        while slot.generation == generation and slot.state is SlotState.OCCUPIED and not self._stopping():
+            if self._runs_a_request(worker, generation):
+                idle_since = time.monotonic()
+            elif time.monotonic() > idle_since + _LEAVE_S and worker not in self._endings:
+                self._endings.hung(worker, f"runs nothing, and did not leave within {_LEAVE_S:g} s")
+            await asyncio.sleep(_POLL_S)
+
+    def _runs_a_request(self, worker: WorkerId, generation: int) -> bool:
+        page = self._run.progress_file(worker.program, generation)
+        with contextlib.suppress(OSError), contextlib.closing(ProgressReader(page)) as progress:
+            return bool(progress.read().dispatch)
+        return False  # it has gone
+
+    async def _ready(self, slot: Slot, after: int) -> bool:
+        """Waits until a generation after that one is READY; False where none will be, or it takes too long."""
+        end = time.monotonic() + slot.start_timeout_s + _PATIENCE_S
         while slot.unready_since is not None or slot.ready_since is None or slot.generation <= after:
             if slot.state is SlotState.FATAL or self._stopping() or time.monotonic() > end:
                 return False

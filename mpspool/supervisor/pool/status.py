@@ -15,6 +15,7 @@ from mpspool.core.settings import ModelSettings, PoolSettings, SlotSettings
 from mpspool.core.states import ModelVersionState, PoolState, SlotState, WorkerState
 from mpspool.supervisor.pool.reconcile import Processes, WorkerReport, worker_reports
 from mpspool.supervisor.pool.slots import Slot
+from mpspool.supervisor.programs import mps_program
 from mpspool.supervisor.supervisord import ProcessInfo
 
 Status = dict[str, Any]
@@ -58,6 +59,7 @@ def build(view: View) -> Status:
     """The object scripts read: names and values stay."""
     reports = worker_reports(view.router)
     places = desired(view.settings)
+    stand_ins = {mps_program(daemon.device) for daemon in view.settings.mps_daemons if daemon.simulated}
     workers = [
         {
             **_worker(worker, slot, places[worker][1], reports.get(str(worker)), view.pids.get(worker, 0)),
@@ -79,7 +81,10 @@ def build(view: View) -> Status:
         "models": _models(view),
         "workers": workers,
         "processes": [
-            _process(process, view.errors.get(process.name, ""))
+            {
+                **_process(process, view.errors.get(process.name, "")),
+                **_simulated(process.name in stand_ins),
+            }
             for process in view.processes.values()
             if not process.name.startswith(WORKER_PREFIX)
         ],

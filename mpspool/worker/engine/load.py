@@ -12,6 +12,7 @@ import tensorflow as tf
 from mpspool.core import log
 from mpspool.core.settings import ModelSettings
 from mpspool.worker import device
+from mpspool.worker.device_failure import named
 from mpspool.worker.engine.base import Engine
 from mpspool.worker.engine.failure import PASSING, status_text
 from mpspool.worker.engine.saved_model import LoadError, Signatures
@@ -51,7 +52,7 @@ def load(
     Raises:
         LoadError: it can never be loaded as it is.
         SegmentError: the segment could not be mapped.
-        tf.errors.OpError: it could not be loaded this time.
+        tf.errors.OpError, RuntimeError: it could not be loaded this time.
     """
     path = Path(settings.path)
     if segment is None and settings.weights.shared == "on":
@@ -150,14 +151,16 @@ def _sharing(settings: ModelSettings, weights: Segment | str, make: Callable[[Se
 
 
 def _never(path: Path, make: Callable[[], T]) -> T:
-    """Calls make, and turns what lies in the model's files into LoadError."""
+    """Calls make, and turns what lies in the model's files into LoadError. A GPU that fails does not."""
     try:
         return make()
     except tf.errors.OpError as error:
-        if error.error_code in PASSING:
+        if error.error_code in PASSING or named(error.message):
             raise
         raise LoadError(_explain(path, status_text(error))) from error
     except (OSError, ValueError, KeyError, TypeError, RuntimeError, IndexError) as error:
+        if named(str(error)):
+            raise
         raise LoadError(_explain(path, str(error))) from error
 
 

@@ -1,0 +1,40 @@
+"""The benchmark runs from end to end without its peers: the way in, the pool and its limit, sharing; table and plots."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from bench import embedding
+from bench.front import LAYERS
+from bench.variants import VARIANTS
+from tests.pool import ROOT
+
+
+def test_everything_runs_without_a_peer(models_root: Path, tmp_path: Path) -> None:
+    """One command: each layer, the pool and the in-process limit give a sample, sharing its figures; all is written."""
+    results, cache = tmp_path / "results", models_root / "bench"
+    command = [sys.executable, "-m", "bench", "--quick", "--peers", "", "--models", "half_plus_two"]
+    command += ["--name", "smoke", "--results", str(results), "--cache", str(cache)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=ROOT)
+    finally:  # a gigabyte, which pytest would keep for a while
+        shutil.rmtree(cache / "models" / embedding.NAME, ignore_errors=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((results / "smoke.json").read_text())
+    assert (found["failures"], found["restarts"]) == ([], [])
+    measured = {(cell["part"], cell["contender"]): cell["rounds"] for cell in found["cells"]}
+    layers = {("front", layer.name) for layer in LAYERS}
+    assert set(measured) == layers | {("pool", "mpspool"), ("pool", "inprocess")}
+    assert all(len(rounds) == 1 and rounds[0]["rate"] > 0 for rounds in measured.values())
+    assert {(one["part"], one["contender"]) for one in found["footprints"]} == set(measured)
+    assert len(found["sharing"]["back_s"]) == len(VARIANTS)
+    report = (results / "smoke.md").read_text()
+    assert report.startswith("# Benchmark")
+    assert "Did not run" not in report
+    plots = sorted(results.glob("*.png"))
+    assert [plot.name for plot in plots] == ["smoke.png", "smoke.sharing.png"]
+    assert all(plot.read_bytes().startswith(b"\x89PNG") for plot in plots)
