@@ -593,17 +593,38 @@ def test_the_host_is_read_from_proc_sys_and_mounts(tmp_path: Path) -> None:
     assert read_host.read_host({"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, tmp_path).container == "kubernetes"
 
 
-def test_how_tensorflow_is_built_is_in_its_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Read without importing it, the same as a child with it says; where it is not there, that is said."""
-    read = read_tensorflow.read_tensorflow()
+# Reads how TensorFlow is built, and whether that has imported it.
+READ_TENSORFLOW = """
+import dataclasses, json, sys
+from mpspool.supervisor.doctor.read_tensorflow import read_tensorflow
+print(json.dumps([dataclasses.asdict(read_tensorflow()), "tensorflow" in sys.modules], default=list))
+"""
+
+
+def read_how_tensorflow_is_built(**environment: str) -> dict[str, Any]:
+    """In a child, for our own process may have imported it."""
+    command = [sys.executable, "-c", READ_TENSORFLOW]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=True, env={**os.environ, **environment}
+    )
+    read, imported = json.loads(done.stdout)
+    assert not imported
+    return dict(read)
+
+
+def test_how_tensorflow_is_built_is_in_its_files(tmp_path: Path) -> None:
+    """Read without importing it, the same as a child with it says; where its files are not there, that is said."""
+    read = read_how_tensorflow_is_built()
     told = ask_tensorflow.ask_tensorflow([], os.environ, tmp_path / "nowhere")
-    assert (read.error, told.error) == ("", "")
-    assert (read.version, read.cuda, read.capabilities) == (told.version, told.cuda, told.capabilities)
-    assert "tensorflow" not in sys.modules
+    assert (read["error"], told.error) == ("", "")
+    assert (read["version"], read["cuda"]) == (told.version, told.cuda)
+    assert tuple(read["capabilities"]) == tuple(told.capabilities)
     (tmp_path / "tensorflow").mkdir()
     (tmp_path / "tensorflow/__init__.py").write_text("raise AssertionError\n")
-    monkeypatch.setattr("sys.path", [str(tmp_path)])
-    assert "FileNotFoundError" in read_tensorflow.read_tensorflow().error
+    assert "FileNotFoundError" in read_how_tensorflow_is_built(PYTHONPATH=str(tmp_path))["error"]
+
+
+def test_tensorflow_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     assert read_tensorflow.read_tensorflow().error == "it is not installed"
 
