@@ -100,7 +100,9 @@ def main() -> None:
 @click.option("--cpusets", metavar="SETS", help='CPUs of each worker, as "2-4;5-7".')
 @click.option("--intra-op-threads", metavar="N", help="Threads within one operation, per worker.")
 @click.option("--inter-op-threads", metavar="N", help="Operations at once, per worker.")
-@click.option("--mps", metavar="auto|on|off|external", help="NVIDIA MPS on the GPUs.  [default: auto]")
+@click.option(
+    "--mps", metavar="auto|own|on|external|off", help="NVIDIA MPS on the GPUs; on says own.  [default: auto]"
+)
 @click.option("--simulate-gpus", metavar="N", help="Stand-ins for GPUs; models run on the CPU.")
 @click.option("--simulate-cpus", metavar="N", help="Stand-ins for CPUs; nothing is pinned.")
 @click.option("--grpc-port", metavar="PORT", help="0 turns gRPC off.  [default: 8500]")
@@ -134,8 +136,9 @@ def start(file: Path | None, detach: bool, check: bool, **flags: Any) -> None:
         _print_plan(settings, planned)
         if check:
             _check_models(settings)
+            verdict = "It can start, with the warnings above" if planned.warnings else "All is well"
             click.echo(
-                "All is well; nothing was started. (The weights' checksums are verified as they are published.)"
+                f"{verdict}; nothing was started. (The weights' checksums are verified as they are published.)"
             )
             return
         if detach:
@@ -514,32 +517,49 @@ def predict(
         parsed = json.loads(text)
     except ValueError as error:
         fail(f"--input is no JSON ({error}); an example: --input '{{\"x\": [1, 2, 5]}}'")
+    asked = with_port(address) if address else _address(run)
     try:
         outputs = client.predict(
-            with_port(address) if address else _address(run),
+            asked,
             name,
             parsed,
             signature=signature,
             version=version,
             timeout_s=timeout,
         )
+    except client.NotGrpcError as error:
+        fail(f"{error}{_grpc_beside(run, asked)}")
     except client.UnreachableError as error:
         fail(str(error) if address else f"{error} ({program()} status{elsewhere(str(run.root))})")
     except client.CallError as error:
-        fail(f"{error}{'' if address else _hint(run, name, str(error))}")
+        fail(f"{error}{_hint(run, asked, name, str(error))}")
     click.echo(json.dumps(outputs))
 
 
-def _hint(run: RunDir, name: str, error: str) -> str:
-    """What the pool knows of a model that its router does not find."""
+def _grpc_beside(run: RunDir, address: str) -> str:
+    """Where the gRPC front is of the pool whose HTTP front that is."""
     from mpspool.supervisor import ask
+
+    with contextlib.suppress(ask.NoPoolError):
+        if address == ask.rest_address(run):
+            return f"; the pool's gRPC port is {ask.grpc_address(run).rpartition(':')[2]}"
+    return ""
+
+
+def _hint(run: RunDir, address: str, name: str, error: str) -> str:
+    """What the pool at that address knows of a model that its router does not find."""
+    from mpspool.supervisor import ask
+    from mpspool.supervisor.config.explain import nearest
 
     if not error.startswith("NOT_FOUND"):
         return ""
     with contextlib.suppress(ask.NoPoolError):
+        if address != ask.grpc_address(run):
+            return ""
         models = {model["name"]: model["versions"] for model in ask.status(run)["models"]}
         if name not in models:
-            return f"; the pool has: {', '.join(models)}"
+            near = nearest(name, models)
+            return f"; did you mean {near}?" if near else f"; the pool has: {', '.join(models)}"
         return "".join(
             f"; version {one['version']} is {one['state']}{': ' * bool(one['error'])}{one['error']}"
             for one in models[name]
@@ -623,7 +643,7 @@ def mps_set(
 
     MPS changes nothing for a process that is its client already: the values hold for the next generation of the
     workers chosen. With --restart each of them finishes what it has, leaves and comes back, before the next one does;
-    after one that does not come back the others are left as they are. They hold until the pool is stopped; the pool
+    one that runs with them already is left alone, and after one that does not come back all others. They hold until the pool is stopped; the pool
     file says what holds from its next start on.
     """
     from mpspool.supervisor import ask, mps_command
@@ -639,8 +659,11 @@ def mps_set(
         for answer in mps_command.change(run, wanted, model=name, worker=worker, restart=restart):
             for one in answer.get("set", ()):
                 click.echo(f"next generation of {mps_command.describe(one, 'next')}")
-            if one := answer.get("renewed"):
-                click.echo(f"renewed {mps_command.describe(one, 'running')}")
+            for warning in answer.get("warnings", ()):
+                click.echo(f"warning: {warning}", err=True)
+            for done in ("renewed", "unchanged"):
+                if one := answer.get(done):
+                    click.echo(f"{done} {mps_command.describe(one, 'running')}")
     except (ask.NoPoolError, mps_command.MpsError) as error:
         fail(str(error))
 

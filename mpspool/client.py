@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import Any
 
 import grpc
@@ -11,6 +12,9 @@ from mpspool.core import json_tensors, tfs
 from mpspool.core.errors import PoolError
 
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
+
+# What gRPC says of a first answer that is no HTTP/2.
+_NOT_GRPC = re.compile(r"SETTINGS frame|http1\.x server")
 
 
 class CallError(Exception):
@@ -21,12 +25,17 @@ class UnreachableError(CallError):
     """Nobody answers at the address."""
 
 
+class NotGrpcError(CallError):
+    """What answers at the address speaks another protocol."""
+
+
 def predict(
     address: str, name: str, document: Any, *, signature: str, version: int | None, timeout_s: float
 ) -> dict[str, Any]:
     """Asks for the model's signatures, builds the request by them, and returns the outputs.
 
     Raises:
+        UnreachableError, NotGrpcError: there is no server of ours.
         CallError: the server's code and text, with the input that explains it; or what cannot be sent.
     """
     with grpc.insecure_channel(address, options=_options(address)) as channel:
@@ -43,6 +52,11 @@ def predict(
         except PoolError as error:
             raise CallError(f"{error.code.name}: {error.message}") from error
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and _NOT_GRPC.search(error.details()):
+                text = (
+                    f"UNAVAILABLE: what listens at {address} does not speak gRPC; it looks like an HTTP port"
+                )
+                raise NotGrpcError(text) from error
             if error.code() is grpc.StatusCode.UNAVAILABLE and "connect" in error.details().lower():
                 raise UnreachableError(f"{_text(error)}; is a server running at {address}?") from error
             raise CallError(_text(error)) from error

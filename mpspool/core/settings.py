@@ -55,19 +55,9 @@ class SlotSettings(msgspec.Struct, frozen=True, kw_only=True):
     share: Share = Share()
 
     @property
-    def active_thread_percentage(self) -> int:
-        """The cap that was given; 100 for none."""
-        return self.share.active_thread_percentage or 100
-
-    @property
     def pinned_bytes(self) -> int:
         """The limit that was given; 0 for none."""
         return self.share.pinned_bytes or 0
-
-    @property
-    def priority(self) -> int:
-        """What was given, else normal."""
-        return self.share.priority or 0
 
 
 class WeightsSettings(msgspec.Struct, frozen=True, kw_only=True):

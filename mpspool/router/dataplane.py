@@ -27,6 +27,7 @@ from mpspool.router.link import Link
 from mpspool.router.models import Models, Version, VersionStatus
 from mpspool.router.pacing import Pacing
 from mpspool.router.scheduler import Refuse, Scheduler
+from mpspool.router.suspicion import Blame
 from mpspool.router.workers import JUDGE_S, Worker, Workers
 
 logger = log.get("dataplane")
@@ -190,8 +191,7 @@ class Dataplane:
         self._domains.condemned(domain, self._loop.time(), comes_back=comes_back)
         for worker in self._workers:
             if generations.get(str(worker.id)) == worker.generation and not worker.hung:
-                blamed = culprits is None or str(worker.id) in culprits
-                self._workers.condemn(worker, reason, reason, blamed=blamed)
+                self._workers.condemn(worker, reason, reason, _blame(worker, culprits))
         self._see_suspects()
 
     def clear(self, device: str, since_s: float) -> None:
@@ -351,7 +351,7 @@ class Dataplane:
         self._link.send(worker.identity, messages.Goodbye(self.epoch), [])
         self._recount(worker.id.model_version)
 
-    def _on_lost(self, worker: Worker, why: str, blamed: bool) -> None:
+    def _on_lost(self, worker: Worker, why: str, blame: Blame) -> None:
         """Runs its requests elsewhere; what it was running is a suspect where it may be the cause."""
         held = self._scheduler.in_flight(worker.name)
         if worker.state is WorkerState.DRAINING and not held:
@@ -361,8 +361,7 @@ class Dataplane:
             if worker.domain and not worker.hung:
                 self._domains.died(worker.domain, self._loop.time())
                 self._see_suspects()
-        running = worker.running() if blamed else None
-        self._refuse(self._scheduler.lost(worker.name, running, time.monotonic_ns()))
+        self._refuse(self._scheduler.lost(worker.name, worker.running(), time.monotonic_ns(), blame))
         self._recount(worker.id.model_version)
         self._pump_soon()
 
@@ -461,3 +460,10 @@ def _gone(entry: Entry, now_ns: int) -> Code:
     early_ns = _DEADLINE_ON_THE_WAY_NS + given_ns // _DEADLINE_ROUNDED_BY
     late = entry.deadline_ns and now_ns >= entry.deadline_ns - early_ns
     return Code.DEADLINE_EXCEEDED if late else Code.CANCELLED
+
+
+def _blame(worker: Worker, culprits: Collection[str] | None) -> Blame:
+    """What the failure of its device says against what a worker ran; None for culprits where nobody knows."""
+    if culprits is None:
+        return Blame.PERHAPS
+    return Blame.SURELY if str(worker.id) in culprits else Blame.NONE

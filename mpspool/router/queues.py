@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
 from mpspool.router.cost import CostTable
@@ -27,7 +27,8 @@ class Queue:
         workers: by name.
         length: requests that wait and are still wanted.
         active: it was asked for since the flag was last taken down.
-        lived: bodies that workers have run and lived, the last ones.
+        lived: the bodies of the last answers.
+        excused: when a body's being in `lived` was made use of.
     """
 
     waiting: deque[Entry] = field(default_factory=deque)
@@ -36,6 +37,7 @@ class Queue:
     length: int = 0
     active: bool = False
     lived: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LIVED))
+    excused: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
 
     def add(self, entry: Entry, first: bool = False) -> None:
         line = self.suspects if entry.suspect else self.waiting
@@ -62,12 +64,20 @@ class Queue:
         if len(body) <= _LIVED_BYTES:
             self.lived.append(body)
 
-    def has_lived(self, body: bytes) -> bool:
-        """Whether a worker ran this body lately and lived. That speaks for it once."""
-        if body not in self.lived:
-            return False
-        self.lived = deque((lived for lived in self.lived if lived != body), maxlen=_LIVED)
-        return True
+    def excuses(self, entry: Entry, now_ns: int) -> bool:
+        """Whether an answer speaks for a body that a worker was lost to.
+
+        It does so once; and for all that were under way by then, which a device that fails for all on it hits together.
+        """
+        body = entry.body
+        if body in self.lived:
+            self.lived = deque((lived for lived in self.lived if lived != body), maxlen=_LIVED)
+            self.excused[body] = now_ns
+            self.excused.move_to_end(body)
+            if len(self.excused) > _LIVED:
+                self.excused.popitem(last=False)
+            return True
+        return entry.sent_ns <= self.excused.get(body, -1)
 
     def suspect(self, body: bytes) -> None:
         """A worker was lost to this body: all that wait with it are suspects too."""

@@ -9,7 +9,8 @@ The laws, which the tests hold it to for every order of events:
 - A worker never holds more dispatches than it granted credits.
 - What had not been started when its worker was lost runs again elsewhere and is not suspected for that.
 - What had been started is a suspect, whether its client still waits or not, and so is every request
-  with the same body from then on. Suspects run alone on their worker, and on its device where that fails
+  with the same body from then on; but not the first time, where that body was one of the last that were
+  answered and the worker may have been lost by chance. Suspects run alone on their worker, and on its device where that fails
   for all workers on it, one at a time in the whole pool.
   When that worker is lost too, all with that body are refused, and it is kept out for a while; when the
   worker lives, those that had not been started themselves are suspects no more.
@@ -30,7 +31,7 @@ from mpspool.router.cost import CostTable
 from mpspool.router.entry import Entry
 from mpspool.router.load import POLICIES, Batch, WorkerLoad, by_load
 from mpspool.router.queues import Queue
-from mpspool.router.suspicion import Standing, Suspicions
+from mpspool.router.suspicion import Blame, Standing, Suspicions
 
 _SLACK = 64
 _QUARANTINED = (
@@ -165,8 +166,17 @@ class Scheduler:
         if worker := self._workers.get(name):
             worker.leaving = True
 
-    def lost(self, name: str, started: tuple[int, int] | None, now_ns: int) -> list[Refuse]:
-        """A worker died or hangs. `started` is the (dispatch, index) that it was running, if any."""
+    def lost(
+        self, name: str, started: tuple[int, int] | None, now_ns: int, blame: Blame = Blame.SURELY
+    ) -> list[Refuse]:
+        """A worker died or hangs.
+
+        Args:
+            name: the worker's.
+            started: the (dispatch, index) that it was running, if any.
+            now_ns: the time.
+            blame: what that says against what it was running.
+        """
         worker = self._workers.pop(name, None)
         if worker is None:
             return []
@@ -179,14 +189,16 @@ class Scheduler:
                 self._end_trial()
             for index, entry in enumerate(batch.entries):
                 entry.held = False
-                if (dispatch, index) == started:
+                if (dispatch, index) == started and blame is not Blame.NONE:
                     blamed = entry, batch.suspect
                 elif entry.over:
                     self._let_go(entry)
                 else:
                     again.append(entry)
         refusals = [refusal for entry in reversed(again) for refusal in self._again(queue, entry, now_ns)]
-        return refusals + self._blame(queue, *blamed, now_ns) if blamed else refusals
+        if blamed is None:
+            return refusals
+        return refusals + self._blame(queue, *blamed, now_ns, chance=blame is Blame.PERHAPS)
 
     def finished(self, name: str, dispatch: int, ran: bool = True) -> list[Entry] | None:
         """A worker gave a dispatch's credit back.
@@ -216,7 +228,7 @@ class Scheduler:
                 self._let_go(entry)
         return batch.entries
 
-    def answered(self, entry: Entry, ran: bool = True) -> None:
+    def answered(self, entry: Entry, *, ran: bool) -> None:
         """The result of a finished request is being handed to its client. `ran`: a worker ran it."""
         if ran:
             self._queues[entry.model].ran(entry.body)
@@ -296,11 +308,11 @@ class Scheduler:
         queue.add(entry, first=True)
         return []
 
-    def _blame(self, queue: Queue, entry: Entry, alone: bool, now_ns: int) -> list[Refuse]:
-        """Its worker was lost while it ran this. The first time that is chance where the same body has just been run."""
+    def _blame(self, queue: Queue, entry: Entry, alone: bool, now_ns: int, *, chance: bool) -> list[Refuse]:
+        """Its worker was lost while it ran this; by chance, perhaps."""
         entry.deaths += 1
         body = entry.body
-        if not alone and entry.deaths == 1 and queue.has_lived(body):
+        if chance and not alone and entry.deaths == 1 and queue.excuses(entry, now_ns):
             if not entry.over:
                 return self._again(queue, entry, now_ns)
             self._let_go(entry)

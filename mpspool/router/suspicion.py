@@ -19,6 +19,14 @@ MAX_REMEMBERED = 1_000
 _Key = tuple[int, bytes, ModelVersion]
 
 
+class Blame(enum.Enum):
+    """What the loss of a worker says against what it was running."""
+
+    NONE = "NONE"  # somebody else is named
+    PERHAPS = "PERHAPS"  # it died, or its device failed for all on it
+    SURELY = "SURELY"  # it hangs, or is the one that is named
+
+
 class Standing(enum.Enum):
     """What is known against a body."""
 

@@ -20,6 +20,7 @@ from mpspool.core.states import WorkerState
 from mpspool.core.weights import WeightsReport
 from mpspool.router.link import Link
 from mpspool.router.liveness import BEAT_TIMEOUT_NS, LOADING_BEAT_TIMEOUT_NS, hung
+from mpspool.router.suspicion import Blame
 
 logger = log.get("workers")
 
@@ -82,7 +83,7 @@ class Workers:
     Args:
         epoch: of this router: a worker that was not welcomed in it is a stranger.
         link: answers workers, and is drained before a death counts.
-        lost: called with a worker, the reason, and whether what it ran may be the cause, when its requests are
+        lost: called with a worker, the reason, and what that says against what it ran, when its requests are
             to run elsewhere: once when it hangs or its device failed, and once when its process has ended or
             cannot be reached.
 
@@ -90,7 +91,7 @@ class Workers:
         hang_timeout_s: the least time a request may run before its worker counts as hung, by version.
     """
 
-    def __init__(self, epoch: int, link: Link, lost: Callable[[Worker, str, bool], None]) -> None:
+    def __init__(self, epoch: int, link: Link, lost: Callable[[Worker, str, Blame], None]) -> None:
         self._epoch = epoch
         self._link = link
         self._lost = lost
@@ -186,18 +187,18 @@ class Workers:
             if not worker.hung and (reason := self._hung(worker, now_ns, predicted_us)):
                 self.condemn(worker, reason, f"hangs: {reason}")
 
-    def condemn(self, worker: Worker, reason: str, why: str, *, blamed: bool = True) -> None:
+    def condemn(self, worker: Worker, reason: str, why: str, blame: Blame = Blame.SURELY) -> None:
         """Gives up a worker whose process is still there: nothing it says counts any more.
 
         Args:
             worker: not condemned yet.
             reason: what whoever ends it is told.
             why: the same, for the log.
-            blamed: whether what it runs may be the cause.
+            blame: what that says against what it runs.
         """
         worker.hung = reason
         worker.state = WorkerState.FAILED
-        self._lost(worker, why, blamed)
+        self._lost(worker, why, blame)
 
     def _hung(self, worker: Worker, now_ns: int, predicted_us: Callable[[str], float | None]) -> str:
         serves = worker.state in (WorkerState.READY, WorkerState.DRAINING)
@@ -220,7 +221,7 @@ class Workers:
         del self._workers[worker.identity]
         self._loop.remove_reader(worker.pidfd)
         os.close(worker.pidfd)
-        self._lost(worker, why, True)
+        self._lost(worker, why, Blame.PERHAPS)
         worker.progress.close()
 
     def close(self) -> None:

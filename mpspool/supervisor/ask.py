@@ -123,7 +123,8 @@ def stop(run: RunDir, timeout_s: float) -> str:
     pid = lock.holder(run)
     if not pid:
         if pids := leftovers.end(run):
-            leftovers.remove_sockets(run)
+            if not lock.holder(run):  # else a pool has been started meanwhile
+                leftovers.remove_sockets(run)
             raise NoPoolError(f"ended what a killed pool had left: {', '.join(map(str, pids))}")
         raise NoPoolError(f"no pool runs in {run.root}: nothing to stop")
     if not _terminated(pid, run.lock, timeout_s):
@@ -172,6 +173,12 @@ def grpc_address(run: RunDir) -> str:
     if not found.grpc_port:
         raise NoPoolError(f"the pool in {run.root} has its gRPC front off (grpc_port: 0)")
     return client_address(found.host, found.grpc_port)
+
+
+def rest_address(run: RunDir) -> str:
+    """HOST:PORT of the HTTP front of the pool that runs there, "" where that is off. Raises NoPoolError."""
+    found = _settings(run)
+    return client_address(found.host, found.rest_port) if found.rest_port else ""
 
 
 def model(run: RunDir, name: str, version: int | None) -> ModelSettings:

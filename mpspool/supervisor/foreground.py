@@ -29,6 +29,7 @@ from mpspool.core.settings import NurserySettings, PoolSettings
 from mpspool.core.states import PoolState
 from mpspool.supervisor import grace, leftovers, lock, programs, report
 from mpspool.supervisor.orders import Orders
+from mpspool.supervisor.planning.example import example_input
 from mpspool.supervisor.supervisord import Supervisord, SupervisordError
 
 _START_S = 15.0
@@ -211,7 +212,7 @@ class _Foreground:
                 self._say(f"a status could not be shown: {trouble}")
 
     def _say_how_to_try(self) -> None:
-        if command := report.how_to_try(self._config):
+        if command := report.how_to_try(self._config, example_input(self._config.models[0])):
             self._say(f"try: {command}")
 
     # -- the end ----------------------------------------------------------------------------------

@@ -53,7 +53,8 @@ def show(run: RunDir) -> Message:
 def change(
     run: RunDir, values: Mapping[str, list[int]], *, model: str | None, worker: str | None, restart: bool
 ) -> Iterator[Message]:
-    """Has the pool do it; {"set": [WORKER, ...]} and then, where they are renewed, {"renewed": WORKER} for each.
+    """Has the pool do it; {"set": [WORKER, ...], "warnings": [TEXT, ...]} and then, with `restart`, for each either
+    {"renewed": WORKER} or, where it runs with these values already, {"unchanged": WORKER}.
 
     Raises:
         ask.NoPoolError: there is no pool.

@@ -15,6 +15,7 @@ DEFAULT_GRPC_PORT = 8500
 DEFAULT_REST_PORT = 8501
 
 _LISTEN = "0A"
+_ROUTER = "mpspool.router"
 _PRIVILEGED = Path("/proc/sys/net/ipv4/ip_unprivileged_port_start")
 
 
@@ -116,7 +117,10 @@ def explain_failure(error: OSError, field: str, port: int, host: str) -> Problem
 
 
 def find_listener(port: int, proc: Path = Path("/proc")) -> str:
-    """The process that listens on the TCP port, as "python3 (pid 123)"; empty if /proc does not tell."""
+    """The process that listens on the TCP port, as "python3 (pid 123)"; empty if /proc does not tell.
+
+    A router is named by its pool's run folder.
+    """
     inodes = {f"socket:[{inode}]" for inode in _listening_inodes(port, proc)}
     if not inodes:
         return ""
@@ -150,4 +154,7 @@ def _open_files(process: Path) -> set[str]:
 
 
 def _name(process: Path) -> str:
+    words = "".join(_lines(process / "cmdline")).rstrip("\0").split("\0")
+    if _ROUTER in words:  # its last word is RUN_DIR/settings/router.json
+        return f"the pool in {Path(words[-1]).parent.parent}"
     return next(iter(_lines(process / "comm")), "a process")

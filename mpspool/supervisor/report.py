@@ -30,6 +30,9 @@ _NUMBERS = (
     *("use", "GB", "of", "temp", "W", "ECC"),
 )
 
+# Of a slot whose worker has ended.
+_ENDED = {SlotState.EMPTY.value, SlotState.BACKOFF.value, SlotState.FATAL.value}
+
 _COLOURS = {
     "READY": "green",
     "RUNNING": "green",
@@ -52,7 +55,7 @@ def print_status(status: Status) -> None:
     console = a_console()
     pool = status["pool"]
     console.print(f"[bold]{coloured(pool['state'])}[/]  pid {pool['pid']}  {escape(_fronts(pool))}")
-    console.print(f"run folder {escape(pool['run_dir'])}  MPS {pool['mps']}{_mark(pool)}")
+    console.print(f"run folder {escape(pool['run_dir'])}  {_stand_ins(pool)}")
     narrow = console.width < _WORKER_COLUMNS
     blocks = [_models(status), _workers(status, narrow=narrow), _processes(status)]
     if devices := status.get("devices"):
@@ -64,6 +67,13 @@ def print_status(status: Status) -> None:
         console.print()
     for name, text in told:
         console.print(f"[yellow]{escape(name)}[/]: {escape(text)}")
+
+
+def _stand_ins(pool: Status) -> str:
+    """Its MPS, and that the pool runs on stand-ins where it does."""
+    if pool["mps"] == "simulated":
+        return "MPS SIMULATED"
+    return f"MPS {pool['mps']}{_mark(pool)}"
 
 
 def _errors(status: Status) -> list[tuple[str, str]]:
@@ -291,13 +301,18 @@ def changes(before: Status | None, after: Status) -> Iterator[str]:
         where = elsewhere(after["pool"]["run_dir"])
         for device in after.get("devices", []):
             yield from _device_changes(devices.get(device["device"], {}), device)
+        lost = {
+            device["device"]
+            for device in after.get("devices", [])
+            if device["state"] == DomainState.LOST.value
+        }
         for worker in after["workers"]:
-            yield from _worker_changes(known.get(worker["id"]), worker, where)
+            comes_back = worker.get("device") not in lost
+            yield from _worker_changes(known.get(worker["id"]), worker, where, comes_back=comes_back)
         for process in after["processes"]:
             yield from _process_changes(processes.get(process["name"], {}), process)
-    state = after["pool"]["state"]
-    if state != (before["pool"]["state"] if before else None):
-        yield from _pool_changes(after, PoolState(state))
+    if before is None or _standing(before) != _standing(after):
+        yield from _pool_changes(after)
 
 
 def _process_changes(before: Status, after: Status) -> Iterator[str]:
@@ -327,44 +342,60 @@ def _device_changes(before: Status, after: Status) -> Iterator[str]:
             yield f"{name} LOST: {after['error']}; nothing is started on it any more"
 
 
-def _worker_changes(before: Status | None, after: Status, where: str) -> Iterator[str]:
-    state = after["state"]
-    started = before["generation"] if before else after["generation"]
-    if before is not None and started < after["generation"] and started:
-        ended = f"ended: {after.get('error', 'no reason given')}; it "
-        told = before["state"] == SlotState.BACKOFF.value
-        yield f"{after['id']} {'' if told else ended}is started again"
-    if before is not None and state == before["state"] and started == after["generation"]:
+def _worker_changes(before: Status | None, after: Status, where: str, *, comes_back: bool) -> Iterator[str]:
+    state, generation = after["state"], after["generation"]
+    was, started = (before["state"], before["generation"]) if before else ("", generation)
+    if (was, started) == (state, generation):
         return
+    if 0 < started < generation and state not in _ENDED:
+        if was == SlotState.BACKOFF.value:
+            yield f"{after['id']} is started again"
+        elif was != SlotState.EMPTY.value:  # else that was told with its end
+            yield f"{after['id']} {_end(after)}; it is started again"
     if state == WorkerState.READY.value:
         cpus = f", CPUs {format_cpus(after['cpus'])}" if after["cpus"] else ""
         yield f"{after['id']} READY (pid {after['pid']}{cpus}){_mark(after)}"
-    elif state == SlotState.BACKOFF.value:
-        yield f"{after['id']} ended: {after.get('error', 'no reason given')}; it is started again later"
+    elif state == SlotState.BACKOFF.value or (state == SlotState.EMPTY.value and generation):
+        later = " later" if state == SlotState.BACKOFF.value else ""
+        yield f"{after['id']} {_end(after)}" + (f"; it is started again{later}" if comes_back else "")
     elif state == SlotState.FATAL.value:
         yield f"{after['id']} FATAL, given up: {after.get('error', 'no reason given')}"
         yield f"  its log: {program()} logs {shlex.quote(after['id'])}{where}"
 
 
-def _pool_changes(after: Status, state: PoolState) -> Iterator[str]:
-    workers = after["workers"]
-    ready = sum(worker["state"] == WorkerState.READY.value for worker in workers)
+def _end(worker: Status) -> str:
+    """That it ended and why, which may say so itself."""
+    why = str(worker.get("error", "no reason given"))
+    return why if why.startswith("ended") else f"ended: {why}"
+
+
+def _standing(status: Status) -> tuple[PoolState, int]:
+    """The pool's state; while it is DEGRADED, with how many workers are READY."""
+    state = PoolState(status["pool"]["state"])
+    return state, _ready(status) if state is PoolState.DEGRADED else 0
+
+
+def _ready(status: Status) -> int:
+    return sum(worker["state"] == WorkerState.READY.value for worker in status["workers"])
+
+
+def _pool_changes(after: Status) -> Iterator[str]:
+    state, workers, ready = PoolState(after["pool"]["state"]), after["workers"], _ready(after)
     if state is PoolState.RUNNING:
         yield f"ready: {ready} of {len(workers)} workers READY, {_fronts(after['pool'])}{_mark(after['pool'])}"
     elif state is PoolState.DEGRADED:
         yield f"degraded: {ready} of {len(workers)} workers READY"
 
 
-def how_to_try(settings: PoolSettings) -> str:
-    """A command that asks the first model; "" with gRPC off."""
+def how_to_try(settings: PoolSettings, document: str) -> str:
+    """A command that asks the first model with that JSON; "" with gRPC off."""
     if not settings.grpc_port:
         return ""
     model = settings.models[0].name
-    document = '{"x": [1, 2, 5]}' if model == "half_plus_two" else '{"INPUT": [...]}'
     address = client_address(settings.host, settings.grpc_port)
     # `predict` finds the pool of the default run folder by itself.
     where = f" --address {shlex.quote(address)}" if elsewhere(settings.run_dir) else ""
-    return f"{program()} predict {shlex.quote(model)} --input '{document}'{where}"
+    return f"{program()} predict {shlex.quote(model)} --input {shlex.quote(document)}{where}"
 
 
 def elsewhere(run_dir: str) -> str:

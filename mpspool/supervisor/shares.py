@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -136,6 +136,19 @@ def misfit(model: ModelSettings, slot: SlotSettings) -> str:
             f" {size_text(CONTEXT_BYTES)} of it; give more, or 0 for no limit"
         )
     return ""
+
+
+def overcommitted(slots: Iterable[SlotSettings]) -> list[str]:
+    """A line for each GPU whose workers may take more than it has. One whose memory is not known has enough."""
+    on: dict[str, list[SlotSettings]] = {}
+    for slot in slots:
+        on.setdefault(slot.device, []).append(slot)
+    return [
+        f"{device}: pinned_memory gives its {'worker' if len(here) == 1 else f'{len(here)} workers'}"
+        f" {pinned / here[0].memory_bytes:.0%} of its memory in all; lower pinned_memory, or ask for fewer workers"
+        for device, here in on.items()
+        if 0 < here[0].memory_bytes < (pinned := sum(slot.pinned_bytes for slot in here))
+    ]
 
 
 def size_text(size_bytes: int) -> str:

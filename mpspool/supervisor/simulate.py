@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import msgspec
 
-from mpspool.core import settings, slot_lock
+from mpspool.core import control, settings, slot_lock
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import MpsSettings, PoolSettings
+from mpspool.core.states import DomainState
 from mpspool.mps.control import Control, ControlError
 from mpspool.supervisor import ask, lock, programs
 from mpspool.supervisor.pool.status import desired
 from mpspool.supervisor.report import elsewhere, program
+
+_ANSWER_S = 5.0
 
 
 class SimulateError(Exception):
@@ -33,7 +37,8 @@ def fault(
         seconds: how long it lasts, of a kind that takes SECONDS; None for good.
 
     Raises:
-        SimulateError: no pool runs there, it has no such device or worker, that is no stand-in, or it does not do it.
+        SimulateError: no pool runs there, it has no such device or worker, that is no stand-in or lost, or it does not
+            do it.
     """
     pool, daemon = _daemon(run, device)
     words = ["simulate_fault", kind]
@@ -71,12 +76,24 @@ def _daemon(run: RunDir, device: str) -> tuple[PoolSettings, MpsSettings]:
         ) from error
     known = [daemon.device for daemon in pool.mps_daemons]
     if not any(daemon.simulated for daemon in pool.mps_daemons):
-        what = f"real: {', '.join(known)}" if known else "none that is a stand-in under MPS"
-        raise SimulateError(
-            f"{device} cannot be told to fail: the GPUs of the pool in {run.root} are {what};"
-            " start a pool with --simulate-gpus N"
-        )
+        why = f"the pool in {run.root} has no GPUs: its workers run on the CPU"
+        if known:
+            why = f"the GPUs of the pool in {run.root} are real: {', '.join(known)}"
+        elif any(slot.gpu_uuid for model in pool.models for slot in model.slots):
+            why = f"no GPU of the pool in {run.root} is a stand-in under MPS"
+        raise SimulateError(f"{device} cannot be told to fail: {why}; start a pool with --simulate-gpus N")
     for daemon in pool.mps_daemons:
         if daemon.device == device:
+            _require_there(run, device)
             return pool, daemon
     raise SimulateError(f"the pool in {run.root} has no device {device!r}; it has: {', '.join(known)}")
+
+
+def _require_there(run: RunDir, device: str) -> None:
+    """Raises SimulateError for a device that the pool has lost; one that does not answer is not asked twice."""
+    with contextlib.suppress(control.ControlError, ValueError):
+        for found in control.call(run.pool_control, "status", timeout_s=_ANSWER_S)["devices"]:
+            if found["device"] == device and found["state"] == DomainState.LOST.value:
+                raise SimulateError(
+                    f"{device} is lost already ({found['error']}): nothing runs on it until the pool is started again"
+                )

@@ -104,13 +104,13 @@ def loading(slot: SlotSettings, tell: Callable[[int], object] | None = None) -> 
     """
     try:
         yield
-    except (DeviceFailedError, gpu.NoGpuError):
+    except gpu.NoGpuError:
         raise
     except Exception as error:
         name = _behind(error) if slot.gpu_uuid else ""
         if name in _REFUSALS:
             raise gpu.NoGpuError(slot, f"CUDA fails with {name}", never=False) from error
-        if not (found := _confirmed(name, slot)):
+        if isinstance(error, DeviceFailedError) or not (found := _confirmed(name, slot)):
             raise
         if tell is not None:
             tell(STICKY[name])

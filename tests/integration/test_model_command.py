@@ -225,7 +225,8 @@ def test_check_reads_every_model(model_dir: ModelDir, tmp_path: Path) -> None:
     assert "variables.index is missing, and the model restores" in errors[1]
     assert "TestingAbort; name the library that defines it with custom_ops in the pool file" in errors[2]
     done = cli("start", *good, "--check")
-    assert (done.returncode, "All is well; nothing was started." in done.stdout) == (0, True), done.stderr
+    told = "It can start, with the warnings above; nothing was started."  # nobody can reach it
+    assert (done.returncode, told in done.stdout) == (0, True), done.stderr
 
 
 @pytest.mark.parametrize("how", ["truncated", "missing_shard", "missing_index", "bad_index"])

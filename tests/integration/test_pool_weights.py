@@ -233,7 +233,7 @@ def test_a_checkpoint_that_cannot_be_copied_fails_its_version(
     assert "NOT_FOUND: Servable not found for request: Latest(broken); version 1 is END: " in asked
     assert words in asked
     asked = cli("predict", "borken", "--input", "[1]", "--run-dir", pool.run_dir).stderr
-    assert "Latest(borken); the pool has: broken, half_plus_two" in asked
+    assert "Latest(borken); did you mean broken?" in asked
 
 
 def test_on_refuses_what_cannot_be_shared_and_auto_says_why_not(
@@ -254,7 +254,7 @@ def test_on_refuses_what_cannot_be_shared_and_auto_says_why_not(
         in (pool.workers()["on@1.cpu0.0"]["error"])
     )
     until(lambda: {pool.workers()[f"{name}@1.cpu0.0"]["state"] for name in ("auto", "off")} == {"READY"}, 60)
-    assert list(weights(pool, "auto")["why"]) == ["only 0 bytes of it are worth sharing"]
+    assert list(weights(pool, "auto")["why"]) == ["none of its 8 bytes are worth sharing (less than 64 KiB)"]
     assert list(weights(pool, "off")["why"]) == ["weights.shared: off"]
 
 

@@ -402,7 +402,7 @@ def test_what_is_not_worth_a_segment_is_said(bench: Bench, written: Path, tmp_pa
     """With auto the pool gets the reason and no segment; with on the model is refused."""
     (tmp_path / "none").mkdir()
     for version, reason in (
-        (written / "partitioned", "only 0 bytes of it are worth sharing"),
+        (written / "partitioned", "bytes are worth sharing (less than 64 KiB)"),
         (tmp_path / "none", "the model has no checkpoint"),
     ):
         assert bench.publish(version) == 0

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from mpspool.core.rundir import RunDir
+from mpspool.supervisor import lock
 from tests.conftest import short_dir
 from tests.pool import cli, free_port
 
@@ -79,6 +81,18 @@ def test_what_cannot_work_is_refused(
     assert named.format(root=root, taken=taken_port) in done.stderr
     assert "nothing was started" in done.stderr
     assert not (root / "run").exists()
+
+
+def test_a_pool_that_runs_there_is_one_mistake(root: Path, model_dir: ModelDir) -> None:
+    """Its ports are not told on top of it, and how to stop it is."""
+    run = RunDir(root / "run")
+    with lock.held(run), socket.create_server(("127.0.0.1", 0)) as its_front:
+        flags = ("--model", f"half={model_dir('half_plus_two')}", "--run-dir", run.root)
+        done = cli("start", *flags, "--grpc-port", its_front.getsockname()[1], "--rest-port", 0, timeout=30)
+        problem, last = done.stderr.splitlines()
+    assert f"a pool runs in {run.root} (pid " in problem
+    assert f" stop --run-dir {run.root}`" in problem
+    assert (done.returncode, last) == (2, "nothing was started")
 
 
 def test_a_mistake_hides_no_other(root: Path, taken_port: int) -> None:

@@ -116,6 +116,9 @@ models:
         for line in (pool.run_dir / "logs" / "pool.log").read_text().splitlines()
         if "{" in line
     ]
+    ready = [event["pid"] for event in log if event["event"] == "worker ready" and event["worker"] == first]
+    assert ready[-1] == pool.workers()[first]["pid"]
+    assert all("launcher" in event for event in log if event["event"] == "worker started")
     order = [
         (event["event"], event["worker"])
         for event in log
@@ -124,6 +127,12 @@ models:
     assert order[-6:] == [
         (event, worker) for worker in (first, second, third) for event in ("worker started", "worker ready")
     ]
+
+    # Once more: nothing is left to do.
+    told = change(pool, "--model", "half", "--active-thread-percentage", "30,40", "--restart")
+    assert told.count("\nunchanged half@1.gpu0.") == 3
+    assert "renewed" not in told
+    assert generations(pool) == {first: 2, second: 2, third: 3}
 
     # What cannot be is refused, and changes nothing.
     assert "no model 'none' has workers under MPS; there are half" in change(

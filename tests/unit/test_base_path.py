@@ -69,9 +69,13 @@ def test_a_version_may_be_a_link(tmp_path: Path) -> None:
 
 
 def test_no_such_path_says_how_far_it_is_there(tmp_path: Path) -> None:
-    """The part that is missing is named: most often it is a slip in the middle."""
+    """The part that is missing is named, and a folder that looks like it: most often it is a slip in the middle."""
     text = refused(tmp_path / "modles" / "half")
-    assert text == f"no such path: {tmp_path / 'modles' / 'half'} ({tmp_path} is there, modles is not)"
+    where = f"no such path: {tmp_path / 'modles' / 'half'} ({tmp_path} is there, modles is not); "
+    assert text == f"{where}name the folder that holds the model's version folders"
+    (tmp_path / "models").mkdir()
+    (tmp_path / "modle").write_text("a file is nothing to suggest")
+    assert refused(tmp_path / "modles" / "half") == f"{where}did you mean models?"
 
 
 def test_a_file_is_no_base_path(tmp_path: Path) -> None:
@@ -97,6 +101,15 @@ def test_a_saved_model_in_the_place_of_its_parent(tmp_path: Path) -> None:
     text = refused(export(tmp_path, "export") / "export")
     assert "is itself a SavedModel" in text
     assert str(tmp_path / "export" / "1") in text
+
+
+def test_a_version_in_the_place_of_its_model(tmp_path: Path) -> None:
+    """A SavedModel in a folder named by a number is one version: its parent is to be given."""
+    base = export(tmp_path / "half", "1")
+    assert (
+        refused(base / "1")
+        == f"{base / '1'} is one version of a model; give {base}, the folder that holds it"
+    )
 
 
 def test_a_version_that_is_no_saved_model(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,11 +14,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from mpspool import client
 from mpspool.cli import main
 from mpspool.core.rundir import RunDir, default_run_dir
 from mpspool.core.settings import PoolSettings, RouterSettings, save
-from mpspool.supervisor import lock, report
+from mpspool.supervisor import ask, describe, lock, mps_command, report
 from tests.conftest import short_dir
+from tests.pool import free_port
 
 HEAVY = ("tensorflow", "grpc", "zmq", "pydantic", "numpy", "rich", "asyncio", "structlog")
 
@@ -66,6 +69,25 @@ def test_a_run_folder_supervisord_cannot_carry_is_refused(tmp_path: Path) -> Non
     )
     assert done.exit_code == 2
     assert "';'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("slots", "verdict"),
+    [(1, "All is well; nothing"), (500, "It can start, with the warnings above; nothing")],
+)
+def test_a_check_with_warnings_is_not_all_well(
+    monkeypatch: pytest.MonkeyPatch, slots: int, verdict: str
+) -> None:
+    """It could start, which is what was asked."""
+    monkeypatch.setattr(describe, "check", lambda _models: [])
+    with short_dir() as root:
+        (root / "half/1").mkdir(parents=True)
+        (root / "half/1/saved_model.pb").write_bytes(b"\x08\x01\x12\x01x")
+        flags = f"--model half={root}/half --run-dir {root}/run --grpc-port 0 --rest-port {free_port()}"
+        counts = f"--cpu-slots {slots} --simulate-cpus 4"
+        done = CliRunner().invoke(main, ["start", "--check", *flags.split(), *counts.split()])
+    assert done.exit_code == 0, done.output
+    assert done.stdout.splitlines()[-1].startswith(verdict)
 
 
 def test_status_without_a_pool_says_what_to_do(tmp_path: Path) -> None:
@@ -158,6 +180,63 @@ def test_predict_asks_the_pool_of_the_folder(tmp_path: Path) -> None:
             assert done.exit_code == 1
             assert told in done.stderr
             assert (f"status --run-dir {run.root})" in done.stderr) == bool(port)
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[RunDir]:
+    """The run folder of a pool with its fronts on ports 1 and 2, which has one model."""
+    run = RunDir(tmp_path / "run")
+    with lock.held(run):
+        router = RouterSettings(run_dir=str(run.root), host="127.0.0.1", grpc_port=1, rest_port=2)
+        save(
+            run.settings_file("pool"),
+            PoolSettings(
+                run_dir=str(run.root), host="127.0.0.1", grpc_port=1, rest_port=2, mps="off", models=[],
+                mps_daemons=[], router=router,
+            ),
+        )  # fmt: skip
+        yield run
+
+
+def predict_fails(monkeypatch: pytest.MonkeyPatch, run: RunDir, error: client.CallError, *args: str) -> str:
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise error
+
+    models = [{"name": "ranker", "versions": []}, {"name": "ocr", "versions": []}]
+    monkeypatch.setattr(client, "predict", refuse)
+    monkeypatch.setattr(ask, "status", lambda _run: {"models": models})
+    base = ["predict", "rankr", "--input", "[1]", "--run-dir", str(run.root)]
+    done = CliRunner().invoke(main, [*base, *args])
+    assert done.exit_code == 1
+    return done.stderr
+
+
+def test_predict_suggests_a_model_of_the_pool(monkeypatch: pytest.MonkeyPatch, held: RunDir) -> None:
+    """Where it is that pool that was asked, by its address too."""
+    error = client.CallError("NOT_FOUND: no rankr")
+    for args in ([], ["--address", "127.0.0.1:1"]):
+        assert predict_fails(monkeypatch, held, error, *args) == "NOT_FOUND: no rankr; did you mean ranker?\n"
+    assert predict_fails(monkeypatch, held, error, "--address", "127.0.0.1:9") == "NOT_FOUND: no rankr\n"
+
+
+def test_predict_names_the_port_of_grpc(monkeypatch: pytest.MonkeyPatch, held: RunDir) -> None:
+    """To who took the HTTP port of a pool that is known."""
+    error = client.NotGrpcError("HTTP")
+    told = predict_fails(monkeypatch, held, error, "--address", "127.0.0.1:2")
+    assert told == "HTTP; the pool's gRPC port is 1\n"
+    assert predict_fails(monkeypatch, held, error, "--address", "127.0.0.1:9") == "HTTP\n"
+
+
+def test_mps_set_tells_what_it_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """And passes on what the pool warns of, beside its answer."""
+    share = {"active_thread_percentage": 50, "pinned_memory_bytes": 0, "priority": "normal", "inherited": []}
+    one, two = ({"worker": name, "running": share, "next": share} for name in ("a", "b"))
+    answers = [{"set": [], "warnings": ["too much"]}, {"renewed": one}, {"unchanged": two}]
+    monkeypatch.setattr(mps_command, "change", lambda *_args, **_kwargs: iter(answers))
+    done = CliRunner().invoke(main, ["mps", "set", "--restart", "--run-dir", str(tmp_path)])
+    values = "threads 50%, memory no limit, priority normal"
+    assert done.stdout.splitlines() == [f"renewed a: {values}", f"unchanged b: {values}"]
+    assert done.stderr == "warning: too much\n"
 
 
 @pytest.mark.parametrize(
@@ -340,10 +419,10 @@ def test_the_hint_at_a_log_names_the_run_folder(run_dir: str, where: str) -> Non
     assert [line for line in told if line.endswith(f" logs half@1.cpu0.0{where}")]
 
 
-def states(*found: tuple[str, int]) -> list[str]:
+def states(*found: tuple[str, int], error: str = "it was killed") -> list[str]:
     """What is told while a worker is in one state and generation after the other."""
-    worker = {"id": "m@1.cpu0.0", "error": "it was killed", "pid": 0, "cpus": [], "simulated": False}
-    pool = {"state": "DEGRADED", "run_dir": "/r", "grpc_port": 1, "rest_port": 0}
+    worker = {"id": "m@1.cpu0.0", "error": error, "pid": 0, "cpus": [], "simulated": False}
+    pool = {"state": "STARTING", "run_dir": "/r", "grpc_port": 1, "rest_port": 0}
     seen = [
         {"pool": pool, "workers": [{**worker, "state": state, "generation": generation}], "processes": []}
         for state, generation in found
@@ -355,11 +434,69 @@ def test_a_workers_end_is_told_once() -> None:
     """When it is started again at once, and when it is later."""
     at_once = states(("READY", 1), ("STARTING", 2), ("WARMING", 2))
     assert at_once == ["m@1.cpu0.0 ended: it was killed; it is started again"]
+    soon = states(("READY", 1), ("EMPTY", 1), ("EMPTY", 1), ("STARTING", 2), ("WARMING", 2))
+    assert soon == ["m@1.cpu0.0 ended: it was killed; it is started again"]
     later = states(("READY", 1), ("BACKOFF", 1), ("STARTING", 2))
     assert later == [
         "m@1.cpu0.0 ended: it was killed; it is started again later",
         "m@1.cpu0.0 is started again",
     ]
+
+
+def test_an_end_is_told_in_one_word() -> None:
+    """Where the reason says itself that it ended; a slot without a worker yet has no end."""
+    for why in ("ended: gpu0 failed: fault", "ended without being asked to"):
+        assert states(("READY", 1), ("EMPTY", 1), error=why) == [f"m@1.cpu0.0 {why}; it is started again"]
+    assert states(("EMPTY", 0), ("STARTING", 1)) == []
+
+
+def test_what_is_given_up_is_not_told_to_start_again() -> None:
+    """Also where the pool counts a generation that it never started."""
+    told = states(("STARTING", 1), ("FATAL", 2), error="gpu0 is lost")
+    assert told[0] == "m@1.cpu0.0 FATAL, given up: gpu0 is lost"
+    assert not [line for line in told if "again" in line]
+
+
+def test_on_a_lost_gpu_nothing_is_told_to_start_again() -> None:
+    """The end of each worker is told all the same."""
+    worker = {
+        "id": "m@1.gpu0.0",
+        "device": "gpu0",
+        "error": "ended: gone",
+        "generation": 1,
+        "pid": 0,
+        "cpus": [],
+    }
+    pool = {"state": "STARTING", "run_dir": "/r", "grpc_port": 1, "rest_port": 0}
+    gpu = {"device": "gpu0", "state": "LOST", "error": "gone"}
+    before, after = (
+        {"pool": pool, "devices": [gpu], "processes": [], "workers": [{**worker, "state": state}]}
+        for state in ("READY", "EMPTY")
+    )
+    assert list(report.changes(before, after)) == ["m@1.gpu0.0 ended: gone"]
+
+
+def test_how_many_are_left_is_told_at_each_change() -> None:
+    """Of a pool that is degraded; one that starts tells its workers alone."""
+
+    def told(state: str, *ready: int) -> list[str]:
+        seen = []
+        for number in ready:
+            workers = [
+                {"id": f"m@1.cpu0.{slot}", "state": "READY" if slot < number else "WARMING", "generation": 1,
+                 "pid": 1, "cpus": []}
+                for slot in range(6)
+            ]  # fmt: skip
+            pool = {"state": state, "run_dir": "/r", "grpc_port": 1, "rest_port": 0}
+            seen.append({"pool": pool, "workers": workers, "processes": []})
+        lines = [line for before, after in pairwise(seen) for line in report.changes(before, after)]
+        return [line for line in lines if "of 6" in line]
+
+    assert told("DEGRADED", 5, 4, 4, 5) == [
+        "degraded: 4 of 6 workers READY",
+        "degraded: 5 of 6 workers READY",
+    ]
+    assert told("STARTING", 1, 2) == []
 
 
 def pids(*pids: int, name: str = "router", state: str = "RUNNING") -> list[str]:

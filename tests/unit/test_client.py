@@ -48,6 +48,29 @@ def test_a_server_of_this_machine_is_asked_past_the_proxy(proxy: socket.socket, 
         ask(f"{host}:{port}")
 
 
+def test_an_http_port_is_recognised() -> None:
+    """By what gRPC says of an answer that is none of its own."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    with listener.accept()[0] as connection:
+                        connection.recv(4096)
+                        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+        serving = threading.Thread(target=answer)
+        serving.start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(client.NotGrpcError) as told:
+            ask(address)
+        listener.shutdown(socket.SHUT_RDWR)
+        serving.join()
+    assert str(told.value) == (
+        f"UNAVAILABLE: what listens at {address} does not speak gRPC; it looks like an HTTP port"
+    )
+
+
 def test_a_server_elsewhere_is_asked_through_the_proxy(proxy: socket.socket) -> None:
     """As gRPC's own clients do it."""
 

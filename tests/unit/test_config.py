@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from hypothesis import given
@@ -258,19 +259,62 @@ def test_every_mistake_is_told_at_once(tmp_path: Path) -> None:
     )
 
 
-def test_a_remark_keeps_capitals() -> None:
+def test_a_remark_keeps_capitals(tmp_path: Path) -> None:
     """What a key is for stands in the middle of a line; a name of capitals stays one."""
+    (told,) = problems(write(tmp_path, "models: {a: {base_path: x, quorum: 0}}"))
+    assert told.endswith("(READY workers that make the version AVAILABLE)")
+
+
+def test_an_unknown_mode_is_answered_with_all_there_are(tmp_path: Path) -> None:
+    """In a file as by the flag: those that its help lists."""
+    modes = "must be auto, own (on says the same), external or off"
     with pytest.raises(StartError) as refused:
         load_config(None, {"model": ["m=/m"], "mps": "maybe"}, {})
-    modes = "'auto', 'own', 'external' or 'off'"
-    assert str(refused.value) == f"mps.mode: 'maybe' in --mps: must be {modes} (NVIDIA MPS)"
+    assert str(refused.value) == f"mps.mode: 'maybe' in --mps: {modes}"
+    (told,) = problems(write(tmp_path, "models: {a: x}\nmps: 3"))
+    assert told == f"mps.mode: 3 in pool.yaml line 2: {modes}"
+    (option,) = [option for option in cli.start.params if option.name == "mps"]
+    assert set(str(option.make_metavar(click.Context(cli.start))).split("|")) == {
+        "auto",
+        "own",
+        "on",
+        "external",
+        "off",
+    }
 
 
 @pytest.mark.parametrize(
     ("text", "path", "message"),
     [
-        ("models: [}", "{file}", "line 1, column 10:"),
-        ("models:\n\t- a", "{file}", "line 2, column 1:"),
+        (
+            "models: [}",
+            "{file}",
+            "line 1, column 10: a value is missing here, or has to be in quotes: models: [}",
+        ),
+        ("models:\n\t- a", "{file}", "line 2, column 1: a tab; indent with spaces: - a"),
+        (
+            "models:\n  a: {b: c\n- d",
+            "{file}",
+            "a { is not closed, or a comma is missing (it begins in line 2)",
+        ),
+        ("models: [a, b\nc: d", "{file}", "line 2, column 2: a [ is not closed, or a comma is missing"),
+        ("models:\n- a: - b", "{file}", "line 2, column 6: a list cannot begin within a line"),
+        ("models:\n  a: b: c", "{file}", "line 2, column 7: a second `: ` in one line"),
+        ("models:\n  a: b\n - c", "{file}", "the indentation is not that of the lines it belongs to"),
+        ("models:\n  a: b\n  c\n", "{file}", "a key has no `: ` (it begins in line 3)"),
+        (
+            "host: @x",
+            "{file}",
+            "line 1, column 7: a value cannot begin with this; put it in quotes: host: @x",
+        ),
+        ("models: 'a\nb: c", "{file}", "a quote is not closed (it begins in line 1)"),
+        ("a: b\n---\nc: d", "{file}", "line 2, column 1: a second document"),
+        ("a: *b", "{file}", "line 1, column 4: found undefined alias 'b': a: *b"),
+        (
+            "models: {a: x}\nweights: {backing: file}",
+            "weights",
+            "weights: in pool.yaml line 2: backing: file needs a folder; give weights.folder",
+        ),
         ("grpc_port: !!python/name:os.system x", "{file}", "line 1"),
         ("- a\n- b", "{file}", "expected fields such as `models:`"),
         ("a: &a [*a]", "{file}", "refers to itself"),

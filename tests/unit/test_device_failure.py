@@ -131,6 +131,8 @@ def test_a_client_that_is_refused_may_come_again(number: int) -> None:
     found = fails(STAND_IN, tf.errors.InternalError(None, None, f"failed call: {name}"))
     assert isinstance(found, gpu.NoGpuError)
     assert (found.never, name in str(found)) == (False, True)
+    warming = fails(STAND_IN, DeviceFailedError(f"CUDA fails with {name}"))
+    assert isinstance(warming, gpu.NoGpuError), "a warm-up call says it in its own way"
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from mpspool.core.settings import (
 )
 from mpspool.core.states import DomainState, SlotState
 from mpspool.mps.telemetry import GpuReading
-from mpspool.supervisor.pool import gpus
+from mpspool.supervisor.pool import domain, gpus
 from mpspool.supervisor.pool.daemon import Answer, Daemon
 from mpspool.supervisor.pool.domain import SILENT_S
 from mpspool.supervisor.pool.endings import Endings
@@ -337,17 +337,39 @@ def test_a_daemon_that_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     play(story, monkeypatch)
 
 
-def test_an_external_daemon_is_never_restarted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server of its in FAULT ends our workers, and nobody is blamed where it names a client that is not ours."""
+def test_nobody_is_blamed_for_a_client_of_somebody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An external daemon's server names one that is none of our workers."""
 
     async def story(pool: Pool) -> None:
         pool.daemons["gpu0"].named = [4711]
         pool.daemons["gpu0"].answer = Answer({SERVER: "FAULT"})
         await auntil(lambda: pool.endings == {FIRST, SECOND})
         assert pool.condemned()[0]["culprits"] == []
-        assert pool.daemons["gpu0"].restarts == 0
 
     play(story, monkeypatch, external=True)
+
+
+@pytest.mark.parametrize("external", [False, True])
+def test_a_server_that_does_not_come_back(external: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own daemon is restarted, three times, and then the GPU is lost; one that is not ours is waited for."""
+    monkeypatch.setattr(domain, "REBUILD_S", 0.02)
+    monkeypatch.setattr(domain, "SILENT_S", 0.02)
+
+    async def story(pool: Pool) -> None:
+        daemon = pool.daemons["gpu0"]
+        daemon.answer = Answer({SERVER: "FAULT"})
+        await auntil(lambda: pool.endings == {FIRST, SECOND})
+        pool.end(FIRST)
+        pool.end(SECOND)
+        asked = daemon.asked
+        if external:
+            await auntil(lambda: daemon.asked > asked + 50)
+            assert (pool.state("gpu0"), daemon.restarts) == (DomainState.FAULTED, 0)
+        else:
+            await auntil(lambda: pool.state("gpu0") is DomainState.LOST)
+            assert daemon.restarts == domain.MAX_DAEMON_RESTARTS
+
+    play(story, monkeypatch, external=external)
 
 
 def test_a_router_that_came_in_anothers_place_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

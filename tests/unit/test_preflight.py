@@ -19,13 +19,15 @@ from mpspool.core.rundir import RunDir
 from mpspool.supervisor import lock
 from mpspool.supervisor.config.schema import load_config, read_config
 from mpspool.supervisor.planning.preflight import (
+    check_all,
     check_library,
     check_run_dir,
     check_weights_folders,
     resolve,
 )
 from mpspool.supervisor.planning.saved_model import check_saved_model
-from mpspool.supervisor.ports import check_fronts, explain_failure
+from mpspool.supervisor.ports import check_fronts, explain_failure, find_listener
+from mpspool.supervisor.report import program
 from tests.conftest import short_dir
 
 GRAPH = b"\x08\x01\x12\x04\x0a\x02ab\x12\x00"
@@ -87,6 +89,22 @@ def test_a_taken_port_is_named_with_its_holder(taken: int) -> None:
         f"rest_port: port {taken} on 127.0.0.1 is taken by {name} (pid {os.getpid()}); "
         "stop that, or choose another (0 turns it off)"
     )
+
+
+def test_a_router_is_named_by_its_pool(tmp_path: Path) -> None:
+    """Not as the interpreter that runs it."""
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/tcp").write_text(
+        "sl local_address rem_address st\n"
+        "0: 0100007F:2134 00000000:0000 0A 00000000:00000000 00:00000000 00000000 0 0 99\n"
+    )
+    (tmp_path / "7/fd").mkdir(parents=True)
+    (tmp_path / "7/fd/3").symlink_to("socket:[99]")
+    (tmp_path / "7/comm").write_text("python\n")
+    assert find_listener(0x2134, tmp_path) == "python (pid 7)"
+    words = ("python", "-P", "-m", "mpspool.router", "/run/pool/settings/router.json", "")
+    (tmp_path / "7/cmdline").write_text("\0".join(words))
+    assert find_listener(0x2134, tmp_path) == "the pool in /run/pool (pid 7)"
 
 
 def test_a_port_taken_on_one_address_is_taken_on_all(taken: int) -> None:
@@ -224,7 +242,7 @@ def test_a_run_folder_too_long_for_sockets(root: Path) -> None:
 
 
 def test_a_run_folder_in_use(root: Path) -> None:
-    """A second start is refused with the first one's pid."""
+    """A second start is refused with the first one's pid and how to stop it; the ports are not told on top of it."""
     code = (
         "import sys; from pathlib import Path; from mpspool.core.rundir import RunDir;"
         "from mpspool.supervisor import lock\n"
@@ -235,9 +253,15 @@ def test_a_run_folder_in_use(root: Path) -> None:
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        assert run_dir(root) == [
-            f"run_dir: {root} is in use by a pool with pid {holder.pid}; stop that, or choose another --run-dir"
-        ]
+        (told,) = run_dir(root)
+        assert told == (
+            f"run_dir: a pool runs in {root} (pid {holder.pid}); "
+            f"stop it with `{program()} stop --run-dir {root}`, or choose another --run-dir"
+        )
+        with socket.create_server(("127.0.0.1", 0)) as its_front:
+            config = load_config(None, {"model": ["m=/m"], "run_dir": root}, {})
+            config = config.model_copy(update={"grpc_port": its_front.getsockname()[1], "rest_port": 0})
+            assert [problem.path for problem in check_all(config, {})] == ["run_dir"]
         holder.communicate()
     assert run_dir(root) == []
 

@@ -168,6 +168,33 @@ def test_one_that_runs_nothing_and_stays_hangs(run: RunDir, monkeypatch: pytest.
     asyncio.run(scenario())
 
 
+def test_one_that_runs_with_these_values_is_left_alone(run: RunDir) -> None:
+    """It is told apart from one that was renewed."""
+
+    async def scenario() -> None:
+        scene = Scene(run)
+        _, answer = await scene.set(restart=True)
+        assert (answer["unchanged"]["generation"], scene.left) == (1, False)
+        assert "renewed" not in answer
+
+    asyncio.run(scenario())
+
+
+def test_more_memory_than_the_gpu_has_is_warned_of(run: RunDir) -> None:
+    """As in the file, of what was set just now; it is set all the same."""
+
+    async def scenario() -> None:
+        scene = Scene(run)
+        (answer,) = await scene.set(pinned_bytes=[120 * GIB])
+        (warning,) = answer["warnings"]
+        assert warning.startswith("gpu0: pinned_memory gives its worker 150% of its memory in all;")
+        assert scene.place(WORKER)[1].pinned_bytes == 120 * GIB
+        (answer,) = await scene.set(priority=[1])
+        assert answer["warnings"] == []
+
+    asyncio.run(scenario())
+
+
 def test_a_live_change_is_judged_as_in_the_file(run: RunDir) -> None:
     """Against a fraction of the GPU's memory, too; nothing is changed by what is refused."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from mpspool.core.weights import COPIED
 from mpspool.mps.telemetry import GpuReading, as_message
 from mpspool.supervisor import model_report, report
 from mpspool.supervisor.ports import client_address, with_port
+
+DOCUMENT = '{"x": [1, 2, 5]}'
 
 
 def settings(
@@ -82,8 +85,8 @@ def test_a_host_alone_is_asked_on_grpcs_port(given: str, address: str) -> None:
 def test_the_line_to_try_names_a_program_that_is_not_in_path(program: Path) -> None:
     """By its path from the working folder, with the address where the run folder is not the usual one."""
     line = """bin/mpspool predict half_plus_two --input '{"x": [1, 2, 5]}'"""
-    assert report.how_to_try(settings()) == f"{line} --address 127.0.0.1:8500"
-    assert report.how_to_try(settings(run_dir=str(default_run_dir()))) == line
+    assert report.how_to_try(settings(), DOCUMENT) == f"{line} --address 127.0.0.1:8500"
+    assert report.how_to_try(settings(run_dir=str(default_run_dir())), DOCUMENT) == line
 
 
 def test_the_line_to_try_names_a_program_in_path_alone(
@@ -91,17 +94,18 @@ def test_the_line_to_try_names_a_program_in_path_alone(
 ) -> None:
     """Where typing `mpspool` runs this very one."""
     monkeypatch.setenv("PATH", str(program.parent))
-    assert report.how_to_try(settings()).startswith("mpspool predict ")
+    assert report.how_to_try(settings(), DOCUMENT).startswith("mpspool predict ")
 
 
 def test_the_line_to_try_can_be_typed_whatever_the_name(program: Path) -> None:
-    """A model's name that a shell would read otherwise is quoted."""
-    assert " predict 'my model; ls' " in report.how_to_try(settings(name="my model; ls"))
+    """A model's name, or an input's, that a shell would read otherwise is quoted."""
+    line = report.how_to_try(settings(name="my model; ls"), '{"it\'s": 1}')
+    assert shlex.split(line)[1:5] == ["predict", "my model; ls", "--input", '{"it\'s": 1}']
 
 
 def test_there_is_nothing_to_try_without_grpc(program: Path) -> None:
     """`predict` speaks gRPC, so the line would be wrong."""
-    assert report.how_to_try(settings(port=0)) == ""
+    assert report.how_to_try(settings(port=0), DOCUMENT) == ""
 
 
 @pytest.mark.parametrize(
@@ -187,6 +191,7 @@ def test_the_status_shows_gpus_where_there_are(capsys: pytest.CaptureFixture[str
     status: dict[str, Any] = {"pool": pool, "models": [], "workers": [], "processes": processes}
     report.print_status({**status, "devices": devices})
     lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == "run folder /r  MPS on"
     assert ["mps.gpu0", "SIMULATED", "RUNNING", "7"] in [line.split() for line in lines]
     assert ["router", "RUNNING", "8"] in [line.split() for line in lines]
     titles = next(number for number, line in enumerate(lines) if line.startswith("device"))
@@ -196,3 +201,18 @@ def test_the_status_shows_gpus_where_there_are(capsys: pytest.CaptureFixture[str
     for nothing in ({**status, "devices": []}, status):
         report.print_status(nothing)
         assert "device" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("mps", "simulated", "told"),
+    [("simulated", "gpus", "MPS SIMULATED"), ("off", "cpus", "MPS off SIMULATED"), ("on", "", "MPS on")],
+)
+def test_a_pool_on_stand_ins_says_so_once(
+    capsys: pytest.CaptureFixture[str], mps: str, simulated: str, told: str
+) -> None:
+    """Beside its MPS, which may be what is one."""
+    pool = {"state": "RUNNING", "pid": 1, "run_dir": "/r", "grpc_port": 1, "rest_port": 0, "mps": mps}
+    report.print_status(
+        {"pool": {**pool, "simulated": simulated}, "models": [], "workers": [], "processes": []}
+    )
+    assert capsys.readouterr().out.splitlines()[1] == f"run folder /r  {told}"

@@ -22,7 +22,7 @@ from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.router.entry import Entry
 from mpspool.router.scheduler import Refuse, Scheduler, Send
-from mpspool.router.suspicion import MAX_REMEMBERED, REMEMBERED_NS, Standing, Suspicions
+from mpspool.router.suspicion import MAX_REMEMBERED, REMEMBERED_NS, Blame, Standing, Suspicions
 
 MODEL = ModelVersion("half", 1)
 OTHER = ModelVersion("other", 3)
@@ -281,25 +281,56 @@ def test_those_that_were_sent_before_the_suspicion_share_it_when_they_come_back(
         assert [refusal.entry for refusal in scheduler.lost(send.worker, started, 0)] == send.entries
 
 
-def test_what_was_answered_a_moment_ago_is_no_suspect() -> None:
-    """The same bytes have just been run: that their worker was lost is chance, the first time; it is none the next."""
+def answer_one(scheduler: Scheduler, body: bytes) -> None:
+    (item,) = arrive(scheduler, body)
+    (send,) = scheduler.dispatch(0)
+    scheduler.finished(send.worker, send.dispatch)
+    scheduler.answered(item, ran=True)
+
+
+def test_what_has_been_answered_is_no_suspect_the_first_time() -> None:
+    """That the worker of the same bytes died was chance, perhaps; nothing speaks for them any more the next time."""
     scheduler = make()
     scheduler.join("a", MODEL, 1)
     scheduler.join("b", MODEL, 1)
-    (before,) = arrive(scheduler, b"probe")
-    (send,) = scheduler.dispatch(0)
-    scheduler.finished(send.worker, send.dispatch)
-    scheduler.answered(before)
+    answer_one(scheduler, b"probe")
     (first,) = arrive(scheduler, b"probe")
-    (send,) = scheduler.dispatch(0)
-    assert scheduler.lost(send.worker, (send.dispatch, 0), 0) == []
+    (send,) = scheduler.dispatch(10)
+    assert scheduler.lost(send.worker, (send.dispatch, 0), 20, Blame.PERHAPS) == []
     (twin,) = arrive(scheduler, b"probe")
     assert [item.suspect for item in (first, twin)] == [False, False]
-    (send,) = scheduler.dispatch(0)
+    (send,) = scheduler.dispatch(30)
     assert send.entries == [first]
     scheduler.join("c", MODEL, 1)
-    assert scheduler.lost(send.worker, (send.dispatch, 0), 0) == []
-    assert [item.suspect for item in (first, twin)] == [True, True], "nothing speaks for it any more"
+    assert scheduler.lost(send.worker, (send.dispatch, 0), 40, Blame.PERHAPS) == []
+    assert [item.suspect for item in (first, twin)] == [True, True]
+
+
+def test_all_that_ran_when_a_device_failed_are_excused_alike() -> None:
+    """One answer speaks for every copy that was under way; a worker that hangs on one, or is named, is no chance."""
+    scheduler = make()
+    for name in "abc":
+        scheduler.join(name, MODEL, 1)
+    answer_one(scheduler, b"probe")
+    copies = arrive(scheduler, b"probe", b"probe", b"probe")
+    sends = scheduler.dispatch(10)
+    assert len(sends) == 3
+    for number, send in enumerate(sends[:2]):
+        scheduler.lost(send.worker, (send.dispatch, 0), 20 + number, Blame.PERHAPS)
+    assert not any(item.suspect for item in copies)
+    answered = copies.index(sends[2].entries[0])
+    scheduler.lost(sends[2].worker, (sends[2].dispatch, 0), 30, Blame.SURELY)
+    assert copies[answered].suspect
+
+
+def test_what_ran_beside_the_cause_is_not_blamed() -> None:
+    """Somebody else is named."""
+    scheduler = make()
+    scheduler.join("a", MODEL, 1)
+    (item,) = arrive(scheduler, b"new")
+    (send,) = scheduler.dispatch(0)
+    scheduler.lost("a", (send.dispatch, 0), 0, Blame.NONE)
+    assert (item.suspect, item.deaths) == (False, 0)
 
 
 def test_a_request_that_was_never_answered_is_a_suspect() -> None:
@@ -314,10 +345,10 @@ def test_a_request_that_was_never_answered_is_a_suspect() -> None:
     (other,) = arrive(scheduler, b"probe", model=OTHER)
     (send,) = scheduler.dispatch(0)
     scheduler.finished("b", send.dispatch)
-    scheduler.answered(other)
+    scheduler.answered(other, ran=True)
     (item,) = arrive(scheduler, b"probe")
     (send,) = scheduler.dispatch(0)
-    scheduler.lost("a", (send.dispatch, 0), 0)
+    scheduler.lost("a", (send.dispatch, 0), 0, Blame.PERHAPS)
     assert item.suspect
 
 
@@ -332,7 +363,7 @@ def test_a_suspect_that_ran_alone_and_answered_clears_all_like_it() -> None:
     (alone,) = scheduler.dispatch(0)
     assert alone.entries == [first]
     assert scheduler.finished("b", alone.dispatch) == [first]
-    scheduler.answered(first)
+    scheduler.answered(first, ran=True)
     (together,) = scheduler.dispatch(0)
     assert together.entries == copies + late
     scheduler.finished("b", together.dispatch)
@@ -511,6 +542,7 @@ class Pool(RuleBasedStateMachine):
         self.keys: dict[Entry, Key] = {}
         self.suspects: set[Key] = set()
         self.lived: set[Key] = set()
+        self.excuses: dict[Key, int] = {}
         self.excused: set[Entry] = set()
         self.quarantined: set[Key] = set()
         self.trial: Send | None = None
@@ -600,37 +632,45 @@ class Pool(RuleBasedStateMachine):
         assert self.scheduler.finished(name, send.dispatch, ran) == send.entries
         for item in send.entries:
             if not item.over:
-                self.scheduler.answered(item, ran)
+                self.scheduler.answered(item, ran=ran)
                 self._answer(item, "result")
                 self.lived |= {self.keys[item]} if ran else set()
         assert self.scheduler.finished(name, send.dispatch) is None, "a result counted twice"
 
     @precondition(lambda self: bool(self.held))
-    @rule(data=st.data(), running=st.booleans())
-    def worker_dies(self, data: st.DataObject, running: bool) -> None:
+    @rule(data=st.data(), running=st.booleans(), blame=st.sampled_from(Blame))
+    def worker_dies(self, data: st.DataObject, running: bool, blame: Blame) -> None:
         name = self._pick(data, lambda name: True)
         sends = self.held[name]
         index = data.draw(st.integers(0, len(sends[0].entries) - 1)) if running and sends else None
-        self._die(name, index)
+        self._die(name, index, blame)
 
-    def _die(self, name: str, index: int | None) -> None:
+    def _excused(self, guilty: Entry, key: Key) -> bool:
+        if guilty.deaths:
+            return False
+        if key in self.lived:
+            self.lived.remove(key)
+            self.excuses[key] = self.now
+            return True
+        return guilty.sent_ns <= self.excuses.get(key, -1)
+
+    def _die(self, name: str, index: int | None, blame: Blame = Blame.SURELY) -> None:
         """Whoever it was running is blamed, whether its client still waits or not."""
         sends = self.held.pop(name)
         before = {item: item.deaths for send in sends for item in send.entries}
-        guilty = None if index is None else sends[0].entries[index]
+        guilty = None if index is None or blame is Blame.NONE else sends[0].entries[index]
         if guilty is not None:
             key = self.keys[guilty]
             if sends[0] is self.trial:
                 self.suspects.discard(key)
                 self.quarantined.add(key)
-            elif key in self.lived and not guilty.deaths:
-                self.lived.remove(key)
+            elif blame is Blame.PERHAPS and self._excused(guilty, key):
                 self.excused.add(guilty)
             elif key not in self.quarantined:
                 self.suspects.add(key)
         self._end_trial(sends)
         started = None if index is None else (sends[0].dispatch, index)
-        for refusal in self.scheduler.lost(name, started, self.now):
+        for refusal in self.scheduler.lost(name, started, self.now, blame):
             assert self.keys[refusal.entry] in self.quarantined
             self._answer(refusal.entry, "refused")
         for item, deaths in before.items():
@@ -697,7 +737,7 @@ class Pool(RuleBasedStateMachine):
                         self.suspects.discard(self.keys[send.entries[0]])
                     self.scheduler.finished(name, send.dispatch)
                     for item in send.entries:
-                        self.scheduler.answered(item)
+                        self.scheduler.answered(item, ran=True)
                         self._answer(item, "result")
                 self._end_trial(sends)
                 sends.clear()

@@ -262,10 +262,26 @@ def test_the_context_has_room_beside_tensorflow(tmp_path: Path) -> None:
     assert "about 512MiB for its CUDA context" in shares.misfit(model, less)
 
 
+def test_shares_that_differ_between_gpus_are_told_by_gpu(tmp_path: Path) -> None:
+    """More workers on one have less each; values that take turns on each GPU are told once."""
+    config = configure(
+        tmp_path,
+        "mps: {pinned_memory: '2GiB,4GiB'}\nmodels:\n"
+        "  a: {base_path: /a, gpus: [0], contexts_per_gpu: 2}\n  b: {base_path: /b, contexts_per_gpu: 2}\n",
+    )
+    told = make(config, gpus=2).facts[-2:]
+    assert told == [
+        "a: each worker gets at most 50% of the multiprocessors, 2GiB | 4GiB of its memory",
+        "b: each worker gets at most 50% on gpu0, 100% on gpu1 of the multiprocessors, 2GiB | 4GiB of its memory",
+    ]
+
+
 def test_warnings(tmp_path: Path) -> None:
     """Limits that add up to more than the GPU has; values that mean nothing without MPS."""
     (warning,) = make(configure(tmp_path, HALF + "mps: {pinned_memory: 30GiB}")).warnings
     assert warning.startswith("gpu0: pinned_memory gives its 4 workers 150% of its memory in all")
+    one = make(configure(tmp_path, HALF + "mps: {pinned_memory: 120GiB}\ncontexts_per_gpu: 1"))
+    assert one.warnings[0].startswith("gpu0: pinned_memory gives its worker 150% of its memory in all")
     off = make(configure(tmp_path, HALF + "mps: {mode: off, priority: normal}"))
     assert off.warnings[-1].startswith("mps.priority bounds what a worker gets under MPS, which is off")
     own = make(configure(tmp_path, HALF + "mps: {mode: own, pipe_directory: /p}\ncontexts_per_gpu: 1"))

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from mpspool.cli import main
-from mpspool.core import slot_lock
+from mpspool.core import control, slot_lock
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import ModelSettings, MpsSettings, PoolSettings, RouterSettings, SlotSettings, save
 from mpspool.supervisor import lock
@@ -135,7 +135,25 @@ def test_what_is_real_cannot_be_told_to_fail(run: RunDir, devices: list[str]) ->
     assert done.exit_code == 1
     assert done.output.startswith("gpu0 cannot be told to fail: ")
     assert "--simulate-gpus" in done.output
+    assert ("has no GPUs: its workers run on the CPU" in done.output) == (not devices)
     assert all(f"real: {device}" in done.output for device in devices)
+
+
+@pytest.mark.parametrize("kind", ["server-fault", "gpu-lost"])
+def test_a_gpu_that_is_lost_cannot_fail_again(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The pool knows which is, and why; the others still can."""
+    pool(run, "gpu0", "gpu1")
+    devices = [
+        {"device": "gpu0", "state": "LOST", "error": "Xid 79"},
+        {"device": "gpu1", "state": "SERVING", "error": ""},
+    ]
+    monkeypatch.setattr(control, "call", lambda *_args, **_kwargs: {"devices": devices})
+    done = fault(run, "gpu0", "--kind", kind)
+    told = "gpu0 is lost already (Xid 79): nothing runs on it until the pool is started again\n"
+    assert (done.exit_code, done.output) == (1, told)
+    assert fault(run, "gpu1", "--kind", kind).exit_code == 0
 
 
 def test_without_a_pool_it_says_what_to_do(tmp_path: Path) -> None:

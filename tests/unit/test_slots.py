@@ -79,7 +79,7 @@ def test_a_slot_in_which_nothing_can_be_started_is_given_up() -> None:
     """As on a GPU that is lost: no process has said so, but the pool."""
     slot = Slot("s", SETTINGS)
     slot.started(0, 1, 0.0)
-    assert slot.ended(EXIT_NEVER, 1.0, "gpu0 is lost", hit=True) == GiveUp("gpu0 is lost")
+    assert slot.ended(EXIT_NEVER, 1.0, "gpu0 is lost") == GiveUp("gpu0 is lost")
 
 
 def test_dying_young_but_ready_backs_off_without_end() -> None:

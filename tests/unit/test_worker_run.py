@@ -103,7 +103,9 @@ class StandIn:
         self._taking.start()
 
     def _take(self) -> None:
+        self._door.settimeout(20)
         self.client, _ = self._door.accept()
+        self.client.settimeout(None)
         self.say("CONNECTED 1")
 
     def say(self, line: str) -> None:

@@ -46,7 +46,11 @@ def _problem(
     fields = sections.get(prefix + section, sections[section])
     source = source_of(sources, location)
     where = f" in {source}" if source.name else ""
-    return Problem(dotted(shown(location)), _message(error, key, fields, where), source.line)
+    if error["type"] == "value_error" and key in sections:  # its fields do not go together
+        message = f"{where.lstrip()}: {error['ctx']['error']}".removeprefix(": ")
+    else:
+        message = _message(error, key, fields, where)
+    return Problem(dotted(shown(location)), message, source.line)
 
 
 def _message(error: Mapping[str, Any], key: str, fields: Fields, where: str) -> str:

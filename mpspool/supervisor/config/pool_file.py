@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import yaml
@@ -9,17 +10,35 @@ import yaml
 from mpspool.core.errors import Problem
 from mpspool.supervisor.config.layers import Layer, Location, Source, dotted
 
+_MAX_SHOWN_CHARS = 80
+# By what PyYAML says, what that most often is.
+_PLAIN = {
+    r"expected ',' or '\}'": "a { is not closed, or a comma is missing",
+    r"expected ',' or '\]'": "a [ is not closed, or a comma is missing",
+    r"expected the node content": "a value is missing here, or has to be in quotes",
+    r"expected <block end>": "the indentation is not that of the lines it belongs to",
+    r"sequence entries are not allowed": "a list cannot begin within a line; put its first `- ` on the next",
+    r"mapping values are not allowed": "a second `: ` in one line, or a wrong indentation; put a value with `: ` in quotes",
+    r"could not find expected ':'": "a key has no `: `",
+    r"found character '\\t'": "a tab; indent with spaces",
+    r"found character": "a value cannot begin with this; put it in quotes",
+    r"found unexpected end of stream": "a quote is not closed",
+    r"but found another document": "a second document; one file is for one pool",
+}
+
 
 def read_file(path: Path) -> Layer:
     """Reads the file; what is wrong with it as YAML is among the layer's problems."""
+    text = ""
     try:
-        return _Reader(path.read_text(encoding="utf-8"), path.name).read()
+        text = path.read_text(encoding="utf-8")
+        return _Reader(text, path.name).read()
     except OSError as error:
         return _unreadable(path, f"cannot be read: {error.strerror}; name a YAML file such as pool.yaml")
     except UnicodeDecodeError as error:
         return _unreadable(path, f"is not a text file: {error.reason} at byte {error.start}")
     except yaml.YAMLError as error:
-        return _unreadable(path, _describe(error))
+        return _unreadable(path, _describe(error, text.splitlines()))
     except RecursionError:
         return _unreadable(path, "refers to itself: an alias (*) stands within its own anchor (&)")
 
@@ -28,11 +47,17 @@ def _unreadable(path: Path, message: str) -> Layer:
     return Layer(problems=[Problem(str(path), message)], complete=False)
 
 
-def _describe(error: yaml.YAMLError) -> str:
+def _describe(error: yaml.YAMLError, lines: list[str]) -> str:
+    """Where, what in plain words where there are some for it, and the line itself."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return str(error).splitlines()[0]
-    return f"line {mark.line + 1}, column {mark.column + 1}: {getattr(error, 'problem', '')}"
+    said, begun = str(getattr(error, "problem", "")), getattr(error, "context_mark", None)
+    plain = next((words for pattern, words in _PLAIN.items() if re.match(pattern, said)), said)
+    since = f" (it begins in line {begun.line + 1})" if begun is not None and begun.line != mark.line else ""
+    shown = lines[mark.line].strip() if mark.line < len(lines) else ""
+    line = f": {shown[:_MAX_SHOWN_CHARS]}" if shown else ""
+    return f"line {mark.line + 1}, column {mark.column + 1}: {plain}{since}{line}"
 
 
 class _Reader:

@@ -110,7 +110,10 @@ def _on_off(value: object) -> object:
 
 def _mps_mode(value: object) -> object:
     """`on` is another word for `own`."""
-    return "own" if (word := _on_off(value)) == "on" else word
+    word = "own" if (word := _on_off(value)) == "on" else word
+    if word not in ("auto", "own", "external", "off"):
+        raise ValueError("must be auto, own (on says the same), external or off")
+    return word
 
 
 def _as_section(value: object) -> object:
@@ -230,7 +233,7 @@ class WeightsConfig(_Section):
         if self.folder and self.backing != "file":
             raise ValueError("folder is for backing: file; leave it out, or set backing: file")
         if self.backing == "file" and not self.folder:
-            raise ValueError("backing: file needs a folder")
+            raise ValueError("backing: file needs a folder; give weights.folder")
         return self
 
 

@@ -74,7 +74,8 @@ def _driver(machine: Machine, tensorflow: TensorFlow) -> Verdict:
         return ok(f"{has}; what TensorFlow needs is not known")
     if not tensorflow.cuda:
         text = f"{has}, and TensorFlow {tensorflow.version} is built without CUDA"
-        return Status.ERROR, text, f"pip install 'tensorflow[and-cuda]=={tensorflow.version}'"
+        install = f"pip install 'tensorflow[and-cuda]=={tensorflow.version}'"
+        return Status.ERROR, text, f"{install}, where there is one for this machine; or gpus: none"
     text = f"{has}, and TensorFlow {tensorflow.version} is built for {tensorflow.cuda}"
     if cuda and cuda[0] < numbers(tensorflow.cuda)[0]:
         return Status.ERROR, text, f"update the driver to one for CUDA {numbers(tensorflow.cuda)[0]} or newer"

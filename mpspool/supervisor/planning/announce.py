@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from mpspool.core.settings import ModelSettings
+from mpspool.core.settings import ModelSettings, SlotSettings
 from mpspool.mps.devices import GpuDevice
 from mpspool.supervisor.config.schema import PoolConfig, Shares
 from mpspool.supervisor.cpus import format_cpus
@@ -18,7 +18,7 @@ from mpspool.supervisor.planning.drafts import (
     device_name,
     gpus_in_use,
 )
-from mpspool.supervisor.shares import PRIORITIES, size_text
+from mpspool.supervisor.shares import PRIORITIES, overcommitted, size_text
 
 
 def facts(
@@ -49,21 +49,39 @@ def _share(model: ModelSettings) -> str:
     on_gpu = [slot for slot in model.slots if slot.mps_pipe]
     parts = [
         _each(
-            "at most {}% of the multiprocessors",
-            [slot.active_thread_percentage or 100 for slot in on_gpu],
+            "at most {} of the multiprocessors",
+            _by_gpu(on_gpu, lambda slot: slot.share.active_thread_percentage or 100),
             100,
+            "{}%".format,
         ),
-        _each("{} of its memory", [slot.pinned_bytes for slot in on_gpu], 0, size_text),
-        _each("priority {}", [slot.priority for slot in on_gpu], 0, list(PRIORITIES).__getitem__),
+        _each("{} of its memory", _by_gpu(on_gpu, lambda slot: slot.pinned_bytes), 0, size_text),
+        _each(
+            "priority {}",
+            _by_gpu(on_gpu, lambda slot: slot.share.priority or 0),
+            0,
+            list(PRIORITIES).__getitem__,
+        ),
     ]
     told = ", ".join(filter(None, parts))
     return f"{model.name}: each worker gets {told}" if told else ""
 
 
-def _each(form: str, values: Sequence[int], none: int, word: Callable[[int], str] = str) -> str:
-    """The values, each once; "" where there is no more than `none`."""
-    different = list(dict.fromkeys(values))
-    return "" if different in ([], [none]) else form.format(" | ".join(map(word, different)))
+def _by_gpu(slots: Sequence[SlotSettings], value: Callable[[SlotSettings], int]) -> dict[str, list[int]]:
+    """By device, the values of its slots, each once."""
+    found: dict[str, dict[int, None]] = {}
+    for slot in slots:
+        found.setdefault(slot.device, {})[value(slot)] = None
+    return {device: list(values) for device, values in found.items()}
+
+
+def _each(form: str, by_gpu: Mapping[str, list[int]], none: int, word: Callable[[int], str]) -> str:
+    """The values, GPU by GPU where these differ; "" where there is no more than `none`."""
+    texts = {device: " | ".join(map(word, values)) for device, values in by_gpu.items()}
+    if all(values == [none] for values in by_gpu.values()):
+        return ""
+    if len(set(texts.values())) == 1:
+        return form.format(next(iter(texts.values())))
+    return form.format(", ".join(f"{text} on {device}" for device, text in texts.items()))
 
 
 def simulated(machine: Machine) -> str:
@@ -113,9 +131,7 @@ def warnings(config: PoolConfig, drafts: Sequence[Draft], machine: Machine, mps:
     return list(dict.fromkeys(line for line in lines if line))
 
 
-def shares_warnings(
-    config: PoolConfig, models: Sequence[ModelSettings], machine: Machine, mps: str
-) -> list[str]:
+def shares_warnings(config: PoolConfig, models: Sequence[ModelSettings], mps: str) -> list[str]:
     """One line each: shares that mean nothing, or more than there is."""
     lines = []
     if config.mps.pipe_directory and config.mps.mode != "external":
@@ -133,18 +149,7 @@ def shares_warnings(
     ]
     if given and mps == "off":
         lines.append(f"{given[0]} bounds what a worker gets under MPS, which is off: it has no effect")
-    return lines + [line for gpu in machine.devices if (line := _pinned(gpu, models))]
-
-
-def _pinned(gpu: GpuDevice, models: Sequence[ModelSettings]) -> str:
-    slots = [slot for model in models for slot in model.slots if slot.device == device_name(gpu)]
-    pinned = sum(slot.pinned_bytes for slot in slots)
-    if not 0 < gpu.memory_bytes < pinned:
-        return ""
-    return (
-        f"{device_name(gpu)}: pinned_memory gives its {len(slots)} workers {pinned / gpu.memory_bytes:.0%} of its"
-        " memory in all; lower pinned_memory, or ask for fewer workers"
-    )
+    return lines + overcommitted(slot for model in models for slot in model.slots)
 
 
 def _few_cpusets(draft: Draft) -> str:
@@ -164,11 +169,14 @@ def _contexts_without_gpu(drafts: Sequence[Draft]) -> str:
 
 
 def _sharing(drafts: Sequence[Draft], machine: Machine) -> str:
-    slots = sum(len(draft.places) for draft in drafts if draft.model.cpusets in (None, "auto", "split"))
+    sharing = [draft for draft in drafts if draft.model.cpusets in (None, "auto", "split")]
+    places = [place for draft in sharing for place in draft.places]
     cpus = len(machine.topology.cpus)
-    if slots <= cpus:
+    if len(places) <= cpus:
         return ""
-    return f"{slots} slots on {_count(cpus, 'CPU')}: they have to share; ask for fewer (cpu_slots)"
+    fields = dict.fromkeys("cpu_slots" if place.gpu is None else "contexts_per_gpu" for place in places)
+    remedy = f"ask for fewer ({', '.join(fields)})"
+    return f"{len(places)} slots on {_count(cpus, 'CPU')}: they have to share; {remedy}"
 
 
 def _memory(gpu: GpuDevice, drafts: Sequence[Draft]) -> str:

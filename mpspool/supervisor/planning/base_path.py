@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
+
+from mpspool.supervisor.config.explain import nearest
 
 # As TensorFlow Serving's int64; longer names of digits are no versions.
 MAX_VERSION = 2**63 - 1
@@ -58,7 +61,16 @@ def _no_such_path(folder: Path) -> str:
     if re.search(r"(^|/)[A-Za-z][A-Za-z0-9+]*:/", str(folder)):
         return f"{folder} is not a local folder; copy or mount the model first"
     there = next((parent for parent in folder.parents if parent.is_dir()), folder.parent)
-    return f"no such path: {folder} ({there} is there, {folder.relative_to(there).parts[0]} is not)"
+    missing = folder.relative_to(there).parts[0]
+    near = nearest(missing, _folders(there))
+    remedy = f"did you mean {near}?" if near else "name the folder that holds the model's version folders"
+    return f"no such path: {folder} ({there} is there, {missing} is not); {remedy}"
+
+
+def _folders(there: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return sorted(name for name in os.listdir(there) if (there / name).is_dir())
+    return []
 
 
 def _versions(base_path: Path, names: list[str]) -> dict[int, Path]:
@@ -75,8 +87,7 @@ def _versions(base_path: Path, names: list[str]) -> dict[int, Path]:
 
 def _no_version(base_path: Path) -> str:
     if any((base_path / name).exists() for name in SAVED_MODEL_FILES):
-        return (
-            f"{base_path} is itself a SavedModel, but should hold version folders; "
-            f"move it to {base_path / '1'}, or name its parent if this folder's name is a number"
-        )
+        if _NUMBER.fullmatch(base_path.name):
+            return f"{base_path} is one version of a model; give {base_path.parent}, the folder that holds it"
+        return f"{base_path} is itself a SavedModel, but should hold version folders; move it to {base_path / '1'}"
     return f"no version folder in {base_path}; a SavedModel belongs in a folder named by a number, such as {base_path / '1'}"

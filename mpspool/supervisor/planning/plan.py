@@ -87,7 +87,7 @@ def plan(config: PoolConfig, machine: Machine, versions: Mapping[str, tuple[int,
         mps_daemons=daemons,
         simulated=machine.simulated,
         facts=facts(config, drafts, models, machine, mps),
-        warnings=warnings(config, drafts, machine, mps) + shares_warnings(config, models, machine, mps),
+        warnings=warnings(config, drafts, machine, mps) + shares_warnings(config, models, mps),
     )
 
 

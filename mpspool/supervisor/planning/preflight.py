@@ -36,6 +36,7 @@ from mpspool.supervisor.planning.drafts import Machine, draft_places
 from mpspool.supervisor.planning.plan import Plan, plan, resolve_mps, resolved_weights, to_settings
 from mpspool.supervisor.planning.saved_model import check_saved_model
 from mpspool.supervisor.ports import check_fronts
+from mpspool.supervisor.report import elsewhere, program
 
 Versions = dict[str, tuple[int, Path]]
 
@@ -152,8 +153,11 @@ def backings(config: PoolConfig) -> frozenset[str]:
 
 def check_all(config: PoolConfig, versions: Mapping[str, tuple[int, Path]]) -> list[Problem]:
     """Every problem with ports, folders, operator libraries and SavedModels. Changes nothing."""
-    problems = check_fronts(config.host, {"grpc_port": config.grpc_port, "rest_port": config.rest_port})
-    problems += check_run_dir(RunDir(config.run_dir))
+    run_dir = RunDir(config.run_dir)
+    ports = {"grpc_port": config.grpc_port, "rest_port": config.rest_port}
+    # A pool that runs there has most likely these ports, too: one cause, one problem.
+    problems = [] if lock.holder(run_dir) else check_fronts(config.host, ports)
+    problems += check_run_dir(run_dir)
     return problems + check_weights_folders(config) + check_models(config, versions)
 
 
@@ -277,5 +281,8 @@ def _is_writable(folder: Path) -> bool:
 
 def _check_taken(run_dir: RunDir) -> str:
     if pid := lock.holder(run_dir):
-        return f"{run_dir.root} is in use by a pool with pid {pid}; stop that, or choose another --run-dir"
+        stop = f"{program()} stop{elsewhere(str(run_dir.root))}"
+        return (
+            f"a pool runs in {run_dir.root} (pid {pid}); stop it with `{stop}`, or choose another --run-dir"
+        )
     return ""

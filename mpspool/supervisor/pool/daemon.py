@@ -29,9 +29,8 @@ logger = log.get("gpus")
 
 _FAULT = "FAULT"
 _LOOK_S = 1.0
-# The server says who it was about when it says that there is a fault. Routing stops within 0.1 s of that.
+# For what the server writes of a fault about when it says that there is one. Routing stops within 0.1 s of that.
 _NAMES_S = 0.02
-_NAMES_POLL_S = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +157,8 @@ class Daemon:
 
     async def culprits(self) -> list[int]:
         """The pids that its server's log names for a fault that has just come about."""
-        end = time.monotonic() + _NAMES_S
-        while not (named := self._log.culprits()) and time.monotonic() < end:
-            await asyncio.sleep(_NAMES_POLL_S)
-        return named
+        await asyncio.sleep(_NAMES_S)
+        return self._log.culprits()
 
     def forget_culprits(self) -> None:
         """What its server's log has said by now is of no later fault."""

@@ -188,8 +188,14 @@ class Pool:
 
     def _pid(self, worker: WorkerId) -> int:
         """Of the process that runs TensorFlow; 0 where there is none (yet)."""
-        forked = self._places[worker].start == "fork"
-        return self._workers.pid(worker) or (0 if forked else self._slots[worker].pid)
+        return self._workers.pid(worker) or (0 if self._is_forked(worker) else self._slots[worker].pid)
+
+    def _is_forked(self, worker: WorkerId) -> bool:
+        return self._places[worker].start == "fork"
+
+    def _as_logged(self, worker: WorkerId, pid: int) -> dict[str, int]:
+        """Supervisord's child under the name it goes by: of a forked worker it is the launcher."""
+        return {"launcher" if self._is_forked(worker) else "pid": pid}
 
     def _living(self, model: ModelVersion) -> list[int]:
         """The processes that run a version's workers."""
@@ -216,7 +222,7 @@ class Pool:
             case reconcile.Adopt(WorkerId() as worker, pid):
                 self._slots[worker].started(pid, max(1, self._workers.generation(worker)), time.monotonic())
                 self._workers.watch(worker, pid)
-                logger.info("worker adopted", worker=str(worker), pid=pid)
+                logger.info("worker adopted", worker=str(worker), **self._as_logged(worker, pid))
             case reconcile.Refuse(worker, generation, reason):
                 self._slots[worker].started(0, generation, time.monotonic())
                 self._note_end(worker, process.EXIT_NEVER, reason)
@@ -235,7 +241,9 @@ class Pool:
             case reconcile.EndHung(WorkerId() as worker, pid, reason):
                 if self._gpus.failed(worker.device):
                     return False  # all on it are being ended, this one too
-                logger.warning("worker hangs", worker=str(worker), pid=pid, reason=reason)
+                logger.warning(
+                    "worker hangs", worker=str(worker), **self._as_logged(worker, pid), reason=reason
+                )
                 self._endings.hung(worker, reason)
             case reconcile.Remove(program, pid):
                 logger.info("removing", program=program, pid=pid)
@@ -245,7 +253,7 @@ class Pool:
     def _mark_ready(self, worker: WorkerId) -> None:
         slot = self._slots[worker]
         slot.ready(time.monotonic())
-        logger.info("worker ready", worker=str(worker), generation=slot.generation)
+        logger.info("worker ready", worker=str(worker), generation=slot.generation, pid=self._pid(worker))
         self._gpus.ready(worker)
 
     # -- MPS --------------------------------------------------------------------------------------
@@ -288,7 +296,9 @@ class Pool:
             return
         slot.started(pid, generation, time.monotonic())
         self._workers.watch(worker, pid)
-        logger.info("worker started", worker=str(worker), generation=generation, pid=pid)
+        logger.info(
+            "worker started", worker=str(worker), generation=generation, **self._as_logged(worker, pid)
+        )
 
     async def _ended(self, worker: WorkerId, exit_status: int, spawn_error: str) -> None:
         self._workers.forget(worker)
@@ -300,7 +310,9 @@ class Pool:
 
     def _note_end(self, worker: WorkerId, exit_status: int, reason: str) -> None:
         slot = self._slots[worker]
-        hit = self._gpus.hit(worker, slot.generation) or self._renewals.planned(worker, slot.generation)
+        hit = not self._gpus.lost(worker.device) and (
+            self._gpus.hit(worker, slot.generation) or self._renewals.planned(worker, slot.generation)
+        )
         instruction = slot.ended(exit_status, time.monotonic(), reason, hit=hit)
         event = {"worker": str(worker), "generation": slot.generation, "reason": reason}
         match instruction:

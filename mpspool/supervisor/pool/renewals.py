@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
 
 from mpspool.core import log
@@ -80,7 +80,7 @@ class Renewals:
         }
 
     async def set(self, request: Message) -> AsyncIterator[Message]:
-        """Gives workers other values; with "restart" renews them, an answer a worker.
+        """Gives workers other values; with "restart" renews those that do not run with theirs, an answer a worker.
 
         Args:
             request: "model" or "worker" (null for all), "restart", and by the names of Override's fields, lists of
@@ -101,15 +101,18 @@ class Renewals:
         if given:
             self._workers.override(overrides)
             logger.info("mps set", workers=[str(worker) for worker in chosen], **given)
-        yield {"set": [self._shown(worker) for worker in chosen]}
+        warnings = self._warnings({worker.device for worker in chosen}) if "pinned_bytes" in given else []
+        yield {"set": [self._shown(worker) for worker in chosen], "warnings": warnings}
         if request.get("restart"):
             async with self._turn:
                 for worker in chosen:
-                    wrong = await self._renew(worker)
+                    done, wrong = "unchanged", await self._why_unready(worker)
+                    if not wrong and self._differs(worker):
+                        done, wrong = "renewed", await self._renew(worker)
                     if wrong:
                         yield {"error": f"{worker} {wrong}; the workers after it were left as they are"}
                         return
-                    yield {"renewed": self._shown(worker)}
+                    yield {done: self._shown(worker)}
 
     def _under_mps(self) -> list[WorkerId]:
         return [worker for worker in self._slots if self._workers.place(worker)[1].mps_pipe]
@@ -149,17 +152,26 @@ class Renewals:
         texts = (shares.misfit(model, override.over(slot)) for worker, (model, slot), override in places)
         return next(filter(None, texts), "")
 
-    async def _renew(self, worker: WorkerId) -> str:
-        """Has a worker leave and come back. Why it did not, "" where it did."""
+    def _warnings(self, devices: Collection[str]) -> list[str]:
+        slots = (self._workers.place(worker)[1] for worker in self._under_mps() if worker.device in devices)
+        return shares.overcommitted(slots)
+
+    async def _why_unready(self, worker: WorkerId) -> str:
+        """Waits until a worker is READY. Why it is not, "" where it is."""
         slot = self._slots[worker]
         if slot.state is SlotState.FATAL:
             return f"was given up ({slot.reason})"
-        if not await self._ready(slot, 0):
-            return f"is not READY ({slot.reason or 'it is starting'})"
-        generation = slot.generation
+        return "" if await self._ready(slot, 0) else f"is not READY ({slot.reason or 'it is starting'})"
+
+    def _differs(self, worker: WorkerId) -> bool:
+        """Whether its next generation gets other values than it runs with."""
         shown = self._shown(worker)
-        if shown["running"] == shown["next"]:
-            return ""
+        return bool(shown["running"] != shown["next"])
+
+    async def _renew(self, worker: WorkerId) -> str:
+        """Has a worker leave and come back. Why it did not, "" where it did."""
+        slot = self._slots[worker]
+        generation = slot.generation
         self._planned.add((worker, generation))
         self._run.set_last_words(worker.program, _WORDS)
         await self._leave(worker, generation)

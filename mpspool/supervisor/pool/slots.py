@@ -183,14 +183,13 @@ class Slot:
             at: when.
             reason: what it said, or how it ended, for whoever asks why.
             hit: its device failed, and all on it were ended: that counts against a worker only while it is not
-                READY, when it may be what makes the device fail. EXIT_NEVER is then no more than any other status,
-                except of a slot without a process, of which it is the pool's own word.
+                READY, when it may be what makes the device fail. EXIT_NEVER is then no more than any other status.
         """
         ready_since, self.ready_since = self.ready_since, None
-        ran, self.pid = self.pid > 0, 0
         self.unready_since = None
+        self.pid = 0
         self.reason = reason or f"ended with status {status}"
-        if status == EXIT_NEVER and not (hit and ran):
+        if status == EXIT_NEVER and not hit:
             return self._give_up(self.reason)
         if hit and ready_since is not None:
             self._life.to(SlotState.EMPTY, self.reason)

@@ -95,6 +95,10 @@ def _require_worth(manifest: Manifest, shared: str) -> None:
     total = sum(tensor.size for tensor in manifest.tensors)
     if shared == "on" and not total:
         raise NothingToShareError("none of the model's variables can be shared")
+    if shared != "on" and not total:
+        size = sum(tensor.size for tensor in manifest.private)
+        reasons = ", ".join(sorted({tensor.reason for tensor in manifest.private})) or "it has no variables"
+        raise NothingToShareError(f"none of its {size:,} bytes are worth sharing ({reasons})")
     if shared != "on" and total < _WORTH_BYTES:
         raise NothingToShareError(f"only {total:,} bytes of it are worth sharing")
 

@@ -102,7 +102,7 @@ def test_a_worker_that_another_ones_fault_hits_while_it_loads(
     loading = until(lambda: (w := pool.workers()[FIRST])["state"] == "LOADING" and w, 30)
     until(lambda: loading["pid"] in pool.mps_clients("gpu0"), 20)
     past = len(events(pool))
-    fault(pool, "--kind", "daemon-hang", "--for", 12)
+    fault(pool, "--kind", "daemon-hang", "--for", 25)
     outsider.sendall(b"FAULT 719\n")
     outsider.close()
     held.unlink()
@@ -128,7 +128,7 @@ def test_a_daemon_that_hangs_for_a_while(pool: Pool) -> None:
     """Those READY serve on; a worker that dies meanwhile is not started without MPS, and is back when it answers."""
     first, second = generations(pool)
     past = len(events(pool))
-    fault(pool, "--kind", "daemon-hang", "--for", 10)
+    fault(pool, "--kind", "daemon-hang", "--for", 20)
     serves(pool)
     os.kill(pool.workers()[FIRST]["pid"], signal.SIGKILL)
     until(lambda: "the MPS daemon does not answer" in [e["event"] for e in events(pool)[past:]], 20)
@@ -136,7 +136,7 @@ def test_a_daemon_that_hangs_for_a_while(pool: Pool) -> None:
     assert worker["state"] in ("EMPTY", "BACKOFF")
     assert (worker["generation"], worker["pid"]) == (first, None)
     serves(pool)
-    until(pool.all_ready, 30)
+    until(pool.all_ready, 60)
     assert generations(pool) == [first + 1, second], "it did no other worker any harm"
     assert pool.workers()[FIRST]["pid"] in pool.mps_clients("gpu0")
     assert "GPU failed" not in [event["event"] for event in events(pool)[past:]]

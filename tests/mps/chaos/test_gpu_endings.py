@@ -90,7 +90,7 @@ def test_one_that_is_wedged_is_cut_off_first(pool: Pool, ask: Ask) -> None:
     """Its work never returns, so it cannot leave: terminate_client, and SIGKILL only then; within the grace time."""
     done = cli("simulate", "fault", "gpu0", "--kind", "client-wedge", "--run-dir", pool.run_dir)
     assert done.returncode == 0, done.stderr
-    asking = [ask(2.0), ask(2.0)]  # one of the two workers is wedged, and keeps its own
+    asking = [ask(6.0), ask(6.0)]  # one of the two workers is wedged, and keeps its own
     until(lambda: [one.poll() for one in asking].count(0) == 1, 20, "the other's is answered")
     begun = time.monotonic()
     assert pool.stop() == 0
