@@ -98,9 +98,10 @@ def _run_parts(options: argparse.Namespace, plan: Plan, results: Results) -> Non
 
 
 def _write(results: Results, plan: Plan, folder: Path, name: str) -> None:
+    # Both first: a file that is written anew makes the clone differ from its commit.
+    samples, table = report.as_json(results, plan), report.markdown(results, plan)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.json").write_text(report.as_json(results, plan))
-    table = report.markdown(results, plan)
+    (folder / f"{name}.json").write_text(samples)
     (folder / f"{name}.md").write_text(table)
     report.plot(results, folder / f"{name}.png")
     if results.sharing is not None:

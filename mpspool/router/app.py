@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import functools
 import gc
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from mpspool.core import log, settings
 from mpspool.core.control import ControlServer, Message, Watch
-from mpspool.core.errors import StartError
+from mpspool.core.errors import PoolError, StartError
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RouterSettings
 from mpspool.router.dataplane import Dataplane
@@ -40,6 +41,14 @@ class Control:
 
     async def snapshot(self, _request: Message) -> Message:
         return self._dataplane.snapshot()
+
+    async def signatures(self, request: Message) -> Message:
+        """A model's serialised SignatureDefMap, in base64; empty where it has none."""
+        try:
+            _, found = self._dataplane.metadata(request["model"], None)
+        except PoolError:
+            found = b""
+        return {"signatures": base64.b64encode(found).decode()}
 
     async def models(self, request: Message) -> Message:
         self._dataplane.want(request["models"], request["restarts"], request.get("slots"))
@@ -86,6 +95,7 @@ async def serve(config: RouterSettings) -> None:
         run_dir.router_control,
         {
             "snapshot": control_ops.snapshot,
+            "signatures": control_ops.signatures,
             "models": control_ops.models,
             "condemn": control_ops.condemn,
             "clear": control_ops.clear,

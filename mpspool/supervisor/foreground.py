@@ -8,6 +8,7 @@ supervisord is shut down after that. It dies with us, and its children with it.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import functools
 import math
@@ -22,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 from mpspool.core import process, settings
-from mpspool.core.control import ControlError, Message, astream
+from mpspool.core.control import ControlError, Message, acall, astream
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import NurserySettings, PoolSettings
 from mpspool.core.states import PoolState
 from mpspool.supervisor import grace, leftovers, lock, programs, report
+from mpspool.supervisor.example import example_input
 from mpspool.supervisor.orders import Orders
-from mpspool.supervisor.planning.example import example_input
 from mpspool.supervisor.supervisord import Supervisord, SupervisordError
 
 _START_S = 15.0
@@ -196,7 +197,7 @@ class _Foreground:
                     async for status in statuses:
                         self._show(last, status)
                         if not tried and status["pool"]["state"] == PoolState.RUNNING.value:
-                            self._say_how_to_try()
+                            await self._say_how_to_try()
                             tried = True
                         last = status
             await self._supervisord.turn()
@@ -211,8 +212,11 @@ class _Foreground:
                 self._trouble = trouble
                 self._say(f"a status could not be shown: {trouble}")
 
-    def _say_how_to_try(self) -> None:
-        if command := report.how_to_try(self._config, example_input(self._config.models[0])):
+    async def _say_how_to_try(self) -> None:
+        model = self._config.models[0].name
+        answer = await acall(self._folder.router_control, "signatures", model=model)
+        document = example_input(base64.b64decode(answer["signatures"]))
+        if command := report.how_to_try(self._config, document):
             self._say(f"try: {command}")
 
     # -- the end ----------------------------------------------------------------------------------
