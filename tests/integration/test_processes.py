@@ -300,7 +300,9 @@ def test_detached_pool_is_waited_for_and_stopped(light_pool: LightStarter) -> No
         assert f"mpspool wait --run-dir {second}" in done.stdout
         assert cli("wait", "--run-dir", second, "--timeout", 60).returncode == 0
         again = cli(*args, env=pool.env)
-        assert (again.returncode, "in use" in again.stderr) == (2, True)
+        assert (again.returncode, f"mpspool stop --run-dir {second}" in again.stderr) == (2, True), (
+            again.stderr
+        )
         until(lambda: "READY" in (second / "logs" / "mpspool.log").read_text(), 10, "told in the log")
     finally:
         stopped = cli("stop", "--run-dir", second)
