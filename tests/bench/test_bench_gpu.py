@@ -60,7 +60,7 @@ def test_everything_runs_on_a_stand_in(models_root: Path, tmp_path: Path) -> Non
     found = json.loads((tmp_path / "smoke.json").read_text())
     assert found["simulated"] is True
     (cell,) = found["cells"]
-    assert cell["setting"] == {"contexts": 1, "mps": True}
+    assert cell["setting"] == {"contexts": 1, "mps": True, "merged": False}
     assert cell["attached"] == 1
     (pair,) = cell["pairs"]
     assert pair["one"]["served"]["rate"] > 0
