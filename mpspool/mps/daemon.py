@@ -30,9 +30,7 @@ from mpspool.core.process import die_with_parent
 from mpspool.core.rundir import MAX_SOCKET_PATH_BYTES
 from mpspool.core.settings import MpsSettings, load
 from mpspool.mps import leftovers
-from mpspool.mps.control import Control, ControlError, NotAnsweringError, control_command, daemon_environment
-
-__all__ = ["Control", "ControlError", "NotAnsweringError", "control_command", "main"]
+from mpspool.mps.control import Control, ControlError, daemon_environment
 
 _START_LIMIT_S = 20.0
 # Together well under the time supervisord gives us before it kills.
