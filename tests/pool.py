@@ -128,6 +128,21 @@ class Pool:
         """Of one of supervisord's children; 0 while it does not run."""
         return next(item["pid"] for item in self.status()["processes"] if item["name"] == name) or 0
 
+    def supervisord_pid(self) -> int:
+        found = process.stat(self.process_pid("pool"))
+        assert found is not None
+        return found.ppid
+
+    def events(self, name: str = "pool") -> list[dict[str, Any]]:
+        """What a process has logged."""
+        lines = (self.run_dir / "logs" / f"{name}.log").read_text().splitlines()
+        return [json.loads(line) for line in lines if line.startswith("{")]
+
+    def fault(self, device: str, *args: object) -> None:
+        """Has a stand-in fail, as `mpspool simulate fault` is told to."""
+        done = cli("simulate", "fault", device, "--run-dir", self.run_dir, *args)
+        assert done.returncode == 0, done.stderr
+
     def mps_clients(self, device: str) -> list[int]:
         """Of the MPS daemon of that device, asked the way nvidia-cuda-mps-control is."""
         daemon = settings.load(self.run_dir / "settings" / f"mps.{device}.json", MpsSettings)

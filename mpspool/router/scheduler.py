@@ -10,8 +10,8 @@ The laws, which the tests hold it to for every order of events:
 - What had not been started when its worker was lost runs again elsewhere and is not suspected for that.
 - What had been started is a suspect, whether its client still waits or not, and so is every request
   with the same body from then on; but not the first time, where that body was one of the last that were
-  answered and the worker may have been lost by chance. Suspects run alone on their worker, and on its device where that fails
-  for all workers on it, one at a time in the whole pool.
+  answered and the worker may have been lost by chance. Suspects run alone on their worker, and on its
+  device where that fails for all workers on it, one at a time in the whole pool.
   When that worker is lost too, all with that body are refused, and it is kept out for a while; when the
   worker lives, those that had not been started themselves are suspects no more.
 

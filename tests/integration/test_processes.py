@@ -55,12 +55,6 @@ def expected_pids(pool: Pool) -> set[int]:
     return pids | {status["pool"]["pid"], supervisord.ppid}
 
 
-def supervisord_pid(pool: Pool) -> int:
-    found = stat(pool.process_pid("pool"))
-    assert found is not None
-    return found.ppid
-
-
 def steadily(probe: Callable[[], bool], for_s: float = 0.5) -> Callable[[], bool]:
     """Whether the probe has been true at every look for some time."""
     since = time.monotonic()
@@ -162,7 +156,7 @@ def test_a_worker_that_dies_while_there_is_no_pool_process_is_replaced(light_poo
 def test_nothing_outlives_the_top(light_pool: LightStarter, victim: str, gpus: list[object]) -> None:
     """Killing supervisord or the foreground process ends every child, MPS's too; the next start clears up."""
     pool = light_pool(*gpus).wait()
-    kill(pool.pid if victim == "foreground" else supervisord_pid(pool))
+    kill(pool.pid if victim == "foreground" else pool.supervisord_pid())
     assert pool.process is not None
     status = pool.process.wait(20)
     assert status == (-signal.SIGKILL if victim == "foreground" else 1)

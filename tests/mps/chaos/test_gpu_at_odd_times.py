@@ -13,7 +13,6 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -71,17 +70,6 @@ def outsider(pool: Pool) -> Iterator[socket.socket]:
         yield client
 
 
-def fault(pool: Pool, *args: object) -> None:
-    done = cli("simulate", "fault", "gpu0", "--run-dir", pool.run_dir, *args)
-    assert done.returncode == 0, done.stderr
-
-
-def events(pool: Pool, process: str = "pool") -> list[dict[str, Any]]:
-    """What a process has logged."""
-    lines = (pool.run_dir / "logs" / f"{process}.log").read_text().splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{")]
-
-
 def serves(pool: Pool) -> None:
     done = cli("predict", "half_plus_two", "--input", '{"x": [1, 2, 5]}', "--address", pool.address)
     assert json.loads(done.stdout) == {"y": [2.5, 3.0, 4.5]}, done.stderr
@@ -101,23 +89,23 @@ def test_a_worker_that_another_ones_fault_hits_while_it_loads(
     os.kill(pool.workers()[FIRST]["pid"], signal.SIGKILL)
     loading = until(lambda: (w := pool.workers()[FIRST])["state"] == "LOADING" and w, 30)
     until(lambda: loading["pid"] in pool.mps_clients("gpu0"), 20)
-    past = len(events(pool))
-    fault(pool, "--kind", "daemon-hang", "--for", 25)
+    past = len(pool.events())
+    pool.fault("gpu0", "--kind", "daemon-hang", "--for", 25)
     outsider.sendall(b"FAULT 719\n")
     outsider.close()
     held.unlink()
-    failed = until(lambda: [e for e in events(pool)[past:] if e["event"] == "GPU failed"], 20)
+    failed = until(lambda: [e for e in pool.events()[past:] if e["event"] == "GPU failed"], 20)
     assert failed[0]["reason"].startswith(f"{FIRST}: CUDA fails with CUDA_ERROR_LAUNCH_FAILED")
     until(lambda: generations(pool) > [first + 1, second] and pool.all_ready(), 60)
     assert generations(pool) == [first + 2, second + 1]
-    assert "slot given up" not in [event["event"] for event in events(pool)]
+    assert "slot given up" not in [event["event"] for event in pool.events()]
     serves(pool)
 
 
 def test_a_memory_error_of_one_worker(pool: Pool) -> None:
     """All on the GPU are ended and come back; the status counts the error and its event."""
     before = generations(pool)
-    fault(pool, "--kind", "ecc", "--worker", SECOND)
+    pool.fault("gpu0", "--kind", "ecc", "--worker", SECOND)
     until(lambda: generations(pool) == [one + 1 for one in before] and pool.all_ready(), 60)
     (device,) = pool.status()["devices"]
     assert (device["state"], device["ecc_uncorrected"], device["xids"]["94"]) == ("SERVING", 1, 1)
@@ -127,11 +115,11 @@ def test_a_memory_error_of_one_worker(pool: Pool) -> None:
 def test_a_daemon_that_hangs_for_a_while(pool: Pool) -> None:
     """Those READY serve on; a worker that dies meanwhile is not started without MPS, and is back when it answers."""
     first, second = generations(pool)
-    past = len(events(pool))
-    fault(pool, "--kind", "daemon-hang", "--for", 20)
+    past = len(pool.events())
+    pool.fault("gpu0", "--kind", "daemon-hang", "--for", 20)
     serves(pool)
     os.kill(pool.workers()[FIRST]["pid"], signal.SIGKILL)
-    until(lambda: "the MPS daemon does not answer" in [e["event"] for e in events(pool)[past:]], 20)
+    until(lambda: "the MPS daemon does not answer" in [e["event"] for e in pool.events()[past:]], 20)
     worker = pool.workers()[FIRST]
     assert worker["state"] in ("EMPTY", "BACKOFF")
     assert (worker["generation"], worker["pid"]) == (first, None)
@@ -139,12 +127,12 @@ def test_a_daemon_that_hangs_for_a_while(pool: Pool) -> None:
     until(pool.all_ready, 60)
     assert generations(pool) == [first + 1, second], "it did no other worker any harm"
     assert pool.workers()[FIRST]["pid"] in pool.mps_clients("gpu0")
-    assert "GPU failed" not in [event["event"] for event in events(pool)[past:]]
+    assert "GPU failed" not in [event["event"] for event in pool.events()[past:]]
 
 
 def test_a_daemon_that_hangs_for_good_does_not_hold_up_the_end(pool: Pool) -> None:
     """What does not quit is killed, and nothing is left."""
-    fault(pool, "--kind", "daemon-hang")
+    pool.fault("gpu0", "--kind", "daemon-hang")
     serves(pool)
     assert pool.stop(60) == 0
     pool.assert_nothing_left()

@@ -88,8 +88,7 @@ def test_what_runs_is_finished(pool: Pool, ask: Ask) -> None:
 
 def test_one_that_is_wedged_is_cut_off_first(pool: Pool, ask: Ask) -> None:
     """Its work never returns, so it cannot leave: terminate_client, and SIGKILL only then; within the grace time."""
-    done = cli("simulate", "fault", "gpu0", "--kind", "client-wedge", "--run-dir", pool.run_dir)
-    assert done.returncode == 0, done.stderr
+    pool.fault("gpu0", "--kind", "client-wedge")
     asking = [ask(6.0), ask(6.0)]  # one of the two workers is wedged, and keeps its own
     until(lambda: [one.poll() for one in asking].count(0) == 1, 20, "the other's is answered")
     begun = time.monotonic()
@@ -117,7 +116,7 @@ def test_one_that_is_told_to_hurry(pool: Pool, ask: Ask) -> None:
 def test_a_pool_that_is_shot_while_it_is_busy_starts_again(pool: Pool, ask: Ask, victim: str) -> None:
     """All of it ends by the kernel's hand, busy clients too, which breaks their server: the next start ends that first."""
     asking = ask(30.0)
-    pids = {"foreground": pool.pid, "supervisord": parent(pool.process_pid("pool"))}
+    pids = {"foreground": pool.pid, "supervisord": pool.supervisord_pid()}
     os.kill(pids[victim], signal.SIGKILL)
     assert pool.process is not None
     pool.process.wait(30)
@@ -129,8 +128,3 @@ def test_a_pool_that_is_shot_while_it_is_busy_starts_again(pool: Pool, ask: Ask,
     assert json.loads(done.stdout) == {"y": [2.25]}
     assert pool.stop() == 0
     pool.assert_nothing_left()
-
-
-def parent(pid: int) -> int:
-    found = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(found[1])

@@ -67,17 +67,11 @@ def on(pool: Pool, device: str, key: str) -> dict[str, Any]:
     return {name: worker[key] for name, worker in pool.workers().items() if worker["device"] == device}
 
 
-def events(pool: Pool, process: str = "pool") -> list[dict[str, Any]]:
-    """What a process has logged."""
-    lines = (pool.run_dir / "logs" / f"{process}.log").read_text().splitlines()
-    return [json.loads(line) for line in lines if line.startswith("{")]
-
-
 def story(pool: Pool, past: int) -> None:
     """Says how long what took, seen with pytest -rP: from the moment when the pool knew of the fault."""
-    since = {event["event"]: at(event) for event in reversed(events(pool)[past:])}
+    since = {event["event"]: at(event) for event in reversed(pool.events()[past:])}
     failed = since["GPU failed"]
-    stops = [at(event) - failed for event in events(pool, "router") if "gpu0: " in str(event.get("why"))]
+    stops = [at(event) - failed for event in pool.events("router") if "gpu0: " in str(event.get("why"))]
     stopped = max(stop for stop in stops if stop > -1)
     # 100 ms is what it must be where there is a CPU for it; here others take theirs, too.
     assert stopped < 1
@@ -89,11 +83,6 @@ def story(pool: Pool, past: int) -> None:
 
 def at(event: dict[str, Any]) -> float:
     return dt.datetime.fromisoformat(event["timestamp"]).timestamp()
-
-
-def fault(pool: Pool, device: str, kind: str) -> None:
-    done = cli("simulate", "fault", device, "--kind", kind, "--run-dir", pool.run_dir)
-    assert done.returncode == 0, done.stderr
 
 
 def recovered(pool: Pool, generations: dict[str, int]) -> bool:
@@ -108,14 +97,14 @@ def test_a_fault_ends_and_renews_the_workers_of_one_gpu(pool: Pool, running: Loa
     others = on(pool, "gpu1", "pid")
     generations = on(pool, "gpu0", "generation")
     restarts = on(pool, "gpu0", "restarts")
-    past = len(events(pool))
-    fault(pool, "gpu0", kind)
+    past = len(pool.events())
+    pool.fault("gpu0", "--kind", kind)
     until(lambda: recovered(pool, generations), 90, f"other workers after {kind}")
     assert on(pool, "gpu1", "pid") == others
     assert on(pool, "gpu0", "restarts") == {name: count + 1 for name, count in restarts.items()}
     assert set(pool.mps_clients("gpu0")) == set(on(pool, "gpu0", "pid").values())
-    found = events(pool)[past:]
-    until(lambda: "GPU recovered" in [event["event"] for event in events(pool)[past:]], 10)
+    found = pool.events()[past:]
+    until(lambda: "GPU recovered" in [event["event"] for event in pool.events()[past:]], 10)
     starts = [event["event"] for event in found if event["event"] in ("worker started", "worker ready")]
     assert starts == ["worker started", "worker ready"] * 2, "one by one"
     story(pool, past)
@@ -138,7 +127,7 @@ def test_a_request_that_faults_its_gpu_is_kept_out(pool: Pool, running: Load) ->
     again = cli(*poison, timeout=90)
     assert "INTERNAL" in again.stderr
     assert {**on(pool, "gpu0", "generation"), **on(pool, "gpu1", "generation")} == after, "not run again"
-    assert "caused by" in [event["event"] for event in events(pool)], "the server's log named it"
+    assert "caused by" in [event["event"] for event in pool.events()], "the server's log named it"
     pool.serves_on()
     running.end_clean()
 
@@ -167,14 +156,14 @@ def test_a_worker_that_was_shot_while_it_was_busy(pool: Pool, running: Load) -> 
         text=True,
         cwd=ROOT,
     )
-    past = len(events(pool))
+    past = len(pool.events())
     victim = until(lambda: next((name for name, s in running_for(pool).items() if s > 0.2), ""), 20)
     worker = pool.workers()[victim]
     others = on(pool, "gpu1" if worker["device"] == "gpu0" else "gpu0", "pid")
     os.kill(worker["pid"], signal.SIGKILL)
     assert json.loads(slow.communicate(timeout=60)[0]) == {"y": [10.5]}
     until(lambda: pool.workers()[victim]["generation"] > worker["generation"] and pool.all_ready(), 60)
-    assert "restarting the MPS daemon" in [event["event"] for event in events(pool)[past:]]
+    assert "restarting the MPS daemon" in [event["event"] for event in pool.events()[past:]]
     assert others.items() <= {name: found["pid"] for name, found in pool.workers().items()}.items()
     pool.serves_on()
     running.end_clean()
@@ -186,7 +175,7 @@ def test_a_client_that_is_wedged_is_cut_off_and_replaced(pool: Pool, running: Lo
     others = on(pool, "gpu1", "pid")
     server_log = pool.run_dir / "mps" / "gpu0" / "log" / "server.log"
     past = len(server_log.read_text())
-    fault(pool, "gpu0", "client-wedge")
+    pool.fault("gpu0", "--kind", "client-wedge")
     until(lambda: on(pool, "gpu0", "generation") != before and pool.all_ready(), 60)
     assert sum(on(pool, "gpu0", "generation")[name] - was for name, was in before.items()) == 1
     assert on(pool, "gpu1", "pid") == others
@@ -203,7 +192,7 @@ def test_the_pool_process_is_killed_while_a_gpu_recovers(pool: Pool, running: Lo
     """Its successor finds the GPU as it is, and brings its workers back; no request is lost."""
     others = on(pool, "gpu1", "pid")
     generations = on(pool, "gpu0", "generation")
-    fault(pool, "gpu0", "server-fault")
+    pool.fault("gpu0", "--kind", "server-fault")
     until(lambda: state_of(pool, "gpu0") != "SERVING", 20)
     os.kill(pool.process_pid("pool"), signal.SIGKILL)
     until(lambda: answers(pool) and recovered(pool, generations), 90)
@@ -219,7 +208,7 @@ def test_the_router_is_killed_while_a_gpu_recovers(pool: Pool, whole: None, load
     pool.serves_on()
     others = on(pool, "gpu1", "pid")
     generations = on(pool, "gpu0", "generation")
-    fault(pool, "gpu0", "server-fault")
+    pool.fault("gpu0", "--kind", "server-fault")
     until(lambda: state_of(pool, "gpu0") != "SERVING", 20)
     os.kill(pool.process_pid("router"), signal.SIGKILL)
     until(lambda: recovered(pool, generations), 90)
@@ -242,7 +231,7 @@ def get(pool: Pool, path: str) -> str:
 def test_a_gpu_that_is_lost_is_left_alone(pool: Pool, running: Load) -> None:
     """Its slots are FATAL and say why, readiness holds, the other GPU serves all."""
     others = on(pool, "gpu1", "pid")
-    fault(pool, "gpu0", "gpu-lost")
+    pool.fault("gpu0", "--kind", "gpu-lost")
     until(lambda: set(on(pool, "gpu0", "state").values()) == {"FATAL"}, 60)
     workers = pool.workers()
     assert all("gpu0 is lost" in workers[name]["error"] for name in on(pool, "gpu0", "state"))
@@ -256,7 +245,7 @@ def test_a_gpu_that_is_lost_is_left_alone(pool: Pool, running: Load) -> None:
 
 def test_no_gpu_is_left(pool: Pool) -> None:
     """The pool is there, and is not ready: whoever balances load is to go elsewhere."""
-    fault(pool, "gpu1", "gpu-lost")
+    pool.fault("gpu1", "--kind", "gpu-lost")
     until(lambda: set(on(pool, "gpu1", "state").values()) == {"FATAL"}, 60)
     until(lambda: lost(pool) == {"gpu0", "gpu1"}, 10)
     with pytest.raises(urllib.error.HTTPError) as refusal:
