@@ -16,7 +16,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from bench.gpu.faulter import CudaError
+from bench.gpu.cuda import Cuda, CudaError
 
 _POSIX_FD, _PINNED, _ON_DEVICE, _READ, _READ_WRITE, _MINIMUM = 1, 1, 1, 1, 3, 0
 _LAZY_PEER_ACCESS = 1
@@ -76,21 +76,14 @@ class _IpcHandle(ctypes.Structure):
     _fields_ = (("bytes", ctypes.c_char * 64),)
 
 
-class Driver:
-    """libcuda, with device 0's primary context current. Raises OSError without the library, CudaError."""
+class Driver(Cuda):
+    """With the device's primary context current. Raises OSError, CudaError."""
 
     def __init__(self) -> None:
-        self._cuda = ctypes.CDLL("libcuda.so.1")
-        device, context = ctypes.c_int(), ctypes.c_void_p()
-        self.call("cuInit", ctypes.c_uint(0))
-        self.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(0))
-        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+        super().__init__()
+        context = ctypes.c_void_p()
+        self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self.device)
         self.call("cuCtxSetCurrent", context)
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Raises CudaError."""
-        if number := int(getattr(self._cuda, name)(*arguments)):
-            raise CudaError(name, number)
 
     def upload(self, address: int, array: np.ndarray[Any, Any]) -> None:
         """Returns when it is there."""

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from bench.environments import REPOSITORY
+from bench.gpu.cuda import CudaError
 from bench.gpu.device_memory import METHODS, Driver, capsule
-from bench.gpu.faulter import CudaError
 from mpspool.core.settings import MpsSettings, save
 from mpspool.mps import devices
 from mpspool.mps.control import Control, ControlError, control_command

@@ -15,6 +15,8 @@ import os
 import sys
 import time
 
+from bench.gpu.cuda import Cuda, CudaError
+
 # MPS isolates clients from Volta (7.0) on; the driver compiles this for whatever comes later.
 PTX = b"""
 .version 6.0
@@ -33,42 +35,26 @@ PTX = b"""
 """
 
 
-class CudaError(Exception):
-    """A call of the driver's failed; `number` is its CUresult."""
-
-    def __init__(self, call: str, number: int) -> None:
-        super().__init__(f"{call} failed with CUDA error {number}")
-        self.number = number
-
-
-class Driver:
-    """libcuda, and a context on the first visible device. Raises OSError without the library, CudaError."""
+class Driver(Cuda):
+    """With a context of its own. Raises OSError, CudaError."""
 
     def __init__(self) -> None:
-        self._cuda = ctypes.CDLL("libcuda.so.1")
-        device = ctypes.c_int()
+        super().__init__()
         self._context = ctypes.c_void_p()
-        self._call("cuInit", ctypes.c_uint(0))
-        self._call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(0))
-        self._call("cuCtxCreate_v2", ctypes.byref(self._context), ctypes.c_uint(0), device)
+        self.call("cuCtxCreate_v2", ctypes.byref(self._context), ctypes.c_uint(0), self.device)
         module, self._kernel = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(PTX))
-        self._call("cuModuleGetFunction", ctypes.byref(self._kernel), module, ctypes.c_char_p(b"fault"))
+        self.call("cuModuleLoadData", ctypes.byref(module), ctypes.c_char_p(PTX))
+        self.call("cuModuleGetFunction", ctypes.byref(self._kernel), module, ctypes.c_char_p(b"fault"))
 
     def fault(self) -> int:
         """Runs the kernel; the CUDA error that it ends with, 0 for none."""
         one, zero, none = ctypes.c_uint(1), ctypes.c_uint(0), ctypes.c_void_p()
         try:
-            self._call("cuLaunchKernel", self._kernel, one, one, one, one, one, one, zero, none, none, none)
-            self._call("cuCtxSynchronize")
+            self.call("cuLaunchKernel", self._kernel, one, one, one, one, one, one, zero, none, none, none)
+            self.call("cuCtxSynchronize")
         except CudaError as error:
             return error.number
         return 0
-
-    def _call(self, name: str, *arguments: object) -> None:
-        number = int(getattr(self._cuda, name)(*arguments))
-        if number:
-            raise CudaError(name, number)
 
 
 def main() -> int:
