@@ -18,7 +18,7 @@ import msgspec
 
 from mpspool.core.weights import WeightsReport
 
-PROTOCOL = 1
+PROTOCOL = 2
 INLINE_MAX_BYTES = 16 * 1024
 _BORROW_BYTES = 1024 * 1024
 # zmq.h
@@ -50,7 +50,10 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):
-    """How one request of a dispatch ended. Times in microseconds, as the worker measured them."""
+    """How one request of a dispatch ended. Times in microseconds, as the worker measured them.
+
+    run_us is that of the run that the request was in, alone or with others.
+    """
 
     code: int
     body: bytes | None = b""
@@ -61,11 +64,16 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Result(msgspec.Struct, tag="result", frozen=True):
-    """Worker to router: a dispatch is finished and its credit given back."""
+    """Worker to router: a dispatch is finished and its credit given back.
+
+    `began_ns` (CLOCK_MONOTONIC) is when it was begun, `busy_us` what all of it took.
+    """
 
     epoch: int
     dispatch: int
     outcomes: list[Outcome]
+    began_ns: int = 0
+    busy_us: int = 0
 
 
 class Leaving(msgspec.Struct, tag="leaving", frozen=True):
@@ -75,18 +83,24 @@ class Leaving(msgspec.Struct, tag="leaving", frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """One serialised PredictRequest of a dispatch. deadline_ns is CLOCK_MONOTONIC, 0 for none."""
+    """One serialised PredictRequest of a dispatch.
+
+    `deadline_ns` is CLOCK_MONOTONIC, 0 for none. `rows` are those of a large request that are to be run, from
+    and up to; None for all.
+    """
 
     body: bytes | None
     deadline_ns: int = 0
+    rows: tuple[int, int] | None = None
 
 
 class Dispatch(msgspec.Struct, tag="dispatch", frozen=True):
-    """Router to worker: whole requests to run in order."""
+    """Router to worker: requests to run in order or, `together`, as one batch as far as their shapes allow."""
 
     epoch: int
     dispatch: int
     requests: list[Request]
+    together: bool = False
 
 
 class Welcome(msgspec.Struct, tag="welcome", frozen=True):

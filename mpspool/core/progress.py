@@ -18,6 +18,8 @@ from pathlib import Path
 
 _SIZE = 4096
 _DISPATCH, _INDEX, _STARTED_NS, _BEAT_NS, _DONE = range(5)
+# In place of an index: all of a dispatch that has no outcome yet runs at once.
+WHOLE = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,7 @@ class Progress:
 
     Attributes:
         dispatch: the dispatch being run, 0 when idle.
-        index: which request of it is running; the ones before it have finished.
+        index: which request of it is running; the ones before it have finished. WHOLE where they run together.
         started_ns: when that request was started.
         beat_ns: the last heartbeat.
         done: how many requests were finished in all.

@@ -74,6 +74,33 @@ class WeightsSettings(msgspec.Struct, frozen=True, kw_only=True):
     folder: str = ""
 
 
+class BatchingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How requests of a model version are joined; TensorFlow Serving's parameters, sizes in rows (dimension 0).
+
+    Attributes:
+        max_batch_size: of a batch and, without splitting, of a request.
+        batch_timeout_us: how long a batch that is not full waits for more.
+        max_enqueued_batches: batches that may wait; what would begin one more is refused.
+        allowed_batch_sizes: a batch is padded to the next of these; ascending, empty for any size.
+        pad_variable_length_inputs: inputs that differ in other dimensions are padded to the largest.
+        max_execution_batch_size: rows of one run, where larger requests are split; 0 for no splitting.
+        adaptive: a batch waits only while every worker is busy, whatever batch_timeout_us says.
+    """
+
+    max_batch_size: int = 1000
+    batch_timeout_us: int = 0
+    max_enqueued_batches: int = 10
+    allowed_batch_sizes: list[int] = []
+    pad_variable_length_inputs: bool = False
+    max_execution_batch_size: int = 0
+    adaptive: bool = False
+
+    @property
+    def run_rows(self) -> int:
+        """Rows of one run of the model, at most."""
+        return self.max_execution_batch_size or self.max_batch_size
+
+
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One model version and where it runs.
 
@@ -90,6 +117,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         hang_timeout_s: the least time after which a running request counts as hung.
         start_timeout_s: the time after which a worker that is not READY counts as hung.
         engine: "auto", "session" or "tf2".
+        batching: None where requests run one by one.
     """
 
     name: str
@@ -109,6 +137,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     hang_timeout_s: float = 30.0
     start_timeout_s: float = 600.0
     engine: str = "auto"
+    batching: BatchingSettings | None = None
     weights: WeightsSettings = WeightsSettings()
 
 
