@@ -28,7 +28,7 @@ def hello(scene: Scene, device: int, slot: int, state: str = "READY", generation
     scene.link.receive(
         identity,
         Hello(
-            *(1, 0, worker, generation, os.getpid(), state, 2, str(page)),
+            *(messages.PROTOCOL, 0, worker, generation, os.getpid(), state, 2, str(page)),
             domain=f"gpu{device}",
             failed=failed,
             signatures=b"s",
