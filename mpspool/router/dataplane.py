@@ -26,7 +26,8 @@ from mpspool.router.fault_domains import FaultDomains
 from mpspool.router.link import Link
 from mpspool.router.models import Models, Version, VersionStatus
 from mpspool.router.pacing import Pacing
-from mpspool.router.scheduler import Refuse, Scheduler
+from mpspool.router.queues import QueueRules
+from mpspool.router.scheduler import PoolRules, Refuse, Scheduler
 from mpspool.router.suspicion import Blame
 from mpspool.router.workers import JUDGE_S, Worker, Workers
 
@@ -67,7 +68,7 @@ class Dataplane:
         self._settings = settings
         self._recorder = recorder
         self._scheduler = Scheduler(
-            settings.dispatch, settings.max_queued_requests, settings.max_queued_bytes
+            PoolRules(settings.dispatch), QueueRules(max_requests=settings.max_queued_requests)
         )
         self._models = Models()
         self._restarts: dict[str, int] = {}
@@ -280,7 +281,7 @@ class Dataplane:
             self._on_failed(worker)
         if worker.state is WorkerState.READY:
             self._models.get(model).signatures = hello.signatures
-            self._scheduler.join(worker.name, model, hello.credits, worker.domain)
+            self._scheduler.join(worker.name, model, hello.credits, worker.id.device, worker.domain)
             if self._domains.refuses(worker.domain):
                 self._scheduler.leave(worker.name)
             self._domains.up(worker.domain)
@@ -319,16 +320,21 @@ class Dataplane:
     def _on_result(self, worker: Worker, result: messages.Result, frames: list[bytes]) -> None:
         # DEADLINE_EXCEEDED is how a worker answers what it has not run.
         ran = any(outcome.code != Code.DEADLINE_EXCEEDED for outcome in result.outcomes)
-        entries = self._scheduler.finished(worker.name, result.dispatch, ran)
-        if entries is None:
+        batch = self._scheduler.finished(worker.name, result.dispatch, ran)
+        if batch is None:
             return  # of a worker that was given up, or sent twice
+        worker.served += len(batch.entries)
+        worker.busy_us += result.busy_us
+        costs = self._scheduler.costs
+        if batch.together and ran:
+            first = batch.entries[0]
+            costs.observe(first.model, first.signature, 0, result.busy_us, batch.rows)
         long_bodies = iter(frames)
-        for entry, outcome in zip(entries, result.outcomes, strict=True):
+        for entry, outcome in zip(batch.entries, result.outcomes, strict=True):
             body = next(long_bodies) if outcome.body is None else outcome.body
-            cost_us = outcome.parse_us + outcome.run_us + outcome.encode_us
-            self._scheduler.costs.observe(entry.model, entry.signature, entry.size, cost_us)
-            worker.served += 1
-            worker.busy_us += cost_us
+            if outcome.run_us and not batch.together:
+                cost_us = outcome.parse_us + outcome.run_us + outcome.encode_us
+                costs.observe(entry.model, entry.signature, entry.size, cost_us)
             if not entry.over:
                 self._answer(entry, worker, outcome, body)
         self._pump_soon()
@@ -403,10 +409,11 @@ class Dataplane:
                 continue  # lost to an order before this one: what it was to run waits again
             frames: list[bytes] = []
             requests = [
-                messages.Request(messages.inline(entry.body, frames), entry.deadline_ns)
+                messages.Request(messages.inline(entry.body, frames), entry.deadline_ns, entry.part)
                 for entry in order.entries
             ]
-            if not self._link.send(identity, messages.Dispatch(self.epoch, order.dispatch, requests), frames):
+            dispatch = messages.Dispatch(self.epoch, order.dispatch, requests, order.together)
+            if not self._link.send(identity, dispatch, frames):
                 self._workers.lose(worker, "unreachable")
         self._look_again(now_ns)
 

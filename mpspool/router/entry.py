@@ -2,19 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mpspool.core.ids import ModelVersion
+
+if TYPE_CHECKING:
+    from mpspool.router.line import Line
 
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """One request on its way. The scheduler owns every field below `deadline_ns`.
+    """One request on its way, or some rows of a large one. The scheduler owns every field from `size` on.
 
     The body is let go when the request is over and no worker holds it any more: until then a worker may
     be lost to it. `size` stays its length in bytes.
 
     Attributes:
+        arrived_ns, deadline_ns: CLOCK_MONOTONIC; no deadline is 0.
+        rows: dimension 0 of its inputs, where its model version batches; 0 where it shares no batch.
+        kind: what else must be the same in a batch.
+        part: those rows of the body that are to be run, from and up to; None for all.
+        priority: how many steps it goes before others.
+        client: whose it is, where clients share fairly.
+        arrived_s: when it counts as arrived: when it did, or later, where its client or its model version had
+            more than its share.
+        cost_s: of a worker's time, as predicted on arrival; None where nobody knows.
+        key: its place: what has the least is next.
+        order: among those with the same key.
+        long: it is of those that a slow lane is for.
+        line: where it waits.
         sent_ns: when it was sent last, 0 before.
         deaths: workers that were lost while they ran it.
         suspect: it runs alone, for it or its like was running when a worker was lost.
@@ -28,10 +46,30 @@ class Entry:
     body: bytes
     arrived_ns: int
     deadline_ns: int = 0
+    rows: int = 0
+    kind: Hashable = None
+    part: tuple[int, int] | None = None
+    priority: int = 0
+    client: str = ""
     size: int = 0
+    arrived_s: float = 0.0
+    cost_s: float | None = None
+    key: float = 0.0
+    order: int = 0
+    long: bool = False
+    line: Line | None = None
     sent_ns: int = 0
     deaths: int = 0
     suspect: bool = False
     waiting: bool = False
     held: bool = False
     over: bool = False
+
+    @property
+    def deadline_s(self) -> float:
+        """0 for none."""
+        return self.deadline_ns / 1e9
+
+    def let_go(self) -> None:
+        """It is over and no worker holds it."""
+        self.body = b""

@@ -1,26 +1,67 @@
-"""What each worker holds, and which of several is sent the next dispatch. Pure."""
+"""What each worker and each device holds. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from mpspool.core.ids import ModelVersion
 from mpspool.router.entry import Entry
 
-# A second dispatch is put behind a running one only when that one ends within this time, so that
-# nobody waits behind a busy worker while another may fall idle.
-PIPELINE_NS = 2_000_000
-
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """The requests of one dispatch, and what they were predicted to cost."""
+    """The requests of one dispatch, and what they were predicted to cost.
+
+    Attributes:
+        together: they are run as one.
+        long: it is of those that a slow lane is for.
+    """
 
     entries: list[Entry]
     cost_us: float | None
+    together: bool = False
+    long: bool = False
     sent_ns: int = 0
     suspect: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Of one that runs together; 0 of another."""
+        return sum(entry.rows for entry in self.entries) if self.together else 0
+
+
+@dataclass(slots=True, eq=False)
+class Device:
+    """A GPU, or all CPU slots, over all models.
+
+    Attributes:
+        running: workers on it that hold a dispatch.
+        long: those of them that hold a long one.
+    """
+
+    name: str
+    running: int = 0
+    long: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What may run on a device at once; 0 for no limit.
+
+    Attributes:
+        running: dispatches, over all models.
+        long: long ones, over all models: the width of the slow lane.
+    """
+
+    running: int = 0
+    long: int = 0
+
+    def allow(self, device: Device, long: bool) -> bool:
+        """Whether one more dispatch may be begun there."""
+        return not (self.running and device.running >= self.running) and self.allow_long(device, long)
+
+    def allow_long(self, device: Device, long: bool) -> bool:
+        return not (long and self.long and device.long >= self.long)
 
 
 @dataclass(slots=True, eq=False)
@@ -33,23 +74,30 @@ class WorkerLoad:
         leaving: it is sent nothing more.
         reserved: it is kept free for a suspect, here or on its device, or runs one.
         last_sent: its latest dispatch; they are numbered over all workers.
+        free: its placement counts it as idle.
     """
 
     name: str
     model: ModelVersion
     credits: int
+    device: Device
     domain: str = ""
     batches: dict[int, Batch] = field(default_factory=dict)
     leaving: bool = False
     reserved: bool = False
     last_sent: int = 0
+    free: bool = False
 
     @property
     def idle(self) -> bool:
         return not self.batches and not self.reserved and not self.leaving
 
-    def pipeline_ns(self) -> int | None:
-        """From when on a busy worker with a credit left may be sent more; None where nobody knows."""
+    @property
+    def long(self) -> bool:
+        return any(batch.long for batch in self.batches.values())
+
+    def end_ns(self) -> int | None:
+        """When a busy worker with a credit left will have run all it holds; None of others, or where nobody knows."""
         if self.reserved or self.leaving or not 0 < len(self.batches) < self.credits:
             return None
         end_ns = next(iter(self.batches.values())).sent_ns
@@ -57,26 +105,33 @@ class WorkerLoad:
             if batch.cost_us is None:
                 return None
             end_ns += int(batch.cost_us * 1000)
-        return end_ns - PIPELINE_NS
+        return end_ns
+
+    def take(self, dispatch: int, batch: Batch) -> None:
+        """It is sent a batch."""
+        device = self.device
+        was_long = self.long
+        device.running += not self.batches
+        device.long += batch.long and not was_long
+        self.batches[dispatch] = batch
+        self.last_sent = dispatch
+
+    def give_back(self, dispatch: int) -> Batch | None:
+        """The batch that it held as this dispatch, if it did."""
+        batch = self.batches.get(dispatch)
+        if batch is None:
+            return None
+        device = self.device
+        was_long = self.long
+        del self.batches[dispatch]
+        device.running -= not self.batches
+        device.long -= was_long and not self.long
+        return batch
 
     def shares_with(self, other: WorkerLoad) -> bool:
         """Whether what takes one of them down may take the other, too."""
         return bool(self.domain) and self.domain == other.domain
 
 
-Policy = Callable[[Iterable[WorkerLoad]], WorkerLoad | None]
-
-
 def by_load(worker: WorkerLoad) -> tuple[int, int]:
     return len(worker.batches), worker.last_sent
-
-
-def _least_loaded(workers: Iterable[WorkerLoad]) -> WorkerLoad | None:
-    return min(workers, key=by_load, default=None)
-
-
-def _round_robin(workers: Iterable[WorkerLoad]) -> WorkerLoad | None:
-    return min(workers, key=lambda worker: worker.last_sent, default=None)
-
-
-POLICIES: dict[str, Policy] = {"least_loaded": _least_loaded, "round_robin": _round_robin}

@@ -1,63 +1,174 @@
-"""The queue of one model version: who waits, which worker is free, what makes the next dispatch. Pure."""
+"""The queue of one model version: who waits, and what makes the next dispatch. Pure."""
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from mpspool.core.errors import Code, PoolError
+from mpspool.core.ids import ModelVersion
+from mpspool.core.settings import BatchingSettings
+from mpspool.router import batching
 from mpspool.router.cost import CostTable
 from mpspool.router.entry import Entry
-from mpspool.router.load import Policy, WorkerLoad
+from mpspool.router.fair_share import FairShare
+from mpspool.router.line import Line
+from mpspool.router.load import Batch
+from mpspool.router.placement import Placement
+from mpspool.router.policy import Policy, fifo
 
 # Several short requests travel in one dispatch while together they cost no more than this: what a
 # message costs is then shared, and the first of them waits for the last at most this long.
 COALESCE_US = 4_000.0
-_SLACK = 64
+# What a client makes up (an output_filter) makes no more lines than this; beyond, requests run one by one.
+_MAX_LINES = 64
 # Of the bodies that were answered last, those that are kept: 4 MiB a version at most.
 _LIVED = 256
 _LIVED_BYTES = 16 * 1024
 
 
-@dataclass(slots=True, eq=False)
-class Queue:
-    """The waiting requests of one model version, and every worker of it.
+@dataclass(frozen=True, slots=True)
+class QueueRules:
+    """What holds for the queue of one model version.
 
     Attributes:
-        waiting, suspects: in order. Those that are over stay in them until they come up.
-        workers: by name.
-        length: requests that wait and are still wanted.
+        policy: who is next.
+        max_requests: that may wait.
+        batching: None where requests run one by one.
+        priority_s: by how many seconds of waiting one step of priority goes before.
+        fair: clients share it fairly.
+        refuse_late: what cannot meet its deadline is refused on arrival.
+    """
+
+    policy: Policy = fifo
+    max_requests: int = 10_000
+    batching: BatchingSettings | None = None
+    priority_s: float = 1.0
+    fair: bool = False
+    refuse_late: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """The waiting requests of one model version, and its workers.
+
+    Attributes:
+        placement: its workers.
+        rules: may change at any time; what waits keeps its place.
+        suspects: in order. Those that are over stay in them until they come up.
+        length: requests that wait and are still wanted, suspects among them.
+        waiting_s: what those in the lines are predicted to take of a worker's time.
         active: it was asked for since the flag was last taken down.
         lived: the bodies of the last answers.
         excused: when a body's being in `lived` was made use of.
     """
 
-    waiting: deque[Entry] = field(default_factory=deque)
+    model: ModelVersion
+    placement: Placement
+    costs: CostTable
+    rules: QueueRules = QueueRules()
     suspects: deque[Entry] = field(default_factory=deque)
-    workers: dict[str, WorkerLoad] = field(default_factory=dict)
     length: int = 0
+    waiting_s: float = 0.0
     active: bool = False
     lived: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LIVED))
     excused: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
+    _lines: dict[tuple[object, bool], Line] = field(default_factory=dict)
+    _shares: FairShare = field(default_factory=FairShare)
+    _order: Iterator[int] = field(default_factory=itertools.count)
 
-    def add(self, entry: Entry, first: bool = False) -> None:
-        line = self.suspects if entry.suspect else self.waiting
-        (line.appendleft if first else line.append)(entry)
+    # -- arrival ----------------------------------------------------------------------------------
+
+    def check_room(self, entry: Entry) -> None:
+        """Raises PoolError where a request does not fit any more."""
+        if self.length >= self.rules.max_requests:
+            raise PoolError(
+                Code.UNAVAILABLE,
+                f"The queue of {self.model} is full: {self.length} requests wait; try again later",
+            )
+        settings = self.rules.batching
+        if entry.rows and settings is not None:
+            for long in (False, True):
+                if line := self._lines.get((entry.kind, long)):
+                    batching.check_room(line, entry.rows, settings)
+
+    def check_deadline(self, entry: Entry, now_ns: int) -> None:
+        """Raises PoolError where a request's deadline has passed, or will have before it could have been run."""
+        if not entry.deadline_ns:
+            return
+        left_s = (entry.deadline_ns - now_ns) / 1e9
+        if left_s <= 0:
+            raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded before the request was queued")
+        workers = len(self.placement.workers)
+        if not self.rules.refuse_late or entry.cost_s is None or not workers:
+            return
+        ahead_s = self._ahead_s(entry) / workers
+        if ahead_s + entry.cost_s > left_s:
+            raise PoolError(
+                Code.DEADLINE_EXCEEDED,
+                f"Deadline exceeded: it is {left_s * 1e3:.1f} ms away, the request is expected to take "
+                f"{entry.cost_s * 1e3:.1f} ms and what waits before it {ahead_s * 1e3:.1f} ms; it was not run",
+            )
+
+    def _ahead_s(self, entry: Entry) -> float:
+        """What is before a new request takes of the workers' time, at least."""
+        if self.rules.policy is not fifo or self.rules.fair or entry.priority:
+            return 0.0  # nobody knows who is before it
+        if self.rules.batching is None:
+            return self.waiting_s
+        line = self._lines.get((entry.kind, entry.long)) if entry.rows else None
+        return line.rows * self.costs.least_per_row(self.model, entry.signature) / 1e6 if line else 0.0
+
+    def place(self, entry: Entry) -> None:
+        """Gives a new request its place among those that wait."""
+        rules = self.rules
+        entry.arrived_s = entry.arrived_ns / 1e9
+        if rules.fair:
+            entry.arrived_s = self._shares.arrive(entry.client, entry.cost_s or 0.0)
+        entry.key = rules.policy(entry) - entry.priority * rules.priority_s
+        entry.order = next(self._order)
+
+    def add(self, entry: Entry) -> None:
+        """Among the suspects, or in its place in a line."""
         entry.waiting = True
         self.length += 1
+        if entry.suspect:
+            self.suspects.append(entry)
+            return
+        kind = entry.kind if entry.rows else None
+        line = self._lines.get((kind, entry.long))
+        if line is None:
+            if len(self._lines) >= _MAX_LINES:
+                kind, entry.rows = None, 0
+            line = self._lines.setdefault((kind, entry.long), Line(kind, entry.long))
+        line.add(entry)
+        self.waiting_s += entry.cost_s or 0.0
 
     def discount(self, entry: Entry) -> None:
         """Counts as waiting no more what is sent or over."""
         if entry.waiting:
             entry.waiting = False
             self.length -= 1
+            if (line := entry.line) is not None:
+                line.leave(entry)
+                # Small differences of floats do not pile up.
+                self.waiting_s = max(0.0, self.waiting_s - (entry.cost_s or 0.0)) if self.length else 0.0
+                if not line.count:
+                    self._lines.pop((line.kind, line.long), None)
 
     def forget_over(self) -> None:
         """Keeps what nobody wants any more from piling up behind what is not served."""
-        most = 2 * self.length + _SLACK
-        if len(self.waiting) > most:
-            self.waiting = deque(entry for entry in self.waiting if not entry.over)
-        if len(self.suspects) > most:
+        if len(self.suspects) > 2 * self.length + 64:
             self.suspects = deque(entry for entry in self.suspects if not entry.over)
+
+    def waiting(self) -> list[Entry]:
+        """All that wait and are wanted, suspects first."""
+        lines = sorted((entry for line in self._lines.values() for entry in line), key=_place)
+        return [entry for entry in self.suspects if not entry.over] + lines
+
+    # -- what workers were lost to ----------------------------------------------------------------
 
     def ran(self, body: bytes) -> None:
         """A worker ran this body and lived."""
@@ -81,53 +192,121 @@ class Queue:
 
     def suspect(self, body: bytes) -> None:
         """A worker was lost to this body: all that wait with it are suspects too."""
-        alike = {entry for entry in self.waiting if entry.body == body and not entry.over}
-        for entry in alike:
+        alike = [entry for line in self._lines.values() for entry in line if entry.body == body]
+        for entry in sorted(alike, key=_place):
+            self.discount(entry)
             entry.suspect = True
-        if alike:
-            self.suspects.extend(entry for entry in self.waiting if entry in alike)
-            self.waiting = deque(entry for entry in self.waiting if entry not in alike)
+            self.add(entry)
 
     def clear(self, body: bytes) -> None:
         """A worker ran this body alone and lived: who was a suspect for its sake only is one no more."""
-        cleared = [e for e in self.suspects if e.body == body and not e.deaths and not e.over]
-        for entry in cleared:
-            entry.suspect = False
+        cleared = {e for e in self.suspects if e.body == body and not e.deaths and not e.over}
         if cleared:
-            self.suspects = deque(entry for entry in self.suspects if entry.suspect)
-            self.waiting.extendleft(reversed(cleared))
+            self.suspects = deque(entry for entry in self.suspects if entry not in cleared)
+        for entry in cleared:
+            self.discount(entry)
+            entry.suspect = False
+            self.add(entry)
 
-    def share(self) -> int:
-        """How many requests each worker would get if all were sent now, suspects aside."""
-        return max(1, -(-(self.length - len(self.suspects)) // max(1, len(self.workers))))
+    # -- dispatch ---------------------------------------------------------------------------------
 
-    def take(self, share: int, now_ns: int, costs: CostTable) -> tuple[list[Entry], float | None]:
-        """The next requests for one dispatch: up to `share` short ones while COALESCE_US holds them."""
+    def next_line(self, now_ns: int, allowed: Callable[[bool], bool]) -> tuple[Line, Entry] | None:
+        """The line whose first request is next, and that request.
+
+        Args:
+            now_ns: the time.
+            allowed: whether there is a worker for a long dispatch, or for another.
+        """
+        best: tuple[Line, Entry] | None = None
+        settings = self.rules.batching
+        for line in list(self._lines.values()):
+            if not allowed(line.long):
+                continue
+            if settings is not None and line.kind is not None and batching.due_ns(line, settings) > now_ns:
+                continue
+            first = line.first(now_ns)
+            if first is not None and (best is None or _place(first) < _place(best[1])):
+                best = line, first
+        return best
+
+    def take(self, line: Line, now_ns: int, share: int) -> Batch:
+        """The next dispatch from a line that has a first request. `share`: requests for each worker, at most."""
+        settings = self.rules.batching
+        if settings is not None and line.kind is not None:
+            entries, cost_us = self._take_batch(line, settings, now_ns)
+            together = True
+        else:
+            entries, cost_us = self._take_short(line, now_ns, share)
+            together = False
+        if self.rules.fair:
+            self._shares.served(entries[0].arrived_s)
+        if settings is not None:
+            line.renew(settings.run_rows)
+        return Batch(entries, cost_us, together, line.long)
+
+    def _take_batch(
+        self, line: Line, settings: BatchingSettings, now_ns: int
+    ) -> tuple[list[Entry], float | None]:
+        most = self._rows_to_take(line, settings)
+        entries: list[Entry] = []
+        rows = 0
+        while (entry := line.first(now_ns)) is not None:
+            if entries and rows + entry.rows > most:
+                break
+            self.discount(entry)
+            entries.append(entry)
+            rows += entry.rows
+        return entries, self.costs.predict(self.model, entries[0].signature, 0, rows)
+
+    def _rows_to_take(self, line: Line, settings: BatchingSettings) -> int:
+        rows = min(line.rows, settings.run_rows)
+        idle = self.placement.idle_count
+        if idle < 2 or line.rows > settings.run_rows:
+            return rows
+        signature = next(iter(line)).signature
+        whole_us = self.costs.predict(self.model, signature, 0, rows)
+        part_us = self.costs.predict(self.model, signature, 0, -(-rows // idle))
+        return batching.spread(rows, idle, whole_us, part_us)
+
+    def _take_short(self, line: Line, now_ns: int, share: int) -> tuple[list[Entry], float | None]:
+        """Up to `share` short ones while COALESCE_US holds them."""
         entries: list[Entry] = []
         total_us: float | None = 0.0
-        while self.waiting and len(entries) < share:
-            entry = self.waiting[0]
-            if entry.over or (entry.deadline_ns and entry.deadline_ns <= now_ns):
-                self.waiting.popleft()  # an expired one is answered by Scheduler.expire(), which is due
-                continue
-            cost_us = costs.predict(entry.model, entry.signature, entry.size)
+        while len(entries) < share and (entry := line.first(now_ns)) is not None:
+            cost_us = self.costs.predict(self.model, entry.signature, entry.size)
             if entries and (cost_us is None or total_us is None or total_us + cost_us > COALESCE_US):
                 break
-            self.waiting.popleft()
+            self.discount(entry)
             entries.append(entry)
             total_us = None if cost_us is None or total_us is None else total_us + cost_us
         return entries, total_us
 
-    def free_worker(self, pick: Policy, now_ns: int) -> WorkerLoad | None:
-        """An idle worker, else one that will have run all it holds in a moment."""
-        idle = [worker for worker in self.workers.values() if worker.idle]
-        if idle:
-            return pick(idle)
-        return pick(w for w in self.workers.values() if (at := w.pipeline_ns()) is not None and at <= now_ns)
+    def share(self) -> int:
+        """How many requests each worker would get if all were sent now, suspects aside."""
+        waiting = self.length - len(self.suspects)
+        return max(1, -(-waiting // max(1, len(self.placement.workers))))
 
     def look_again_ns(self, now_ns: int) -> int | None:
-        """When what waits could next use a worker's second credit, if nothing else happens before."""
-        if not self.waiting:
+        """When more of what waits could be sent, if nothing else happens before."""
+        if not self._lines:
             return None
-        dues = [at for w in self.workers.values() if (at := w.pipeline_ns()) is not None and at > now_ns]
-        return min(dues, default=None)
+        dues = [self.placement.look_again_ns(now_ns)]
+        if (settings := self.rules.batching) is not None:
+            dues += [
+                batching.due_ns(line, settings) for line in self._lines.values() if line.kind is not None
+            ]
+        return min((due for due in dues if due is not None and due > now_ns), default=None)
+
+    @property
+    def lanes(self) -> set[bool]:
+        """Whether what waits is long."""
+        return {line.long for line in self._lines.values()}
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything waits that is no suspect."""
+        return bool(self._lines)
+
+
+def _place(entry: Entry) -> tuple[float, int]:
+    return entry.key, entry.order

@@ -22,15 +22,19 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, field
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
+from mpspool.core.progress import WHOLE
 from mpspool.router.cost import CostTable
 from mpspool.router.entry import Entry
-from mpspool.router.load import POLICIES, Batch, WorkerLoad, by_load
-from mpspool.router.queues import Queue
+from mpspool.router.fair_share import FairShare
+from mpspool.router.line import Line
+from mpspool.router.load import Batch, Device, Limits, WorkerLoad, by_load
+from mpspool.router.placement import BATCH_PIPELINE_NS, PIPELINE_NS, Placement
+from mpspool.router.queues import Queue, QueueRules
 from mpspool.router.suspicion import Blame, Standing, Suspicions
 
 _SLACK = 64
@@ -38,15 +42,34 @@ _QUARANTINED = (
     "A worker was lost while it ran this request or one with the same body, and another while it ran it "
     "alone: it is taken for the cause and not run again for now"
 )
+# Where nobody says from which cost on a job is long: from so many times the average one.
+_LONG_BY = 1.5
+_WEIGHT = 0.02  # of the newest request in that average
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRules:
+    """What holds for all queues.
+
+    Attributes:
+        dispatch: which worker is sent the next dispatch: one of placement.DISPATCHES.
+        limits: what may run on a device at once.
+        long_us: from which predicted cost on a job is long; 0 for one that costs more than others.
+    """
+
+    dispatch: str = "least_loaded"
+    limits: Limits = field(default_factory=Limits)
+    long_us: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Order: these requests, as this dispatch, to this worker."""
+    """Order: these requests, as this dispatch, to this worker; `together` as one batch."""
 
     worker: str
     dispatch: int
     entries: list[Entry]
+    together: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +84,25 @@ class Scheduler:
     """Who runs what, when.
 
     Args:
-        policy: a key of load.POLICIES.
-        max_queued_requests: waiting requests per model version.
-        max_queued_bytes: request bodies in the queues and in flight, over all models.
+        rules: what holds for all queues.
+        queue_rules: what holds for each queue that is given none by govern().
 
     Attributes:
         hold_suspects: none is run now.
     """
 
-    def __init__(self, policy: str, max_queued_requests: int, max_queued_bytes: int) -> None:
-        self._pick = POLICIES[policy]
-        self._max_requests = max_queued_requests
-        self._max_bytes = max_queued_bytes
-        self._queues: defaultdict[ModelVersion, Queue] = defaultdict(Queue)
+    def __init__(self, rules: PoolRules, queue_rules: QueueRules) -> None:
+        self._rules = rules
+        self._queue_rules = queue_rules
+        self._queues: dict[ModelVersion, Queue] = {}
+        self._waits: OrderedDict[Queue, None] = OrderedDict()
         self._workers: dict[str, WorkerLoad] = {}
+        self._devices: dict[str, Device] = {}
+        self._shares = FairShare()
+        self._average_us = 0.0
         self._dispatches = itertools.count(1)
         self._deadlines: list[tuple[int, int, Entry]] = []
         self._tiebreak = itertools.count()
-        self._bytes = 0
         self._wanted = 0
         self._trying = False  # a suspect is running
         # Whose suspect is the next to run, or runs, and the workers that are kept free for it.
@@ -87,35 +111,54 @@ class Scheduler:
         self.costs = CostTable()
         self.hold_suspects = False
 
+    def govern(self, model: ModelVersion, rules: QueueRules) -> None:
+        """What holds for the queue of a model version from now on."""
+        queue = self._queue(model)
+        queue.rules = rules
+        queue.placement.window_ns = PIPELINE_NS if rules.batching is None else BATCH_PIPELINE_NS
+
+    def _queue(self, model: ModelVersion) -> Queue:
+        queue = self._queues.get(model)
+        if queue is None:
+            placement = Placement(self._rules.dispatch, self._rules.limits)
+            queue = self._queues[model] = Queue(model, placement, self.costs, self._queue_rules)
+        return queue
+
     # -- requests ---------------------------------------------------------------------------------
 
     def arrive(self, entry: Entry, now_ns: int) -> None:
         """Takes a request into its queue. Raises PoolError where it is refused at the door."""
-        queue = self._queues[entry.model]
-        if queue.length >= self._max_requests:
-            raise PoolError(
-                Code.UNAVAILABLE,
-                f"The queue of {entry.model} is full: {queue.length} requests wait; try again later",
-            )
+        queue = self._queue(entry.model)
+        queue.check_room(entry)
         entry.size = len(entry.body)
-        if self._bytes + entry.size > self._max_bytes:
-            raise PoolError(
-                Code.RESOURCE_EXHAUSTED,
-                f"Requests in the queues hold {self._bytes} of {self._max_bytes} bytes and this one has "
-                f"{entry.size}; try again later",
-            )
         standing = self._suspicions.standing(entry.model, entry.body, now_ns)
         if standing is Standing.QUARANTINED:
             raise PoolError(Code.INTERNAL, _QUARANTINED)
         entry.suspect = standing is Standing.SUSPECT
-        self._bytes += entry.size
+        self._estimate(entry)
+        queue.check_deadline(entry, now_ns)
         queue.forget_over()
         self._forget_deadlines()
         self._wanted += 1
         queue.active = True
-        queue.add(entry)
+        queue.place(entry)
+        self._add(queue, entry)
         if entry.deadline_ns:
             heapq.heappush(self._deadlines, (entry.deadline_ns, next(self._tiebreak), entry))
+
+    def _estimate(self, entry: Entry) -> None:
+        """What it will cost, and whether that makes it a long one."""
+        cost_us = self.costs.predict(entry.model, entry.signature, entry.size, entry.rows)
+        if cost_us is None:
+            return
+        entry.cost_s = cost_us / 1e6
+        if self._rules.limits.long:
+            self._average_us += _WEIGHT * (cost_us - self._average_us) if self._average_us else cost_us
+            entry.long = cost_us >= (self._rules.long_us or _LONG_BY * self._average_us)
+
+    def _add(self, queue: Queue, entry: Entry) -> None:
+        queue.add(entry)
+        self._waits[queue] = None
 
     def cancel(self, entry: Entry) -> None:
         """The client has gone: never run the request if it still waits, never answer it."""
@@ -133,11 +176,9 @@ class Scheduler:
 
     def fail(self, model: ModelVersion, reason: str) -> list[Refuse]:
         """No worker of this version will come back: refuses all that wait for one."""
-        queue = self._queues[model]
-        waiting = [entry for entry in (*queue.suspects, *queue.waiting) if not entry.over]
-        refusals = [self._refuse(entry, Code.UNAVAILABLE, reason) for entry in waiting]
+        queue = self._queue(model)
+        refusals = [self._refuse(entry, Code.UNAVAILABLE, reason) for entry in queue.waiting()]
         queue.suspects.clear()
-        queue.waiting.clear()
         return refusals
 
     def abandon(self, reason: str) -> list[Refuse]:
@@ -156,15 +197,25 @@ class Scheduler:
 
     # -- workers ----------------------------------------------------------------------------------
 
-    def join(self, name: str, model: ModelVersion, credit: int, domain: str = "") -> None:
-        """A worker is READY and may hold `credit` dispatches at once; what `domain` names fails for all on it."""
-        worker = WorkerLoad(name, model, credit, domain)
-        self._workers[name] = self._queues[model].workers[name] = worker
+    def join(self, name: str, model: ModelVersion, credit: int, device: str = "", domain: str = "") -> None:
+        """A worker is READY.
+
+        Args:
+            name: the worker's.
+            model: what it runs.
+            credit: how many dispatches it may hold at once.
+            device: what it shares with others that run beside it.
+            domain: what fails for all workers on it at once; "" where each fails by itself.
+        """
+        place = self._devices.setdefault(device, Device(device))
+        worker = self._workers[name] = WorkerLoad(name, model, credit, place, domain)
+        self._queue(model).placement.add(worker)
 
     def leave(self, name: str) -> None:
         """A worker drains: it finishes what it holds and is sent nothing more."""
         if worker := self._workers.get(name):
             worker.leaving = True
+            self._queue(worker.model).placement.settle(worker)
 
     def lost(
         self, name: str, started: tuple[int, int] | None, now_ns: int, blame: Blame = Blame.SURELY
@@ -173,34 +224,37 @@ class Scheduler:
 
         Args:
             name: the worker's.
-            started: the (dispatch, index) that it was running, if any.
+            started: the (dispatch, index) that it was running, if any; index WHOLE for all of it.
             now_ns: the time.
             blame: what that says against what it was running.
         """
         worker = self._workers.pop(name, None)
         if worker is None:
             return []
-        queue = self._queues[worker.model]
-        del queue.workers[name]
-        blamed: tuple[Entry, bool] | None = None
+        queue = self._queue(worker.model)
+        queue.placement.remove(worker)
+        blamed: list[tuple[Entry, bool]] = []
         again: list[Entry] = []
-        for dispatch, batch in worker.batches.items():
+        for dispatch in list(worker.batches):
+            batch = worker.give_back(dispatch)
+            assert batch is not None
             if batch.suspect:
                 self._end_trial()
             for index, entry in enumerate(batch.entries):
                 entry.held = False
-                if (dispatch, index) == started and blame is not Blame.NONE:
-                    blamed = entry, batch.suspect
+                ran = started is not None and started[0] == dispatch and started[1] in (index, WHOLE)
+                if ran and blame is not Blame.NONE:
+                    blamed.append((entry, batch.suspect))
                 elif entry.over:
-                    self._let_go(entry)
+                    entry.let_go()
                 else:
                     again.append(entry)
-        refusals = [refusal for entry in reversed(again) for refusal in self._again(queue, entry, now_ns)]
-        if blamed is None:
-            return refusals
-        return refusals + self._blame(queue, *blamed, now_ns, chance=blame is Blame.PERHAPS)
+        refusals = [refusal for entry in again for refusal in self._again(queue, entry, now_ns)]
+        for entry, alone in blamed:
+            refusals += self._blame(queue, entry, alone, now_ns, chance=blame is Blame.PERHAPS)
+        return refusals
 
-    def finished(self, name: str, dispatch: int, ran: bool = True) -> list[Entry] | None:
+    def finished(self, name: str, dispatch: int, ran: bool = True) -> Batch | None:
         """A worker gave a dispatch's credit back.
 
         Args:
@@ -209,29 +263,32 @@ class Scheduler:
             ran: whether it ran any of the requests; not where their deadlines had passed.
 
         Returns:
-            Its requests in order, those that are `over` included (nobody wants their answers), or
+            The batch, its requests in order, those that are `over` included (nobody wants their answers);
             None for a dispatch this worker does not hold: its results are to be dropped.
         """
         worker = self._workers.get(name)
-        batch = worker.batches.pop(dispatch, None) if worker else None
+        batch = worker.give_back(dispatch) if worker else None
         if worker is None or batch is None:
             return None
+        queue = self._queue(worker.model)
         if batch.suspect:
             self._end_trial()
             if ran:
                 body = batch.entries[0].body
                 self._suspicions.clear(worker.model, body)
-                self._queues[worker.model].clear(body)
+                queue.clear(body)
+                self._waits[queue] = None
+        queue.placement.settle(worker)
         for entry in batch.entries:
             entry.held = False
             if entry.over:
-                self._let_go(entry)
-        return batch.entries
+                entry.let_go()
+        return batch
 
     def answered(self, entry: Entry, *, ran: bool) -> None:
         """The result of a finished request is being handed to its client. `ran`: a worker ran it."""
         if ran:
-            self._queues[entry.model].ran(entry.body)
+            self._queue(entry.model).ran(entry.body)
         self._end(entry)
 
     # -- dispatch ---------------------------------------------------------------------------------
@@ -239,35 +296,66 @@ class Scheduler:
     def dispatch(self, now_ns: int) -> list[Send]:
         """Every dispatch that can be sent now."""
         orders: list[Send] = []
-        for queue in self._queues.values():
+        waits = list(self._waits)
+        for queue in waits:
             if queue.suspects or (self._trial and self._trial[0] is queue):
                 self._dispatch_suspect(queue, now_ns, orders)
-            share = queue.share()
-            while queue.waiting:
-                worker = queue.free_worker(self._pick, now_ns)
-                if worker is None:
-                    break
-                entries, cost_us = queue.take(share, now_ns, self.costs)
-                if entries:
-                    orders.append(self._send(worker, Batch(entries, cost_us), now_ns))
+            if not queue.length and not (self._trial and self._trial[0] is queue):
+                del self._waits[queue]
+        shares = {queue: queue.share() for queue in waits if queue.waits}
+        limited = self._rules.limits.running or self._rules.limits.long
+        # Where nothing limits a device, the queues do not meet.
+        for group in [shares] if limited else [{queue: share} for queue, share in shares.items()]:
+            while self._dispatch_one(group, now_ns, orders):
+                pass
         return orders
 
+    def _dispatch_one(self, queues: dict[Queue, int], now_ns: int, orders: list[Send]) -> bool:
+        """Sends the dispatch that is next over these queues, each with its share, if one can be sent."""
+        best: tuple[float, Queue, Line, WorkerLoad] | None = None
+        for queue in queues:
+            if queue.waits and (found := self._next(queue, now_ns)):
+                line, first, worker = found
+                rank = 0.0
+                if len(queues) > 1:
+                    rank = self._shares.now(queue) + first.key - first.arrived_s
+                if best is None or rank < best[0]:
+                    best = rank, queue, line, worker
+        if best is None:
+            return False
+        _, queue, line, worker = best
+        batch = queue.take(line, now_ns, queues[queue])
+        if len(queues) > 1:
+            self._shares.served(self._shares.arrive(queue, (batch.cost_us or 0.0) / 1e6))
+        orders.append(self._send(queue, worker, batch, now_ns))
+        return True
+
+    def _next(self, queue: Queue, now_ns: int) -> tuple[Line, Entry, WorkerLoad] | None:
+        """What a queue would send next, and to whom."""
+        place = queue.placement
+        workers = {long: place.idle(long) or place.soon(long, now_ns) for long in queue.lanes}
+        found = queue.next_line(now_ns, lambda long: workers[long] is not None)
+        if found is None:
+            return None
+        line, first = found
+        worker = workers[line.long]
+        assert worker is not None
+        return line, first, worker
+
     def look_again_ns(self, now_ns: int) -> int | None:
-        """When dispatch() could next use a second credit, if nothing else happens before."""
-        dues = [queue.look_again_ns(now_ns) for queue in self._queues.values()]
+        """When dispatch() could next send something, if nothing else happens before."""
+        dues = [queue.look_again_ns(now_ns) for queue in self._waits]
         return min((due for due in dues if due is not None), default=None)
 
-    def _send(self, worker: WorkerLoad, batch: Batch, now_ns: int) -> Send:
+    def _send(self, queue: Queue, worker: WorkerLoad, batch: Batch, now_ns: int) -> Send:
         dispatch = next(self._dispatches)
-        worker.batches[dispatch] = batch
         batch.sent_ns = now_ns
-        worker.last_sent = dispatch
-        queue = self._queues[worker.model]
+        worker.take(dispatch, batch)
+        queue.placement.settle(worker)
         for entry in batch.entries:
             entry.sent_ns = now_ns
             entry.held = True
-            queue.discount(entry)
-        return Send(worker.name, dispatch, batch.entries)
+        return Send(worker.name, dispatch, batch.entries, batch.together)
 
     # -- suspects ---------------------------------------------------------------------------------
 
@@ -277,7 +365,7 @@ class Scheduler:
             return
         while queue.suspects and queue.suspects[0].over:
             queue.suspects.popleft()
-        staying = [worker for worker in queue.workers.values() if not worker.leaving]
+        staying = [worker for worker in queue.placement.workers.values() if not worker.leaving]
         kept = [worker for worker in staying if worker.reserved]
         self._end_trial()
         if self.hold_suspects or not queue.suspects or not staying:
@@ -287,15 +375,18 @@ class Scheduler:
         self._trial = queue, group
         for one in group:
             one.reserved = True
+            self._queue(one.model).placement.settle(one)
         if not any(one.batches for one in group):
             entry = queue.suspects.popleft()
+            queue.discount(entry)
             self._trying = True
-            orders.append(self._send(worker, Batch([entry], None, suspect=True), now_ns))
+            orders.append(self._send(queue, worker, Batch([entry], None, suspect=True), now_ns))
 
     def _end_trial(self) -> None:
         """What was kept free for a suspect, or ran it, takes other requests again."""
         for worker in self._trial[1] if self._trial else ():
             worker.reserved = False
+            self._queue(worker.model).placement.settle(worker)
         self._trial = None
         self._trying = False
 
@@ -305,7 +396,7 @@ class Scheduler:
         if standing is Standing.QUARANTINED:
             return [self._refuse(entry, Code.INTERNAL, _QUARANTINED)]
         entry.suspect = entry.suspect or standing is Standing.SUSPECT
-        queue.add(entry, first=True)
+        self._add(queue, entry)
         return []
 
     def _blame(self, queue: Queue, entry: Entry, alone: bool, now_ns: int, *, chance: bool) -> list[Refuse]:
@@ -315,14 +406,14 @@ class Scheduler:
         if chance and not alone and entry.deaths == 1 and queue.excuses(entry, now_ns):
             if not entry.over:
                 return self._again(queue, entry, now_ns)
-            self._let_go(entry)
+            entry.let_go()
             return []
         standing = self._suspicions.blame(entry.model, body, alone, now_ns)
         if entry.over:
-            self._let_go(entry)
+            entry.let_go()
         else:
             entry.suspect = True
-            queue.add(entry)
+            self._add(queue, entry)
         queue.suspect(body)
         if standing is not Standing.QUARANTINED:
             return []
@@ -343,18 +434,14 @@ class Scheduler:
 
     def _end(self, entry: Entry) -> None:
         entry.over = True
-        self._queues[entry.model].discount(entry)
+        self._queue(entry.model).discount(entry)
         self._wanted -= 1
         if not entry.held:
-            self._let_go(entry)
-
-    def _let_go(self, entry: Entry) -> None:
-        self._bytes -= entry.size
-        entry.body = b""
+            entry.let_go()
 
     def queued(self, model: ModelVersion) -> int:
         """Requests that wait, not counting those in flight."""
-        return self._queues[model].length
+        return self._queue(model).length
 
     def in_flight(self, name: str) -> int:
         """Requests that a worker holds."""
@@ -371,7 +458,7 @@ class Scheduler:
         active = [queue for queue in self._queues.values() if queue.active]
         for queue in active:
             queue.active = False
-        return sum(len(queue.workers) for queue in active)
+        return sum(len(queue.placement.workers) for queue in active)
 
     def unfinished(self) -> int:
         """Requests that wait or run and are still wanted."""

@@ -75,7 +75,17 @@ class Scene:
         if not page.exists():
             self.pages.append(ProgressWriter(page))
         signatures = b"" if epoch else b"s"
-        hello = Hello(messages.PROTOCOL, epoch, worker, generation, os.getpid(), state, 2, str(page), signatures=signatures)
+        hello = Hello(
+            messages.PROTOCOL,
+            epoch,
+            worker,
+            generation,
+            os.getpid(),
+            state,
+            2,
+            str(page),
+            signatures=signatures,
+        )
         self.link.receive(identity, hello, [])
         return identity
 

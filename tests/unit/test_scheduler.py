@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -20,16 +21,23 @@ from hypothesis.stateful import (
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
+from mpspool.core.progress import WHOLE
+from mpspool.core.settings import BatchingSettings
 from mpspool.router.entry import Entry
-from mpspool.router.scheduler import Refuse, Scheduler, Send
+from mpspool.router.load import Batch, Limits
+from mpspool.router.placement import DISPATCHES
+from mpspool.router.policy import Policy, edf, fifo, sjf
+from mpspool.router.queues import QueueRules
+from mpspool.router.scheduler import PoolRules, Refuse, Scheduler, Send
 from mpspool.router.suspicion import MAX_REMEMBERED, REMEMBERED_NS, Blame, Standing, Suspicions
 
 MODEL = ModelVersion("half", 1)
 OTHER = ModelVersion("other", 3)
+NO_LIMITS = Limits()
 
 
-def make(policy: str = "least_loaded", requests: int = 1000, size: int = 10**9) -> Scheduler:
-    return Scheduler(policy, requests, size)
+def make(dispatch: str = "least_loaded", limits: Limits = NO_LIMITS, **rules: Any) -> Scheduler:
+    return Scheduler(PoolRules(dispatch, limits), QueueRules(**rules))
 
 
 def entry(body: bytes = b"x", model: ModelVersion = MODEL, deadline_ns: int = 0) -> Entry:
@@ -41,6 +49,11 @@ def arrive(scheduler: Scheduler, *bodies: bytes, model: ModelVersion = MODEL) ->
     for item in entries:
         scheduler.arrive(item, 0)
     return entries
+
+
+def entries_of(batch: Batch | None) -> list[Entry]:
+    assert batch is not None
+    return batch.entries
 
 
 def cheap(scheduler: Scheduler, cost_us: int = 10) -> None:
@@ -237,17 +250,15 @@ def test_a_client_that_gives_up_does_not_hide_what_ended_the_worker(how: str) ->
 
 
 def test_a_body_is_let_go_with_its_client_or_its_worker() -> None:
-    """What a worker may be lost to is kept, and counted against the limit, until that is known."""
-    scheduler = make(size=2)
+    """What a worker may be lost to is kept until that is known."""
+    scheduler = make()
     scheduler.join("a", MODEL, 1)
     (gone,) = arrive(scheduler, b"12")
     (send,) = scheduler.dispatch(0)
     scheduler.cancel(gone)
-    with pytest.raises(PoolError, match="hold 2 of 2 bytes"):
-        arrive(scheduler, b"3")
-    assert scheduler.finished("a", send.dispatch) == [gone]
+    assert gone.body == b"12"
+    assert entries_of(scheduler.finished("a", send.dispatch)) == [gone]
     assert gone.body == b""
-    arrive(scheduler, b"34")
 
 
 def test_all_with_the_body_of_a_suspect_wait_for_its_trial() -> None:
@@ -362,7 +373,7 @@ def test_a_suspect_that_ran_alone_and_answered_clears_all_like_it() -> None:
     scheduler.join("b", MODEL, 1)
     (alone,) = scheduler.dispatch(0)
     assert alone.entries == [first]
-    assert scheduler.finished("b", alone.dispatch) == [first]
+    assert entries_of(scheduler.finished("b", alone.dispatch)) == [first]
     scheduler.answered(first, ran=True)
     (together,) = scheduler.dispatch(0)
     assert together.entries == copies + late
@@ -478,8 +489,8 @@ def test_expired_requests_are_refused_and_never_sent() -> None:
 
 
 def test_cancelled_requests_leave_the_queue() -> None:
-    """A cancelled request is neither sent nor counted, and frees its place and bytes."""
-    scheduler = make(requests=1, size=1)
+    """A cancelled request is neither sent nor counted, and frees its place."""
+    scheduler = make(max_requests=1)
     (gone,) = arrive(scheduler, b"1")
     scheduler.cancel(gone)
     arrive(scheduler, b"2")
@@ -488,16 +499,13 @@ def test_cancelled_requests_leave_the_queue() -> None:
     assert send.entries[0].body == b"2"
 
 
-@pytest.mark.parametrize(
-    ("requests", "size", "code"), [(1, 100, Code.UNAVAILABLE), (100, 1, Code.RESOURCE_EXHAUSTED)]
-)
-def test_bounds_refuse_at_the_door(requests: int, size: int, code: Code) -> None:
-    """A full queue is UNAVAILABLE, too many bytes RESOURCE_EXHAUSTED, both at once."""
-    scheduler = make(requests=requests, size=size)
+def test_a_full_queue_refuses_at_the_door() -> None:
+    """One request more than may wait is UNAVAILABLE at once."""
+    scheduler = make(max_requests=1)
     arrive(scheduler, b"1")
-    with pytest.raises(PoolError) as refused:
+    with pytest.raises(PoolError, match="is full: 1 requests wait") as refused:
         scheduler.arrive(entry(), 0)
-    assert refused.value.code is code
+    assert refused.value.code is Code.UNAVAILABLE
 
 
 def test_abandon_refuses_all_that_wait_or_run() -> None:
@@ -529,9 +537,27 @@ class Pool(RuleBasedStateMachine):
     models = st.sampled_from([MODEL, OTHER])
     requests = Bundle("requests")
 
-    @initialize(policy=st.sampled_from(["least_loaded", "round_robin"]))
-    def start(self, policy: str) -> None:
-        self.scheduler = make(policy)
+    @initialize(
+        dispatch=st.sampled_from(DISPATCHES),
+        policy=st.sampled_from([fifo, edf, sjf(10.0)]),
+        fair=st.booleans(),
+        limits=st.builds(Limits, st.integers(0, 2), st.integers(0, 1)),
+        batching=st.none()
+        | st.builds(
+            BatchingSettings,
+            max_batch_size=st.just(4),
+            batch_timeout_us=st.integers(0, 1),
+            max_enqueued_batches=st.just(10_000),
+        ),
+    )
+    def start(
+        self, dispatch: str, policy: Policy, fair: bool, limits: Limits, batching: BatchingSettings | None
+    ) -> None:
+        rules = {"policy": policy, "fair": fair, "batching": batching, "refuse_late": False}
+        self.scheduler = make(dispatch, limits, **rules)
+        self.limits = limits
+        self.batching = batching
+        self.devices: dict[str, str] = {}
         self.now = 0
         self.names = 0
         self.credits: dict[str, int] = {}
@@ -546,8 +572,9 @@ class Pool(RuleBasedStateMachine):
         self.excused: set[Entry] = set()
         self.quarantined: set[Key] = set()
         self.trial: Send | None = None
-        for model in (MODEL, OTHER):
-            self.scheduler.costs.observe(model, "", 1, 100)
+        for model, cost_us in ((MODEL, 100), (OTHER, 10_000)):
+            self.scheduler.costs.observe(model, "", 1, cost_us)
+            self.scheduler.costs.observe(model, "", 0, cost_us, rows=1)
 
     @rule(
         target=requests,
@@ -555,14 +582,31 @@ class Pool(RuleBasedStateMachine):
         body=st.sampled_from(BODIES),
         deadline=st.just(0) | st.integers(1, 30),
         copies=st.integers(1, 3),
+        rows=st.integers(0, 4),
+        kind=st.sampled_from("kl"),
+        who=st.tuples(st.integers(0, 1), st.sampled_from("uv")),
     )
     def arrivals(
-        self, model: ModelVersion, body: bytes, deadline: int, copies: int
+        self,
+        model: ModelVersion,
+        body: bytes,
+        deadline: int,
+        copies: int,
+        rows: int,
+        kind: str,
+        who: tuple[int, str],
     ) -> MultipleResults[Entry]:
-        return multiple(*[self._arrive(model, body, deadline) for _ in range(copies)])
+        items = []
+        for _ in range(copies):
+            item = entry(body, model, deadline and self.now + deadline)
+            item.arrived_ns = self.now
+            item.priority, item.client = who
+            if self.batching:
+                item.rows, item.kind = rows, kind
+            items.append(self._arrive(item, model, body))
+        return multiple(*items)
 
-    def _arrive(self, model: ModelVersion, body: bytes, deadline: int) -> Entry:
-        item = entry(body, model, deadline and self.now + deadline)
+    def _arrive(self, item: Entry, model: ModelVersion, body: bytes) -> Entry:
         self.keys[item] = (model, body)
         try:
             self.scheduler.arrive(item, self.now)
@@ -576,12 +620,12 @@ class Pool(RuleBasedStateMachine):
             self.wanted.add(item)
         return item
 
-    @rule(model=models, credit=st.integers(1, 3))
-    def worker_joins(self, model: ModelVersion, credit: int) -> None:
+    @rule(model=models, credit=st.integers(1, 3), device=st.sampled_from("gh"))
+    def worker_joins(self, model: ModelVersion, credit: int, device: str) -> None:
         self.names += 1
         name = f"w{self.names}"
-        self.scheduler.join(name, model, credit)
-        self.credits[name], self.held[name] = credit, []
+        self.scheduler.join(name, model, credit, device)
+        self.credits[name], self.held[name], self.devices[name] = credit, [], device
 
     def _answer(self, item: Entry, how: str) -> None:
         assert item in self.wanted, f"{how}: nobody wants this answer (any more)"
@@ -595,6 +639,12 @@ class Pool(RuleBasedStateMachine):
             self.held[send.worker].append(send)
             assert len(self.held[send.worker]) <= self.credits[send.worker], "sent without a credit"
             assert send.entries, "an empty dispatch"
+            if send.together:
+                assert sum(item.rows for item in send.entries) <= 4, "more rows than a batch has"
+                assert len({(item.model, item.kind) for item in send.entries}) == 1, "not of one kind"
+                assert all(item.rows for item in send.entries), "a request that shares no batch"
+            else:
+                assert not any(item.rows and not item.suspect for item in send.entries)
             for item in send.entries:
                 assert item in self.wanted, "sent though nobody wants it"
                 assert not item.deadline_ns or item.deadline_ns > self.now, "sent though expired"
@@ -608,6 +658,9 @@ class Pool(RuleBasedStateMachine):
                 assert self.held[send.worker] == [send], "a suspect does not run alone"
                 assert len(send.entries) == 1, "a suspect does not run alone"
             assert self.trial not in self.held[send.worker][:-1], "sent beside a suspect"
+        for device in "gh" if self.limits.running and not self.trial else "":
+            busy = [name for name, sends in self.held.items() if sends and self.devices[name] == device]
+            assert len(busy) <= self.limits.running, "more than a device may run"
         copies = self._in_flight()
         assert len(copies) == len(set(map(id, copies))), "one request in two places"
 
@@ -629,7 +682,9 @@ class Pool(RuleBasedStateMachine):
         if send is self.trial and ran:
             self.suspects.discard(self.keys[send.entries[0]])
         self._end_trial([send])
-        assert self.scheduler.finished(name, send.dispatch, ran) == send.entries
+        batch = self.scheduler.finished(name, send.dispatch, ran)
+        assert batch is not None
+        assert batch.entries == send.entries
         for item in send.entries:
             if not item.over:
                 self.scheduler.answered(item, ran=ran)
@@ -658,23 +713,25 @@ class Pool(RuleBasedStateMachine):
         """Whoever it was running is blamed, whether its client still waits or not."""
         sends = self.held.pop(name)
         before = {item: item.deaths for send in sends for item in send.entries}
-        guilty = None if index is None or blame is Blame.NONE else sends[0].entries[index]
-        if guilty is not None:
-            key = self.keys[guilty]
+        guilty: list[Entry] = []
+        if index is not None and blame is not Blame.NONE:
+            guilty = sends[0].entries if sends[0].together else [sends[0].entries[index]]
+        for item in guilty:
+            key = self.keys[item]
             if sends[0] is self.trial:
                 self.suspects.discard(key)
                 self.quarantined.add(key)
-            elif blame is Blame.PERHAPS and self._excused(guilty, key):
-                self.excused.add(guilty)
+            elif blame is Blame.PERHAPS and self._excused(item, key):
+                self.excused.add(item)
             elif key not in self.quarantined:
                 self.suspects.add(key)
         self._end_trial(sends)
-        started = None if index is None else (sends[0].dispatch, index)
+        started = None if index is None else (sends[0].dispatch, WHOLE if sends[0].together else index)
         for refusal in self.scheduler.lost(name, started, self.now, blame):
             assert self.keys[refusal.entry] in self.quarantined
             self._answer(refusal.entry, "refused")
         for item, deaths in before.items():
-            assert item.deaths == deaths + (item is guilty)
+            assert item.deaths == deaths + (item in guilty)
         if sends:
             assert self.scheduler.finished(name, sends[0].dispatch) is None, "a dead worker's result counted"
 
@@ -711,7 +768,6 @@ class Pool(RuleBasedStateMachine):
     def bodies_are_kept_while_they_may_matter(self) -> None:
         kept = self.wanted.union(self._in_flight())
         assert {item for item in self.keys if item.body} == kept
-        assert self.scheduler._bytes == sum(len(item.body) for item in kept)
 
     @invariant()
     def nothing_waits_that_is_kept_out(self) -> None:
@@ -725,11 +781,12 @@ class Pool(RuleBasedStateMachine):
         for name in list(self.held):
             self._die(name, 0 if self.held[name] else None)
         self.leaving.clear()
-        self.worker_joins(MODEL, 1)
-        self.worker_joins(OTHER, 2)
+        self.worker_joins(MODEL, 1, "g")
+        self.worker_joins(OTHER, 2, "h")
         for refusal in self.scheduler.expire(self.now):
             self._answer(refusal.entry, "expired")
         for _ in range(3 * len(self.wanted) + 3):
+            self.time_passes(2000)  # longer than a batch waits
             self.dispatches()
             for name, sends in self.held.items():
                 for send in sends:

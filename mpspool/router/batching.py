@@ -1,0 +1,60 @@
+"""When requests of one model version run together, and how many: TensorFlow Serving's rules. Pure."""
+
+from __future__ import annotations
+
+from mpspool.core.errors import Code, PoolError
+from mpspool.core.settings import BatchingSettings
+from mpspool.router.line import Line
+
+# A batch is spread over workers that would else be idle where that ends it so much sooner.
+_WORTH_SPREADING = 0.75
+
+
+def split(rows: int, settings: BatchingSettings) -> list[tuple[int, int]]:
+    """The parts that a request runs in, from and up to; one where it need not be split.
+
+    Raises:
+        PoolError: it has more rows than a request may have.
+    """
+    if rows > settings.max_batch_size:
+        raise PoolError(
+            Code.INVALID_ARGUMENT,
+            f"Task size {rows} is larger than maximum input batch size {settings.max_batch_size}",
+        )
+    most = settings.run_rows
+    if settings.allowed_batch_sizes:  # full ones need no padding
+        return [(start, min(start + most, rows)) for start in range(0, rows, most)]
+    parts = -(-rows // most)
+    return [(rows * part // parts, rows * (part + 1) // parts) for part in range(parts)]
+
+
+def check_room(line: Line, rows: int, settings: BatchingSettings) -> None:
+    """Raises PoolError where a line has as many batches waiting as it may."""
+    batches = -(-line.rows // settings.run_rows)
+    if line.rows + rows > settings.max_enqueued_batches * settings.run_rows:
+        raise PoolError(
+            Code.UNAVAILABLE,
+            "The batch scheduling queue to which this task was submitted is full; currently "
+            f"{batches} batches enqueued and max_enqueued_batches is {settings.max_enqueued_batches}",
+        )
+
+
+def due_ns(line: Line, settings: BatchingSettings) -> int:
+    """From when on a worker may take from this line; 0 for at once."""
+    if settings.adaptive or not settings.batch_timeout_us or line.rows >= settings.run_rows:
+        return 0
+    return line.since_ns + settings.batch_timeout_us * 1000
+
+
+def spread(rows: int, idle: int, whole_us: float | None, part_us: float | None) -> int:
+    """How many rows a worker takes of those that wait, when so many workers are idle.
+
+    Args:
+        rows: that would make one batch.
+        idle: workers that could take a part each.
+        whole_us: what the batch is predicted to cost.
+        part_us: what the even part of each of them is.
+    """
+    if idle > 1 and whole_us is not None and part_us is not None and part_us <= _WORTH_SPREADING * whole_us:
+        return -(-rows // idle)
+    return rows

@@ -1,0 +1,41 @@
+"""Fair shares: when a request counts as arrived, so that nobody gets more by asking for more. Pure.
+
+Start-time fair queueing: each party's requests are spaced by what they cost, on a clock that shows how far those that
+were served have come. Who asks for little is always at the front of it; who floods is spaced ahead of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+_SLACK = 256
+
+
+class FairShare:
+    """The clock of one queue and its parties. Seconds of worker time."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+        self._next_s: dict[Hashable, float] = {}
+
+    def arrive(self, party: Hashable, cost_s: float) -> float:
+        """When a request of this party counts as arrived."""
+        start_s = self.now(party)
+        self._next_s[party] = start_s + cost_s
+        if len(self._next_s) > _SLACK:
+            self._forget()
+        return start_s
+
+    def now(self, party: Hashable) -> float:
+        """When a request of this party would count as arrived."""
+        return max(self._now_s, self._next_s.get(party, 0.0))
+
+    def served(self, start_s: float) -> None:
+        """A request that counted as arrived then is being run."""
+        self._now_s = max(self._now_s, start_s)
+
+    def _forget(self) -> None:
+        """Those that have nothing ahead of the clock are as good as new."""
+        kept = {party: at_s for party, at_s in self._next_s.items() if at_s > self._now_s}
+        if len(kept) <= len(self._next_s) // 2:
+            self._next_s = kept
