@@ -15,6 +15,14 @@ from mpspool.core.errors import Code, PoolError
 # Wire types of the protocol buffers encoding.
 _VARINT, _FIXED64, _LEN, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _MODEL_SPEC_TAG = 1 << 3 | _LEN
+_INPUTS_TAG = 2 << 3 | _LEN
+_OUTPUT_FILTER_TAG = 3 << 3 | _LEN
+_KEY_TAG = 1 << 3 | _LEN  # of a map's entry
+_VALUE_TAG = 2 << 3 | _LEN  # of a map's entry
+_DTYPE_TAG = 1 << 3 | _VARINT  # of a TensorProto
+_SHAPE_TAG = 2 << 3 | _LEN
+_DIM_TAG = 2 << 3 | _LEN  # of a TensorShapeProto
+_MAX_ROWS = 2**31
 _MAX_VARINT_BYTES = 10
 _MAX_GROUP_DEPTH = 100
 _MAX_REMEMBERED_BYTES = 512
@@ -180,3 +188,99 @@ def _parse_int64_value(data: bytes, value: int) -> int:
             unsigned = _varint(data, start)[0]
             value = unsigned - 2**64 if unsigned >= 2**63 else unsigned
     return value
+
+
+def peek_rows(body: bytes) -> tuple[int, bytes | None]:
+    """How many rows a PredictRequest that peek() took has, and what decides with whom it may share a batch.
+
+    Returns:
+        Dimension 0 of its first input, as far as one can tell from that alone: the others may differ. And the bytes of
+        its output_filter, with the type and the other dimensions of an only input. (0, None) where it has none, or its
+        first one no dimensions.
+    """
+    try:
+        return _read_rows(body)
+    except (_MalformedError, IndexError):
+        return 0, None
+
+
+def _read_rows(body: bytes) -> tuple[int, bytes | None]:
+    first = stop = inputs = 0
+    kind = b""
+    position, end = 0, len(body)
+    while position < end:
+        tag = body[position]
+        if tag & 0x87 == _LEN:
+            size = body[position + 1]
+            start = position + 2
+            if size >= 0x80:
+                size, start = _varint(body, position + 1)
+            position = start + size
+        else:
+            tag, start, position = _field(body, position)
+        if tag == _INPUTS_TAG:
+            inputs += 1
+            if inputs == 1:
+                first, stop = start, position
+        elif tag == _OUTPUT_FILTER_TAG:
+            kind += body[start:position] + b"\n"
+    head = _tensor_head(body, first, stop)
+    if head is None:
+        return 0, None
+    rows, rest = _known_head(head) if len(head) <= _MAX_REMEMBERED_BYTES else _parse_head(head)
+    if not rows:
+        return 0, None
+    return rows, kind + rest if inputs == 1 else kind
+
+
+def _tensor_head(body: bytes, position: int, end: int) -> bytes | None:
+    """Type and shape of an input, which lie before its values in what every client sends; None elsewhere."""
+    if end - position > 8 and body[position] == _KEY_TAG and body[position + 1] < 0x80:
+        # As it is nearly always: name, tensor, in it type and shape, each of one byte where it can be.
+        at = position + 2 + body[position + 1]
+        if at < end and body[at] == _VALUE_TAG:
+            at += 2
+            while body[at - 1] >= 0x80:
+                at += 1
+            if body[at] == _DTYPE_TAG and body[at + 2] == _SHAPE_TAG and body[at + 1] < 0x80 > body[at + 3]:
+                return body[at : at + 4 + body[at + 3]]
+    while position < end:
+        tag, start, position = _field(body, position)
+        if tag == _VALUE_TAG:
+            position, begin = start, start
+            while position < end:
+                tag, _, after = _field(body, position)
+                if tag not in (_DTYPE_TAG, _SHAPE_TAG):
+                    break
+                position = after
+            return body[begin:position]
+    return None
+
+
+def _parse_head(head: bytes) -> tuple[int, bytes]:
+    """Dimension 0, and type and other dimensions."""
+    sizes: list[int] = []
+    rest = b""
+    position = 0
+    while position < len(head):
+        tag, start, position = _field(head, position)
+        if tag == _SHAPE_TAG:
+            sizes += _sizes(head[start:position])
+        else:
+            rest += head[start:position]
+    rows = sizes[0] if sizes and 0 < sizes[0] < _MAX_ROWS else 0
+    return rows, rest + repr(sizes[1:]).encode()
+
+
+_known_head = lru_cache(maxsize=4096)(_parse_head)
+
+
+def _sizes(shape: bytes) -> list[int]:
+    """The dimensions of a TensorShapeProto."""
+    sizes = []
+    position = 0
+    while position < len(shape):
+        tag, start, position = _field(shape, position)
+        if tag == _DIM_TAG:
+            sizes.append(_parse_int64_value(shape[start:position], 0))
+    return sizes

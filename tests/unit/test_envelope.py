@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mpspool.core import envelope, tfs
-from mpspool.core.envelope import ModelSpecPeek
+from mpspool.core.envelope import ModelSpecPeek, peek_rows
 from mpspool.core.errors import Code, PoolError
 
 
@@ -166,3 +167,67 @@ def test_refuses_in_the_words_of_tensorflow_serving(body: bytes, message: str) -
     with pytest.raises(PoolError) as raised:
         envelope.peek(body)
     assert (raised.value.code, raised.value.message) == (Code.INVALID_ARGUMENT, message)
+
+
+def _tensor(request: Any, alias: str, sizes: Sequence[int], dtype: int = 1, content: bytes = b"") -> None:
+    tensor = request.inputs[alias]
+    tensor.dtype = dtype
+    tensor.tensor_content = content
+    tensor.tensor_shape.SetInParent()
+    for size in sizes:
+        tensor.tensor_shape.dim.add(size=size)
+
+
+@given(
+    aliases=st.lists(st.text(max_size=200), min_size=1, max_size=3, unique=True),
+    sizes=st.lists(st.integers(0, 2**40), max_size=4),
+    dtype=st.integers(0, 200),
+    outputs=st.lists(st.text(max_size=5), max_size=2),
+    content=st.binary(max_size=300),
+)
+def test_rows_are_dimension_0(
+    aliases: list[str], sizes: list[int], dtype: int, outputs: list[str], content: bytes
+) -> None:
+    """Whatever surrounds them, the rows are those of the first input's shape; 0 where it has none."""
+    request = tfs.PredictRequest()
+    request.model_spec.name = "m"
+    request.output_filter.extend(outputs)
+    for alias in aliases:
+        _tensor(request, alias, sizes, dtype, content)
+    rows, kind = peek_rows(request.SerializeToString())
+    expected = sizes[0] if sizes and sizes[0] < 2**31 else 0
+    assert rows == expected
+    assert (kind is None) == (not expected)
+
+
+def test_what_shares_a_batch_is_of_one_kind() -> None:
+    """Rows and values make no difference; another output_filter does, and an only input's type and other dimensions."""
+
+    def kind(
+        sizes: Sequence[int], dtype: int = 1, outputs: Sequence[str] = (), more: bool = False
+    ) -> bytes | None:
+        request = tfs.PredictRequest()
+        request.output_filter.extend(outputs)
+        _tensor(request, "x", sizes, dtype)
+        if more:
+            _tensor(request, "y", [3, 5])
+        return peek_rows(request.SerializeToString())[1]
+
+    assert kind([1, 4]) == kind([300, 4])
+    different = [
+        kind([1, 4]),
+        kind([1, 5]),
+        kind([1]),
+        kind([1, 4], 2),
+        kind([1, 4], 1, ["a"]),
+        kind([1, 4], 1, ["a", "b"]),
+    ]
+    assert len(set(different)) == len(different)
+    assert kind([1, 4], more=True) == kind([1, 5], more=True), "of several inputs, the worker sees to that"
+
+
+@given(st.binary(max_size=60))
+def test_rows_of_anything(body: bytes) -> None:
+    """Bytes that are no request have no rows, and never raise."""
+    rows, _ = peek_rows(body)
+    assert rows >= 0
