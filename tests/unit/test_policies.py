@@ -1,0 +1,294 @@
+"""Who is next: policies, priorities, fair shares, limits of devices, and deadlines that cannot be met."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from mpspool.core.errors import Code, PoolError
+from mpspool.core.ids import ModelVersion
+from mpspool.router import policy
+from mpspool.router.entry import Entry
+from mpspool.router.load import Limits
+from mpspool.router.policy import edf, fifo, sjf
+from mpspool.router.queues import QueueRules
+from mpspool.router.scheduler import PoolRules, Scheduler
+
+A = ModelVersion("a", 1)
+B = ModelVersion("b", 1)
+MS = 1_000_000
+NO_LIMITS = Limits()
+
+
+def make(limits: Limits = NO_LIMITS, long_us: float = 0.0, **rules: object) -> Scheduler:
+    scheduler = Scheduler(PoolRules(limits=limits, long_us=long_us), QueueRules(**rules))  # type: ignore[arg-type]
+    for size, cost_us in ((1, 1_000), (10, 10_000), (100, 100_000)):
+        for model in (A, B):
+            scheduler.costs.observe(model, "", size, cost_us)
+    return scheduler
+
+
+def ask(
+    scheduler: Scheduler,
+    size: int = 1,
+    at_ms: float = 0,
+    *,
+    model: ModelVersion = A,
+    deadline_ms: float = 0,
+    priority: int = 0,
+    client: str = "",
+) -> Entry:
+    """A request of so many bytes: of 1, 10 and 100 it is known that they take 1, 10 and 100 ms."""
+    now_ns = int(at_ms * MS)
+    entry = Entry(model, "", b"x" * size, now_ns, int(deadline_ms * MS), priority=priority, client=client)
+    scheduler.arrive(entry, now_ns)
+    return entry
+
+
+def served(scheduler: Scheduler, now_ms: float = 1_000) -> list[Entry]:
+    """All that wait, in the order in which one worker after the other is sent them."""
+    order = []
+    while sends := scheduler.dispatch(int(now_ms * MS)):
+        for send in sends:
+            order += send.entries
+            scheduler.finished(send.worker, send.dispatch)
+            for entry in send.entries:
+                scheduler.answered(entry, ran=True)
+    return order
+
+
+def test_fifo_is_the_order_of_arrival() -> None:
+    """Whatever they cost."""
+    scheduler = make(policy=fifo)
+    entries = [ask(scheduler, size, at) for at, size in enumerate((100, 1, 10))]
+    scheduler.join("w", A, 1)
+    assert served(scheduler) == entries
+
+
+def test_sjf_takes_the_shortest_first() -> None:
+    """Of those that arrived together."""
+    scheduler = make(policy=sjf(100.0))
+    long, short, middle = [ask(scheduler, size) for size in (100, 1, 10)]
+    scheduler.join("w", A, 1)
+    assert served(scheduler) == [short, middle, long]
+
+
+def test_sjf_starves_nobody() -> None:
+    """With an aging of 10, one of 100 ms is passed by those of 1 ms that arrive within 990 ms after it, and by no more."""
+    scheduler = make(policy=sjf(10.0))
+    long = ask(scheduler, 100)
+    before = ask(scheduler, 1, at_ms=980)
+    after = ask(scheduler, 1, at_ms=1_000)
+    scheduler.join("w", A, 1)
+    assert served(scheduler, 2_000) == [before, long, after]
+
+
+def test_edf_takes_the_earliest_deadline_first() -> None:
+    """What has no deadline counts as one that has ten seconds."""
+    scheduler = make(policy=edf)
+    none = ask(scheduler)
+    late = ask(scheduler, deadline_ms=12_000)
+    soon = ask(scheduler, deadline_ms=5_000)
+    scheduler.join("w", A, 1)
+    assert served(scheduler) == [soon, none, late]
+
+
+def test_priority_goes_before_what_arrived_up_to_a_second_earlier() -> None:
+    """And nobody is starved by it: each step is worth a second of waiting."""
+    scheduler = make(policy=fifo)
+    old = ask(scheduler, at_ms=0)
+    plain = ask(scheduler, at_ms=500)
+    urgent = ask(scheduler, at_ms=1_200, priority=1)
+    low = ask(scheduler, at_ms=1_200, priority=-1)
+    scheduler.join("w", A, 1)
+    assert served(scheduler, 2_000) == [old, urgent, plain, low]
+
+
+def test_a_flood_of_one_client_does_not_hold_up_another() -> None:
+    """With fair shares, who asks for one thing is served after one of the flood, not after all of it."""
+    scheduler = make(fair=True)
+    scheduler.join("w", A, 1)
+    for _ in range(50):
+        ask(scheduler, 10, client="flood")
+    (first,) = scheduler.dispatch(0)
+    other = ask(scheduler, 10, client="other")
+    scheduler.finished(first.worker, first.dispatch)
+    order = served(scheduler, 0)
+    assert order.index(other) <= 1
+
+
+def test_fair_shares_are_by_cost() -> None:
+    """One client's long requests and another's short ones get the same time of the worker."""
+    scheduler = make(fair=True)
+    for _ in range(100):
+        ask(scheduler, 10, client="long")
+        ask(scheduler, 1, client="short")
+    scheduler.join("w", A, 1)
+    first = served(scheduler)[:110]
+    assert sum(entry.client == "short" for entry in first) == pytest.approx(100, abs=2)
+
+
+def test_a_device_runs_no_more_than_it_may() -> None:
+    """With two at once, over all models on it, the third waits though its worker is idle."""
+    scheduler = make(Limits(running=2))
+    for name, model in (("a1", A), ("a2", A), ("b1", B)):
+        scheduler.join(name, model, 1, "gpu0")
+    for model in (A, A, B):
+        ask(scheduler, 10, model=model)
+    sends = scheduler.dispatch(0)
+    assert len(sends) == 2
+    scheduler.finished(sends[0].worker, sends[0].dispatch)
+    assert len(scheduler.dispatch(0)) == 1
+
+
+def test_a_models_flood_does_not_keep_another_from_a_device() -> None:
+    """Where models share what may run at once, they take turns by cost, whoever was there first."""
+    scheduler = make(Limits(running=1))
+    scheduler.join("a", A, 1, "gpu0")
+    scheduler.join("b", B, 1, "gpu0")
+    for _ in range(50):
+        ask(scheduler, 10, model=A)
+    (first,) = scheduler.dispatch(0)
+    other = ask(scheduler, 10, model=B)
+    scheduler.finished(first.worker, first.dispatch)
+    order = served(scheduler, 0)
+    assert order.index(other) <= 1
+
+
+def test_long_jobs_keep_to_the_slow_lane() -> None:
+    """With a lane of one, the second long job waits though workers are idle, and a short one behind it does not."""
+    scheduler = make(Limits(long=1), long_us=50_000)
+    for name in ("w1", "w2", "w3"):
+        scheduler.join(name, A, 1, "gpu0")
+    first, second = ask(scheduler, 100), ask(scheduler, 100)
+    short = ask(scheduler, 1)
+    sends = scheduler.dispatch(0)
+    assert [send.entries for send in sends] == [[first], [short]]
+    (lane,) = [send for send in sends if send.entries == [first]]
+    scheduler.finished(lane.worker, lane.dispatch)
+    assert [send.entries for send in scheduler.dispatch(0)] == [[second]]
+
+
+def test_each_device_has_a_slow_lane() -> None:
+    """One long job on each of two devices."""
+    scheduler = make(Limits(long=1), long_us=50_000)
+    for name, device in (("w1", "gpu0"), ("w2", "gpu0"), ("w3", "gpu1")):
+        scheduler.join(name, A, 1, device)
+    for _ in range(3):
+        ask(scheduler, 100)
+    assert {send.worker for send in scheduler.dispatch(0)} in ({"w1", "w3"}, {"w2", "w3"})
+
+
+def test_what_is_long_is_found_out() -> None:
+    """Where nobody says from which cost on, it is what costs well above the average."""
+    scheduler = make(Limits(long=1))
+    for _ in range(200):
+        scheduler.cancel(ask(scheduler, 1))
+    assert ask(scheduler, 100).long
+    assert not ask(scheduler, 1).long
+
+
+def test_the_least_loaded_device_is_taken_first() -> None:
+    """A worker on the device that runs least, over all models."""
+    scheduler = make()
+    scheduler.join("b", B, 1, "gpu0")
+    ask(scheduler, 10, model=B)
+    assert len(scheduler.dispatch(0)) == 1
+    scheduler.join("a0", A, 1, "gpu0")
+    scheduler.join("a1", A, 1, "gpu1")
+    ask(scheduler, 10)
+    assert [send.worker for send in scheduler.dispatch(0)] == ["a1"]
+
+
+@pytest.mark.parametrize(
+    ("before", "deadline_ms", "in_time"), [(0, 9, False), (0, 11, True), (4, 49, False), (4, 51, True)]
+)
+def test_what_cannot_meet_its_deadline_is_refused_at_once(
+    before: int, deadline_ms: int, in_time: bool
+) -> None:
+    """By what it costs and by what waits before it."""
+    scheduler = make()
+    scheduler.join("w", A, 1)
+    for _ in range(before):
+        ask(scheduler, 10)
+    if in_time:
+        ask(scheduler, 10, deadline_ms=deadline_ms)
+        return
+    with pytest.raises(PoolError, match="was not run") as refused:
+        ask(scheduler, 10, deadline_ms=deadline_ms)
+    assert refused.value.code is Code.DEADLINE_EXCEEDED
+    assert scheduler.unfinished() == before
+
+
+def test_nobody_is_refused_for_what_is_not_known() -> None:
+    """Without a prediction, without a worker, or told not to, a request is taken in."""
+    scheduler = make()
+    ask(scheduler, 100, deadline_ms=1)
+    scheduler.join("w", A, 1)
+    ask(scheduler, 3, deadline_ms=1)
+    scheduler = make(refuse_late=False)
+    scheduler.join("w", A, 1)
+    ask(scheduler, 100, deadline_ms=1)
+
+
+def test_a_deadline_that_has_passed_is_refused_at_the_door() -> None:
+    """Even where nothing is known of its cost."""
+    with pytest.raises(PoolError) as refused:
+        ask(make(refuse_late=False), 3, at_ms=10, deadline_ms=9)
+    assert refused.value.code is Code.DEADLINE_EXCEEDED
+
+
+def _install(folder: Path, source: str) -> None:
+    (folder / "mine.py").write_text(source)
+    info = folder / "mine-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[mpspool.policies]\nlast_first = mine:last_first\n")
+
+
+@pytest.fixture
+def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package with a policy, on the path."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["last_first", "mine:last_first"])
+def test_a_policy_of_ones_own(mine: Path, name: str) -> None:
+    """By the name of its entry point, or by module and attribute."""
+    _install(mine, "def last_first(waiting):\n    return -waiting.arrived_s\n")
+    scheduler = make(policy=policy.find(name, aging=1.0))
+    entries = [ask(scheduler, at_ms=at) for at in (1, 2, 3)]
+    scheduler.join("w", A, 1)
+    assert served(scheduler) == entries[::-1]
+
+
+@pytest.mark.parametrize("body", ["raise RuntimeError('no')", "return float('nan')", "return 'soon'"])
+def test_a_policy_that_fails_harms_no_request(mine: Path, body: str) -> None:
+    """They go in the order of arrival, and the log says once why."""
+    _install(mine, f"def last_first(waiting):\n    {body}\n")
+    scheduler = make(policy=policy.find("last_first", aging=1.0))
+    with capture_logs() as logs:
+        entries = [ask(scheduler, at_ms=at) for at in (1, 2, 3)]
+    scheduler.join("w", A, 1)
+    assert served(scheduler) == entries
+    assert [line["policy"] for line in logs] == ["last_first"]
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("nosuch", LookupError),
+        ("nosuch:policy", ImportError),
+        ("sys:nosuch", AttributeError),
+        ("sys:path", TypeError),
+    ],
+)
+def test_a_policy_that_is_not_there(name: str, error: type[Exception]) -> None:
+    """Is an error that says what was looked for."""
+    with pytest.raises(error, match=r"nosuch|path"):
+        policy.find(name, aging=1.0)
