@@ -15,6 +15,9 @@ class Batch:
     Attributes:
         together: they are run as one.
         long: it is of those that a slow lane is for.
+        began: the time, and its device's clock, when its worker had nothing before it any more.
+        alone: once finished, the part of its time that it would have taken with the device to itself, where those
+            that ran beside it shared the device evenly.
     """
 
     entries: list[Entry]
@@ -23,6 +26,8 @@ class Batch:
     long: bool = False
     sent_ns: int = 0
     suspect: bool = False
+    began: tuple[int, float] = (0, 0.0)
+    alone: float = 1.0
 
     @property
     def rows(self) -> int:
@@ -37,11 +42,31 @@ class Device:
     Attributes:
         running: workers on it that hold a dispatch.
         long: those of them that hold a long one.
+        clock_ns: how far one of those that run has come, where they share the device evenly.
+        busy_s: what all that was run took, by the workers' own clocks.
+        effective_s: what it would have taken one after the other.
     """
 
     name: str
     running: int = 0
     long: int = 0
+    clock_ns: float = 0.0
+    busy_s: float = 0.0
+    effective_s: float = 0.0
+    _at_ns: int = 0
+
+    def advance(self, now_ns: int) -> float:
+        """Its clock, brought up to now: before anything about what runs changes."""
+        if now_ns > self._at_ns:
+            if self.running:
+                self.clock_ns += (now_ns - self._at_ns) / self.running
+            self._at_ns = now_ns
+        return self.clock_ns
+
+    def ran(self, busy_s: float, alone: float) -> None:
+        """A worker finished something on it that took this long."""
+        self.busy_s += busy_s
+        self.effective_s += busy_s * alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,25 +132,32 @@ class WorkerLoad:
             end_ns += int(batch.cost_us * 1000)
         return end_ns
 
-    def take(self, dispatch: int, batch: Batch) -> None:
+    def take(self, dispatch: int, batch: Batch, now_ns: int) -> None:
         """It is sent a batch."""
         device = self.device
+        batch.began = now_ns, device.advance(now_ns)
         was_long = self.long
         device.running += not self.batches
         device.long += batch.long and not was_long
         self.batches[dispatch] = batch
         self.last_sent = dispatch
 
-    def give_back(self, dispatch: int) -> Batch | None:
+    def give_back(self, dispatch: int, now_ns: int) -> Batch | None:
         """The batch that it held as this dispatch, if it did."""
         batch = self.batches.get(dispatch)
         if batch is None:
             return None
         device = self.device
+        clock_ns = device.advance(now_ns)
         was_long = self.long
         del self.batches[dispatch]
         device.running -= not self.batches
         device.long -= was_long and not self.long
+        began_ns, began_clock_ns = batch.began
+        if now_ns > began_ns:
+            batch.alone = (clock_ns - began_clock_ns) / (now_ns - began_ns)
+        for following in self.batches.values():
+            following.began = now_ns, clock_ns
         return batch
 
     def shares_with(self, other: WorkerLoad) -> bool:

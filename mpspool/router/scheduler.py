@@ -236,7 +236,7 @@ class Scheduler:
         blamed: list[tuple[Entry, bool]] = []
         again: list[Entry] = []
         for dispatch in list(worker.batches):
-            batch = worker.give_back(dispatch)
+            batch = worker.give_back(dispatch, now_ns)
             assert batch is not None
             if batch.suspect:
                 self._end_trial()
@@ -254,20 +254,21 @@ class Scheduler:
             refusals += self._blame(queue, entry, alone, now_ns, chance=blame is Blame.PERHAPS)
         return refusals
 
-    def finished(self, name: str, dispatch: int, ran: bool = True) -> Batch | None:
+    def finished(self, name: str, dispatch: int, ran: bool = True, now_ns: int = 0) -> Batch | None:
         """A worker gave a dispatch's credit back.
 
         Args:
             name: the worker's.
             dispatch: which one.
             ran: whether it ran any of the requests; not where their deadlines had passed.
+            now_ns: the time; without it nobody learns how it shared its device.
 
         Returns:
             The batch, its requests in order, those that are `over` included (nobody wants their answers);
             None for a dispatch this worker does not hold: its results are to be dropped.
         """
         worker = self._workers.get(name)
-        batch = worker.give_back(dispatch) if worker else None
+        batch = worker.give_back(dispatch, now_ns) if worker else None
         if worker is None or batch is None:
             return None
         queue = self._queue(worker.model)
@@ -350,7 +351,7 @@ class Scheduler:
     def _send(self, queue: Queue, worker: WorkerLoad, batch: Batch, now_ns: int) -> Send:
         dispatch = next(self._dispatches)
         batch.sent_ns = now_ns
-        worker.take(dispatch, batch)
+        worker.take(dispatch, batch, now_ns)
         queue.placement.settle(worker)
         for entry in batch.entries:
             entry.sent_ns = now_ns
@@ -452,6 +453,15 @@ class Scheduler:
         """What the dispatch that a worker runs now was predicted to cost."""
         worker = self._workers.get(name)
         return next((batch.cost_us for batch in worker.batches.values()), None) if worker else None
+
+    def devices(self) -> list[Device]:
+        """Every device that has had a worker."""
+        return list(self._devices.values())
+
+    def device(self, name: str) -> Device | None:
+        """What the worker of that name runs on."""
+        worker = self._workers.get(name)
+        return worker.device if worker else None
 
     def active_workers(self) -> int:
         """Workers of the model versions that were asked for since the last call."""

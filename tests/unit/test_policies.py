@@ -292,3 +292,50 @@ def test_a_policy_that_is_not_there(name: str, error: type[Exception]) -> None:
     """Is an error that says what was looked for."""
     with pytest.raises(error, match=r"nosuch|path"):
         policy.find(name, aging=1.0)
+
+
+def test_two_that_overlap_count_half_each() -> None:
+    """Two dispatches that share a device from end to end are taken to need half their time alone; one alone, all of it."""
+    scheduler = make()
+    for name in ("w1", "w2"):
+        scheduler.join(name, A, 1, "gpu0")
+    ask(scheduler, 100)
+    ask(scheduler, 100)
+    sends = scheduler.dispatch(0)
+    batches = [scheduler.finished(send.worker, send.dispatch, now_ns=100 * MS) for send in sends]
+    assert [batch.alone for batch in batches if batch] == [0.5, 0.5]
+    ask(scheduler, 100)
+    (send,) = scheduler.dispatch(200 * MS)
+    alone = scheduler.finished(send.worker, send.dispatch, now_ns=300 * MS)
+    assert alone is not None
+    assert alone.alone == 1.0
+
+
+def test_an_overlap_counts_for_as_long_as_it_lasts() -> None:
+    """100 ms, of which 50 beside another: 75 ms alone."""
+    scheduler = make()
+    for name in ("w1", "w2"):
+        scheduler.join(name, A, 1, "gpu0")
+    ask(scheduler, 100)
+    (first,) = scheduler.dispatch(0)
+    ask(scheduler, 100)
+    (second,) = scheduler.dispatch(50 * MS)
+    one = scheduler.finished(first.worker, first.dispatch, now_ns=100 * MS)
+    other = scheduler.finished(second.worker, second.dispatch, now_ns=150 * MS)
+    assert one is not None
+    assert other is not None
+    assert (one.alone, other.alone) == (0.75, 0.75)
+
+
+def test_what_waits_behind_another_begins_after_it() -> None:
+    """A second dispatch on the same worker has the device to itself once the first has ended."""
+    scheduler = make()
+    scheduler.join("w", A, 2, "gpu0")
+    ask(scheduler, 1)
+    (first,) = scheduler.dispatch(0)
+    ask(scheduler, 1)
+    (second,) = scheduler.dispatch(0)
+    scheduler.finished(first.worker, first.dispatch, now_ns=1 * MS)
+    behind = scheduler.finished(second.worker, second.dispatch, now_ns=2 * MS)
+    assert behind is not None
+    assert behind.alone == 1.0
