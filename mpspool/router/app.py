@@ -72,6 +72,9 @@ class Control:
         self._dataplane.clear(request["device"], request["since_s"])
         return {}
 
+    async def tasks(self, _request: Message) -> Message:
+        return self._dataplane.tasks()
+
     async def drain(self, request: Message) -> Message:
         return {"left": await self._dataplane.drain(request["timeout_s"])}
 
@@ -100,6 +103,7 @@ async def serve(config: RouterSettings) -> None:
             "condemn": control_ops.condemn,
             "clear": control_ops.clear,
             "devices": control_ops.devices,
+            "tasks": control_ops.tasks,
             "drain": control_ops.drain,
             "latencies": functools.partial(_latencies, metrics),
             "watch": control_ops.watch,

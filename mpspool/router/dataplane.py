@@ -29,6 +29,7 @@ from mpspool.router.pacing import Pacing
 from mpspool.router.queues import QueueRules
 from mpspool.router.scheduler import PoolRules, Refuse, Scheduler
 from mpspool.router.suspicion import Blame
+from mpspool.router.task_log import TaskLog
 from mpspool.router.workers import JUDGE_S, Worker, Workers
 
 logger = log.get("dataplane")
@@ -58,7 +59,10 @@ class Recorder(Protocol):
         total_s: float,
         queue_s: float,
         outcome: messages.Outcome | None,
+        effective_s: float = 0.0,
     ) -> None: ...
+
+    def batch(self, model: str, version: int, requests: int, rows: int) -> None: ...
 
 
 class Dataplane:
@@ -71,6 +75,7 @@ class Dataplane:
             PoolRules(settings.dispatch), QueueRules(max_requests=settings.max_queued_requests)
         )
         self._models = Models()
+        self._task_log = TaskLog()
         self._restarts: dict[str, int] = {}
         self._slots: dict[str, str] = {}
         self._devices: list[dict[str, Any]] = []
@@ -244,7 +249,20 @@ class Dataplane:
             "restarts": self._restarts,
             "slots": self._slots,
             "devices": self._devices if self._loop.time() < self._devices_until else [],
+            "tasks": [
+                {
+                    "device": device.name,
+                    "running": device.running,
+                    "busy_s": device.busy_s,
+                    "effective_s": device.effective_s,
+                }
+                for device in self._scheduler.devices()
+            ],
         }
+
+    def tasks(self) -> dict[str, Any]:
+        """What ran where and when, of late, and the time (CLOCK_MONOTONIC): see TaskLog.read()."""
+        return {"now_ns": time.monotonic_ns(), **self._task_log.read()}
 
     def _describe(self, worker: Worker) -> dict[str, Any]:
         return {
@@ -320,30 +338,38 @@ class Dataplane:
     def _on_result(self, worker: Worker, result: messages.Result, frames: list[bytes]) -> None:
         # DEADLINE_EXCEEDED is how a worker answers what it has not run.
         ran = any(outcome.code != Code.DEADLINE_EXCEEDED for outcome in result.outcomes)
-        batch = self._scheduler.finished(worker.name, result.dispatch, ran)
-        if batch is None:
+        now_ns = time.monotonic_ns()
+        device = self._scheduler.device(worker.name)
+        batch = self._scheduler.finished(worker.name, result.dispatch, ran, now_ns)
+        if batch is None or device is None:
             return  # of a worker that was given up, or sent twice
+        device.ran(result.busy_us / 1e6, batch.alone)
+        self._task_log.add(str(worker.id), result.began_ns, result.busy_us, len(batch.entries))
         worker.served += len(batch.entries)
         worker.busy_us += result.busy_us
+        model = worker.id.model_version
         costs = self._scheduler.costs
         if batch.together and ran:
-            first = batch.entries[0]
-            costs.observe(first.model, first.signature, 0, result.busy_us, batch.rows)
+            self._recorder.batch(model.name, model.version, len(batch.entries), batch.rows)
+            costs.observe(model, batch.entries[0].signature, 0, result.busy_us, batch.rows)
         long_bodies = iter(frames)
         for entry, outcome in zip(batch.entries, result.outcomes, strict=True):
             body = next(long_bodies) if outcome.body is None else outcome.body
+            took_us = outcome.parse_us + outcome.run_us + outcome.encode_us
             if outcome.run_us and not batch.together:
-                cost_us = outcome.parse_us + outcome.run_us + outcome.encode_us
-                costs.observe(entry.model, entry.signature, entry.size, cost_us)
+                costs.observe(model, entry.signature, entry.size, took_us)
             if not entry.over:
-                self._answer(entry, worker, outcome, body)
+                effective_s = (result.busy_us if batch.together else took_us) * batch.alone / 1e6
+                self._answer(entry, worker, outcome, body, effective_s)
         self._pump_soon()
 
-    def _answer(self, entry: Entry, worker: Worker, outcome: messages.Outcome, body: bytes) -> None:
+    def _answer(
+        self, entry: Entry, worker: Worker, outcome: messages.Outcome, body: bytes, effective_s: float
+    ) -> None:
         assert isinstance(entry, _Pending)
         code = Code(outcome.code)
         self._scheduler.answered(entry, ran=code is not Code.DEADLINE_EXCEEDED)
-        self._count(entry, str(worker.id), code, outcome)
+        self._count(entry, str(worker.id), code, outcome, effective_s)
         if entry.future.done():
             return  # cancelled, and its task has not run yet
         if code is Code.OK:
@@ -436,11 +462,18 @@ class Dataplane:
             if not entry.future.done():
                 entry.future.set_exception(refusal.error)
 
-    def _count(self, entry: Entry, worker: str, code: Code, outcome: messages.Outcome | None) -> None:
+    def _count(
+        self,
+        entry: Entry,
+        worker: str,
+        code: Code,
+        outcome: messages.Outcome | None,
+        effective_s: float = 0.0,
+    ) -> None:
         total_s = (time.monotonic_ns() - entry.arrived_ns) / 1e9
         queue_s = (entry.sent_ns - entry.arrived_ns) / 1e9 if entry.sent_ns else total_s
         self._recorder.finished(
-            entry.model.name, entry.model.version, worker, code, total_s, queue_s, outcome
+            entry.model.name, entry.model.version, worker, code, total_s, queue_s, outcome, effective_s
         )
 
     def _recount(self, model: ModelVersion) -> None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, Summary
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -25,13 +24,8 @@ from mpspool.core.settings import RouterSettings
 from mpspool.core.states import ModelVersionState, SlotState, WorkerState
 from mpspool.router import gpu_metrics
 from mpspool.router.labels import VERSION, WORKER, worker_labels
+from mpspool.router.request_metrics import SECONDS, RequestCollector, VersionCounts, WorkerCounts
 
-# fmt: off
-_BUCKETS_S = (
-    0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.03, 0.05, 0.075,
-    0.1, 0.2, 0.3, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
-)
-# fmt: on
 # As `mpspool status` has them: an occupied slot is in the state of its worker.
 SLOT_STATES = (
     *(state.value for state in SlotState if state is not SlotState.OCCUPIED),
@@ -50,35 +44,12 @@ class Metrics:
 
     def __init__(self, settings: RouterSettings) -> None:
         self._registry = CollectorRegistry()
-        self._requests = self._counter(
-            "requests", "Requests answered, by canonical status code.", (*VERSION, "method", "code")
-        )
-        self._worker_requests = self._counter(
-            "worker_requests", "Predict requests answered by one worker slot.", (*WORKER, "code")
-        )
-        self._worker_latency = Summary(
-            "mpspool_worker_request_seconds",
-            "Predict, from arrival to the answer of one worker slot.",
-            WORKER,
-            registry=self._registry,
-        )
-        self._latency = self._histogram("request_seconds", "Predict, from arrival to answer.")
-        self._queue = self._histogram("queue_seconds", "Predict, from arrival to its last dispatch.")
-        self._parse = self._histogram("worker_parse_seconds", "Decoding a request in its worker.")
-        self._run = self._histogram("worker_run_seconds", "TensorFlow's time for a request.")
-        self._encode = self._histogram("worker_encode_seconds", "Encoding a response in its worker.")
-        self._versions: dict[tuple[str, int], _VersionSeries] = {}
-        self._by_worker: dict[tuple[str, Code], Counter] = {}
-        self._latency_by_worker: dict[str, Summary] = {}
-        self._by_method: dict[tuple[str, Code, str, int | None], Counter] = {}
+        self._versions: dict[tuple[str, int], VersionCounts] = {}
+        self._workers: dict[str, WorkerCounts] = {}
+        self._others: dict[tuple[str, Code, str, int | None], int] = {}
         self._collector: _SnapshotCollector | None = None
+        self._registry.register(RequestCollector(self._versions, self._workers, self._others))
         self._registry.register(_BuildInfo(settings.simulated))
-
-    def _counter(self, name: str, text: str, labels: Iterable[str]) -> Counter:
-        return Counter(f"mpspool_{name}_total", text, labels, registry=self._registry)
-
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(f"mpspool_{name}", text, VERSION, buckets=_BUCKETS_S, registry=self._registry)
 
     def observe(self, dataplane: Observed) -> None:
         """Adds the data plane's snapshot to what is rendered."""
@@ -99,6 +70,7 @@ class Metrics:
         total_s: float,
         queue_s: float,
         outcome: Outcome | None,
+        effective_s: float = 0.0,
     ) -> None:
         """Counts a Predict request whose answer is known.
 
@@ -110,21 +82,37 @@ class Metrics:
             total_s: arrival to answer; 0 for what was refused at the door, which counts in no histogram.
             queue_s: arrival to the last dispatch.
             outcome: the worker's own times, where it reported them.
+            effective_s: what it would have taken with its device to itself; all else is waiting.
         """
         if code is Code.NOT_FOUND and not worker:
             model, version = "", 0
-        series = self._versions.get((model, version)) or self._version_series(model, version)
-        (series.codes.get(code) or self._code_series(series, code)).inc()
+        counts = self._versions.get((model, version))
+        if counts is None:
+            counts = self._versions[model, version] = VersionCounts()
+        counts.codes[code] = counts.codes.get(code, 0) + 1
         if total_s:
-            series.latency.observe(total_s)
-            series.queue.observe(queue_s)
+            counts.latency.observe(total_s)
+            counts.queue.observe(queue_s)
         if outcome is not None and outcome.run_us:
-            series.parse.observe(outcome.parse_us / 1e6)
-            series.run.observe(outcome.run_us / 1e6)
-            series.encode.observe(outcome.encode_us / 1e6)
+            counts.parse.observe(outcome.parse_us / 1e6)
+            counts.run.observe(outcome.run_us / 1e6)
+            counts.encode.observe(outcome.encode_us / 1e6)
+            counts.effective.observe(effective_s)
+            counts.waiting.observe(max(0.0, total_s - effective_s))
         if worker:
-            (self._by_worker.get((worker, code)) or self._worker_series(worker, code)).inc()
-            (self._latency_by_worker.get(worker) or self._worker_latency_series(worker)).observe(total_s)
+            by_worker = self._workers.get(worker)
+            if by_worker is None:
+                by_worker = self._workers[worker] = WorkerCounts()
+            by_worker.codes[code] = by_worker.codes.get(code, 0) + 1
+            by_worker.total_s += total_s
+
+    def batch(self, model: str, version: int, requests: int, rows: int) -> None:
+        """Counts a dispatch that was run as one."""
+        counts = self._versions.get((model, version))
+        if counts is None:
+            counts = self._versions[model, version] = VersionCounts()
+        counts.batch_requests.observe(requests)
+        counts.batch_rows.observe(rows)
 
     def answered(self, method: str, code: Code, model: str = "", version: int | None = None) -> None:
         """Counts a request that is no Predict, or that the front answered by itself.
@@ -136,11 +124,7 @@ class Metrics:
             version: of that model; None where the request was about no single one.
         """
         key = (method, code, model, version)
-        child = self._by_method.get(key)
-        if child is None:
-            child = self._requests.labels(model, "" if version is None else str(version), method, code.name)
-            self._by_method[key] = child
-        child.inc()
+        self._others[key] = self._others.get(key, 0) + 1
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """The metrics as text and its content type, in the format that an Accept header asks for."""
@@ -153,54 +137,12 @@ class Metrics:
         Returns:
             `bounds_s`, and under `models` by model version how many took at most each of them; as the last, all.
         """
-        counts: dict[str, list[int]] = {}
-        for family in self._latency.collect():
-            for sample in family.samples:
-                if sample.name.endswith("_bucket") and sample.labels["model"]:
-                    version = ModelVersion(sample.labels["model"], int(sample.labels["version"]))
-                    counts.setdefault(str(version), []).append(int(sample.value))
-        return {"bounds_s": list(_BUCKETS_S), "models": counts}
-
-    def _version_series(self, model: str, version: int) -> _VersionSeries:
-        labels = (model, str(version)) if model else ("", "")
-        series = _VersionSeries(
-            labels,
-            latency=self._latency.labels(*labels),
-            queue=self._queue.labels(*labels),
-            parse=self._parse.labels(*labels),
-            run=self._run.labels(*labels),
-            encode=self._encode.labels(*labels),
-        )
-        self._versions[model, version] = series
-        return series
-
-    def _code_series(self, series: _VersionSeries, code: Code) -> Counter:
-        child = self._requests.labels(*series.labels, "Predict", code.name)
-        series.codes[code] = child
-        return child
-
-    def _worker_series(self, worker: str, code: Code) -> Counter:
-        child = self._worker_requests.labels(*worker_labels(worker), code.name)
-        self._by_worker[worker, code] = child
-        return child
-
-    def _worker_latency_series(self, worker: str) -> Summary:
-        child = self._worker_latency.labels(*worker_labels(worker))
-        self._latency_by_worker[worker] = child
-        return child
-
-
-@dataclass(frozen=True, slots=True)
-class _VersionSeries:
-    """The label children of one model version: looking them up anew costs more than counting."""
-
-    labels: tuple[str, str]
-    latency: Histogram
-    queue: Histogram
-    parse: Histogram
-    run: Histogram
-    encode: Histogram
-    codes: dict[Code, Counter] = field(default_factory=dict)
+        named = {ModelVersion(*key): counts for key, counts in self._versions.items() if key[0]}
+        models = {str(version): counts.latency.cumulated() for version, counts in named.items()}
+        return {
+            "bounds_s": list(SECONDS),
+            "models": {name: told for name, told in models.items() if told[-1]},
+        }
 
 
 class _BuildInfo(Collector):
@@ -241,6 +183,7 @@ class _SnapshotCollector(Collector):
         yield self._states(snapshot)
         yield self._slots(snapshot)
         yield from self._workers(snapshot)
+        yield from self._devices(snapshot)
         if devices := snapshot["devices"]:
             yield from gpu_metrics.families(devices)
 
@@ -318,6 +261,30 @@ class _SnapshotCollector(Collector):
         yield busy
         yield restarts
         yield from self._workers_memory(snapshot)
+
+    def _devices(self, snapshot: dict[str, Any]) -> Iterator[Metric]:
+        """What runs on each GPU, or on the CPU slots together, and how it shares them."""
+        running = GaugeMetricFamily(
+            "mpspool_device_running", "Dispatches that run on a device now.", labels=("device",)
+        )
+        busy = CounterMetricFamily(
+            "mpspool_device_busy_seconds",
+            "Time that dispatches took on a device, each by itself: two at once count twice.",
+            labels=("device",),
+        )
+        effective = CounterMetricFamily(
+            "mpspool_device_effective_seconds",
+            "The time that they would have taken one after the other; the rest they waited for each other.",
+            labels=("device",),
+        )
+        for device in snapshot["tasks"]:
+            labels = (device["device"],)
+            running.add_metric(labels, device["running"])
+            busy.add_metric(labels, device["busy_s"])
+            effective.add_metric(labels, device["effective_s"])
+        yield running
+        yield busy
+        yield effective
 
     def _workers_memory(self, snapshot: dict[str, Any]) -> Iterator[Metric]:
         """Of the workers that are connected, as the kernel and they themselves count it."""

@@ -109,4 +109,5 @@ class FakeDataplane:
             "restarts": {"half@3.cpu0.0": 1, "half@3.cpu0.1": 4},
             "slots": {"half@3.cpu0.0": "READY", "half@3.cpu0.1": "FATAL"},
             "devices": [],
+            "tasks": [],
         }

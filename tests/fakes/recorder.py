@@ -11,6 +11,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.codes: list[Code] = []
+        self.batches: list[tuple[int, int]] = []
 
     def finished(
         self,
@@ -21,5 +22,9 @@ class Recorder:
         _total_s: float,
         _queue_s: float,
         _outcome: Outcome | None,
+        _effective_s: float = 0.0,
     ) -> None:
         self.codes.append(code)
+
+    def batch(self, _model: str, _version: int, requests: int, rows: int) -> None:
+        self.batches.append((requests, rows))

@@ -91,7 +91,8 @@ class Scene:
 
     def answer(self, identity: bytes, dispatch: Dispatch, code: Code = Code.OK) -> None:
         outcomes = [Outcome(code, b"answer", "", 1, 10, 1) for _ in dispatch.requests]
-        self.link.receive(identity, Result(self.dataplane.epoch, dispatch.dispatch, outcomes), [])
+        result = Result(self.dataplane.epoch, dispatch.dispatch, outcomes, 1, 12 * len(outcomes))
+        self.link.receive(identity, result, [])
 
     def ask(self, deadline_ns: int = 0) -> asyncio.Task[bytes]:
         request = tfs.PredictRequest()

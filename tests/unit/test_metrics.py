@@ -27,7 +27,15 @@ class Snapshot:
     """A data plane that has only this to say."""
 
     def __init__(self, **fields: Any) -> None:
-        nothing = {"draining": False, "models": [], "workers": [], "restarts": {}, "slots": {}, "devices": []}
+        nothing = {
+            "draining": False,
+            "models": [],
+            "workers": [],
+            "restarts": {},
+            "slots": {},
+            "devices": [],
+            "tasks": [],
+        }
         self._snapshot = {**nothing, **fields}
 
     def snapshot(self) -> dict[str, Any]:
