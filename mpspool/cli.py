@@ -105,6 +105,28 @@ def main() -> None:
 )
 @click.option("--simulate-gpus", metavar="N", help="Stand-ins for GPUs; models run on the CPU.")
 @click.option("--simulate-cpus", metavar="N", help="Stand-ins for CPUs; nothing is pinned.")
+@click.option(
+    "--enable-batching",
+    is_flag=True,
+    default=None,
+    help="Join requests to batches, as TensorFlow Serving does.",
+)
+@click.option(
+    "--batching-parameters-file",
+    metavar="FILE",
+    help="With --enable-batching: BatchingParameters as text, as for TensorFlow Serving.",
+)
+@click.option(
+    "--enable-per-model-batching-parameters",
+    is_flag=True,
+    default=None,
+    help="With --enable-batching: each version's own, from batching_params.pbtxt in its folder.",
+)
+@click.option(
+    "--policy",
+    metavar="fifo|sjf|edf|NAME",
+    help="Which request is next, or module:attribute.  [default: fifo]",
+)
 @click.option("--grpc-port", metavar="PORT", help="0 turns gRPC off.  [default: 8500]")
 @click.option("--rest-port", metavar="PORT", help="0 turns HTTP off.  [default: 8501]")
 @click.option("--host", metavar="ADDR", help="0.0.0.0 opens the ports to the network.  [default: 127.0.0.1]")

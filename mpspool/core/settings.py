@@ -101,6 +101,20 @@ class BatchingSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_execution_batch_size or self.max_batch_size
 
 
+class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How requests of a model version wait.
+
+    Attributes:
+        policy: which of them is next: "fifo", "sjf", "edf", or "module:attribute" of one that is not ours.
+        max_queued_requests: one more is answered UNAVAILABLE.
+        max_queued_bytes: queue and in flight; more is RESOURCE_EXHAUSTED.
+    """
+
+    policy: str = "fifo"
+    max_queued_requests: int = 10_000
+    max_queued_bytes: int = 2**32
+
+
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One model version and where it runs.
 
@@ -118,6 +132,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         start_timeout_s: the time after which a worker that is not READY counts as hung.
         engine: "auto", "session" or "tf2".
         batching: None where requests run one by one.
+        queue: how requests wait at the router.
     """
 
     name: str
@@ -138,6 +153,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     start_timeout_s: float = 600.0
     engine: str = "auto"
     batching: BatchingSettings | None = None
+    queue: QueueSettings = QueueSettings()
     weights: WeightsSettings = WeightsSettings()
 
 
@@ -165,12 +181,35 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     slot: SlotSettings
 
 
+class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the router serves the queues of all model versions.
+
+    Attributes:
+        aging: with "sjf", seconds of cost that one second of waiting makes up for.
+        running_per_device: dispatches that run at once on one device, over all models; 0 for no limit.
+        slow_lane: of those, or of a device's workers, so many at most run long ones; 0 for no limit.
+        slow_ms: predicted cost from which a dispatch is long; 0 to have it found out.
+        priority_key: the metadata key with a request's priority; empty for none.
+        fair_by: whose requests take turns: "none", "peer" or "metadata:KEY".
+        refuse_late: what cannot meet its deadline is refused at once.
+    """
+
+    aging: float = 1.0
+    running_per_device: int = 0
+    slow_lane: int = 0
+    slow_ms: float = 0.0
+    priority_key: str = "x-mpspool-priority"
+    fair_by: str = "none"
+    refuse_late: bool = True
+
+
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """For `python -m mpspool.router`. Port 0 turns a front off.
 
     Attributes:
         dispatch: "least_loaded" or "round_robin".
-        max_queued_requests: per model version; one more is answered UNAVAILABLE.
+        max_connections: of clients at once, over both fronts.
+        max_queued_requests: per model version, where the pool has not said what holds for it.
         max_queued_bytes: over all models, queue and in flight; more is RESOURCE_EXHAUSTED.
         readiness: "any" model AVAILABLE makes /readyz answer 200, or "all" must be.
         simulated: what is a stand-in ("gpus", "cpus"), for the metrics; empty for nothing.
@@ -182,8 +221,10 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     rest_port: int
     dispatch: str = "least_loaded"
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    max_connections: int = 10_000
     max_queued_requests: int = 10_000
     max_queued_bytes: int = 2**32
+    scheduling: SchedulingSettings = SchedulingSettings()
     readiness: str = "any"
     simulated: str = ""
 

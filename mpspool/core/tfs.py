@@ -54,6 +54,7 @@ GetModelStatusResponse = _message("tensorflow.serving.GetModelStatusResponse")
 ModelVersionStatus = _message("tensorflow.serving.ModelVersionStatus")
 StatusProto = _message("tensorflow.serving.StatusProto")
 PredictionLog = _message("tensorflow.serving.PredictionLog")
+BatchingParameters = _message("tensorflow.serving.BatchingParameters")
 RawPredictRequest = _message("mpspool.RawPredictRequest")
 RawTensor = _message("mpspool.RawTensor")
 

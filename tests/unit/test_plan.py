@@ -416,7 +416,7 @@ def test_settings_carry_the_whole_plan(tmp_path: Path) -> None:
         host: 0.0.0.0
         grpc_port: 1234
         rest_port: 0
-        dispatch: round_robin
+        scheduling: {dispatch: round_robin}
         max_message_bytes: 1MiB
         max_queued_requests: 7
         max_queued_bytes: 2MiB

@@ -36,6 +36,14 @@ ENABLE_MPS = "ENABLE_MPS"
 _MPS_MODE = "mps.mode"
 AFFINITY = "SET_SESSION_THREAD_POOL_AFFINITY"
 
+# What flags are named by, and what stood by itself before it had a section.
+_SHORT = {
+    f"{PREFIX}MPS": _MPS_MODE,
+    f"{PREFIX}POLICY": "scheduling.policy",
+    f"{PREFIX}DISPATCH": "scheduling.dispatch",
+    f"{PREFIX}ENABLE_BATCHING": "batching.enabled",
+    f"{PREFIX}ENABLE_PER_MODEL_BATCHING_PARAMETERS": "batching.per_model",
+}
 _SWITCH = {"1": True, "true": True, "0": False, "false": False}
 # Alike enough to be a slip; what Kubernetes sets for a Service named mpspool is less so.
 _SLIP = 0.9
@@ -52,7 +60,7 @@ def read_environment(environ: Mapping[str, str], fields: Iterable[str]) -> Layer
         The layer, in which a malformed or misspelt variable is a problem.
     """
     layer = Layer()
-    known = {PREFIX + name.replace(".", "_").upper(): name for name in fields} | {f"{PREFIX}MPS": _MPS_MODE}
+    known = {PREFIX + name.replace(".", "_").upper(): name for name in fields} | _SHORT
     _put(layer, environ, "CONTEXTS_COUNT_PER_GPU", "contexts_per_gpu")
     _put(layer, environ, "SESSION_GROUP_CPUSET", "cpusets")
     merged = _switch(layer, environ, "MERGE_COMPUTE_COPY_STREAM", "merge_copy_streams")

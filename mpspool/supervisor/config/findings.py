@@ -21,6 +21,8 @@ _RESTS_ON = {
     "contexts_per_gpu": {"contexts_per_gpu", "mps", *_SLOTS},
     "quorum": {"contexts_per_gpu", "simulate_cpus", *_SLOTS},
 }
+# Sections whose fields only make sense together.
+_WHOLE = {"batching"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +49,10 @@ class Findings:
         return sorted(problems, key=lambda problem: problem.line or math.inf)
 
     def _stands(self, problem: Problem) -> bool:
-        field = problem.path.rpartition(".")[2]
-        return self.left_out.isdisjoint(_RESTS_ON.get(field, {problem.path}))
+        above, _, field = problem.path.rpartition(".")
+        section = above.rpartition(".")[2]
+        rests_on = {section} if section in _WHOLE else _RESTS_ON.get(field, {problem.path})
+        return self.left_out.isdisjoint(rests_on)
 
     def _placed(self, problem: Problem) -> Problem:
         if problem.path not in self.places:

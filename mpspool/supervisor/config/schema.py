@@ -4,33 +4,23 @@ Flags win over the environment, the environment over the file. A flag or variabl
 each model can also say for itself (`gpus`, `contexts_per_gpu`, ...) holds for every model, whatever
 the file says about one of them.
 
-This is the only module that imports pydantic: import it where it is used, not at the top of the CLI.
+These modules alone import pydantic: import them where they are used, not at the top of the CLI.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ByteSize,
-    ConfigDict,
-    Field,
-    PlainValidator,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ByteSize, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from mpspool.core.errors import Problem, StartError
-from mpspool.core.ids import escape
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import MAX_MESSAGE_BYTES
-from mpspool.supervisor import shares
+from mpspool.supervisor.config.batching import BatchingConfig, ModelBatching, as_asked_for, as_batching
+from mpspool.supervisor.config.batching_file import BatchingFileError, read_batching_file
 from mpspool.supervisor.config.environment import (
     ENABLE_MPS,
     MODEL,
@@ -59,101 +49,27 @@ from mpspool.supervisor.config.model_entries import (
     take_entries,
 )
 from mpspool.supervisor.config.pool_file import read_file
-from mpspool.supervisor.cpus import MAX_CPUS, parse_cpusets
+from mpspool.supervisor.config.scheduling import Policy, SchedulingConfig
+from mpspool.supervisor.config.sections import (
+    GpuMemory,
+    MpsConfig,
+    RestartConfig,
+    Shares,
+    WeightsConfig,
+    WorkersConfig,
+    as_mode,
+    mps_mode,
+)
+from mpspool.supervisor.config.values import Cpusets, Gpus, Name, Port, Seconds, Section, Texts, Threads
+from mpspool.supervisor.cpus import MAX_CPUS
 from mpspool.supervisor.ports import DEFAULT_GRPC_PORT, DEFAULT_REST_PORT
 
 DEFAULT_CONTEXTS_PER_GPU = 4
-# A name, escaped, is part of file names, which end at 255 bytes.
-_MAX_NAME_BYTES = 180
 _MAX_SIMULATED_GPUS = 64
-_PATHS = ("run_dir", "weights.folder", "mps.pipe_directory")
+_PATHS = ("run_dir", "weights.folder", "mps.pipe_directory", "batching.parameters_file")
 
 
-def _read_gpus(value: object) -> object:
-    if value in ("all", "none"):
-        return value
-    items = (
-        value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
-    )
-    texts = [str(item).strip() for item in items]
-    if not texts or not all(text.isdecimal() for text in texts):
-        raise ValueError('expected "all", "none", or ids such as 0,2')
-    ids = [int(text) for text in texts]
-    if len(set(ids)) < len(ids):
-        raise ValueError("names a GPU twice; contexts_per_gpu is how to have more workers on one")
-    return tuple(ids)
-
-
-def _read_cpusets(value: object) -> object:
-    if value in ("auto", "split", "none"):
-        return value
-    if isinstance(value, list | tuple):
-        value = ";".join(
-            ",".join(map(str, item)) if isinstance(item, list | tuple) else str(item) for item in value
-        )
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        # pydantic takes a ValueError for a validation error, a TypeError for a bug.
-        raise ValueError('expected "auto", "split", "none", sets such as "2-4;5-7", or a list')  # noqa: TRY004
-    return tuple(tuple(cpus) for cpus in parse_cpusets(str(value)))
-
-
-def _read_name(value: str) -> str:
-    if len(escape(value)) > _MAX_NAME_BYTES:
-        raise ValueError(f"too long to be part of file names; keep it within {_MAX_NAME_BYTES} bytes")
-    return value
-
-
-def _on_off(value: object) -> object:
-    """YAML reads a bare on or off as a boolean."""
-    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
-
-
-def _mps_mode(value: object) -> object:
-    """`on` is another word for `own`."""
-    word = "own" if (word := _on_off(value)) == "on" else word
-    if word not in ("auto", "own", "external", "off"):
-        raise ValueError("must be auto, own (on says the same), external or off")
-    return word
-
-
-def _as_section(value: object) -> object:
-    """`mps: on` says the mode alone."""
-    return value if isinstance(value, dict | list | BaseModel) else {"mode": value}
-
-
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
-Gpus = Annotated[
-    Literal["all", "none"] | tuple[int, ...],
-    PlainValidator(_read_gpus, json_schema_input_type=list[int] | str),
-]
-Cpusets = Annotated[
-    Literal["auto", "split", "none"] | tuple[tuple[int, ...], ...],
-    PlainValidator(_read_cpusets, json_schema_input_type=str | list[str | list[int]]),
-]
-Percentages = Annotated[
-    tuple[int, ...], PlainValidator(shares.read_percentages, json_schema_input_type=int | list[int] | str)
-]
-Sizes = Annotated[
-    tuple[int, ...], PlainValidator(shares.read_sizes, json_schema_input_type=int | str | list[int | str])
-]
-Priorities = Annotated[
-    tuple[int, ...], PlainValidator(shares.read_priorities, json_schema_input_type=str | list[str])
-]
-Threads = Annotated[int, Field(ge=0, le=MAX_CPUS)]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
-Name = Annotated[str, Field(min_length=1), AfterValidator(_read_name)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class Placement(_Section):
+class Placement(Section):
     """Where workers run. Said for the pool it holds for every model that does not say otherwise."""
 
     gpus: Gpus | None = None
@@ -175,74 +91,6 @@ class Placement(_Section):
     and is the default."""
     merge_copy_streams: bool | None = None
     """On a GPU, copy to and from the device on the stream that computes: DeepRec's MERGE_COMPUTE_COPY_STREAM."""
-
-
-class GpuMemory(_Section):
-    """How much of its GPU's memory a worker takes."""
-
-    growth: bool = True
-    """Take memory as it is needed, rather than all of it at the start."""
-    fraction: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """At most this part of the device, per worker; 0 for no limit."""
-    limit_bytes: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
-    """At most this much per worker, in bytes or as "2GiB"; 0 for no limit."""
-    allocator: Literal["default", "cuda_malloc_async"] = "default"
-    """What TensorFlow takes device memory from: its own pool, or CUDA's (TF_GPU_ALLOCATOR)."""
-
-    @model_validator(mode="after")
-    def _one_limit(self) -> Self:
-        if self.fraction and self.limit_bytes:
-            raise ValueError("fraction and limit_bytes are two ways to say one thing; give one of them")
-        return self
-
-
-class Shares(_Section):
-    """What each worker gets of its GPU under MPS; of several values the worker in slot i of a GPU takes value i."""
-
-    active_thread_percentage: Percentages | None = None
-    """At most this part of the GPU's multiprocessors, in percent, 100 for no cap. Not given: no cap up to 2 workers
-    on a GPU, else twice an equal part."""
-    pinned_memory: Sizes | None = None
-    """At most this much device memory, in bytes or as "2GiB"; 0 for no limit."""
-    priority: Priorities | None = None
-    """normal, or below_normal for work that gives way to other clients' where the GPU can."""
-
-
-class MpsConfig(Shares):
-    """NVIDIA MPS, and what each worker gets under it."""
-
-    mode: Annotated[Literal["auto", "own", "external", "off"], BeforeValidator(_mps_mode)] = "auto"
-    """NVIDIA MPS: daemons of our own (on says the same), external for one that somebody else runs, off, or auto: own
-    where a GPU is used and nvidia-cuda-mps-control is found."""
-    pipe_directory: str = ""
-    """For mode: external, the daemon's pipe folder; not given, CUDA_MPS_PIPE_DIRECTORY, else /tmp/nvidia-mps."""
-
-
-class WeightsConfig(_Section):
-    """How a model version's weights are kept in host memory."""
-
-    shared: Annotated[Literal["auto", "on", "off"], BeforeValidator(_on_off)] = "auto"
-    """One copy for all workers of a version: auto where the model allows it, on to refuse one that does not."""
-    backing: Literal["memfd", "shm", "file"] = "memfd"
-    """Where the copy lies: in anonymous memory, in /dev/shm (which containers keep small), or in folder."""
-    folder: str = ""
-    """For backing: file, an existing folder on a local disk; the file in it has no name and leaves nothing."""
-
-    @model_validator(mode="after")
-    def _folder_for_file(self) -> Self:
-        if self.folder and self.backing != "file":
-            raise ValueError("folder is for backing: file; leave it out, or set backing: file")
-        if self.backing == "file" and not self.folder:
-            raise ValueError("backing: file needs a folder; give weights.folder")
-        return self
-
-
-class WorkersConfig(_Section):
-    """How worker processes come to be."""
-
-    start: Literal["auto", "fork", "exec"] = "auto"
-    """fork from a process that has imported TensorFlow already, exec as processes of their own, or auto:
-    fork on CPU slots and stand-ins, exec on GPUs."""
 
 
 class ModelConfig(Placement):
@@ -268,19 +116,19 @@ class ModelConfig(Placement):
     """How the model is run; auto takes the Session and falls back to the TF2 loader."""
     saved_model_tags: Texts = ("serve",)
     """Which of the SavedModel's graphs to serve."""
+    batching: Annotated[
+        ModelBatching | None,
+        BeforeValidator(as_batching, json_schema_input_type=ModelBatching | str | bool | None),
+    ] = None
+    """What differs for this model from the pool's batching: on, off, or parameters."""
+    policy: Policy | None = None
+    """Which of this model's requests is next; not given, the pool's scheduling.policy."""
+    max_queued_requests: Annotated[int, Field(ge=1)] | None = None
+    """Requests waiting for a version of this model; not given, the pool's."""
+    max_queued_bytes: Annotated[ByteSize, Field(ge=1)] | None = None
+    """Bytes waiting or running of a version of this model; not given, the pool's max_queued_bytes_per_model."""
     weights: WeightsConfig | None = None
     """What differs for this model from the pool's weights."""
-
-
-class RestartConfig(_Section):
-    """How a slot whose worker ended is filled again."""
-
-    retries: Annotated[int, Field(ge=0)] = 3
-    """Restarts in a row without success before the slot is FATAL."""
-    backoff_s: Seconds = 1.0
-    """The wait before the second restart; it doubles from there. The first is immediate."""
-    max_backoff_s: Seconds = 60.0
-    """The longest wait between restarts."""
 
 
 class PoolConfig(Placement):
@@ -288,7 +136,7 @@ class PoolConfig(Placement):
 
     models: tuple[ModelConfig, ...]
     """The models to serve: a list, or a mapping from name to the rest."""
-    mps: Annotated[MpsConfig, BeforeValidator(_as_section, json_schema_input_type=MpsConfig | str | bool)] = (
+    mps: Annotated[MpsConfig, BeforeValidator(as_mode, json_schema_input_type=MpsConfig | str | bool)] = (
         MpsConfig()
     )
     """NVIDIA MPS: mode (which can stand here alone), pipe_directory, and each worker's share of its GPU."""
@@ -304,14 +152,22 @@ class PoolConfig(Placement):
     """The port for HTTP; 0 turns it off."""
     run_dir: Path = Field(default_factory=default_run_dir)
     """The folder for this pool's sockets, settings and logs; none other may use it."""
-    dispatch: Literal["least_loaded", "round_robin"] = "least_loaded"
-    """Which worker takes the next request."""
+    max_connections: Annotated[int, Field(ge=1)] = 10_000
+    """Connections of clients at once, over both fronts; one more is closed."""
     max_message_bytes: Annotated[ByteSize, Field(ge=1, le=MAX_MESSAGE_BYTES)] = ByteSize(MAX_MESSAGE_BYTES)
     """The largest request, in bytes or as "64MiB"; answers are not bounded."""
     max_queued_requests: Annotated[int, Field(ge=1)] = 10_000
     """Requests waiting per model version; one more is answered UNAVAILABLE."""
     max_queued_bytes: Annotated[ByteSize, Field(ge=1)] = ByteSize(2**32)
     """Bytes waiting or running over all models; more is answered RESOURCE_EXHAUSTED."""
+    max_queued_bytes_per_model: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
+    """Of those, what one model version may have; 0 for half of them where several models are served, else for all."""
+    scheduling: SchedulingConfig = SchedulingConfig()
+    """Which request is next, which worker takes it, and what may run at once."""
+    batching: Annotated[
+        BatchingConfig, BeforeValidator(as_batching, json_schema_input_type=BatchingConfig | str | bool)
+    ] = BatchingConfig()
+    """Requests are joined to batches, as TensorFlow Serving does: on, off, or parameters, which say on."""
     readiness: Literal["any", "all"] = "any"
     """/readyz answers 200 when any model is AVAILABLE, or only when all are."""
     grace_s: Seconds = 30.0
@@ -331,17 +187,39 @@ class PoolConfig(Placement):
 
 
 _POOL_SECTIONS: dict[str, type[BaseModel]] = {
+    "batching": BatchingConfig,
     "mps": MpsConfig,
     "restart": RestartConfig,
+    "scheduling": SchedulingConfig,
     "weights": WeightsConfig,
     "workers": WorkersConfig,
 }
 MODE: Location = ("mps", "mode")
+# By what is said for the pool, what a model can say for itself under another name.
+_MODEL_FIELDS = {
+    **{name: name for name in (*Placement.model_fields, "max_queued_requests")},
+    "scheduling.policy": "policy",
+    "max_queued_bytes_per_model": "max_queued_bytes",
+    **{
+        f"{section}.{name}": f"{section}.{name}"
+        for section, fields in (("weights", WeightsConfig), ("mps", Shares), ("batching", ModelBatching))
+        for name in fields.model_fields
+    },
+}
+# Flags that are named otherwise than the field they set.
+_FLAG_FIELDS = {
+    "mps": "mps.mode",
+    "policy": "scheduling.policy",
+    "enable_batching": "batching.enabled",
+    "batching_parameters_file": "batching.parameters_file",
+    "enable_per_model_batching_parameters": "batching.per_model",
+}
 # The keys under which fields of their own stand.
 _SECTIONS: dict[str, type[BaseModel]] = {
     "": PoolConfig,
     "models": ModelConfig,
     "gpu_memory": GpuMemory,
+    "models.batching": ModelBatching,
     "models.mps": Shares,
     **_POOL_SECTIONS,
 }
@@ -431,16 +309,21 @@ def _merge(
 ) -> tuple[Layer, list[Entry]]:
     here = Path.cwd()
     below = Layer() if file is None else read_file(file)
-    if "mps" in below.values:
-        below.values["mps"] = _as_section(below.values["mps"])
+    for section, spread in (("mps", as_mode), ("batching", as_asked_for)):
+        if section in below.values:
+            below.values[section] = spread(below.values[section])
     folder = here if file is None else file.absolute().parent
     entries = take_entries(below, folder)
-    below.values = rebase(below.values, _PATHS, folder)
-    named = read_environment(environ, pool_fields())
+    for entry in entries:
+        if isinstance(entry.values, dict) and "batching" in entry.values:
+            entry.values["batching"] = as_asked_for(entry.values["batching"])
+    named, flagged = read_environment(environ, pool_fields()), _read_flags(flags)
     _keep_mps_on(below, named)
-    above = overlay(named, _read_flags(flags))
-    above.values = rebase(above.values, _PATHS, here)
-    override(entries, [*(set(Placement.model_fields) & set(above.values)), *_section_fields(above)])
+    for layer, start in ((below, folder), (named, here), (flagged, here)):
+        layer.values = rebase(layer.values, _PATHS, start)
+    below, named, flagged = _with_parameters(below, named, flagged)
+    above = overlay(named, flagged)
+    override(entries, [own for name, own in _MODEL_FIELDS.items() if tuple(name.split(".")) in above.sources])
     models = flags.get("model") or ()
     assert isinstance(models, list | tuple)
     put_named(above, entries, read_models(environ), MODEL, here)
@@ -457,27 +340,49 @@ def _keep_mps_on(file: Layer, environment: Layer) -> None:
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return
     asked = environment.sources.get(MODE) == Source(ENABLE_MPS) and ours["mode"] == "auto"
-    if asked and _mps_mode(theirs.get("mode")) in ("own", "external"):
+    if asked and mps_mode(theirs.get("mode")) in ("own", "external"):
         del ours["mode"], environment.sources[MODE]
 
 
-def _section_fields(layer: Layer) -> list[str]:
-    """What is said above of what a model can say for itself in a section of its own."""
-    return [
-        f"{section}.{name}"
-        for section, fields in (("weights", WeightsConfig), ("mps", Shares))
-        if isinstance(values := layer.values.get(section), dict)
-        for name in values
-        if name in fields.model_fields
-    ]
+def _with_parameters(*layers: Layer) -> list[Layer]:
+    """The layers, lowest first; what a batching_parameters_file says stands in the one that names it, below its own words.
+
+    Of several only the highest one's is read.
+    """
+    told = list(layers)
+    for index in reversed(range(len(told))):
+        section = told[index].values.get("batching")
+        if isinstance(section, dict) and (named := section.get("parameters_file")):
+            told[index] = _below(told[index], _read_parameters(str(named)))
+            break
+    return told
+
+
+def _below(layer: Layer, parameters: Layer) -> Layer:
+    """Both; where they differ, the layer, whose section is not where the parameters stand."""
+    both = overlay(parameters, layer)
+    both.sources = parameters.sources | layer.sources
+    return both
+
+
+def _read_parameters(file: str) -> Layer:
+    layer = Layer()
+    try:
+        values, lines = read_batching_file(Path(file))
+    except BatchingFileError as error:
+        layer.problems.append(Problem(file, str(error)))
+        layer.left_out.add("batching")
+        return layer
+    for name, value in values.items():
+        layer.put(f"batching.{name}", value, str(Source(file, lines[name])))
+    return layer
 
 
 def _read_flags(flags: Mapping[str, object]) -> Layer:
     layer = Layer()
     for name, value in flags.items():
         if name != "model" and value is not None:
-            field = "mps.mode" if name == "mps" else name
-            layer.put(field, value, "--" + name.replace("_", "-").replace(".", "-"))
+            layer.put(_FLAG_FIELDS.get(name, name), value, "--" + name.replace("_", "-").replace(".", "-"))
     return layer
 
 

@@ -68,9 +68,12 @@ def _intent(
     environ: Mapping[str, str],
 ) -> Intent:
     versions, problems = preflight.find_versions(config)
+    queues, wrong = preflight.read_queues(config, versions)
+    problems += wrong
     planned: Plan | None = None
     try:
-        planned = plan(planned_for, machine, {model.name: (1, Path("/")) for model in planned_for.models})
+        anywhere = {model.name: (1, Path("/")) for model in planned_for.models}
+        planned = plan(planned_for, machine, anywhere, queues)
     except StartError as error:
         problems += error.problems
     problems += preflight.check_external(planned, environ) if planned else []

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mpspool.core.settings import ModelSettings, SlotSettings
 from mpspool.mps.devices import GpuDevice
-from mpspool.supervisor.config.schema import PoolConfig, Shares
+from mpspool.supervisor.config.schema import PoolConfig
+from mpspool.supervisor.config.sections import Shares
 from mpspool.supervisor.cpus import format_cpus
 from mpspool.supervisor.planning.drafts import (
     CORES_PER_CPU_SLOT,

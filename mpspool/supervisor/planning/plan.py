@@ -25,10 +25,20 @@ from mpspool.core.settings import (
 from mpspool.mps.devices import GpuDevice
 from mpspool.mps.limits import max_clients
 from mpspool.supervisor import shares
-from mpspool.supervisor.config.schema import ModelConfig, PoolConfig, Shares, WeightsConfig
+from mpspool.supervisor.config.schema import ModelConfig, PoolConfig
+from mpspool.supervisor.config.sections import Shares, WeightsConfig
 from mpspool.supervisor.cpus import Topology, assign, format_cpus
 from mpspool.supervisor.planning.announce import facts, shares_warnings, warnings
 from mpspool.supervisor.planning.drafts import Draft, Machine, Place, device_name, draft_places, gpus_in_use
+from mpspool.supervisor.planning.queues import (
+    Queues,
+    batching,
+    batching_facts,
+    check_batching,
+    queue_of,
+    queue_warnings,
+    scheduling,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +62,12 @@ class Plan:
     warnings: list[str]
 
 
-def plan(config: PoolConfig, machine: Machine, versions: Mapping[str, tuple[int, Path]]) -> Plan:
+def plan(
+    config: PoolConfig,
+    machine: Machine,
+    versions: Mapping[str, tuple[int, Path]],
+    queues: Queues | None = None,
+) -> Plan:
     """Places every model's slots.
 
     Slots are counted GPU by GPU in the order given; slot i takes cpuset i. Where no threads are given,
@@ -65,18 +80,21 @@ def plan(config: PoolConfig, machine: Machine, versions: Mapping[str, tuple[int,
         config: what was asked for.
         machine: what there is.
         versions: by model name, the version to serve and its folder.
+        queues: what versions say of batching, and where policies are.
 
     Raises:
         StartError: with everything that does not fit this machine.
     """
+    queues = queues or Queues()
     drafts, problems = draft_places(config, machine)
+    problems += check_batching(config, queues.files)
     mps, mps_problems = resolve_mps(config, machine, drafts)
     problems += mps_problems + _check_quorum(drafts) + _check_cpus(drafts, machine.topology)
     if mps != "off":
         problems += _check_clients(drafts, machine)
     if problems:
         raise StartError(list(dict.fromkeys(problems)))
-    models = _models(config, drafts, machine, versions)
+    models = _models(config, drafts, machine, versions, queues)
     daemons = [] if mps == "off" else _daemons(config, drafts, machine)
     models = [_with_mps(config, model, daemons, client_counts(drafts, machine)) for model in models]
     if unfit := _check_shares(models, drafts):
@@ -86,8 +104,12 @@ def plan(config: PoolConfig, machine: Machine, versions: Mapping[str, tuple[int,
         mps=mps,
         mps_daemons=daemons,
         simulated=machine.simulated,
-        facts=facts(config, drafts, models, machine, mps),
-        warnings=warnings(config, drafts, machine, mps) + shares_warnings(config, models, mps),
+        facts=facts(config, drafts, models, machine, mps) + batching_facts(config, models),
+        warnings=[
+            *warnings(config, drafts, machine, mps),
+            *shares_warnings(config, models, mps),
+            *queue_warnings(config, models, queues.files),
+        ],
     )
 
 
@@ -157,12 +179,16 @@ def _given(model: ModelConfig) -> tuple[tuple[int, ...], ...]:
 
 
 def _models(
-    config: PoolConfig, drafts: list[Draft], machine: Machine, versions: Mapping[str, tuple[int, Path]]
+    config: PoolConfig,
+    drafts: list[Draft],
+    machine: Machine,
+    versions: Mapping[str, tuple[int, Path]],
+    queues: Queues,
 ) -> list[ModelSettings]:
     slots = sum(len(draft.places) for draft in drafts)
     left = _unnamed(drafts, machine.topology)
     return [
-        _settings(config, draft, given, versions[draft.model.name], left, slots)
+        _settings(config, draft, given, versions[draft.model.name], left, slots, queues)
         for draft, given in zip(drafts, _cpus(drafts, left), strict=True)
         if draft.model.name in versions
     ]
@@ -210,8 +236,10 @@ def _settings(
     version: tuple[int, Path],
     topology: Topology,
     slots: int,
+    queues: Queues,
 ) -> ModelSettings:
     model = draft.model
+    batches = batching(config, model, queues.files.get(model.name))
     threads = _default_threads(draft, cpus, topology, slots)
     return ModelSettings(
         name=model.name,
@@ -234,6 +262,8 @@ def _settings(
         hang_timeout_s=model.hang_timeout_s,
         start_timeout_s=model.start_timeout_s,
         engine=model.engine,
+        batching=batches.settings() if batches else None,
+        queue=queue_of(config, model, queues.policies),
         weights=resolved_weights(model, config.weights),
     )
 
@@ -339,10 +369,12 @@ def to_settings(planned: Plan, config: PoolConfig) -> PoolSettings:
         host=config.host,
         grpc_port=config.grpc_port,
         rest_port=config.rest_port,
-        dispatch=config.dispatch,
+        dispatch=config.scheduling.dispatch,
+        max_connections=config.max_connections,
         max_message_bytes=int(config.max_message_bytes),
         max_queued_requests=config.max_queued_requests,
         max_queued_bytes=int(config.max_queued_bytes),
+        scheduling=scheduling(config),
         readiness=config.readiness,
         simulated=planned.simulated,
     )

@@ -24,6 +24,7 @@ from mpspool.mps.simulated import control_command as simulated_control_command
 from mpspool.mps.simulated.inventory import simulated
 from mpspool.mps.simulated.nvml import Nvml
 from mpspool.supervisor import lock
+from mpspool.supervisor.config.batching import read_parameters
 from mpspool.supervisor.config.environment import ENABLE_MPS, asks_for_mps
 from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.cpus import Topology, read_topology
@@ -34,12 +35,16 @@ from mpspool.supervisor.doctor.read_tensorflow import read_tensorflow
 from mpspool.supervisor.planning.base_path import BasePathError, latest_version
 from mpspool.supervisor.planning.drafts import Machine, draft_places
 from mpspool.supervisor.planning.plan import Plan, plan, resolve_mps, resolved_weights, to_settings
+from mpspool.supervisor.planning.policies import find_policies
+from mpspool.supervisor.planning.queues import Queues, VersionFile, is_wanted
 from mpspool.supervisor.planning.saved_model import check_saved_model
 from mpspool.supervisor.ports import check_fronts
 from mpspool.supervisor.report import elsewhere, program
 
 Versions = dict[str, tuple[int, Path]]
 
+# In a version's folder, as in TensorFlow Serving's.
+BATCHING_FILE = "batching_params.pbtxt"
 _ELF_MAGIC = b"\x7fELF"
 # The MPS control daemon's longest socket name in its pipe folder.
 _MPS_SOCKET = "control_privileged"
@@ -64,9 +69,11 @@ def resolve(config: PoolConfig, environ: Mapping[str, str]) -> tuple[PoolSetting
     """
     versions, problems = find_versions(config)
     machine = read_machine(config, environ)
+    queues, wrong = read_queues(config, versions)
+    problems += wrong
     planned = None
     try:
-        planned = plan(config, machine, versions)
+        planned = plan(config, machine, versions, queues)
     except StartError as error:
         problems += error.problems
     problems += check_machine(config, machine, environ) + check_all(config, versions)
@@ -115,6 +122,22 @@ def find_versions(config: PoolConfig) -> tuple[Versions, list[Problem]]:
         except BasePathError as error:
             problems.append(Problem(f"models.{model.name}.base_path", str(error)))
     return versions, problems
+
+
+def read_queues(config: PoolConfig, versions: Mapping[str, tuple[int, Path]]) -> tuple[Queues, list[Problem]]:
+    """What versions say of batching where they may, where each policy is; and what of it cannot be used."""
+    files: dict[str, VersionFile] = {}
+    policies, problems = find_policies(config)
+    for model in config.models:
+        if not config.batching.per_model or not is_wanted(config, model) or model.name not in versions:
+            continue
+        path = versions[model.name][1] / BATCHING_FILE
+        if path.exists():
+            parameters, wrong = read_parameters(path)
+            problems += wrong
+            if parameters is not None:
+                files[model.name] = VersionFile(path, parameters)
+    return Queues(files, policies), problems
 
 
 def check_external(planned: Plan, environ: Mapping[str, str]) -> list[Problem]:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from mpspool.core.ids import WORKER_PREFIX, ModelVersion, WorkerId
 from mpspool.core.process import Memory
 from mpspool.core.settings import ModelSettings, PoolSettings, SlotSettings
@@ -105,6 +107,8 @@ def for_router(
             "failed": failed.get(worker.model_version, ""),
             "proved": worker.model_version in proved,
             "hang_timeout_s": model.hang_timeout_s,
+            "batching": msgspec.to_builtins(model.batching),
+            "queue": msgspec.to_builtins(model.queue),
         }
         for worker, (model, _) in desired(settings).items()
     }

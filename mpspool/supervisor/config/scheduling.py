@@ -1,0 +1,58 @@
+"""The `scheduling` section: which request is next, which worker takes it, and what may run at once."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from mpspool.supervisor.config.values import Section
+
+POLICIES = ("fifo", "sjf", "edf")
+_METADATA = "metadata:"
+# What gRPC allows; it keeps names with its own prefix to itself, and values under -bin are bytes.
+_KEY = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
+
+
+def _read_key(value: str) -> str:
+    if value and not _KEY.fullmatch(value.lower()):
+        raise ValueError(
+            "expected a metadata key of letters, digits and _ . -, without grpc- before or -bin behind"
+        )
+    return value.lower()
+
+
+def _read_fair_by(value: str) -> str:
+    if value in ("none", "peer"):
+        return value
+    if value.startswith(_METADATA) and (key := value.removeprefix(_METADATA)):
+        return _METADATA + _read_key(key)
+    raise ValueError("must be none, peer, or metadata:KEY such as metadata:x-tenant")
+
+
+Policy = Annotated[str, Field(min_length=1)]
+
+
+class SchedulingConfig(Section):
+    """How the queues of all models are served."""
+
+    policy: Policy = "fifo"
+    """Which request is next: fifo, sjf (the shortest), edf (the earliest deadline), or a policy of your own, named by its
+    entry point in mpspool.policies or as module:attribute."""
+    dispatch: Literal["least_loaded", "round_robin"] = "least_loaded"
+    """Which worker takes it."""
+    aging: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """With sjf, seconds of cost that one second of waiting makes up for; 0 lets long requests starve."""
+    running_per_device: Annotated[int, Field(ge=0)] = 0
+    """Batches that run at once on one device, over all models; 0 for no limit."""
+    slow_lane: Annotated[int, Field(ge=0)] = 0
+    """Of those, or of a device's workers, so many at most run long batches; 0 for no limit."""
+    slow_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    """Predicted milliseconds from which a batch is long; 0 to have it found out."""
+    priority_key: Annotated[str, AfterValidator(_read_key)] = "x-mpspool-priority"
+    """Metadata key with a request's priority; empty for no priorities."""
+    fair_by: Annotated[str, AfterValidator(_read_fair_by)] = "none"
+    """Whose requests take turns: none, peer (each client's address), or metadata:KEY (each value of that key)."""
+    refuse_late: bool = True
+    """A request that cannot meet its deadline is refused at once."""

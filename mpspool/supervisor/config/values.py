@@ -1,0 +1,87 @@
+"""The kinds of values in a configuration: how each may be written, and what it is then."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+
+from mpspool.core.ids import escape
+from mpspool.supervisor import shares
+from mpspool.supervisor.cpus import MAX_CPUS, parse_cpusets
+
+# A name, escaped, is part of file names, which end at 255 bytes.
+_MAX_NAME_BYTES = 180
+
+
+class Section(BaseModel):
+    """Fields that stand together."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def _read_gpus(value: object) -> object:
+    if value in ("all", "none"):
+        return value
+    items = (
+        value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
+    )
+    texts = [str(item).strip() for item in items]
+    if not texts or not all(text.isdecimal() for text in texts):
+        raise ValueError('expected "all", "none", or ids such as 0,2')
+    ids = [int(text) for text in texts]
+    if len(set(ids)) < len(ids):
+        raise ValueError("names a GPU twice; contexts_per_gpu is how to have more workers on one")
+    return tuple(ids)
+
+
+def _read_cpusets(value: object) -> object:
+    if value in ("auto", "split", "none"):
+        return value
+    if isinstance(value, list | tuple):
+        value = ";".join(
+            ",".join(map(str, item)) if isinstance(item, list | tuple) else str(item) for item in value
+        )
+    if isinstance(value, bool) or not isinstance(value, str | int):
+        # pydantic takes a ValueError for a validation error, a TypeError for a bug.
+        raise ValueError('expected "auto", "split", "none", sets such as "2-4;5-7", or a list')  # noqa: TRY004
+    return tuple(tuple(cpus) for cpus in parse_cpusets(str(value)))
+
+
+def _read_name(value: str) -> str:
+    if len(escape(value)) > _MAX_NAME_BYTES:
+        raise ValueError(f"too long to be part of file names; keep it within {_MAX_NAME_BYTES} bytes")
+    return value
+
+
+def on_off(value: object) -> object:
+    """YAML reads a bare on or off as a boolean."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+Gpus = Annotated[
+    Literal["all", "none"] | tuple[int, ...],
+    PlainValidator(_read_gpus, json_schema_input_type=list[int] | str),
+]
+Cpusets = Annotated[
+    Literal["auto", "split", "none"] | tuple[tuple[int, ...], ...],
+    PlainValidator(_read_cpusets, json_schema_input_type=str | list[str | list[int]]),
+]
+Percentages = Annotated[
+    tuple[int, ...], PlainValidator(shares.read_percentages, json_schema_input_type=int | list[int] | str)
+]
+Sizes = Annotated[
+    tuple[int, ...], PlainValidator(shares.read_sizes, json_schema_input_type=int | str | list[int | str])
+]
+Priorities = Annotated[
+    tuple[int, ...], PlainValidator(shares.read_priorities, json_schema_input_type=str | list[str])
+]
+Threads = Annotated[int, Field(ge=0, le=MAX_CPUS)]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Texts = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_as_list)]
+Name = Annotated[str, Field(min_length=1), AfterValidator(_read_name)]

@@ -1,0 +1,252 @@
+"""How requests for a model wait, and which are joined: the model's own words, its version's, the pool's. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpspool.core.errors import Problem
+from mpspool.core.settings import BatchingSettings, ModelSettings, QueueSettings, SchedulingSettings
+from mpspool.supervisor.config.batching import ModelBatching, Parameters
+from mpspool.supervisor.config.schema import ModelConfig, PoolConfig
+
+# What TensorFlow Serving has for the whole server, whatever a version's file says; and what its files cannot say.
+_POOL_WIDE = ("num_batch_threads", "thread_pool_name", "adaptive")
+
+
+@dataclass(frozen=True, slots=True)
+class VersionFile:
+    """A batching_params.pbtxt in a version's folder."""
+
+    path: Path
+    parameters: Parameters
+
+
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """What there is beside the configuration.
+
+    Attributes:
+        files: by model, what its version says of batching.
+        policies: by name as configured, each policy as the router finds it.
+    """
+
+    files: Mapping[str, VersionFile] = field(default_factory=dict)
+    policies: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """The parameters of one model.
+
+    Attributes:
+        values: all of them.
+        paths: of those that somebody gave, where.
+    """
+
+    values: ModelBatching
+    paths: Mapping[str, str]
+
+    def settings(self) -> BatchingSettings:
+        values = self.values
+        return BatchingSettings(
+            max_batch_size=values.max_batch_size,
+            batch_timeout_us=values.batch_timeout_micros,
+            max_enqueued_batches=values.max_enqueued_batches,
+            allowed_batch_sizes=list(values.allowed_batch_sizes),
+            pad_variable_length_inputs=values.pad_variable_length_inputs,
+            max_execution_batch_size=self.run_rows if values.enable_large_batch_splitting else 0,
+            adaptive=values.adaptive,
+        )
+
+    @property
+    def run_rows(self) -> int:
+        """Rows of a batch, at most."""
+        split = self.values.max_execution_batch_size if self.values.enable_large_batch_splitting else None
+        return split or self.values.max_batch_size
+
+
+def is_wanted(config: PoolConfig, model: ModelConfig) -> bool:
+    """Whether its requests are to be joined, as far as the configuration goes."""
+    own = model.batching.enabled if model.batching else None
+    return bool(config.batching.enabled if own is None else own)
+
+
+def batching(config: PoolConfig, model: ModelConfig, file: VersionFile | None) -> Batching | None:
+    """What holds for the model: its own words, then those in its version's folder, then the pool's.
+
+    As in TensorFlow Serving, with per_model the pool's parameters count for nobody, and a version without a file is not
+    batched; unless the pool file itself says something of the model.
+    """
+    own = model.batching or ModelBatching()
+    if not is_wanted(config, model):
+        return None
+    if config.batching.per_model and file is None and not own.model_fields_set:
+        return None
+    names = _POOL_WIDE if config.batching.per_model else tuple(ModelBatching.model_fields)
+    layers: list[tuple[str, Parameters, tuple[str, ...]]] = [("batching.", config.batching, names)]
+    if file is not None:
+        layers.append(
+            (f"{file.path}: ", file.parameters, tuple(set(Parameters.model_fields) - set(_POOL_WIDE)))
+        )
+    layers.append((f"models.{model.name}.batching.", own, tuple(ModelBatching.model_fields)))
+    values: dict[str, object] = {}
+    paths: dict[str, str] = {}
+    for prefix, section, allowed in layers:
+        for name in section.model_fields_set.intersection(allowed):
+            values[name], paths[name] = getattr(section, name), f"{prefix}{name}"
+    return Batching(ModelBatching().model_copy(update=values), paths)
+
+
+def check_batching(config: PoolConfig, files: Mapping[str, VersionFile]) -> list[Problem]:
+    """What does not go together, or is not used at all."""
+    found = {model.name: batching(config, model, files.get(model.name)) for model in config.models}
+    problems = [problem for one in found.values() if one is not None for problem in _conflicts(one)]
+    return problems + ([] if any(is_wanted(config, model) for model in config.models) else _unused(config))
+
+
+def _unused(config: PoolConfig) -> list[Problem]:
+    """TensorFlow Serving refuses a file of parameters without --enable_batching; here other parameters, too."""
+    given = config.batching.model_fields_set - {"enabled", "per_model"}
+    if config.batching.enabled is False:
+        given &= {"parameters_file"}
+    if "parameters_file" in given:
+        given = {"parameters_file"}
+    remedy = "add --enable-batching, MPSPOOL_ENABLE_BATCHING=1, or batching: on in the pool file; or leave this out"
+    return [
+        Problem(f"batching.{name}", f"nothing is batched: batching is not enabled; {remedy}")
+        for name in type(config.batching).model_fields
+        if name in given
+    ]
+
+
+def _conflicts(found: Batching) -> Iterable[Problem]:
+    values, run_rows = found.values, found.run_rows
+    splits, most = values.enable_large_batch_splitting, values.max_batch_size
+    default = "" if "max_batch_size" in found.paths else " (the default)"
+    if splits and run_rows > most:
+        text = (
+            f"max_execution_batch_size is {run_rows}, and max_batch_size is {most}{default}: a batch cannot have more"
+            f" rows than a request may; give at most {most}, or raise max_batch_size"
+        )
+        yield Problem(_path(found, "max_execution_batch_size", "max_batch_size"), text)
+    if not values.allowed_batch_sizes or (last := values.allowed_batch_sizes[-1]) in {most, run_rows}:
+        return
+    if splits and run_rows != most:
+        sizes = f"max_execution_batch_size is {run_rows}, max_batch_size {most}{default}"
+        must = f"the last must be one of them; end it with {run_rows}"
+    else:
+        sizes = f"max_batch_size is {most}{default}"
+        must = f"the last must be the same; end it with {most}, or set max_batch_size to {last}"
+    text = f"allowed_batch_sizes ends with {last}, and {sizes}: {must}"
+    yield Problem(_path(found, "allowed_batch_sizes", "max_batch_size", "max_execution_batch_size"), text)
+
+
+def _path(found: Batching, *names: str) -> str:
+    """Of these parameters, that of the first which is said of this model alone, else of the first."""
+    given = [found.paths[name] for name in names if name in found.paths]
+    return next((path for path in given if not path.startswith("batching.")), given[0])
+
+
+def queue_of(config: PoolConfig, model: ModelConfig, policies: Mapping[str, str]) -> QueueSettings:
+    """The model's own limits and policy, else the pool's."""
+    policy = model.policy or config.scheduling.policy
+    shared = config.max_queued_bytes_per_model or config.max_queued_bytes // min(len(config.models), 2)
+    return QueueSettings(
+        policy=policies.get(policy, policy),
+        max_queued_requests=model.max_queued_requests or config.max_queued_requests,
+        max_queued_bytes=int(model.max_queued_bytes or max(1, shared)),
+    )
+
+
+def scheduling(config: PoolConfig) -> SchedulingSettings:
+    """What holds for all queues."""
+    names = set(SchedulingSettings.__struct_fields__)
+    return SchedulingSettings(**config.scheduling.model_dump(include=names))
+
+
+def batching_facts(config: PoolConfig, models: Sequence[ModelSettings]) -> list[str]:
+    """One line for each model that is batched, or is not though batching is on."""
+    asked = {model.name: model for model in config.models}
+    return [
+        _fact(model) if model.batching else _not_batched(model)
+        for model in models
+        if is_wanted(config, asked[model.name])
+    ]
+
+
+def _fact(model: ModelSettings) -> str:
+    found = model.batching
+    assert found is not None
+    if found.adaptive:
+        wait = "growing while every worker runs"
+    elif found.batch_timeout_us:
+        wait = f"waiting {found.batch_timeout_us} us for more"
+    else:
+        wait = "of what waits when a worker is free"
+    sizes = (
+        f", padded to {', '.join(map(str, found.allowed_batch_sizes))}" if found.allowed_batch_sizes else ""
+    )
+    return f"{model.name}: batches of at most {found.run_rows} rows, {wait}{sizes}"
+
+
+def _not_batched(model: ModelSettings) -> str:
+    return f"{model.name}: no batches, for batching.per_model is on and {model.path} has no batching_params.pbtxt"
+
+
+def queue_warnings(
+    config: PoolConfig, models: Sequence[ModelSettings], files: Mapping[str, VersionFile]
+) -> list[str]:
+    """One line each: what was said of queues, and means nothing or hardly what was meant."""
+    lines = [*_scheduling_warnings(config)]
+    if config.batching.per_model and not any(is_wanted(config, model) for model in config.models):
+        lines.append("batching.per_model has no effect: batching is not enabled")
+    asked = {model.name: model for model in config.models}
+    threads: dict[tuple[str, int], int] = {}
+    for model in models:
+        found = batching(config, asked[model.name], files.get(model.name))
+        if found is None:
+            continue
+        lines += _batching_warnings(found)
+        if found.values.num_batch_threads:
+            key = (found.paths["num_batch_threads"], found.values.num_batch_threads)
+            threads[key] = threads.get(key, 0) + len(model.slots)
+    for (path, count), workers in threads.items():
+        if count != workers:
+            lines.append(
+                f"{path} is {count}: as many batches run at once as there are workers, {workers};"
+                " contexts_per_gpu and cpu_slots say how many"
+            )
+    return list(dict.fromkeys(lines))
+
+
+def _batching_warnings(found: Batching) -> Iterable[str]:
+    values, paths = found.values, found.paths
+    if values.thread_pool_name:
+        yield f"{paths['thread_pool_name']} has no meaning here: batches run on workers, not on threads of a pool"
+    if values.max_execution_batch_size and not values.enable_large_batch_splitting:
+        yield f"{paths['max_execution_batch_size']} has no effect without enable_large_batch_splitting: true"
+    if values.adaptive and values.batch_timeout_micros:
+        yield f"{paths['batch_timeout_micros']} has no effect with adaptive: true"
+    sizes, run_rows = values.allowed_batch_sizes, found.run_rows
+    if sizes and run_rows not in sizes:
+        next_size = next(size for size in sizes if size > run_rows)
+        yield (
+            f"{paths['allowed_batch_sizes']} has no {run_rows}, though batches have at most"
+            f" {run_rows} rows (max_execution_batch_size): a full one is padded to {next_size}; add {run_rows}"
+        )
+
+
+def _scheduling_warnings(config: PoolConfig) -> Iterable[str]:
+    asked = config.scheduling
+    if asked.slow_ms and not asked.slow_lane:
+        yield "scheduling.slow_ms has no effect: scheduling.slow_lane is 0"
+    if 0 < asked.running_per_device <= asked.slow_lane:
+        yield (
+            f"scheduling.slow_lane is {asked.slow_lane}, and no more than {asked.running_per_device} batches run at once"
+            " (scheduling.running_per_device): no place is kept for short ones; give less"
+        )
+    policies = {model.policy or asked.policy for model in config.models}
+    if "aging" in asked.model_fields_set and policies and "sjf" not in policies:
+        yield "scheduling.aging has no effect: it is for the policy sjf"
