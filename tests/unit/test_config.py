@@ -16,7 +16,10 @@ from pydantic.fields import FieldInfo
 from mpspool import cli
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import default_run_dir
+from mpspool.supervisor.config.batching import BatchingConfig
+from mpspool.supervisor.config.scheduling import SchedulingConfig
 from mpspool.supervisor.config.schema import (
+    FLAG_FIELDS,
     ModelConfig,
     Placement,
     PoolConfig,
@@ -49,7 +52,7 @@ def test_one_flag_is_enough() -> None:
     config = load_config(None, HALF, {})
     assert [(model.name, model.base_path) for model in config.models] == [("half", "/models/half")]
     assert (config.grpc_port, config.rest_port, config.host) == (8500, 8501, "127.0.0.1")
-    assert (config.mps.mode, config.dispatch, config.readiness, config.grace_s) == (
+    assert (config.mps.mode, config.scheduling.dispatch, config.readiness, config.grace_s) == (
         "auto",
         "least_loaded",
         "any",
@@ -534,7 +537,12 @@ documents = st.recursive(
     | st.sampled_from(["", "x", "auto", "1;2", "2GiB", "none"]),
     lambda inner: (
         st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from([*PoolConfig.model_fields, *ModelConfig.model_fields, "x"]), inner)
+        | st.dictionaries(
+            st.sampled_from(
+                [*PoolConfig.model_fields, *ModelConfig.model_fields, *BatchingConfig.model_fields, "x"]
+            ),
+            inner,
+        )
     ),
     max_leaves=12,
 )
@@ -583,8 +591,8 @@ def test_every_key_is_documented() -> None:
     for name in pool_fields():
         assert "`MPSPOOL_" + name.replace(".", "_").upper() + "`" in rows[name][1]
     for option in cli.start.params:
-        if option.name in known:
-            assert f"`{option.opts[0]}`" in rows[option.name][1]
+        if (key := FLAG_FIELDS.get(str(option.name), option.name)) in known:
+            assert f"`{option.opts[0]}`" in rows[key][1]
     for key in ("models", "models[].base_path"):
         assert "`MPSPOOL_MODEL`" in rows[key][1]
 
@@ -592,7 +600,8 @@ def test_every_key_is_documented() -> None:
 def test_every_pool_field_can_be_set_by_flag_and_variable() -> None:
     """The fields the environment knows are the fields there are."""
     assert set(pool_fields()) == (
-        {*PoolConfig.model_fields} - {"models", "mps", "restart", "weights", "workers"}
+        {*PoolConfig.model_fields}
+        - {"models", "batching", "mps", "restart", "scheduling", "weights", "workers"}
     ) | {
         "mps.mode",
         "mps.pipe_directory",
@@ -606,12 +615,14 @@ def test_every_pool_field_can_be_set_by_flag_and_variable() -> None:
         "restart.retries",
         "restart.backoff_s",
         "restart.max_backoff_s",
+        *(f"batching.{name}" for name in BatchingConfig.model_fields),
+        *(f"scheduling.{name}" for name in SchedulingConfig.model_fields),
     }
 
 
 def test_every_field_tells_what_it_is_for() -> None:
     """The schema, which users read, has a text for each field."""
-    for model in (PoolConfig, ModelConfig, Placement):
+    for model in (PoolConfig, ModelConfig, Placement, BatchingConfig, SchedulingConfig):
         assert all(field.description for field in model.model_fields.values())
     assert PoolConfig.model_json_schema()["properties"]["gpus"]["description"].startswith("GPUs to use")
 

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 
 from mpspool.core.errors import StartError
-from mpspool.core.settings import ModelSettings, MpsSettings, RouterSettings
+from mpspool.core.settings import (
+    ModelSettings,
+    MpsSettings,
+    QueueSettings,
+    RouterSettings,
+    SchedulingSettings,
+)
 from mpspool.mps.devices import GpuDevice
 from mpspool.supervisor.config.schema import PoolConfig, load_config
 from mpspool.supervisor.cpus import Cpu, Topology
@@ -416,7 +422,10 @@ def test_settings_carry_the_whole_plan(tmp_path: Path) -> None:
         host: 0.0.0.0
         grpc_port: 1234
         rest_port: 0
-        scheduling: {dispatch: round_robin}
+        scheduling:
+          {policy: sjf, dispatch: round_robin, aging: 2, running_per_device: 3, slow_lane: 1, slow_ms: 4.5,
+           priority_key: X-Rank, fair_by: "metadata:X-Tenant", refuse_late: false}
+        max_connections: 11
         max_message_bytes: 1MiB
         max_queued_requests: 7
         max_queued_bytes: 2MiB
@@ -436,9 +445,19 @@ def test_settings_carry_the_whole_plan(tmp_path: Path) -> None:
         grpc_port=1234,
         rest_port=0,
         dispatch="round_robin",
+        max_connections=11,
         max_message_bytes=2**20,
         max_queued_requests=7,
         max_queued_bytes=2**21,
+        scheduling=SchedulingSettings(
+            aging=2,
+            running_per_device=3,
+            slow_lane=1,
+            slow_ms=4.5,
+            priority_key="x-rank",
+            fair_by="metadata:x-tenant",
+            refuse_late=False,
+        ),
         readiness="all",
         simulated="gpus",
     )
@@ -454,3 +473,4 @@ def test_settings_carry_the_whole_plan(tmp_path: Path) -> None:
     (model,) = settings.models
     assert (model.hang_timeout_s, model.gpu_memory_growth, model.gpu_memory_fraction) == (9, False, 0.25)
     assert (model.start_timeout_s, model.saved_model_tags) == (8, ["x", "y"])
+    assert model.queue == QueueSettings(policy="sjf", max_queued_requests=7, max_queued_bytes=2**21)

@@ -10,9 +10,11 @@ import msgspec
 from mpspool.core.ids import WorkerId
 from mpspool.core.process import EXIT_NEVER
 from mpspool.core.settings import (
+    BatchingSettings,
     ModelSettings,
     MpsSettings,
     PoolSettings,
+    QueueSettings,
     RestartSettings,
     RouterSettings,
     SlotSettings,
@@ -70,6 +72,34 @@ def test_the_router_is_told_each_version_once() -> None:
         "bad@1.cpu0.0": 0,
         "bad@1.cpu0.1": 0,
     }
+
+
+def test_the_router_is_told_how_each_version_waits() -> None:
+    """Its batching, null where it has none, and its queue, as plain values."""
+    config = settings("plain", "batched")
+    batched = msgspec.structs.replace(
+        config.models[1],
+        batching=BatchingSettings(max_batch_size=32, allowed_batch_sizes=[8, 32], adaptive=True),
+        queue=QueueSettings(policy="edf", max_queued_requests=3, max_queued_bytes=4),
+    )
+    config = msgspec.structs.replace(config, models=[config.models[0], batched])
+    told = status.for_router(config, slots(config), {})["models"]
+    assert [item["batching"] for item in told] == [
+        None,
+        {
+            "max_batch_size": 32,
+            "batch_timeout_us": 0,
+            "max_enqueued_batches": 10,
+            "allowed_batch_sizes": [8, 32],
+            "pad_variable_length_inputs": False,
+            "max_execution_batch_size": 0,
+            "adaptive": True,
+        },
+    ]
+    assert [item["queue"] for item in told] == [
+        {"policy": "fifo", "max_queued_requests": 10_000, "max_queued_bytes": 2**32},
+        {"policy": "edf", "max_queued_requests": 3, "max_queued_bytes": 4},
+    ]
 
 
 def test_the_router_is_told_the_state_of_every_slot() -> None:

@@ -6,7 +6,7 @@ import itertools
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, Field, PlainValidator, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, ValidationError
 
 from mpspool.core.errors import Problem
 from mpspool.supervisor.config.batching_file import BatchingFileError, read_batching_file
@@ -28,17 +28,15 @@ def _read_switch(value: object) -> bool:
     return _WORDS[word]
 
 
-def _read_sizes(value: object) -> tuple[int, ...]:
-    items = (
-        value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
-    )
-    texts = [str(item).strip() for item in items]
-    if not all(text.isdecimal() and 1 <= int(text) <= _INT32_MAX for text in texts):
-        raise ValueError("expected numbers of rows from 1, such as 8, 32, 128")
-    sizes = [int(text) for text in texts]
+def _split(value: object) -> object:
+    """A flag or variable has commas between."""
+    return value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
+
+
+def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
     if any(size >= following for size, following in itertools.pairwise(sizes)):
         raise ValueError(f"must ascend; write {', '.join(map(str, sorted(set(sizes))))}")
-    return tuple(sizes)
+    return sizes
 
 
 def as_batching(value: object) -> object:
@@ -51,11 +49,13 @@ def as_asked_for(value: object) -> object:
     return {"enabled": True, **value} if isinstance(value, dict) else as_batching(value)
 
 
-Switch = Annotated[bool, PlainValidator(_read_switch, json_schema_input_type=bool | str)]
-BatchSizes = Annotated[
-    tuple[int, ...], PlainValidator(_read_sizes, json_schema_input_type=int | str | list[int | str])
-]
+Switch = Annotated[bool | None, PlainValidator(_read_switch, json_schema_input_type=bool | str)]
 Rows = Annotated[int, Field(ge=1, le=_INT32_MAX)]
+BatchSizes = Annotated[
+    tuple[Rows, ...],
+    BeforeValidator(_split, json_schema_input_type=int | str | list[int | str]),
+    AfterValidator(_ascending),
+]
 
 
 class Parameters(Section):
@@ -84,7 +84,7 @@ class Parameters(Section):
 class ModelBatching(Parameters):
     """What one model says."""
 
-    enabled: Switch | None = None
+    enabled: Switch = None
     """Requests are joined to batches."""
     adaptive: bool = False
     """A batch grows while every worker runs, and goes as soon as one is free, whatever batch_timeout_micros says."""

@@ -85,7 +85,8 @@ def nearest(key: str, fields: Iterable[str]) -> str:
 def _remark(description: str) -> str:
     """What the field is for, in its first words."""
     words = re.split(r"[.;:] ", " ".join(description.split()))[0].rstrip(".")
-    first = words[:1] if words[:2].isupper() else words[:1].lower()  # NVIDIA stays as it is
+    capitals = words[:2].isupper() and words[1:2] != " "  # NVIDIA stays as it is
+    first = words[:1] if capitals else words[:1].lower()
     return f" ({first}{words[1:]})" if words else ""
 
 

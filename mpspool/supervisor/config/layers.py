@@ -98,8 +98,10 @@ def dotted(location: Location) -> str:
 
 
 def leave_out(values: Any, location: Location) -> None:
-    """Deletes what stands there; where that is only a part of one value, all of it."""
+    """Deletes what stands there, if it does; where that is only a part of one value, all of it."""
     key, *rest = location
+    if isinstance(values, dict) and key not in values:
+        return
     inner = values[key]
     inside = isinstance(inner, dict) or (isinstance(inner, list) and bool(rest) and isinstance(rest[0], int))
     if rest and inside:

@@ -207,7 +207,7 @@ _MODEL_FIELDS = {
     },
 }
 # Flags that are named otherwise than the field they set.
-_FLAG_FIELDS = {
+FLAG_FIELDS = {
     "mps": "mps.mode",
     "policy": "scheduling.policy",
     "enable_batching": "batching.enabled",
@@ -382,7 +382,7 @@ def _read_flags(flags: Mapping[str, object]) -> Layer:
     layer = Layer()
     for name, value in flags.items():
         if name != "model" and value is not None:
-            layer.put(_FLAG_FIELDS.get(name, name), value, "--" + name.replace("_", "-").replace(".", "-"))
+            layer.put(FLAG_FIELDS.get(name, name), value, "--" + name.replace("_", "-").replace(".", "-"))
     return layer
 
 

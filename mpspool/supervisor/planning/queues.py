@@ -145,7 +145,7 @@ def _conflicts(found: Batching) -> Iterable[Problem]:
 
 def _path(found: Batching, *names: str) -> str:
     """Of these parameters, that of the first which is said of this model alone, else of the first."""
-    given = [found.paths[name] for name in names if name in found.paths]
+    given = [found.paths[name].removesuffix(f": {name}") for name in names if name in found.paths]
     return next((path for path in given if not path.startswith("batching.")), given[0])
 
 
