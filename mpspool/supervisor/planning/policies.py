@@ -58,7 +58,7 @@ def find_policy(name: str) -> str:
     near = nearest(name, [*POLICIES, *points])
     raise PolicyError(
         f"{name!r} is neither built in ({', '.join(POLICIES)}), nor an entry point of {GROUP}"
-        f" ({', '.join(points) or 'there is none'}), nor module:attribute; "
+        f" ({', '.join(sorted(points)) or 'there is none'}), nor module:attribute; "
         + (f"did you mean {near}?" if near else "use one of them, or install the package that brings it")
     )
 
