@@ -26,7 +26,7 @@ from bench.protocols import Tfs
 from mpspool.core import messages, process, settings, tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import WorkerId
-from mpspool.core.messages import Hello, Outcome, Request
+from mpspool.core.messages import Dispatch, Hello, Outcome
 from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RouterSettings
@@ -132,10 +132,13 @@ def _worker(run_dir: RunDir, worker: WorkerId, answers: Mapping[int, bytes]) -> 
             page.beat()
             time.sleep(_BEAT_S)
 
-    def run(dispatch: int, index: int, _request: Request, body: bytes, frames: list[bytes]) -> Outcome:
-        page.start(dispatch, index)
-        page.finish()
-        return Outcome(Code.OK, messages.inline(answers[len(body)], frames))
+    def run(dispatch: Dispatch, bodies: list[bytes], frames: list[bytes]) -> list[Outcome]:
+        outcomes = []
+        for index, body in enumerate(bodies):
+            page.start(dispatch.dispatch, index)
+            page.finish()
+            outcomes.append(Outcome(Code.OK, messages.inline(answers[len(body)], frames)))
+        return outcomes
 
     threading.Thread(target=beat, daemon=True).start()
     hello = Hello(

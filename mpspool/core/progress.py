@@ -66,9 +66,9 @@ class ProgressWriter:
         words[_STARTED_NS] = time.monotonic_ns()
         words[_DISPATCH] = dispatch
 
-    def finish(self) -> None:
-        """Call when a request's outcome is known."""
-        self._words[_DONE] += 1
+    def finish(self, count: int = 1) -> None:
+        """Call when the outcomes of so many requests are known: all that ran."""
+        self._words[_DONE] += count
         self._words[_DISPATCH] = 0
 
     def close(self) -> None:

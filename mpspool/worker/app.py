@@ -13,9 +13,8 @@ import time
 from pathlib import Path
 
 from mpspool.core import log, messages, process
-from mpspool.core.errors import Code, PoolError, cut
 from mpspool.core.ids import ModelVersion, WorkerId
-from mpspool.core.messages import Hello, Outcome, Request
+from mpspool.core.messages import Dispatch, Hello, Outcome
 from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import WorkerSettings
@@ -24,7 +23,8 @@ from mpspool.worker import device, device_failure, gpu, simulated_gpu
 from mpspool.worker.device_failure import DeviceFailedError, OnGpu
 from mpspool.worker.engine.base import Engine
 from mpspool.worker.link import Link, RefusedError, wake_on_signals
-from mpspool.worker.predict import predict
+from mpspool.worker.predict import Predictor
+from mpspool.worker.runner import Runner
 from mpspool.worker.without_keras import without_keras
 
 logger = log.get("worker")
@@ -67,7 +67,7 @@ class Worker:
             domain=config.slot.device if config.slot.mps_pipe else "",
         )
         self._link = Link(run_dir.router_socket, hello, self._run)
-        self._engine: Engine | None = None
+        self._runner: Runner | None = None
         self._simulated: simulated_gpu.SimulatedGpu | None = None
 
     def serve(self) -> int:
@@ -117,7 +117,7 @@ class Worker:
             self._to(WorkerState.WARMING)
             warm = warmup.warm_up(engine, self._model, path) > 0
         device.require_mps(self._config)
-        self._engine = engine
+        self._runner = Runner(Predictor(engine, self._model), self._config.model.batching, self._progress)
         weights = checked(engine.weights(), before_bytes, path, warm=warm)
         logger.info(
             "ready",
@@ -140,30 +140,9 @@ class Worker:
         self._state.to(state, "start")
         self._link.announce(state)
 
-    def _run(self, dispatch: int, index: int, request: Request, body: bytes, frames: list[bytes]) -> Outcome:
-        """One request. Whatever it raises is its own answer and never another's.
-
-        Raises:
-            DeviceFailedError: it has not been run, or not to its end; as far as the page tells, it still runs.
-        """
-        assert self._engine is not None
-        if request.deadline_ns and time.monotonic_ns() >= request.deadline_ns:
-            return Outcome(Code.DEADLINE_EXCEEDED, message="Deadline exceeded before the request was run")
-        self._progress.start(dispatch, index)
-        try:
-            response, times = predict(self._engine, self._model, body)
-            outcome = Outcome(
-                Code.OK, messages.inline(response, frames), "", times.parse_us, times.run_us, times.encode_us
-            )
-        except DeviceFailedError:
-            raise
-        except PoolError as error:
-            outcome = Outcome(error.code, message=cut(error.message))
-        except Exception:
-            logger.exception("request failed")
-            outcome = Outcome(Code.INTERNAL, message="The worker failed on this request; see its log")
-        self._progress.finish()
-        return outcome
+    def _run(self, dispatch: Dispatch, bodies: list[bytes], frames: list[bytes]) -> list[Outcome]:
+        assert self._runner is not None
+        return self._runner.run(dispatch, bodies, frames)
 
     def _wait_for_end(self, reason: str, wakeup: int) -> int:
         """The device has failed, perhaps for all workers on it: the pool ends us, together with those."""
@@ -182,7 +161,7 @@ class Worker:
 
     def _on_stop(self, _signum: int, _frame: object) -> None:
         self._stopping = True
-        if self._engine is None:  # nothing was promised yet
+        if self._runner is None:  # nothing was promised yet
             os._exit(0)
 
     def fail(self, reason: str, status: int) -> int:

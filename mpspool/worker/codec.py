@@ -12,8 +12,9 @@ Encoding writes the bytes directly: TensorFlow Serving's answers are typed lists
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,12 @@ _FIXED_FIELDS: dict[str, np.dtype[Any]] = {
     "scomplex_val": np.dtype("<c8"),
     "dcomplex_val": np.dtype("<c16"),
 }
+# Lists of these are written as the array lies in memory.
+_AS_IN_MEMORY = frozenset((*_FIXED_FIELDS, "float8_val", "bool_val"))
 _FIELD_NUMBERS: dict[str, int] = {field.name: field.number for field in tfs.TensorProto.DESCRIPTOR.fields}
+
+
+Payload = bytes | memoryview
 
 
 class TensorError(ValueError):
@@ -223,14 +229,18 @@ def _key(field: int, wire: int) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def _head(number: int, shape: tuple[int, ...]) -> bytes:
-    """The fields dtype and tensor_shape."""
+def head(number: int, shape: tuple[int, ...], size: int) -> bytes:
+    """What stands before the payload of so many bytes in a TensorProto: dtype, tensor_shape, the list's tag and size."""
     sizes = [b"\x08" + varints.one(size) if size else b"" for size in shape]
     dims = b"".join(b"\x12" + varints.one(len(size)) + size for size in sizes)
-    return b"\x08" + varints.one(number) + b"\x12" + varints.one(len(dims)) + dims
+    start = b"\x08" + varints.one(number) + b"\x12" + varints.one(len(dims)) + dims
+    field = tfs.DATA_TYPES[number].field
+    if not size or field == "string_val":  # each string has a tag of its own
+        return start
+    return start + _key(_FIELD_NUMBERS[field], 2) + varints.one(size)
 
 
-def encode(array: Array, number: int) -> tuple[bytes, bytes | memoryview]:
+def encode(array: Array, number: int) -> tuple[bytes, Payload]:
     """A TensorProto's bytes in two parts, to be sent one after the other.
 
     The second part may be a view of the array's memory.
@@ -243,17 +253,53 @@ def encode(array: Array, number: int) -> tuple[bytes, bytes | memoryview]:
     Raises:
         TensorError: no tensor has such values.
     """
+    number = number or number_of(array)
+    payload = payloads(array, number)[0]
+    return head(number, array.shape, len(payload)), payload
+
+
+def number_of(array: Array) -> int:
+    """Its tensorflow.DataType. Raises TensorError."""
     try:
-        number = number or tfs.number_of(array.dtype)
-        field = tfs.DATA_TYPES[number].field
-        payload = _payload(array, number, field)
+        return tfs.number_of(array.dtype)
+    except KeyError:
+        raise TensorError(f"cannot send an array of {array.dtype}") from None
+
+
+def payloads(array: Array, number: int, bounds: Sequence[int] | None = None) -> list[Payload]:
+    """What a TensorProto has after its head(), for each range of the array's rows. May be views of its memory.
+
+    Args:
+        array: as for encode().
+        number: as for encode(), not 0.
+        bounds: where the ranges begin and end, 0 the first of them; None for one tensor of the whole array.
+
+    Raises:
+        TensorError: no tensor has such values.
+    """
+    try:
+        values, encode_some = _writer(array, number, tfs.DATA_TYPES[number].field)
+        if bounds is None:
+            return [encode_some(values) if encode_some else values]
+        width = len(values) // len(array)
+        ranges = [values[start * width : end * width] for start, end in pairwise(bounds)]
+        return [encode_some(one) for one in ranges] if encode_some else ranges
     except (KeyError, TypeError):
         raise TensorError(f"cannot send an array of {array.dtype} as {tfs.type_text(number)}") from None
-    head = _head(number, array.shape)
-    size = len(payload)
-    if not size or field == "string_val":
-        return head, payload
-    return head + _key(_FIELD_NUMBERS[field], 2) + varints.one(size), payload
+
+
+def _writer(array: Array, number: int, field: str) -> tuple[Any, Callable[[Any], bytes] | None]:
+    """What is written, flat, and how a part of it becomes bytes, unless it is bytes."""
+    if field == "string_val":
+        return _strings(array), _string_list
+    array = _plain(array, number)
+    if field in _AS_IN_MEMORY:
+        return _bytes_of(array), None
+    if field == "half_val":
+        array = array.view(np.uint16)
+    elif array.dtype.kind == "V":
+        array = array.astype(np.int8)
+    return array.reshape(-1), varints.encode
 
 
 def _plain(array: Array, number: int) -> Array:
@@ -275,18 +321,9 @@ def _bytes_of(array: Array) -> bytes | memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _payload(array: Array, number: int, field: str) -> bytes | memoryview:
-    if field == "string_val":
-        serialised: bytes = tfs.RawTensor(string_val=_strings(array)).SerializeToString()
-        return serialised
-    array = _plain(array, number)
-    if field in _FIXED_FIELDS or field in ("float8_val", "bool_val"):
-        return _bytes_of(array)
-    if field == "half_val":
-        array = array.view(np.uint16)
-    elif array.dtype.kind == "V":
-        array = array.astype(np.int8)
-    return varints.encode(array.reshape(-1))
+def _string_list(strings: list[bytes]) -> bytes:
+    serialised: bytes = tfs.RawTensor(string_val=strings).SerializeToString()
+    return serialised
 
 
 def _strings(array: Array) -> list[bytes]:

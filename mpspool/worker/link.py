@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import msgspec
 import zmq
 
 from mpspool.core import log, messages
-from mpspool.core.messages import Hello, Outcome, Request
+from mpspool.core.messages import Dispatch, Hello, Outcome
 from mpspool.core.states import WorkerState
 from mpspool.core.weights import WeightsReport
 
@@ -24,9 +25,8 @@ _CONNECT_MS = 500
 _NOBLOCK, _POLLIN, _EVENTS = int(zmq.NOBLOCK), int(zmq.POLLIN), int(zmq.EVENTS)
 # Leaving, it waits at most this many beats of silence for the router's Goodbye.
 _GOODBYE_BEATS = 8
-# Runs one request: its dispatch, its index in it, what is asked, the body, and the list of frames that
-# a long response goes to.
-Runner = Callable[[int, int, Request, bytes, list[bytes]], Outcome]
+# Runs a dispatch: what is asked, the body of each request, and the list of frames that long responses go to.
+Run = Callable[[Dispatch, list[bytes], list[bytes]], list[Outcome]]
 
 
 class RefusedError(Exception):
@@ -39,10 +39,10 @@ class Link:
     Args:
         path: the router's socket.
         hello: what to say of this worker; epoch and state are filled in here.
-        run: called for each request of each dispatch, in order.
+        run: called for each dispatch.
     """
 
-    def __init__(self, path: Path, hello: Hello, run: Runner) -> None:
+    def __init__(self, path: Path, hello: Hello, run: Run) -> None:
         self._hello = hello
         self._run = run
         self._epoch = 0
@@ -122,7 +122,7 @@ class Link:
         return True
 
     def _take(self, message: messages.FromRouter, frames: list[bytes]) -> bool:
-        if isinstance(message, messages.Dispatch):
+        if isinstance(message, Dispatch):
             if message.epoch == self._epoch:
                 self._on_dispatch(message, frames)
         elif isinstance(message, messages.Welcome):
@@ -136,14 +136,16 @@ class Link:
             raise RefusedError(message.reason)
         return True
 
-    def _on_dispatch(self, dispatch: messages.Dispatch, frames: list[bytes]) -> None:
+    def _on_dispatch(self, dispatch: Dispatch, frames: list[bytes]) -> None:
+        began_ns = time.monotonic_ns()
         long_bodies = iter(frames)
-        outcomes: list[Outcome] = []
+        bodies = [
+            next(long_bodies) if request.body is None else request.body for request in dispatch.requests
+        ]
         answers: list[bytes] = []
-        for index, request in enumerate(dispatch.requests):
-            body = next(long_bodies) if request.body is None else request.body
-            outcomes.append(self._run(dispatch.dispatch, index, request, body, answers))
-        self._send(messages.Result(dispatch.epoch, dispatch.dispatch, outcomes), answers)
+        outcomes = self._run(dispatch, bodies, answers)
+        busy_us = (time.monotonic_ns() - began_ns) // 1000
+        self._send(messages.Result(dispatch.epoch, dispatch.dispatch, outcomes, began_ns, busy_us), answers)
 
     def _say_hello(self) -> None:
         signatures = b"" if self._epoch else self._signatures

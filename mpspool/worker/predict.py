@@ -7,22 +7,19 @@ several faults of one request is by hash order in places; here it is by alias.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from functools import lru_cache
-from typing import Any, NamedTuple, cast
+from collections.abc import Hashable
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
 from mpspool.core import envelope, tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
-from mpspool.worker import codec, varints
+from mpspool.worker import codec
 from mpspool.worker.engine.base import Array, Engine, Signature
+from mpspool.worker.layout import Layout, Layouts
+from mpspool.worker.response import ResponsePlan
 
-_OUTPUTS_TAG = b"\x0a"
-_MODEL_SPEC_TAG = b"\x12"
-_KEY_TAG = b"\x0a"
-_VALUE_TAG = b"\x12"
 _MAX_PLANS = 256
 
 
@@ -34,32 +31,137 @@ class Timings(NamedTuple):
     encode_us: int
 
 
-def predict(engine: Engine, model: ModelVersion, body: bytes) -> tuple[bytes, Timings]:
-    """Runs a serialised PredictRequest and returns the serialised PredictResponse.
+class Predictor:
+    """Reads, runs and answers requests for one model version. Not thread-safe.
 
     Args:
-        engine: of this model version; hashable, by identity.
+        engine: of this model version.
         model: what the worker serves; a request for another model is refused.
-        body: the request.
-
-    Raises:
-        PoolError: the request is refused, here or by the model's kernels.
     """
-    start = time.perf_counter_ns()
-    request = _parse(body)
-    _check_model(request, model)
-    signature = request.model_spec.signature_name or tfs.DEFAULT_SIGNATURE
-    plan = _plan(engine, model, signature)
-    inputs = plan.inputs(request.inputs, body)
-    output_plan = plan.output_plan(tuple(request.output_filter))
-    plan.check_types(inputs)
-    parsed = time.perf_counter_ns()
-    outputs = engine.run(signature, inputs, output_plan.aliases)
-    ran = time.perf_counter_ns()
-    response = output_plan.encode(outputs)
-    encoded = time.perf_counter_ns()
-    timings = Timings((parsed - start) // 1000, (ran - parsed) // 1000, (encoded - ran) // 1000)
-    return response, timings
+
+    def __init__(self, engine: Engine, model: ModelVersion) -> None:
+        self._engine = engine
+        self._model = model
+        self._plans: dict[str, Plan] = {}
+        self._known: Layouts[Kind] = Layouts()
+
+    @property
+    def model(self) -> ModelVersion:
+        return self._model
+
+    def predict(self, body: bytes) -> tuple[bytes, Timings]:
+        """Runs a serialised PredictRequest and returns the serialised PredictResponse.
+
+        Raises:
+            PoolError: the request is refused, here or by the model's kernels.
+        """
+        start = time.perf_counter_ns()
+        call = self.read(body)
+        inputs = call.inputs()
+        parsed = time.perf_counter_ns()
+        outputs = self.run(call.kind, inputs)
+        ran = time.perf_counter_ns()
+        response = call.kind.response.encode(outputs)
+        encoded = time.perf_counter_ns()
+        timings = Timings((parsed - start) // 1000, (ran - parsed) // 1000, (encoded - ran) // 1000)
+        return response, timings
+
+    def run(self, kind: Kind, inputs: dict[str, Array]) -> list[Array]:
+        """Calls the engine. Raises what that raises."""
+        return self._engine.run(kind.plan.name, inputs, kind.response.aliases)
+
+    def read(self, body: bytes) -> Call:
+        """A request, parsed and checked. Raises PoolError."""
+        known = self._known.find(body)
+        if known is not None:
+            return Call(known, body)
+        request = _parse(body)
+        spec = request.model_spec
+        if spec.name != self._model.name:
+            raise self._other_model(request)
+        plan = self._plan(spec.signature_name or tfs.DEFAULT_SIGNATURE)
+        inputs = plan.inputs(request.inputs, body)
+        output_filter = request.output_filter
+        response = plan.response(tuple(output_filter) if len(output_filter) else ())
+        plan.check_types(inputs)
+        kind = Kind(plan, response)
+        if self._known.worth_learning(body):
+            given = {alias: array for alias, array in inputs.items() if alias in request.inputs}
+            kind.layout = self._known.learn(body, given, kind)
+            kind.defaults = {alias: array for alias, array in inputs.items() if alias not in given}
+        return Call(kind, body, inputs)
+
+    def _other_model(self, request: Any) -> PoolError:
+        if not request.HasField("model_spec"):
+            return envelope.missing_spec()
+        name = request.model_spec.name
+        if not name:
+            return envelope.missing_name()
+        return _invalid(f'The request is for model "{name}", but "{self._model.name}" was asked to run it.')
+
+    def _plan(self, name: str) -> Plan:
+        plan = self._plans.get(name)
+        if plan is not None:
+            return plan
+        signature = self._engine.signatures.get(name)
+        if signature is None:
+            raise PoolError(Code.FAILED_PRECONDITION, f'Serving signature key "{name}" not found.')
+        definitions = tfs.SignatureDefMap.FromString(self._engine.signature_def_map).signature_def
+        feed_names = {alias: definitions[name].inputs[alias].name for alias in signature.inputs}
+        plan = self._plans[name] = Plan(self._model, signature, feed_names)
+        return plan
+
+
+class Kind:
+    """What a request asks for, its values aside.
+
+    Attributes:
+        plan: of the signature.
+        response: of the outputs.
+        layout: by which others of the kind are known; None where they cannot be.
+        defaults: the inputs left out, where there is a layout.
+        rows: of the request, where it can share a run with others, otherwise 0; -1 until batch.py has looked.
+        key: equal for those that can share a run.
+    """
+
+    __slots__ = ("defaults", "key", "layout", "plan", "response", "rows")
+
+    def __init__(self, plan: Plan, response: ResponsePlan) -> None:
+        self.plan = plan
+        self.response = response
+        self.layout: Layout | None = None
+        self.defaults: dict[str, Array] = {}
+        self.rows = -1
+        self.key: Hashable = None
+
+
+class Call:
+    """A request that is right as far as can be said without running it.
+
+    Attributes:
+        kind: what it asks for.
+        body: its bytes.
+        part_rows: so many of the request's rows are asked for, and the inputs are just these; 0 for all.
+    """
+
+    __slots__ = ("_inputs", "body", "kind", "part_rows")
+
+    def __init__(
+        self, kind: Kind, body: bytes, inputs: dict[str, Array] | None = None, part_rows: int = 0
+    ) -> None:
+        self.kind = kind
+        self.body = body
+        self.part_rows = part_rows
+        self._inputs = inputs
+
+    def inputs(self) -> dict[str, Array]:
+        """The arrays to feed, by alias, the defaults of those left out among them."""
+        if self._inputs is None:
+            assert self.kind.layout is not None
+            self._inputs = self.kind.layout.arrays(self.body)
+            if self.kind.defaults:
+                self._inputs |= self.kind.defaults
+        return self._inputs
 
 
 def _parse(body: bytes) -> Any:
@@ -69,55 +171,22 @@ def _parse(body: bytes) -> Any:
         raise envelope.malformed(body) from None
 
 
-def _check_model(request: Any, model: ModelVersion) -> None:
-    name = request.model_spec.name
-    if name == model.name:
-        return
-    if not request.HasField("model_spec"):
-        raise envelope.missing_spec()
-    if not name:
-        raise envelope.missing_name()
-    raise _invalid(f'The request is for model "{name}", but "{model.name}" was asked to run it.')
-
-
 def _invalid(message: str) -> PoolError:
     return PoolError(Code.INVALID_ARGUMENT, message)
 
 
-class _OutputPlan:
-    """The outputs of a call: which, in which order, and all of the response that does not vary."""
+class Plan:
+    """A signature, with what every call of it needs worked out once.
 
-    def __init__(self, model: ModelVersion, signature: Signature, aliases: tuple[str, ...]) -> None:
-        self.aliases = aliases
-        self._types = [signature.outputs[alias].dtype for alias in aliases]
-        self._keys = [_delimited(_KEY_TAG, alias.encode()) + _VALUE_TAG for alias in aliases]
-        spec = tfs.ModelSpec(name=model.name, signature_name=signature.name)
-        spec.version.value = model.version
-        self._model_spec = _delimited(_MODEL_SPEC_TAG, spec.SerializeToString())
-
-    def encode(self, outputs: list[Array]) -> bytes:
-        """The PredictResponse. Copies each tensor once."""
-        parts: list[bytes | memoryview] = []
-        for key, number, output in zip(self._keys, self._types, outputs, strict=True):
-            head, payload = codec.encode(output, number)
-            size = len(head) + len(payload)
-            value_size = varints.one(size)
-            entry_size = varints.one(len(key) + len(value_size) + size)
-            parts += (_OUTPUTS_TAG, entry_size, key, value_size, head, payload)
-        parts.append(self._model_spec)
-        return b"".join(parts)
-
-
-def _delimited(tag: bytes, content: bytes) -> bytes:
-    return tag + varints.one(len(content)) + content
-
-
-class _Plan:
-    """A signature, with what every call of it needs worked out once."""
+    Attributes:
+        name: the signature's key.
+        signature: what it takes and gives.
+    """
 
     def __init__(self, model: ModelVersion, signature: Signature, feed_names: dict[str, str]) -> None:
+        self.name = signature.name
+        self.signature = signature
         self._model = model
-        self._signature = signature
         self._feed_names = feed_names
         self._aliases = sorted(signature.inputs)
         # TensorFlow numbers a session's arguments by the sorted names of the fed tensors.
@@ -129,12 +198,12 @@ class _Plan:
             for index, (alias, number) in enumerate(zip(by_feed_name, numbers, strict=True))
             if number in tfs.DATA_TYPES and tfs.DATA_TYPES[number].field
         ]
-        self._output_plans: dict[tuple[str, ...], _OutputPlan] = {}
+        self._responses: dict[tuple[str, ...], ResponsePlan] = {}
 
     def inputs(self, given: Any, body: bytes) -> dict[str, Array]:
         """The arrays to feed, by alias, the defaults of those left out among them."""
         self._check_count(given)
-        defaults = self._signature.defaults
+        defaults = self.signature.defaults
         arrays = {}
         used = 0
         for alias in self._aliases:
@@ -155,7 +224,7 @@ class _Plan:
 
     def _check_count(self, given: Any) -> None:
         sent, wanted = len(given), len(self._aliases)
-        if sent == wanted or (sent < wanted and self._signature.defaults):
+        if sent == wanted or (sent < wanted and self.signature.defaults):
             return
         extra = sorted(set(given) - set(self._aliases))
         missing = sorted(set(self._aliases) - set(given))
@@ -170,33 +239,34 @@ class _Plan:
             f"Signature input alias: {alias}(feed name: {self._feed_names[alias]}) not found in request "
             f"and no default value provided. Inputs expected to be in the request "
             f"{{{','.join(sorted(given))}}}, or default input alias set: "
-            f"{','.join(sorted(self._signature.defaults))}"
+            f"{','.join(sorted(self.signature.defaults))}"
         )
 
     def check_types(self, inputs: dict[str, Array]) -> None:
         for index, alias, dtype in self._types:
             if inputs[alias].dtype != dtype:
-                wanted = tfs.type_text(self._signature.inputs[alias].dtype)
+                wanted = tfs.type_text(self.signature.inputs[alias].dtype)
                 given = tfs.type_text(tfs.number_of(inputs[alias].dtype))
                 raise _invalid(f"Expects arg[{index}] to be {wanted} but {given} is provided")
 
-    def output_plan(self, output_filter: tuple[str, ...]) -> _OutputPlan:
-        plan = self._output_plans.get(output_filter)
+    def response(self, output_filter: tuple[str, ...]) -> ResponsePlan:
+        """How the outputs asked for are answered. Raises PoolError."""
+        plan = self._responses.get(output_filter)
         if plan is None:
             self._check_filter(output_filter)
-            aliases = output_filter or tuple(self._signature.outputs)
-            plan = _OutputPlan(self._model, self._signature, aliases)
-            if len(self._output_plans) < _MAX_PLANS:
-                self._output_plans[output_filter] = plan
+            aliases = output_filter or tuple(self.signature.outputs)
+            plan = ResponsePlan(self._model, self.signature, aliases)
+            if len(self._responses) < _MAX_PLANS:
+                self._responses[output_filter] = plan
         return plan
 
     def _check_filter(self, output_filter: tuple[str, ...]) -> None:
         seen: set[str] = set()
         for alias in output_filter:
-            if alias not in self._signature.outputs:
+            if alias not in self.signature.outputs:
                 raise _invalid(
                     f"output tensor alias not found in signature: {alias} Outputs expected to be in the "
-                    f"set {{{','.join(sorted(self._signature.outputs))}}}."
+                    f"set {{{','.join(sorted(self.signature.outputs))}}}."
                 )
             if alias in seen:
                 raise _invalid(f"duplicate output tensor alias: {alias}")
@@ -208,15 +278,3 @@ def _tensor(raw: Any, alias: str, body: bytes) -> Array:
         return codec.decode(raw, lambda: tfs.PredictRequest.FromString(body).inputs[alias])
     except codec.TensorError:
         raise _invalid(f"tensor parsing error: {alias}") from None
-
-
-def _make_plan(engine: Engine, model: ModelVersion, name: str) -> _Plan:
-    signature = engine.signatures.get(name)
-    if signature is None:
-        raise PoolError(Code.FAILED_PRECONDITION, f'Serving signature key "{name}" not found.')
-    definitions = tfs.SignatureDefMap.FromString(engine.signature_def_map).signature_def
-    feed_names = {alias: definitions[name].inputs[alias].name for alias in signature.inputs}
-    return _Plan(model, signature, feed_names)
-
-
-_plan = cast("Callable[[Engine, ModelVersion, str], _Plan]", lru_cache(maxsize=_MAX_PLANS)(_make_plan))

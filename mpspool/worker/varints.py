@@ -5,12 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import DecodeError
+
+from mpspool.core import tfs
 
 Values = np.ndarray[Any, np.dtype[np.uint64]]
 
 _MAX_BYTES = 10
-# Up to this many (values, or bytes) a plain loop is faster than a dozen array operations.
-_FEW = 16
+# Up to so many values, or bytes, protobuf's own code is faster than a dozen array operations.
+_FEW_VALUES, _FEW_BYTES = 512, 1024
+# And so few values are faster without it.
+_VERY_FEW = 3
+_INT64_VAL_TAG = b"\x52"
 _MASK64 = 2**64 - 1
 _ONE_BYTE = [bytes([value]) for value in range(0x80)]
 
@@ -48,12 +54,12 @@ def decode(data: bytes) -> Values:
     Raises:
         ValueError: the last one is cut off, or one has more than ten bytes.
     """
-    if len(data) <= _FEW:
-        return np.array(_decode_few(data), np.uint64)
+    if data.isascii():
+        return np.frombuffer(data, np.uint8).astype(np.uint64)
+    if len(data) <= _FEW_BYTES:
+        return _decode_few(data)
     window = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(window < 0x80)
-    if len(ends) == len(data):
-        return window.astype(np.uint64)
     if not len(ends) or ends[-1] != len(data) - 1:
         raise ValueError("the data ends within a varint")
     starts = np.empty_like(ends)
@@ -71,26 +77,20 @@ def decode(data: bytes) -> Values:
     return values
 
 
-def _decode_few(data: bytes) -> list[int]:
-    values = []
-    value = shift = 0
-    for byte in data:
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            values.append(value & _MASK64)
-            value = shift = 0
-        elif shift == 7 * _MAX_BYTES:
-            raise ValueError("a varint of more than ten bytes")
-    if shift:
-        raise ValueError("the data ends within a varint")
-    return values
+def _decode_few(data: bytes) -> Values:
+    try:
+        tensor = tfs.TensorProto.FromString(_INT64_VAL_TAG + one(len(data)) + data)
+    except DecodeError:
+        raise ValueError("a varint of more than ten bytes, or one that is cut off") from None
+    return np.array(tensor.int64_val[:], np.int64).view(np.uint64)
 
 
 def encode(array: np.ndarray[Any, np.dtype[Any]]) -> bytes:
     """The varints of a flat array of integers, one after the other."""
-    if len(array) <= _FEW:
+    if len(array) <= _VERY_FEW:
         return b"".join([one(value) for value in array.tolist()])
+    if len(array) <= _FEW_VALUES:
+        return _encode_few(array)
     # A signed integer is extended to 64 bits before its complement is taken.
     values = array.astype(np.int64).view(np.uint64) if array.dtype.kind == "i" else array.astype(np.uint64)
     longest = max(1, (int(values.max()).bit_length() + 6) // 7)
@@ -105,3 +105,15 @@ def encode(array: np.ndarray[Any, np.dtype[Any]]) -> bytes:
         if index + 1 < longest:
             sizes += more
     return rows[np.arange(longest, dtype=np.uint8) < sizes[:, None]].tobytes()
+
+
+def _encode_few(array: np.ndarray[Any, np.dtype[Any]]) -> bytes:
+    if array.dtype.kind == "i":
+        field: bytes = tfs.TensorProto(int64_val=array.tolist()).SerializeToString()
+        position = 1
+    else:
+        field = tfs.TensorProto(uint64_val=array.tolist()).SerializeToString()
+        position = 2
+    while field[position] >= 0x80:  # the size, after the tag
+        position += 1
+    return field[position + 1 :]

@@ -16,7 +16,7 @@ from mpspool.core.ids import ModelVersion
 from mpspool.worker.engine.base import Array, Engine, Signature, TensorSpec
 from mpspool.worker.engine.failure import PASSING, status_text
 from mpspool.worker.engine.saved_model import LoadError
-from mpspool.worker.predict import predict
+from mpspool.worker.predict import Predictor
 
 logger = log.get("warmup")
 
@@ -42,14 +42,14 @@ def warm_up(engine: Engine, model: ModelVersion, path: Path) -> int:
     start = time.monotonic()
     requests = path / REQUESTS_FILE
     if requests.exists():
-        count = _replay(engine, model, requests)
+        count = _replay(Predictor(engine, model), requests)
     else:
         count = sum(_synthetic_call(engine, signature) for signature in engine.signatures.values())
     logger.info("warm", recorded=requests.exists(), calls=count, seconds=round(time.monotonic() - start, 3))
     return count
 
 
-def _replay(engine: Engine, model: ModelVersion, path: Path) -> int:
+def _replay(predictor: Predictor, path: Path) -> int:
     count = 0
     for count, record in enumerate(_records(path), 1):
         if count > MAX_RECORDS:
@@ -59,7 +59,7 @@ def _replay(engine: Engine, model: ModelVersion, path: Path) -> int:
         except DecodeError as error:
             raise LoadError(f"Failed to parse warmup record {count} from {path}") from error
         try:
-            _replay_one(engine, model, log_entry)
+            _replay_one(predictor, log_entry)
         except PoolError as error:
             if error.code in PASSING:
                 raise
@@ -67,13 +67,13 @@ def _replay(engine: Engine, model: ModelVersion, path: Path) -> int:
     return count
 
 
-def _replay_one(engine: Engine, model: ModelVersion, entry: tfs.PredictionLog) -> None:
+def _replay_one(predictor: Predictor, entry: tfs.PredictionLog) -> None:
     kind = entry.WhichOneof("log_type")
     if kind == "predict_log":
         # Recorded under whatever name the model had then: TensorFlow Serving does not look at it.
         request = entry.predict_log.request
-        request.model_spec.name = model.name
-        predict(engine, model, request.SerializeToString())
+        request.model_spec.name = predictor.model.name
+        predictor.predict(request.SerializeToString())
     elif kind in _REFUSED:
         raise LoadError(f"Unsupported log_type for warmup: {kind}")
     elif kind:

@@ -12,7 +12,7 @@ from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.worker.engine.base import Array, Signature, TensorSpec
-from mpspool.worker.predict import predict
+from mpspool.worker.predict import Predictor, Timings
 from tests import tensors
 from tests.fakes.engine import FakeEngine
 
@@ -40,6 +40,10 @@ def _half(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
 
 
 HALF = FakeEngine([_signature()], _half)
+
+
+def predict(engine: FakeEngine, model: ModelVersion, body: bytes) -> tuple[bytes, Timings]:
+    return Predictor(engine, model).predict(body)
 
 
 def _body(

@@ -13,13 +13,16 @@ import pytest
 
 from mpspool.core import tfs
 from mpspool.core.errors import Code
-from mpspool.core.messages import Outcome, Request
+from mpspool.core.ids import ModelVersion
+from mpspool.core.messages import Dispatch, Outcome, Request
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import ModelSettings, SlotSettings, WeightsSettings, WorkerSettings
 from mpspool.worker.app import Worker
 from mpspool.worker.device_failure import DeviceFailedError
 from mpspool.worker.engine import load
 from mpspool.worker.engine.base import Array, Signature, TensorSpec
+from mpspool.worker.predict import Predictor
+from mpspool.worker.runner import Runner
 from tests import tensors
 from tests.fakes.engine import FakeEngine
 
@@ -56,13 +59,17 @@ class Bench:
                 slot=slot or SlotSettings(device="cpu0", slot=0),
             )
         )
-        self.worker._engine = self.engine
+        self.worker._runner = Runner(
+            Predictor(self.engine, ModelVersion("half", 7)), None, self.worker._progress
+        )
 
     def run(self, deadline_ns: int) -> Outcome:
         request = tfs.PredictRequest()
         request.model_spec.name = "half"
         request.inputs["x"].ParseFromString(tensors.encode(np.array([1.0], np.float32)))
-        return self.worker._run(1, 0, Request(None, deadline_ns), request.SerializeToString(), [])
+        dispatch = Dispatch(1, 1, [Request(None, deadline_ns)])
+        (outcome,) = self.worker._run(dispatch, [request.SerializeToString()], [])
+        return outcome
 
     def close(self) -> None:
         self.worker._link.close()

@@ -1,0 +1,214 @@
+"""Which calls can share a run, what the run is fed, and whether its outputs can be told apart by rows. Pure.
+
+Where TensorFlow Serving joins requests (batching/batching_session.cc), the joined tensors here are the same as there.
+Where it refuses one, or fails a whole batch, because a request cannot be joined, such a request runs by itself here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mpspool.core.errors import Code, PoolError
+from mpspool.core.settings import BatchingSettings
+from mpspool.worker.engine.base import Array, TensorSpec
+from mpspool.worker.predict import Call, Kind
+
+# Feeds that begin at a multiple of this are used by TensorFlow as they lie; others it copies.
+_ALIGNMENT = 64
+# Below this a copy is cheaper than to align.
+_ALIGN_FROM_BYTES = 32 * 1024
+
+
+class Unsplittable(NamedTuple):
+    """An output that does not have a row for each row of the inputs, and its shape."""
+
+    alias: str
+    shape: tuple[int | None, ...]
+
+    def error(self) -> PoolError:
+        """For a request of which only some rows were run."""
+        shape = ", ".join("?" if size is None else str(size) for size in self.shape)
+        return PoolError(
+            Code.FAILED_PRECONDITION,
+            f'The request has too many rows for one run, and cannot be split into several: the output "{self.alias}", '
+            f"of shape [{shape}], does not have a row for each row of the inputs. "
+            "Turn enable_large_batch_splitting off for this model, or leave the output out with output_filter",
+        )
+
+
+class Batching:
+    """The rules of one model version.
+
+    Args:
+        settings: of its batches.
+    """
+
+    def __init__(self, settings: BatchingSettings) -> None:
+        self._run_rows = settings.run_rows
+        self._allowed = settings.allowed_batch_sizes
+        self._sizes: set[int | None] = set(self._allowed)
+        self._pads_inputs = settings.pad_variable_length_inputs
+
+    def runs(self, calls: Sequence[Call]) -> list[list[int]]:
+        """The positions of the calls that are to share each run, in order; a call that cannot is in a run of its own."""
+        runs: list[list[int]] = []
+        # The run that is being filled, and its rows.
+        open_runs: dict[Hashable, tuple[list[int], int]] = {}
+        for position, call in enumerate(calls):
+            kind = call.kind
+            rows = self.rows(call)
+            run, taken = open_runs.get(kind.key, ([], 0)) if rows else ([], 0)
+            if not run or taken + rows > self._run_rows:
+                run, taken = [], 0
+                runs.append(run)
+            run.append(position)
+            if rows:
+                open_runs[kind.key] = run, taken + rows
+        return runs
+
+    def rows(self, call: Call) -> int:
+        """Of the call; 0 where it cannot share a run, and is not to be padded either."""
+        kind = call.kind
+        if kind.rows < 0:
+            kind.rows = self._rows(kind, call.inputs())
+            kind.key = self._key(call) if kind.rows else None
+        return kind.rows
+
+    def _rows(self, kind: Kind, inputs: Mapping[str, Array]) -> int:
+        rows = -1
+        for array in inputs.values():
+            if not array.ndim or rows not in (-1, len(array)):
+                return 0
+            rows = len(array)
+        return max(rows, 0) if self._any_rows(kind) else 0
+
+    def _any_rows(self, kind: Kind) -> bool:
+        """Whether the signature leaves dimension 0 open, or has one size for it that runs are padded to."""
+        signature = kind.plan.signature
+        inputs = {_fixed_rows(spec) for spec in signature.inputs.values()}
+        outputs = {_fixed_rows(signature.outputs[alias]) for alias in kind.response.aliases} - {None}
+        if inputs == {None}:
+            return not outputs
+        return len(inputs) == 1 and outputs <= inputs <= self._sizes
+
+    def _key(self, call: Call) -> Hashable:
+        tensors = tuple((array.dtype, *self._alike(call, array)) for array in call.inputs().values())
+        return call.kind.plan.name, call.kind.response.aliases, tensors
+
+    def _alike(self, call: Call, array: Array) -> tuple[object, ...]:
+        """What is the same of tensors that can be joined, beside their types."""
+        # The parts of one request are put together again: their outputs must not depend on neighbours. A tensor
+        # without elements has none to pad it with.
+        if self._pads_inputs and array.size and not call.part_rows:
+            return ("rank", array.ndim)
+        return tuple(array.shape[1:])
+
+    def padding(self, rows: int) -> int:
+        """How many rows a run of so many lacks to the next size allowed; 0 where it is larger than all."""
+        return next((size - rows for size in self._allowed if size >= rows), 0)
+
+    def joined(self, calls: Sequence[Call], rows: int, padding: int) -> dict[str, Array]:
+        """What a run is fed.
+
+        Args:
+            calls: which share it.
+            rows: of all of them.
+            padding: so many times the last call's first row is added.
+        """
+        kind = calls[0].kind
+        if (
+            kind.layout is not None
+            and not kind.defaults
+            and len(calls[0].body) * len(calls) < _ALIGN_FROM_BYTES
+            and all(call.kind is kind for call in calls)
+        ):
+            return kind.layout.joined([call.body for call in calls], padding)
+        fed = [call.inputs() for call in calls]
+        return {alias: _join([inputs[alias] for inputs in fed], rows, padding) for alias in fed[0]}
+
+
+def _join(arrays: list[Array], rows: int, padding: int) -> Array:
+    inner = arrays[0].shape[1:]
+    same = all(array.shape[1:] == inner for array in arrays)
+    if not same:
+        inner = tuple(map(max, *(array.shape[1:] for array in arrays)))
+    joined = _empty((rows + padding, *inner), arrays[0].dtype)
+    if same:
+        np.concatenate(arrays, out=joined[:rows])
+    else:
+        _pad(arrays, joined)
+    if padding:
+        joined[rows:] = joined[rows - len(arrays[-1])]
+    return joined
+
+
+def _pad(arrays: list[Array], joined: Array) -> None:
+    """Each filled up at the end of each dimension, with its own first element, as TensorFlow Serving does."""
+    start = 0
+    for array in arrays:
+        end = start + len(array)
+        joined[start:end] = array.item(0) if array.dtype.kind == "O" else array.reshape(-1)[0]
+        joined[(slice(start, end), *map(slice, array.shape[1:]))] = array
+        start = end
+
+
+def _empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
+    """An array to be filled, aligned for TensorFlow where that saves more than it costs."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    if size < _ALIGN_FROM_BYTES or dtype.kind == "O":
+        return np.empty(shape, dtype)
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
+
+
+def unsplittable(aliases: Sequence[str], outputs: Sequence[Array], rows: int) -> Unsplittable | None:
+    """The first output of a run of so many rows that has not just these; None where all have."""
+    for alias, output in zip(aliases, outputs, strict=True):
+        if not output.ndim or len(output) != rows:
+            return Unsplittable(alias, output.shape)
+    return None
+
+
+def part(call: Call, rows: tuple[int, int]) -> Call:
+    """The call for some of a request's rows, from and up to.
+
+    Raises:
+        PoolError: its inputs do not have these rows, or an output never has any.
+    """
+    start, end = rows
+    first, whole = "", end
+    for alias, array in call.inputs().items():
+        if not array.ndim:
+            raise _cannot_be_split(f'its input "{alias}" has no dimension 0')
+        if first and len(array) != whole:
+            raise _cannot_be_split(
+                f'its input "{alias}" has {len(array)} rows (dimension 0), and "{first}" has {whole}'
+            )
+        first, whole = alias, len(array)
+    if not 0 <= start < end <= whole or not first:
+        raise _cannot_be_split(f'rows {start} to {end} are asked for, and its input "{first}" has {whole}')
+    kind = Kind(call.kind.plan, call.kind.response)
+    outputs = kind.plan.signature.outputs
+    for alias in kind.response.aliases:
+        if _fixed_rows(outputs[alias]) is not None:
+            raise Unsplittable(alias, outputs[alias].shape or ()).error()
+    inputs = {alias: array[start:end] for alias, array in call.inputs().items()}
+    return Call(kind, call.body, inputs, end - start)
+
+
+def _cannot_be_split(reason: str) -> PoolError:
+    return PoolError(
+        Code.INVALID_ARGUMENT,
+        f"The request has too many rows for one run, and cannot be split into several: {reason}",
+    )
+
+
+def _fixed_rows(spec: TensorSpec) -> int | None:
+    """The size of dimension 0 where the signature sets it, -1 where there is none; None for any size."""
+    if spec.shape is None:
+        return None
+    return spec.shape[0] if spec.shape else -1

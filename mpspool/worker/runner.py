@@ -1,0 +1,247 @@
+"""Runs dispatches: request by request, or together as far as their shapes allow."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import ParamSpec, TypeVar
+
+import msgspec
+
+from mpspool.core import log, messages
+from mpspool.core.errors import Code, PoolError, cut
+from mpspool.core.messages import Dispatch, Outcome, Request
+from mpspool.core.progress import WHOLE, ProgressWriter
+from mpspool.core.settings import BatchingSettings
+from mpspool.worker.batch import Batching, Unsplittable, part, unsplittable
+from mpspool.worker.device_failure import DeviceFailedError
+from mpspool.worker.predict import Call, Kind, Predictor
+
+logger = log.get("worker")
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# A choice of outputs is the client's: so many are remembered.
+_MAX_REMEMBERED = 1024
+
+_EXPIRED = Outcome(Code.DEADLINE_EXCEEDED, message="Deadline exceeded before the request was run")
+
+
+class Runner:
+    """The runs of one model version. Not thread-safe.
+
+    Args:
+        predictor: of it.
+        batching: how requests are joined.
+        progress: where others see what is running.
+    """
+
+    def __init__(
+        self, predictor: Predictor, batching: BatchingSettings | None, progress: ProgressWriter
+    ) -> None:
+        self._predictor = predictor
+        self._batching = Batching(batching or BatchingSettings())
+        self._progress = progress
+        # Signatures with outputs: of which a run of several told that they cannot share one, or was refused.
+        self._apart: set[tuple[str, tuple[str, ...]]] = set()
+        self._refused: set[tuple[str, tuple[str, ...]]] = set()
+
+    def run(self, dispatch: Dispatch, bodies: Sequence[bytes], frames: list[bytes]) -> list[Outcome]:
+        """The outcome of each request. Whatever one raises is its own answer and never another's.
+
+        Args:
+            dispatch: what to run.
+            bodies: of its requests.
+            frames: long responses are added to these.
+
+        Raises:
+            DeviceFailedError: it has not been run to its end; as far as the page tells, it still runs.
+        """
+        if dispatch.together:
+            outcomes = self._together(dispatch, bodies)
+        else:
+            outcomes = [
+                self._outcome(dispatch, index, functools.partial(self._read_and_run, request, body))
+                for index, (request, body) in enumerate(zip(dispatch.requests, bodies, strict=True))
+            ]
+        return [_framed(outcome, frames) for outcome in outcomes]
+
+    def _outcome(self, dispatch: Dispatch, index: int, answer: Callable[[], Outcome]) -> Outcome:
+        """One request's answer, or why it has none."""
+        if _expired(dispatch.requests[index], time.monotonic_ns()):
+            return _EXPIRED
+        self._progress.start(dispatch.dispatch, index)
+        outcome = _try(answer)
+        self._progress.finish()
+        return outcome
+
+    def _read_and_run(self, request: Request, body: bytes) -> Outcome:
+        start = time.perf_counter_ns()
+        call = self._read(request, body)
+        return self._alone(call, time.perf_counter_ns() - start, pad=False)
+
+    def _read(self, request: Request, body: bytes) -> Call:
+        call = self._predictor.read(body)
+        return call if request.rows is None else part(call, request.rows)
+
+    def _alone(self, call: Call, read_ns: int, *, pad: bool = True) -> Outcome:
+        """Runs one call by itself, padded to a size that is allowed. Raises what the engine does."""
+        kind, start = call.kind, time.perf_counter_ns()
+        rows = self._batching.rows(call) if pad else 0
+        padding = self._batching.padding(rows) if rows and _key(kind) not in self._apart else 0
+        inputs = self._batching.joined([call], rows, padding) if padding else call.inputs()
+        joined = time.perf_counter_ns()
+        outputs = self._predictor.run(kind, inputs)
+        if padding:
+            if found := unsplittable(kind.response.aliases, outputs, rows + padding):
+                self._keep_apart(kind, found)
+                outputs = self._predictor.run(kind, call.inputs())
+            else:
+                outputs = [output[:rows] for output in outputs]
+        if call.part_rows and (found := unsplittable(kind.response.aliases, outputs, call.part_rows)):
+            raise found.error()
+        ran = time.perf_counter_ns()
+        response = kind.response.encode(outputs)
+        encoded = time.perf_counter_ns()
+        return Outcome(
+            Code.OK,
+            response,
+            "",
+            (read_ns + joined - start) // 1000,
+            (ran - joined) // 1000,
+            (encoded - ran) // 1000,
+        )
+
+    def _together(self, dispatch: Dispatch, bodies: Sequence[bytes]) -> list[Outcome]:
+        start = time.perf_counter_ns()
+        self._progress.start(dispatch.dispatch, WHOLE if len(bodies) > 1 else 0)
+        outcomes, calls = self._read_all(dispatch, bodies)
+        read_ns = (time.perf_counter_ns() - start) // max(1, len(bodies))
+        self._progress.finish(len(outcomes))
+        indices = list(calls)
+        for run in self._batching.runs(list(calls.values())):
+            chosen = [indices[position] for position in run]
+            outcomes |= self._share(dispatch, {index: calls[index] for index in chosen}, read_ns)
+        return [outcomes[index] for index in range(len(bodies))]
+
+    def _read_all(
+        self, dispatch: Dispatch, bodies: Sequence[bytes]
+    ) -> tuple[dict[int, Outcome], dict[int, Call]]:
+        """By index: the outcomes of those that are not to be run, and the calls of the others."""
+        outcomes, calls = {}, {}
+        now_ns = time.monotonic_ns()
+        for index, (request, body) in enumerate(zip(dispatch.requests, bodies, strict=True)):
+            if _expired(request, now_ns):
+                outcomes[index] = _EXPIRED
+                continue
+            read = _try(self._read, request, body)
+            if isinstance(read, Outcome):
+                outcomes[index] = read
+            else:
+                calls[index] = read
+        return outcomes, calls
+
+    def _share(self, dispatch: Dispatch, calls: dict[int, Call], read_ns: int) -> dict[int, Outcome]:
+        """The outcomes of calls that can share a run, by index."""
+        if len(calls) > 1 and _key(next(iter(calls.values())).kind) not in self._apart:
+            self._progress.start(dispatch.dispatch, WHOLE)
+            outcomes = self._try_together(list(calls.values()), read_ns)
+            if outcomes:
+                self._progress.finish(len(calls))
+                return dict(zip(calls, outcomes, strict=True))
+        return {
+            index: self._outcome(dispatch, index, functools.partial(self._alone, call, read_ns))
+            for index, call in calls.items()
+        }
+
+    def _try_together(self, calls: Sequence[Call], read_ns: int) -> list[Outcome]:
+        """The outcomes of one run; none where each of the calls has to run by itself.
+
+        Raises:
+            DeviceFailedError: as the engine does.
+        """
+        try:
+            return self._run_together(calls, read_ns)
+        except DeviceFailedError:
+            raise
+        except PoolError as error:
+            self._note_refused(calls, error)
+        except Exception:
+            logger.exception("a run of several requests failed: they run one by one", requests=len(calls))
+        return []
+
+    def _run_together(self, calls: Sequence[Call], read_ns: int) -> list[Outcome]:
+        kind, start = calls[0].kind, time.perf_counter_ns()
+        bounds = [0, *accumulate(self._batching.rows(call) for call in calls)]
+        rows = bounds[-1]
+        padding = self._batching.padding(rows)
+        inputs = self._batching.joined(calls, rows, padding)
+        joined = time.perf_counter_ns()
+        outputs = self._predictor.run(kind, inputs)
+        ran = time.perf_counter_ns()
+        if found := unsplittable(kind.response.aliases, outputs, rows + padding):
+            self._keep_apart(kind, found)
+            return []
+        responses = kind.response.encode_each(outputs, bounds)
+        encoded = time.perf_counter_ns()
+        each = len(calls)
+        parse_us = (read_ns + (joined - start) // each) // 1000
+        run_us, encode_us = (ran - joined) // 1000, (encoded - ran) // each // 1000
+        return [Outcome(Code.OK, response, "", parse_us, run_us, encode_us) for response in responses]
+
+    def _keep_apart(self, kind: Kind, found: Unsplittable) -> None:
+        """From now on calls of this signature and these outputs run one by one."""
+        if len(self._apart) >= _MAX_REMEMBERED:
+            return
+        self._apart.add(_key(kind))
+        logger.warning(
+            "requests are not joined: an output does not have a row for each row of the inputs",
+            model=str(self._predictor.model),
+            signature=kind.plan.name,
+            output=found.alias,
+            shape=list(found.shape),
+        )
+
+    def _note_refused(self, calls: Sequence[Call], error: PoolError) -> None:
+        kind = calls[0].kind
+        if _key(kind) in self._refused or len(self._refused) >= _MAX_REMEMBERED:
+            return
+        self._refused.add(_key(kind))
+        logger.warning(
+            "a run of several requests was refused: they run one by one; said once",
+            model=str(self._predictor.model),
+            signature=kind.plan.name,
+            requests=len(calls),
+            error=error.message,
+        )
+
+
+def _key(kind: Kind) -> tuple[str, tuple[str, ...]]:
+    return kind.plan.name, kind.response.aliases
+
+
+def _expired(request: Request, now_ns: int) -> bool:
+    return 0 < request.deadline_ns <= now_ns
+
+
+def _try(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Outcome:
+    """What the call returns, or else its request's outcome. Raises DeviceFailedError."""
+    try:
+        return call(*args, **kwargs)
+    except DeviceFailedError:
+        raise
+    except PoolError as error:
+        return Outcome(error.code, message=cut(error.message))
+    except Exception:
+        logger.exception("request failed")
+        return Outcome(Code.INTERNAL, message="The worker failed on this request; see its log")
+
+
+def _framed(outcome: Outcome, frames: list[bytes]) -> Outcome:
+    """The outcome as it is sent: a long response goes to the frames."""
+    if outcome.body is None or len(outcome.body) <= messages.INLINE_MAX_BYTES:
+        return outcome
+    return msgspec.structs.replace(outcome, body=messages.inline(outcome.body, frames))
