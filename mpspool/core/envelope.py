@@ -190,6 +190,15 @@ def _parse_int64_value(data: bytes, value: int) -> int:
     return value
 
 
+def peek_name(start: bytes) -> str:
+    """The model's name in the first bytes of a PredictRequest; "" where they do not begin with all of its model_spec."""
+    try:
+        tag, begin, end = _field(start, 0)
+        return _read_spec(start[begin:end]).name if tag == _MODEL_SPEC_TAG else ""
+    except (_MalformedError, IndexError, UnicodeDecodeError):
+        return ""
+
+
 def peek_rows(body: bytes) -> tuple[int, bytes | None]:
     """How many rows a PredictRequest that peek() took has, and what decides with whom it may share a batch.
 

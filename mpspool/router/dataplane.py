@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -15,19 +16,22 @@ from typing import Any, Protocol
 
 import msgspec
 
-from mpspool.core import log, messages
-from mpspool.core.envelope import peek
+from mpspool.core import log, messages, tfs
+from mpspool.core.envelope import peek, peek_name, peek_rows
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
-from mpspool.core.settings import RouterSettings
+from mpspool.core.join import join
+from mpspool.core.settings import BatchingSettings, QueueSettings, RouterSettings
 from mpspool.core.states import DomainState, WorkerState
+from mpspool.router import rules
+from mpspool.router.batching import split
 from mpspool.router.entry import Entry
 from mpspool.router.fault_domains import FaultDomains
 from mpspool.router.link import Link
+from mpspool.router.memory import Admission, Memory
 from mpspool.router.models import Models, Version, VersionStatus
 from mpspool.router.pacing import Pacing
-from mpspool.router.queues import QueueRules
-from mpspool.router.scheduler import PoolRules, Refuse, Scheduler
+from mpspool.router.scheduler import Refuse, Scheduler
 from mpspool.router.suspicion import Blame
 from mpspool.router.task_log import TaskLog
 from mpspool.router.workers import JUDGE_S, Worker, Workers
@@ -42,9 +46,28 @@ _DEADLINE_ROUNDED_BY = 100
 _DEVICES_S = 10.0
 
 
+class Head(Protocol):
+    """What a request says of itself besides its message."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]: ...
+
+    @property
+    def peer(self) -> str: ...
+
+
 @dataclass(slots=True, eq=False)
 class _Pending(Entry):
+    """A request, or some rows of one, that somebody awaits."""
+
     future: asyncio.Future[bytes] = field(kw_only=True)
+    admission: Admission = field(kw_only=True)
+    outcome: messages.Outcome | None = None
+    effective_s: float = 0.0
+
+    def let_go(self) -> None:
+        self.body = b""
+        self.admission.release()
 
 
 class Recorder(Protocol):
@@ -72,8 +95,11 @@ class Dataplane:
         self._settings = settings
         self._recorder = recorder
         self._scheduler = Scheduler(
-            PoolRules(settings.dispatch), QueueRules(max_requests=settings.max_queued_requests)
+            rules.pool_rules(settings), rules.queue_rules(settings, QueueSettings(), None)
         )
+        self._told: dict[ModelVersion, object] = {}
+        self._callers = rules.Callers(settings.scheduling.priority_key, settings.scheduling.fair_by)
+        self.memory = Memory(settings.max_queued_bytes)
         self._models = Models()
         self._task_log = TaskLog()
         self._restarts: dict[str, int] = {}
@@ -95,7 +121,25 @@ class Dataplane:
 
     # -- what the fronts call ---------------------------------------------------------------------
 
-    async def predict(self, body: bytes, deadline_ns: int) -> bytes:
+    def admit(self, size: int, start: bytes) -> Admission:
+        """Room for a message that is about to be read: what is returned goes to predict(), or is released.
+
+        Args:
+            size: of the message.
+            start: what is here of it.
+
+        Raises:
+            PoolError: it is refused before the rest is read.
+        """
+        name = peek_name(start)
+        try:
+            admission = self.memory.admit(size, name)
+        except PoolError as error:
+            self._refused(ModelVersion("", 0), error)
+            raise
+        return admission
+
+    async def predict(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> bytes:
         """Runs one serialised PredictRequest and returns the serialised PredictResponse.
 
         Cancelling the task cancels the request.
@@ -103,34 +147,116 @@ class Dataplane:
         Args:
             body: the request as received.
             deadline_ns: CLOCK_MONOTONIC, 0 for none.
+            admission: what admit() returned for it; it is released when nobody holds the body any more.
+            head: who asks, and what was said besides.
 
         Raises:
             PoolError: what to answer instead.
         """
         if self.draining:
+            admission.release()
             raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
-        arrived_ns = time.monotonic_ns()
+        first = self._entry(body, deadline_ns, admission, head)
+        batching = self._scheduler.batching(first.model)
+        if batching is not None:
+            first.rows, kind = peek_rows(body)
+            first.kind = (first.signature, kind)
+            if first.rows > batching.run_rows:
+                return await self._predict_in_parts(first, batching)
+        self._arrive(first)
+        try:
+            return await first.future
+        except asyncio.CancelledError:
+            self._cancel(first)
+            raise
+
+    def _entry(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> _Pending:
+        """What is to be queued. Raises PoolError, counted, for a request that no worker could take."""
         model = ModelVersion("", 0)
         try:
             spec = peek(body)
-            version = self._models.resolve(spec.name, spec.version, spec.label)
-            model = version.model
-            pending = _Pending(
-                model, spec.signature_name, body, arrived_ns, deadline_ns, future=self._loop.create_future()
+            model = self._models.resolve(spec.name, spec.version, spec.label).model
+            admission.belong(spec.name)
+            return _Pending(
+                model,
+                spec.signature_name or tfs.DEFAULT_SIGNATURE,
+                body,
+                time.monotonic_ns(),
+                deadline_ns,
+                priority=self._callers.priority(head.metadata),
+                client=self._callers.client(head.metadata, head.peer),
+                future=self._loop.create_future(),
+                admission=admission,
             )
-            self._scheduler.arrive(pending, arrived_ns)
-            self._pacing.arrived(self._scheduler.unfinished())
         except PoolError as error:
-            self._recorder.finished(model.name, model.version, "", error.code, 0.0, 0.0, None)
+            admission.release()
+            self._refused(model, error)
             raise
-        self._pump_soon()
+
+    def _arrive(self, entry: _Pending) -> None:
+        """Takes it into its queue. Raises PoolError, counted, where it is refused at the door."""
         try:
-            return await pending.future
-        except asyncio.CancelledError:
-            if not pending.over:
-                self._scheduler.cancel(pending)
-                self._count(pending, "", _gone(pending, time.monotonic_ns()), None)
+            self._scheduler.arrive(entry, entry.arrived_ns)
+        except PoolError as error:
+            entry.let_go()
+            if entry.part is None:
+                self._refused(entry.model, error)
             raise
+        self._pacing.arrived(self._scheduler.unfinished())
+        self._pump_soon()
+
+    def _cancel(self, entry: _Pending) -> None:
+        if not entry.over:
+            self._scheduler.cancel(entry)
+            if entry.part is None:
+                self._count(entry, "", _gone(entry, time.monotonic_ns()), None)
+
+    def _refused(self, model: ModelVersion, error: PoolError) -> None:
+        self._recorder.finished(model.name, model.version, "", error.code, 0.0, 0.0, None)
+
+    async def _predict_in_parts(self, whole: _Pending, batching: BatchingSettings) -> bytes:
+        """Runs a request of more rows than run at once over several workers, and puts it together in order."""
+        try:
+            ranges = split(whole.rows, batching)
+        except PoolError as error:
+            whole.let_go()
+            self._refused(whole.model, error)
+            raise
+        parts = [self._part(whole, rows) for rows in ranges]
+        whole.admission.share(len(parts))
+        try:
+            return await self._await_parts(whole, parts)
+        except PoolError as error:
+            self._count(whole, "", error.code, None)
+            raise
+        except asyncio.CancelledError:
+            self._count(whole, "", _gone(whole, time.monotonic_ns()), None)
+            raise
+
+    def _part(self, whole: _Pending, rows: tuple[int, int]) -> _Pending:
+        return dataclasses.replace(
+            whole, rows=rows[1] - rows[0], part=rows, future=self._loop.create_future()
+        )
+
+    async def _await_parts(self, whole: _Pending, parts: list[_Pending]) -> bytes:
+        """The first that fails ends them all."""
+        arrived = 0
+        try:
+            for part in parts:
+                arrived += 1
+                self._arrive(part)
+            answers = await asyncio.gather(*(part.future for part in parts))
+        except BaseException:
+            for part in parts[:arrived]:
+                self._cancel(part)
+                part.future.cancel()
+            for part in parts[arrived:]:
+                part.let_go()
+            raise
+        last = max(parts, key=lambda part: part.sent_ns)
+        whole.sent_ns = last.sent_ns
+        self._count(whole, "", Code.OK, last.outcome, sum(part.effective_s for part in parts))
+        return join(answers)
 
     def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
         """(version, serialised SignatureDefMap) of a model. Raises PoolError."""
@@ -169,12 +295,28 @@ class Dataplane:
             wanted[model] = (item["quorum"], item["failed"])
             self._workers.hang_timeout_s[model] = item["hang_timeout_s"]
             self._models.get(model).was_available |= item["proved"]
+            self._govern(model, item)
+        self.memory.limits = self._limits(models)
         self._models.want(wanted)
         self._restarts = restarts
         self._slots = slots or {}
         for version in self._models.all():
             self._fail_without_hope(version)
         self._changed()
+
+    def _govern(self, model: ModelVersion, item: Mapping[str, Any]) -> None:
+        told = rules.told(item)
+        if self._told.get(model) != told:
+            self._told[model] = told
+            self._scheduler.govern(model, rules.queue_rules(self._settings, *told))
+
+    def _limits(self, models: list[dict[str, Any]]) -> dict[str, int]:
+        """How many bytes each model's requests may hold: as many as the most generous of its versions allows."""
+        limits: dict[str, int] = {}
+        for item in models:
+            limit = rules.told(item)[0].max_queued_bytes
+            limits[item["name"]] = max(limit, limits.get(item["name"], 0))
+        return limits
 
     def condemn(
         self,
@@ -369,7 +511,9 @@ class Dataplane:
         assert isinstance(entry, _Pending)
         code = Code(outcome.code)
         self._scheduler.answered(entry, ran=code is not Code.DEADLINE_EXCEEDED)
-        self._count(entry, str(worker.id), code, outcome, effective_s)
+        if entry.part is None:
+            self._count(entry, str(worker.id), code, outcome, effective_s)
+        entry.outcome, entry.effective_s = outcome, effective_s
         if entry.future.done():
             return  # cancelled, and its task has not run yet
         if code is Code.OK:
@@ -458,7 +602,8 @@ class Dataplane:
         for refusal in refusals:
             entry = refusal.entry
             assert isinstance(entry, _Pending)
-            self._count(entry, "", refusal.error.code, None)
+            if entry.part is None:
+                self._count(entry, "", refusal.error.code, None)
             if not entry.future.done():
                 entry.future.set_exception(refusal.error)
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.progress import WHOLE
+from mpspool.core.settings import BatchingSettings
 from mpspool.router.cost import CostTable
 from mpspool.router.entry import Entry
 from mpspool.router.fair_share import FairShare
@@ -116,6 +117,10 @@ class Scheduler:
         queue = self._queue(model)
         queue.rules = rules
         queue.placement.window_ns = PIPELINE_NS if rules.batching is None else BATCH_PIPELINE_NS
+
+    def batching(self, model: ModelVersion) -> BatchingSettings | None:
+        """How requests of a model version are joined; None where they run one by one."""
+        return self._queue(model).rules.batching
 
     def _queue(self, model: ModelVersion) -> Queue:
         queue = self._queues.get(model)

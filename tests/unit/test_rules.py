@@ -1,0 +1,69 @@
+"""From settings and metadata to what the scheduler goes by."""
+
+from __future__ import annotations
+
+import pytest
+from structlog.testing import capture_logs
+
+from mpspool.core.errors import Code, PoolError
+from mpspool.core.settings import BatchingSettings, QueueSettings, RouterSettings, SchedulingSettings
+from mpspool.router import rules
+from mpspool.router.load import Limits
+from mpspool.router.policy import edf, fifo
+
+
+def settings(**scheduling: object) -> RouterSettings:
+    chosen = SchedulingSettings(**scheduling)  # type: ignore[arg-type]
+    return RouterSettings(run_dir="", host="", grpc_port=0, rest_port=0, scheduling=chosen)
+
+
+def test_settings_become_rules() -> None:
+    """Each of them."""
+    chosen = settings(running_per_device=3, slow_lane=2, slow_ms=1.5, fair_by="peer", refuse_late=False)
+    pool = rules.pool_rules(chosen)
+    assert (pool.dispatch, pool.limits, pool.long_us) == ("least_loaded", Limits(3, 2), 1500)
+    batching = BatchingSettings(max_batch_size=7)
+    queue = rules.queue_rules(chosen, QueueSettings(policy="edf", max_queued_requests=5), batching)
+    assert (queue.policy, queue.max_requests, queue.batching) == (edf, 5, batching)
+    assert (queue.fair, queue.refuse_late) == (True, False)
+
+
+def test_a_policy_that_cannot_be_had_does_not_stop_the_router() -> None:
+    """Fifo holds, and the log says why."""
+    with capture_logs() as logs:
+        queue = rules.queue_rules(settings(), QueueSettings(policy="nosuch:policy"), None)
+    assert queue.policy is fifo
+    assert [line["policy"] for line in logs] == ["nosuch:policy"]
+
+
+def test_what_the_pool_tells_is_read() -> None:
+    """And a pool that tells nothing means the defaults."""
+    assert rules.told({}) == (QueueSettings(), None)
+    item = {"queue": {"policy": "sjf"}, "batching": {"max_batch_size": 3}}
+    assert rules.told(item) == (QueueSettings(policy="sjf"), BatchingSettings(max_batch_size=3))
+
+
+@pytest.mark.parametrize(
+    ("said", "priority"), [({}, 0), ({"p": "7"}, 7), ({"p": "-12"}, -12), ({"q": "7"}, 0)]
+)
+def test_priority_is_said_in_the_metadata(said: dict[str, str], priority: int) -> None:
+    """Under the key that is configured."""
+    assert rules.Callers("P", "none").priority(said) == priority
+
+
+@pytest.mark.parametrize("text", ["", "high", "1.5", "1000", "٣"])
+def test_what_is_no_priority_is_the_clients_error(text: str) -> None:
+    """It names the key, what was said and what may be."""
+    with pytest.raises(PoolError, match=r"metadata p is .* from -999 to 999") as refused:
+        rules.Callers("p", "none").priority({"p": text})
+    assert refused.value.code is Code.INVALID_ARGUMENT
+    assert rules.Callers("", "none").priority({"p": text}) == 0
+
+
+@pytest.mark.parametrize(
+    ("fair_by", "client"),
+    [("none", ""), ("peer", "10.0.0.1"), ("metadata:Tenant", "acme"), ("metadata:x", "")],
+)
+def test_whose_share_it_is(fair_by: str, client: str) -> None:
+    """Nobody's, the peer's, or that of what the metadata names."""
+    assert rules.Callers("p", fair_by).client({"tenant": "acme"}, "10.0.0.1") == client
