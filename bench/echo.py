@@ -31,7 +31,10 @@ from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import WorkerState
+from mpspool.router.grpc_server import Held
+from mpspool.router.memory import Memory
 from mpspool.router.models import VersionStatus
+from mpspool.router.tfs_grpc import Head
 
 _BEAT_S = 0.1
 # As many as the real workers have: one running, one on its way.
@@ -68,8 +71,13 @@ class EchoDataplane:
 
     def __init__(self, answers: Mapping[int, bytes]) -> None:
         self._answers = answers
+        self.memory = Memory(2**32)
 
-    async def predict(self, body: bytes, deadline_ns: int) -> bytes:  # noqa: ARG002
+    def admit(self, size: int, start: bytes) -> Held:  # noqa: ARG002
+        return self.memory.admit(size)
+
+    async def predict(self, body: bytes, deadline_ns: int, admission: Held, head: Head) -> bytes:  # noqa: ARG002
+        admission.release()
         return self._answers[len(body)]
 
     def metadata(self, *_: object) -> tuple[int, bytes]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from typing import Protocol
+from typing import Any, Protocol
 
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
-from grpc_health.v1._async import HealthServicer
+
+from mpspool.core import envelope
+from mpspool.core.errors import Code, PoolError
+from mpspool.router.grpc_server import Admit, Call, Held, Method, Streaming, Unary
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _Status = health_pb2.HealthCheckResponse.ServingStatus
@@ -24,39 +28,69 @@ class Readiness(Protocol):
 
 
 class Health:
-    """Keeps a health servicer in step with a Readiness.
-
-    Attributes:
-        servicer: to be added to a grpc.aio server.
-    """
+    """The service, over a Readiness."""
 
     def __init__(self, readiness: Readiness, services: Iterable[str]) -> None:
-        self.servicer = HealthServicer()
         self._readiness = readiness
-        self._services = ("", *services)
-        self._change = asyncio.Event()
-        self._follower: asyncio.Task[None] | None = None
+        self._services = frozenset(("", *services))
+        self._stopped = False
+        self._watchers: set[asyncio.Event] = set()
+        readiness.on_change(self._tell)
 
-    async def start(self) -> None:
-        """Sets the first statuses; call it before the server takes calls."""
-        await self._publish()
-        self._readiness.on_change(self._change.set)
-        self._follower = asyncio.create_task(self._follow(), name="health")
+    def methods(self, admit: Admit) -> dict[str, Method]:
+        return {f"/{SERVICE}/Check": Unary(self._check, admit), f"/{SERVICE}/Watch": Streaming(self._watch, admit)}
 
-    async def stop(self) -> None:
-        """Says NOT_SERVING for good."""
-        if self._follower is not None:
-            self._follower.cancel()
-            await asyncio.gather(self._follower, return_exceptions=True)
-        await self.servicer.enter_graceful_shutdown()
+    def stop(self) -> None:
+        """Says NOT_SERVING for good; watchers are told so, and end."""
+        self._stopped = True
+        self._tell()
 
-    async def _follow(self) -> None:
-        while True:
-            await self._change.wait()
-            self._change.clear()
-            await self._publish()
+    def _tell(self) -> None:
+        for changed in self._watchers:
+            changed.set()
 
-    async def _publish(self) -> None:
-        status = _Status.NOT_SERVING if self._readiness.unready() else _Status.SERVING
-        for service in self._services:
-            await self.servicer.set(service, status)
+    def _status(self, service: str) -> int | None:
+        """None for a service that is not here."""
+        if service not in self._services:
+            return None
+        ready = not self._stopped and not self._readiness.unready()
+        return int(_Status.SERVING if ready else _Status.NOT_SERVING)
+
+    async def _check(self, body: bytes, _call: Call, admission: Held) -> bytes:
+        admission.release()
+        status = self._status(_service(body))
+        if status is None:
+            raise PoolError(Code.NOT_FOUND, "There is no such service here")
+        return _response(status)
+
+    async def _watch(self, call: Call) -> None:
+        service = _service(await call.receive() or b"")
+        changed = asyncio.Event()
+        self._watchers.add(changed)
+        told: int | None = None
+        try:
+            while True:
+                changed.clear()
+                status = self._status(service)
+                if status is None:
+                    status = _Status.SERVICE_UNKNOWN
+                if status != told:
+                    await call.send(_response(status))
+                    told = status
+                if self._stopped:
+                    raise PoolError(Code.UNAVAILABLE, "This server is shutting down; watch another")
+                await changed.wait()
+        finally:
+            self._watchers.discard(changed)
+
+
+def _service(body: bytes) -> str:
+    kind: Any = health_pb2.HealthCheckRequest
+    try:
+        return str(kind.FromString(body).service)
+    except DecodeError:
+        raise envelope.malformed(body, kind.DESCRIPTOR.full_name) from None
+
+
+def _response(status: int) -> bytes:
+    return bytes(health_pb2.HealthCheckResponse(status=status).SerializeToString())

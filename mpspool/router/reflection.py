@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from google.protobuf import descriptor_pool
 from google.protobuf.descriptor import FileDescriptor
+from google.protobuf.message import DecodeError
 from grpc_health.v1 import health_pb2
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from grpc_reflection.v1alpha._async import ReflectionServicer
+from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.reflection import ReflectionServicer
 
-from mpspool.core import tfs
+from mpspool.core import envelope, tfs
+from mpspool.router.grpc_server import Admit, Call, Method, Streaming
 
 SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].full_name
 
 
-def add(server: Any, services: Iterable[str]) -> None:
-    """Makes a grpc.aio server describe these services, and reflection itself."""
+def methods(services: Iterable[str], admit: Admit) -> dict[str, Method]:
+    """Describes these services, and reflection itself."""
     servicer = ReflectionServicer([*services, SERVICE], _pool())
-    reflection_pb2_grpc.add_ServerReflectionServicer_to_server(servicer, server)
+
+    async def describe(call: Call) -> None:
+        while (body := await call.receive()) is not None:
+            try:
+                request = reflection_pb2.ServerReflectionRequest.FromString(body)
+            except DecodeError:
+                raise envelope.malformed(body, "grpc.reflection.v1alpha.ServerReflectionRequest") from None
+            for response in servicer.ServerReflectionInfo([request], None):
+                await call.send(response.SerializeToString())
+
+    return {f"/{SERVICE}/ServerReflectionInfo": Streaming(describe, admit)}
 
 
 def _pool() -> descriptor_pool.DescriptorPool:

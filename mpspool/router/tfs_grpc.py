@@ -6,32 +6,22 @@ GetModelMetadata and GetModelStatus are answered from what the data plane knows.
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError
-from grpc_health.v1 import health_pb2_grpc
 
-from mpspool.core import envelope, log, tfs
-from mpspool.core.errors import Code, PoolError, Problem, StartError, cut
+from mpspool.core import envelope, tfs
+from mpspool.core.errors import Code, PoolError, Problem, StartError
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import ModelVersionState
 from mpspool.router import health, reflection
-
-logger = log.get("grpc")
+from mpspool.router.grpc_server import Call, Held, Method, Server, Unary
+from mpspool.router.memory import Memory
 
 _SERVICES = (tfs.PREDICTION_SERVICE, tfs.MODEL_SERVICE)
-_STATUS = {Code(status.value[0]): status for status in grpc.StatusCode}
 _TYPE_URL = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
-# A deadline further away is none: it has to fit into 63 bits of nanoseconds.
-_LONGEST_DEADLINE_S = 365 * 86400.0
 
-Call = Callable[[bytes, int], Awaitable[bytes]]
-Handler = Callable[[bytes, Any], Awaitable[bytes]]
 # A response, and the model and version of ours that it is about.
 Known = tuple[bytes, str, int | None]
 
@@ -52,13 +42,40 @@ class VersionStatus(Protocol):
     def message(self) -> str: ...
 
 
+class Head(Protocol):
+    """What a request says of itself besides its message."""
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """By lower-case name."""
+
+    @property
+    def peer(self) -> str:
+        """Who sent it, as "127.0.0.1:1234"."""
+
+
 class Dataplane(health.Readiness, Protocol):
-    """What this front asks of the data plane. Its calls raise PoolError."""
+    """What this front asks of the data plane. Its calls raise PoolError.
+
+    Attributes:
+        draining: new calls are refused.
+        memory: where this front counts what it reads for other methods, and answers that wait to be sent.
+    """
 
     draining: bool
+    memory: Memory
 
-    async def predict(self, body: bytes, deadline_ns: int) -> bytes:
-        """Takes and returns serialised messages; cancelling the task cancels the request."""
+    def admit(self, size: int, start: bytes) -> Held:
+        """A Predict message of `size` bytes is about to be read; `start` is what is here of it, perhaps all.
+
+        What is returned goes to predict(), or is released where the call ends before.
+
+        Raises:
+            PoolError: the message is refused, and the rest of it not read.
+        """
+
+    async def predict(self, body: bytes, deadline_ns: int, admission: Held, head: Head) -> bytes:
+        """Takes and returns serialised messages, and releases the admission; cancelling the task cancels the request."""
 
     def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
         """The version meant and its serialised SignatureDefMap."""
@@ -74,7 +91,7 @@ class Recorder(Protocol):
 
 
 class GrpcFront:
-    """A grpc.aio server on settings.host and settings.grpc_port.
+    """gRPC on settings.host and settings.grpc_port.
 
     Attributes:
         port: the port bound. Of settings.grpc_port 0, with which a pool has no such front, start() binds any
@@ -84,75 +101,55 @@ class GrpcFront:
     def __init__(self, dataplane: Dataplane, settings: RouterSettings, metrics: Recorder) -> None:
         self._dataplane = dataplane
         self._metrics = metrics
-        self._address = _address(settings.host, settings.grpc_port)
+        self._host = settings.host
         self._stopping = False
-        self._running: set[asyncio.Task[Any]] = set()
         self._health = health.Health(dataplane, _SERVICES)
-        self._server = grpc.aio.server(options=_options(settings.max_message_bytes))
+        admit = dataplane.memory.admit_any
+        methods = {**self._methods(), **self._health.methods(admit)}
+        methods |= reflection.methods((*_SERVICES, health.SERVICE), admit)
+        self._server = _Server(methods, dataplane.memory, settings.max_message_bytes, metrics)
         self.port = settings.grpc_port
 
     async def start(self) -> None:
         """Binds and serves. Raises StartError naming the address where it cannot be had."""
-        health_pb2_grpc.add_HealthServicer_to_server(self._health.servicer, self._server)
-        reflection.add(self._server, (*_SERVICES, health.SERVICE))
-        self._server.add_generic_rpc_handlers((_Methods(self._handlers(), self._metrics),))
         try:
-            self.port = self._server.add_insecure_port(self._address)
-        except RuntimeError as error:
-            raise StartError([_cannot_bind(self._address)]) from error
-        await self._health.start()
-        await self._server.start()
+            self.port = await self._server.start(self._host, self.port)
+        except OSError as error:
+            raise StartError([_cannot_bind(_address(self._host, self.port))]) from error
 
     async def quiesce(self, grace_s: float) -> None:
-        """Refuses new calls, and gives running ones grace_s to finish."""
+        """Refuses new calls, sends clients elsewhere, and gives running ones grace_s to finish."""
         self._stopping = True
-        await self._health.stop()
-        if self._running:
-            await asyncio.wait(self._running, timeout=grace_s)
+        self._health.stop()
+        await self._server.quiesce(grace_s)
 
     async def close(self) -> None:
-        """Ends all connections at once. Calls that run or arrive in this moment end as CANCELLED (ADR 4)."""
-        await self._health.stop()
-        await self._server.stop(None)
+        """Ends all connections, once what was answered is sent. What runs is UNAVAILABLE to its client."""
+        self._stopping = True
+        self._health.stop()
+        await self._server.close()
 
-    def _handlers(self) -> dict[str, Handler]:
-        calls = {
-            f"/{tfs.PREDICTION_SERVICE}/Predict": self._predict,
+    def _methods(self) -> dict[str, Method]:
+        return {
+            f"/{tfs.PREDICTION_SERVICE}/Predict": Unary(self._predict, self._admit_predict),
             f"/{tfs.PREDICTION_SERVICE}/GetModelMetadata": self._counted("GetModelMetadata", self._metadata),
             f"/{tfs.MODEL_SERVICE}/GetModelStatus": self._counted("GetModelStatus", self._model_status),
         }
-        return {path: self._handler(path.rpartition("/")[2], call) for path, call in calls.items()}
 
-    def _handler(self, method: str, call: Call) -> Handler:
-        """The deadline, cancellation and errors of gRPC around a call of ours."""
-
-        async def handle(body: bytes, context: Any) -> bytes:
-            task = asyncio.current_task()
-            assert task is not None
-            self._running.add(task)
-            task.add_done_callback(self._running.discard)
-            try:
-                return await call(body, _deadline_ns(context.time_remaining()))
-            except PoolError as error:
-                refusal = error
-            except Exception:
-                logger.exception("call failed", method=method)
-                self._metrics.answered(method, Code.INTERNAL)
-                refusal = PoolError(Code.INTERNAL, f"{method} failed inside the server")
-            return await _abort(context, refusal)
-
-        return handle
-
-    async def _predict(self, body: bytes, deadline_ns: int) -> bytes:
+    def _admit_predict(self, size: int, start: bytes) -> Held:
         if self._stopping or self._dataplane.draining:
             self._metrics.answered("Predict", Code.UNAVAILABLE)
             raise _shutting_down()
-        return await self._dataplane.predict(body, deadline_ns)
+        return self._dataplane.admit(size, start)
 
-    def _counted(self, method: str, answer: Callable[[bytes], Known]) -> Call:
+    async def _predict(self, body: bytes, call: Call, admission: Held) -> bytes:
+        return await self._dataplane.predict(body, call.deadline_ns, admission, call.head)
+
+    def _counted(self, method: str, answer: Callable[[bytes], Known]) -> Unary:
         """A call that only reads what is known, with its answers counted."""
 
-        async def call(body: bytes, _deadline_ns: int) -> bytes:
+        async def call(body: bytes, _call: Call, admission: Held) -> bytes:
+            admission.release()
             try:
                 if self._stopping or self._dataplane.draining:
                     raise _shutting_down()
@@ -163,7 +160,7 @@ class GrpcFront:
             self._metrics.answered(method, Code.OK, model, version)
             return response
 
-        return call
+        return Unary(call, self._dataplane.memory.admit_any)
 
     def _metadata(self, body: bytes) -> Known:
         request = _parse(tfs.GetModelMetadataRequest, body)
@@ -197,27 +194,33 @@ class GrpcFront:
         return response.SerializeToString(), spec.name, _version(spec)
 
 
-class _Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Our methods; whatever no one else serves either is answered UNIMPLEMENTED by its name."""
+class _Server(Server):
+    """Counts what is answered without any of our methods."""
 
-    def __init__(self, handlers: dict[str, Handler], metrics: Recorder) -> None:
-        self._served = {path: grpc.unary_unary_rpc_method_handler(call) for path, call in handlers.items()}
+    def __init__(
+        self, methods: Mapping[str, Method], memory: Memory, max_message_bytes: int, metrics: Recorder
+    ) -> None:
+        super().__init__(methods, memory, max_message_bytes)
         self._metrics = metrics
         self._known = {
             f"/{service}/{method}": method for service in _SERVICES for method in tfs.methods(service)
         }
 
-    def service(self, handler_call_details: Any) -> Any:
-        path = handler_call_details.method
-        return self._served.get(path) or self._unimplemented(path)
+    def unknown(self, path: str) -> PoolError:
+        self._count(path, Code.UNIMPLEMENTED)
+        return super().unknown(path)
 
-    def _unimplemented(self, path: str) -> Any:
-        async def refuse(_requests: Any, context: Any) -> bytes:
-            self._metrics.answered(self._known.get(path, ""), Code.UNIMPLEMENTED)
-            return await _abort(context, PoolError(Code.UNIMPLEMENTED, f"{path} is not implemented here"))
+    def too_large(self, path: str, size: int) -> PoolError:
+        self._count(path, Code.RESOURCE_EXHAUSTED)
+        return super().too_large(path, size)
 
-        # As a stream, for it is answered before any message, however large, is read.
-        return grpc.stream_unary_rpc_method_handler(refuse)
+    def failed(self, path: str) -> PoolError:
+        self._count(path, Code.INTERNAL)
+        return super().failed(path)
+
+    def _count(self, path: str, code: Code) -> None:
+        """Under an empty name where it is nobody's: what a client invents makes no series."""
+        self._metrics.answered(self._known.get(path, ""), code)
 
 
 def _parse(kind: Any, body: bytes) -> Any:
@@ -240,22 +243,8 @@ def _check_fields(fields: Sequence[str]) -> None:
             raise PoolError(Code.INVALID_ARGUMENT, f"Metadata field {field} is not supported")
 
 
-def _deadline_ns(remaining_s: float | None) -> int:
-    """CLOCK_MONOTONIC; 0 for none."""
-    if remaining_s is None or remaining_s > _LONGEST_DEADLINE_S:
-        return 0
-    return time.monotonic_ns() + int(remaining_s * 1e9)
-
-
 def _shutting_down() -> PoolError:
     return PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
-
-
-async def _abort(context: Any, refusal: PoolError) -> bytes:
-    """Ends the call; never returns. What is not valid Unicode cannot travel and is replaced."""
-    text = cut(refusal.message).encode(errors="replace").decode()
-    await context.abort(_STATUS[refusal.code], text)
-    raise AssertionError("abort() raises")
 
 
 def _address(host: str, port: int) -> str:
@@ -266,18 +255,3 @@ def _cannot_bind(address: str) -> Problem:
     return Problem(
         "grpc_port", f"cannot listen on {address}: it is in use, or not an address of this machine"
     )
-
-
-def _options(max_message_bytes: int) -> list[tuple[str, int]]:
-    return [
-        ("grpc.max_receive_message_length", max_message_bytes),
-        ("grpc.max_send_message_length", -1),
-        # Two pools on one port would share its connections instead of the second being refused.
-        ("grpc.so_reuseport", 0),
-        # Clients that went away without a word are noticed within minutes, not hours; clients that
-        # ping often are not sent away.
-        ("grpc.keepalive_time_ms", 120_000),
-        ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
-    ]

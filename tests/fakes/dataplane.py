@@ -12,7 +12,9 @@ from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.states import ModelVersionState
 from mpspool.core.weights import WeightsReport
+from mpspool.router.memory import Admission, Memory
 from mpspool.router.models import VersionStatus
+from mpspool.router.tfs_grpc import Head
 
 _WORKER = {"id": "half@3.cpu0.0", "pid": 0, "busy_s": 0.0, "weights": msgspec.to_builtins(WeightsReport())}
 SIGNATURES = tfs.SignatureDefMap()
@@ -27,12 +29,17 @@ class FakeDataplane:
 
     Attributes:
         reason: what unready() answers; tell() lets the fronts know of a change.
+        admitted: size and start of each message that was announced.
         deadlines: of each predict, in nanoseconds of CLOCK_MONOTONIC.
+        heads: of each predict.
         waiting: how many predicts run.
         cancelled: how many were cancelled.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit_bytes: int = 2**32) -> None:
+        self.memory = Memory(limit_bytes)
+        self.admitted: list[tuple[int, bytes]] = []
+        self.heads: list[Head] = []
         self.draining = False
         self.reason = ""
         self.deadlines: list[int] = []
@@ -41,7 +48,18 @@ class FakeDataplane:
         self.release = asyncio.Event()
         self._callbacks: list[Callable[[], None]] = []
 
-    async def predict(self, body: bytes, deadline_ns: int) -> bytes:
+    def admit(self, size: int, start: bytes) -> Admission:
+        self.admitted.append((size, start))
+        return self.memory.admit(size)
+
+    async def predict(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> bytes:
+        self.heads.append(head)
+        try:
+            return await self._answer(body, deadline_ns)
+        finally:
+            admission.release()
+
+    async def _answer(self, body: bytes, deadline_ns: int) -> bytes:
         self.deadlines.append(deadline_ns)
         if body == b"break":
             raise ZeroDivisionError("a secret of the server")

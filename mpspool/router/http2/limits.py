@@ -1,0 +1,38 @@
+"""What one connection may cost us."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one connection may cost.
+
+    Attributes:
+        streams: open at once; one more is REFUSED_STREAM.
+        window_bytes: of a stream, for what was not admitted.
+        connection_window_bytes: of all streams together, given back as it is used.
+        frame_bytes: of one frame, as we announce it.
+        header_list_bytes: of a request's headers, decoded.
+        resets: streams per second that may be reset within a second of their beginning.
+        useless: frames in a row, within a second, that bring neither a request nor data.
+        control_bytes: of our answers to such frames that may wait for a peer that does not read.
+        greeting_s: until the preface is there.
+        silence_s: after which the peer is asked whether it is alive.
+        ping_s: for its answer.
+        stall_s: without a byte of a request that was begun, or taken of a response.
+    """
+
+    streams: int = 1024
+    window_bytes: int = 2**20
+    connection_window_bytes: int = 2**24
+    frame_bytes: int = 2**20
+    header_list_bytes: int = 16 * 1024
+    resets: int = 512
+    useless: int = 2000
+    control_bytes: int = 64 * 1024
+    greeting_s: float = 10.0
+    silence_s: float = 120.0
+    ping_s: float = 20.0
+    stall_s: float = 60.0

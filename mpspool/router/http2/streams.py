@@ -1,0 +1,108 @@
+"""One exchange of a connection: what HTTP/2 knows of it, and what its server overrides."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from mpspool.router.http2.frames import END_HEADERS, END_STREAM, FRAME_HEADER, HEADERS
+from mpspool.router.http2.headers import RequestHead
+
+if TYPE_CHECKING:
+    from mpspool.router.http2.connection import Connection
+
+Buffer = bytes | memoryview
+
+
+class Stream:
+    """A request that came in and the response that goes out.
+
+    A server derives from it. The on_... methods are called from within Connection.receive() and tick() and
+    must not raise; any of them may send, and may end the stream.
+
+    Attributes:
+        open: neither side has ended it for good: nothing is called any more once it is not.
+        receiving: the peer has not ended its side.
+        in_window: what the peer may still send.
+        out_window: what we may still send; below 0 after the peer has made it smaller.
+        received: bytes of DATA so far, without padding.
+        touched_s: when the last of it came, or the last of the queue went, as of Connection.now_s.
+        queued: bytes of DATA that wait for the peer to take them.
+    """
+
+    __slots__ = (
+        "connection", "head", "held", "id", "in_window", "lead", "open", "opened_s", "out_window", "queue",
+        "queued", "received", "receiving", "sent_all", "tail", "touched_s",
+    )  # fmt: skip
+
+    def __init__(self, connection: Connection, stream_id: int, head: RequestHead) -> None:
+        self.connection = connection
+        self.id = stream_id
+        self.head = head
+        self.open = True
+        self.receiving = True
+        self.in_window = connection.limits.window_bytes
+        self.out_window = connection.peer_window
+        self.received = 0
+        self.opened_s = self.touched_s = connection.now_s
+        self.queue: deque[Buffer] | None = None
+        self.queued = self.held = 0
+        self.lead = b""
+        self.tail = b""
+        self.sent_all = False
+
+    # -- what a server overrides ------------------------------------------------------------------
+
+    def on_head(self) -> None:
+        """The request has begun."""
+
+    def on_data(self, data: bytes, start: int, stop: int) -> None:
+        """data[start:stop], which is not empty, is the next part of the request's body."""
+
+    def on_end(self) -> None:
+        """The request is whole."""
+
+    def on_drained(self) -> None:
+        """What was queued has gone."""
+
+    def on_reset(self) -> None:
+        """The exchange has ended before its response had been sent."""
+
+    def on_stalled(self) -> None:
+        """Nothing of the request came for Limits.stall_s, and it is not whole."""
+
+    # -- what the connection sends of it ----------------------------------------------------------
+
+    def enqueue(self, lead: bytes, chunks: tuple[Buffer, ...], tail: bytes, last: bool) -> None:
+        """Adds to what is to be sent: a header block, DATA, and a header block at the end; empty for none."""
+        if lead:
+            self.lead += headers_frame(self.id, lead)
+        if self.queue is None:
+            self.queue = deque()
+        for chunk in chunks:
+            if size := len(chunk):
+                self.queue.append(chunk)
+                self.queued += size
+        if tail:
+            self.tail = headers_frame(self.id, tail, END_STREAM)
+        self.sent_all = last
+
+    def take(self, size: int) -> list[Buffer]:
+        """The next `size` bytes of the queue, which has as many, as views where a chunk is cut."""
+        queue = self.queue
+        assert queue is not None
+        self.queued -= size
+        taken: list[Buffer] = []
+        while size:
+            chunk = queue.popleft()
+            if len(chunk) > size:
+                view = memoryview(chunk)
+                queue.appendleft(view[size:])
+                chunk = view[:size]
+            taken.append(chunk)
+            size -= len(chunk)
+        return taken
+
+
+def headers_frame(stream_id: int, block: bytes, flags: int = 0) -> bytes:
+    return FRAME_HEADER.pack(len(block) << 8 | HEADERS, flags | END_HEADERS, stream_id) + block

@@ -1,0 +1,51 @@
+"""Compressed messages of gRPC: gzip and deflate, in steps, and never to more than is allowed."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+
+from mpspool.core.errors import Code, PoolError
+from mpspool.router.memory import Memory
+
+# gRPC's "deflate" is zlib's format.
+_WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
+ENCODINGS = ("identity", *_WINDOW_BITS)
+# Inflated at once: some milliseconds of the event loop.
+_STEP_BYTES = 2**20
+
+
+async def inflate(body: bytes, encoding: str, max_bytes: int, memory: Memory) -> bytes:
+    """Counts in `memory` while it goes on.
+
+    Raises:
+        PoolError: RESOURCE_EXHAUSTED for more than max_bytes or more than there is room for, INTERNAL for
+            what is not of that format.
+    """
+    if encoding == "identity":
+        return body
+    inflater = zlib.decompressobj(_WINDOW_BITS[encoding])
+    held = memory.admit(0)
+    parts: list[bytes] = []
+    try:
+        while not inflater.eof:
+            part = inflater.decompress(body, _STEP_BYTES)
+            body = inflater.unconsumed_tail
+            parts.append(part)
+            if held.size + len(part) > max_bytes:
+                raise PoolError(
+                    Code.RESOURCE_EXHAUSTED,
+                    f"Received message larger than max (more than {max_bytes} bytes when inflated)",
+                )
+            held.grow(len(part))
+            if not body and not part and not inflater.eof:
+                raise PoolError(Code.INTERNAL, f"A message in {encoding} is cut off")
+            if len(part) == _STEP_BYTES:
+                await asyncio.sleep(0)
+        if inflater.unused_data:
+            raise PoolError(Code.INTERNAL, f"A message in {encoding} has bytes past its end")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+    except zlib.error as error:
+        raise PoolError(Code.INTERNAL, f"A message is not in {encoding}: {error}") from None
+    finally:
+        held.release()
