@@ -198,7 +198,9 @@ class Call(Stream):
         if self._complete is not None:
             raise _cardinality("more than one")
         if flag > 1 or (flag and self.head.encoding == "identity"):
-            raise PoolError(Code.INTERNAL, "A message is marked as compressed, and grpc-encoding says by nothing")
+            raise PoolError(
+                Code.INTERNAL, "A message is marked as compressed, and grpc-encoding says by nothing"
+            )
         self._compressed = bool(flag)
         # What a compressed message is about is known when it is inflated, and it is admitted again then.
         self._admission = server.memory.admit(size) if flag else method.admit(size, body)
@@ -364,7 +366,11 @@ class Server:
     """
 
     def __init__(
-        self, methods: Mapping[str, Method], memory: Memory, max_message_bytes: int, limits: Limits | None = None
+        self,
+        methods: Mapping[str, Method],
+        memory: Memory,
+        max_message_bytes: int,
+        limits: Limits | None = None,
     ) -> None:
         self.methods = methods
         self.memory = memory
@@ -428,7 +434,9 @@ class Server:
             self._timer = None
         next_ns = self._deadlines.next_ns()
         if next_ns is not None:
-            self._timer = self.loop.call_later(max(0.0, (next_ns - time.monotonic_ns()) / 1e9) + _TIMER_S, self._expire)
+            self._timer = self.loop.call_later(
+                max(0.0, (next_ns - time.monotonic_ns()) / 1e9) + _TIMER_S, self._expire
+            )
 
     def _expire(self) -> None:
         self._timer = None

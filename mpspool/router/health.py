@@ -38,7 +38,10 @@ class Health:
         readiness.on_change(self._tell)
 
     def methods(self, admit: Admit) -> dict[str, Method]:
-        return {f"/{SERVICE}/Check": Unary(self._check, admit), f"/{SERVICE}/Watch": Streaming(self._watch, admit)}
+        return {
+            f"/{SERVICE}/Check": Unary(self._check, admit),
+            f"/{SERVICE}/Watch": Streaming(self._watch, admit),
+        }
 
     def stop(self) -> None:
         """Says NOT_SERVING for good; watchers are told so, and end."""

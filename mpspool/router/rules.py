@@ -81,7 +81,7 @@ class Callers:
         return int(text)
 
     def client(self, metadata: Mapping[str, str], peer: str) -> str:
-        """Whose share a request is of; "" where clients do not share."""
+        """Whose share a request is of; "" where clients do not share. A peer is its address, whatever the port."""
         if self._client_key:
             return metadata.get(self._client_key, "")
-        return peer if self._by_peer else ""
+        return peer.rpartition(":")[0] if self._by_peer else ""

@@ -17,7 +17,7 @@ from mpspool.core.settings import RouterSettings
 from mpspool.core.states import ModelVersionState
 from mpspool.router import health, reflection
 from mpspool.router.grpc_server import Call, Held, Method, Server, Unary
-from mpspool.router.memory import Memory
+from mpspool.router.memory import Admission, Memory
 
 _SERVICES = (tfs.PREDICTION_SERVICE, tfs.MODEL_SERVICE)
 _TYPE_URL = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
@@ -65,7 +65,7 @@ class Dataplane(health.Readiness, Protocol):
     draining: bool
     memory: Memory
 
-    def admit(self, size: int, start: bytes) -> Held:
+    def admit(self, size: int, start: bytes) -> Admission:
         """A Predict message of `size` bytes is about to be read; `start` is what is here of it, perhaps all.
 
         What is returned goes to predict(), or is released where the call ends before.
@@ -74,7 +74,7 @@ class Dataplane(health.Readiness, Protocol):
             PoolError: the message is refused, and the rest of it not read.
         """
 
-    async def predict(self, body: bytes, deadline_ns: int, admission: Held, head: Head) -> bytes:
+    async def predict(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> bytes:
         """Takes and returns serialised messages, and releases the admission; cancelling the task cancels the request."""
 
     def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
@@ -136,13 +136,14 @@ class GrpcFront:
             f"/{tfs.MODEL_SERVICE}/GetModelStatus": self._counted("GetModelStatus", self._model_status),
         }
 
-    def _admit_predict(self, size: int, start: bytes) -> Held:
+    def _admit_predict(self, size: int, start: bytes) -> Admission:
         if self._stopping or self._dataplane.draining:
             self._metrics.answered("Predict", Code.UNAVAILABLE)
             raise _shutting_down()
         return self._dataplane.admit(size, start)
 
     async def _predict(self, body: bytes, call: Call, admission: Held) -> bytes:
+        assert isinstance(admission, Admission)
         return await self._dataplane.predict(body, call.deadline_ns, admission, call.head)
 
     def _counted(self, method: str, answer: Callable[[bytes], Known]) -> Unary:

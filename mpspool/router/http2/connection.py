@@ -46,7 +46,17 @@ _HTTP_1 = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
     b"This port speaks gRPC, that is HTTP/2, and nothing else.\n"
 )
-_HTTP_1_METHODS = (b"GET ", b"POST ", b"PUT ", b"HEAD ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"CONNECT ", b"TRACE ")
+_HTTP_1_METHODS = (
+    b"GET ",
+    b"POST ",
+    b"PUT ",
+    b"HEAD ",
+    b"DELETE ",
+    b"OPTIONS ",
+    b"PATCH ",
+    b"CONNECT ",
+    b"TRACE ",
+)
 
 
 class Connection(Sender):
@@ -362,7 +372,9 @@ class Connection(Sender):
         elif not stream.receiving:
             self._reset(stream, ErrorCode.STREAM_CLOSED, "HEADERS after the end of its stream")
         elif not flags & END_STREAM or head.path or head.method:
-            self._reset(stream, ErrorCode.PROTOCOL_ERROR, "trailers that do not end their stream, or are none")
+            self._reset(
+                stream, ErrorCode.PROTOCOL_ERROR, "trailers that do not end their stream, or are none"
+            )
         else:
             self._on_end(stream)
 
@@ -518,4 +530,3 @@ def _unwrap(flags: int, payload: bytes) -> bytes:
     if start + stop > len(payload):
         raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "padding that is longer than its frame")
     return payload[start : len(payload) - stop]
-

@@ -41,9 +41,7 @@ _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9a-z]+")
 _BAD_VALUE = re.compile(rb"[\x00\r\n]")
 _PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
 # Of a connection, not of a request (RFC 9113, section 8.2.2).
-_FORBIDDEN = frozenset(
-    (b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade")
-)
+_FORBIDDEN = frozenset((b"connection", b"keep-alive", b"proxy-connection", b"transfer-encoding", b"upgrade"))
 _RESERVED = frozenset((b"te", b"content-type", b"content-length", b"host"))
 _GRPC_PREFIX = b"grpc-"
 

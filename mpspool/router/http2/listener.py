@@ -109,7 +109,12 @@ class _Link(asyncio.Protocol):
     def _complain(self, code: ErrorCode, text: str) -> None:
         if not self._said:
             self._said = True
-            logger.info("bad connection", peer=_name(self._transport.get_extra_info("peername")), code=code.name, why=text)
+            logger.info(
+                "bad connection",
+                peer=_name(self._transport.get_extra_info("peername")),
+                code=code.name,
+                why=text,
+            )
 
 
 class Listener:
@@ -147,7 +152,9 @@ class Listener:
     async def start(self, host: str, port: int) -> int:
         """Listens at every address that the host stands for; returns the port. Raises OSError."""
         for listening in bind(host, port):
-            self._servers.append(await self._loop.create_server(lambda: _Link(self), sock=listening, backlog=_BACKLOG))
+            self._servers.append(
+                await self._loop.create_server(lambda: _Link(self), sock=listening, backlog=_BACKLOG)
+            )
             port = port or listening.getsockname()[1]
         return port
 

@@ -100,7 +100,13 @@ class Sender:
             self.send(stream, lead, (prefix, body), tail, last=True)
 
     def send(
-        self, stream: Stream, lead: bytes = b"", chunks: tuple[Buffer, ...] = (), tail: bytes = b"", *, last: bool
+        self,
+        stream: Stream,
+        lead: bytes = b"",
+        chunks: tuple[Buffer, ...] = (),
+        tail: bytes = b"",
+        *,
+        last: bool,
     ) -> None:
         """A part of a response: a header block to begin with, DATA, trailers; empty for none.
 
