@@ -30,7 +30,6 @@ from mpspool.router.fault_domains import FaultDomains
 from mpspool.router.link import Link
 from mpspool.router.memory import Admission, Memory
 from mpspool.router.models import Models, Version, VersionStatus
-from mpspool.router.pacing import Pacing
 from mpspool.router.scheduler import Refuse, Scheduler
 from mpspool.router.suspicion import Blame
 from mpspool.router.task_log import TaskLog
@@ -108,7 +107,6 @@ class Dataplane:
         self._devices_until = 0.0
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
-        self._pacing = Pacing()
         self._pumping = False
         self._looking = False
         # Unlike any predecessor's, so that a worker can tell that its router was replaced.
@@ -202,7 +200,6 @@ class Dataplane:
             if entry.part is None:
                 self._refused(entry.model, error)
             raise
-        self._pacing.arrived(self._scheduler.unfinished())
         self._pump_soon()
 
     def _cancel(self, entry: _Pending) -> None:
@@ -552,25 +549,18 @@ class Dataplane:
                 logger.exception("tick failed")  # the next one may not
 
     def _tick(self, now_ns: int) -> None:
-        self._pacing.renew(self._scheduler.unfinished(), self._scheduler.active_workers())
         self._refuse(self._scheduler.expire(now_ns))
         self._workers.judge(now_ns, self._scheduler.predicted_us)
         self._see_domains()
 
     def _pump_soon(self) -> None:
-        """Dispatches once for all that happens in this turn of the loop; when crowded, a little later."""
-        if self._pumping:
-            return
-        self._pumping = True
-        wait_s = self._pacing.wait_s(self._loop.time())
-        if wait_s > 0:
-            self._loop.call_later(wait_s, self._pump)
-        else:
+        """Dispatches once for all that happens in this turn of the loop."""
+        if not self._pumping:
+            self._pumping = True
             self._loop.call_soon(self._pump)
 
     def _pump(self) -> None:
         self._pumping = False
-        self._pacing.dispatched(self._loop.time())
         now_ns = time.monotonic_ns()
         self._refuse(self._scheduler.expire(now_ns))
         for order in self._scheduler.dispatch(now_ns):

@@ -60,7 +60,6 @@ class Queue:
         suspects: in order. Those that are over stay in them until they come up.
         length: requests that wait and are still wanted, suspects among them.
         waiting_s: what those in the lines are predicted to take of a worker's time.
-        active: it was asked for since the flag was last taken down.
         lived: the bodies of the last answers.
         excused: when a body's being in `lived` was made use of.
     """
@@ -72,7 +71,6 @@ class Queue:
     suspects: deque[Entry] = field(default_factory=deque)
     length: int = 0
     waiting_s: float = 0.0
-    active: bool = False
     lived: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LIVED))
     excused: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     _lines: dict[tuple[object, bool], Line] = field(default_factory=dict)

@@ -145,7 +145,6 @@ class Scheduler:
         queue.forget_over()
         self._forget_deadlines()
         self._wanted += 1
-        queue.active = True
         queue.place(entry)
         self._add(queue, entry)
         if entry.deadline_ns:
@@ -467,13 +466,6 @@ class Scheduler:
         """What the worker of that name runs on."""
         worker = self._workers.get(name)
         return worker.device if worker else None
-
-    def active_workers(self) -> int:
-        """Workers of the model versions that were asked for since the last call."""
-        active = [queue for queue in self._queues.values() if queue.active]
-        for queue in active:
-            queue.active = False
-        return sum(len(queue.placement.workers) for queue in active)
 
     def unfinished(self) -> int:
         """Requests that wait or run and are still wanted."""
