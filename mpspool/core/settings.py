@@ -78,7 +78,7 @@ class BatchingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How requests of a model version are joined; TensorFlow Serving's parameters, sizes in rows (dimension 0).
 
     Attributes:
-        max_batch_size: of a batch and, without splitting, of a request.
+        max_batch_size: of a request and, without splitting, of a batch.
         batch_timeout_us: how long a batch that is not full waits for more.
         max_enqueued_batches: batches that may wait; what would begin one more is refused.
         allowed_batch_sizes: a batch is padded to the next of these; ascending, empty for any size.

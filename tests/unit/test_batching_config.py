@@ -119,6 +119,7 @@ def test_batching_off(tmp_path: Path, word: str) -> None:
         ({"enable_batching": True}, {}),
         ({}, {"MPSPOOL_ENABLE_BATCHING": "1"}),
         ({}, {"MPSPOOL_BATCHING_ENABLED": "on"}),
+        ({}, {"MPSPOOL_BATCHING": "on"}),
     ],
 )
 def test_batching_by_flag_and_variable(

@@ -41,6 +41,7 @@ _SHORT = {
     f"{PREFIX}MPS": _MPS_MODE,
     f"{PREFIX}POLICY": "scheduling.policy",
     f"{PREFIX}DISPATCH": "scheduling.dispatch",
+    f"{PREFIX}BATCHING": "batching.enabled",
     f"{PREFIX}ENABLE_BATCHING": "batching.enabled",
     f"{PREFIX}ENABLE_PER_MODEL_BATCHING_PARAMETERS": "batching.per_model",
 }
