@@ -1,5 +1,0 @@
-"""To come."""
-
-
-def join(parts: list[bytes]) -> bytes:
-    raise NotImplementedError
