@@ -121,6 +121,7 @@ class Batching:
         kind = calls[0].kind
         if (
             kind.layout is not None
+            and kind.layout.is_fixed
             and not kind.defaults
             and len(calls[0].body) * len(calls) < _ALIGN_FROM_BYTES
             and all(call.kind is kind for call in calls)

@@ -149,11 +149,11 @@ def _from_list(raw: Any, number: int, dtype: np.dtype[Any], count: int, reparse:
     if field == "float8_val":
         return _fill(np.frombuffer(raw.float8_val, dtype), dtype, count)
     chunks = getattr(raw, field)
-    return _fill(_packed_values(chunks[0] if len(chunks) == 1 else b"".join(chunks), number), dtype, count)
+    return _fill(packed_values(chunks[0] if len(chunks) == 1 else b"".join(chunks), number), dtype, count)
 
 
-def _packed_values(data: bytes, number: int) -> Array:
-    """The values of a packed list, in the integer or floating type the tensor is stored as."""
+def packed_values(data: bytes, number: int) -> Array:
+    """The values of a packed list, in the integer or floating type the tensor is stored as. Raises TensorError."""
     fixed = _FIXED_FIELDS.get(tfs.DATA_TYPES[number].field)
     if fixed is not None:
         part = fixed.itemsize // (2 if fixed.kind == "c" else 1)
@@ -167,7 +167,7 @@ def _packed_values(data: bytes, number: int) -> Array:
 
 
 def _unpacked_values(tensor: Any, number: int, field: str) -> Array:
-    """As _packed_values, from a parsed TensorProto."""
+    """As packed_values, from a parsed TensorProto."""
     values = getattr(tensor, field)
     if field == "string_val":
         return _objects(list(values))

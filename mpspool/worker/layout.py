@@ -7,12 +7,14 @@ not be: it is enough to compare those bytes. That takes a tenth of the time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 
 from mpspool.core import tfs
+from mpspool.worker import codec
 from mpspool.worker.engine.base import Array
 
 # A request with more bytes beside its values is not worth remembering.
@@ -25,8 +27,12 @@ _MAX_VARINT_BYTES = 10
 _INPUT = 0x12
 _KEY, _VALUE = 0x0A, 0x12
 _DTYPE, _SHAPE, _VERSION, _CONTENT = 0x08, 0x12, 0x18, 0x22
-# The lists whose bytes are those of the array.
-_LISTS = {0x2A: "float_val", 0x32: "double_val"}
+# The lists whose bytes are those of the array, and those of varints.
+_FIXED = {0x2A: "float_val", 0x32: "double_val"}
+_VARINTS = {0x3A: "int_val", 0x52: "int64_val"}
+_LISTS = _FIXED | _VARINTS
+# A longer list of varints hardly ever has the length of another one.
+_MAX_VARINTS_BYTES = 1024
 
 T = TypeVar("T")
 
@@ -44,17 +50,21 @@ class _Span(NamedTuple):
 
 
 class _Values(NamedTuple):
-    """Where an input's values lie in each body, and what they are."""
+    """Where an input's values lie in each body, and what they are. `number` is 0 where they lie there as in memory."""
 
     alias: str
     start: int
     end: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
+    number: int
 
 
 class Layout:
     """The bytes that a kind of requests has in common.
+
+    Attributes:
+        is_fixed: the values of each body that fits are right: there is nothing to find out about them.
 
     Args:
         body: one of them.
@@ -63,6 +73,7 @@ class Layout:
 
     def __init__(self, body: bytes, values: Sequence[_Values]) -> None:
         self._values = values
+        self.is_fixed = not any(one.number for one in values)
         starts = [0, *(one.end for one in values)]
         ends = [*(one.start for one in values), len(body)]
         # The first bytes differ least: they name the model.
@@ -95,18 +106,26 @@ class Layout:
                 return False
         return True
 
-    def arrays(self, body: bytes) -> dict[str, Array]:
-        """The tensors of a body that fits, by alias. They share its memory."""
-        arrays = {}
-        for alias, start, end, dtype, shape in self._values:
-            array: Array = np.frombuffer(body, dtype, (end - start) // dtype.itemsize, start)
+    def arrays(self, body: bytes) -> dict[str, Array] | None:
+        """The tensors of a body that fits, by alias; None where it is not as usual. They may share its memory."""
+        arrays: dict[str, Array] = {}
+        for alias, start, end, dtype, shape, number in self._values:
+            if number:
+                array = _varints(body[start:end], number)
+                if array is None or array.size != math.prod(shape):
+                    return None
+            else:
+                array = np.frombuffer(body, dtype, (end - start) // dtype.itemsize, start)
             arrays[alias] = array if len(shape) == 1 else array.reshape(shape)
         return arrays
 
     def joined(self, bodies: Sequence[bytes], padding: int) -> dict[str, Array]:
-        """The tensors of bodies that fit, one after the other, and the last one's first row `padding` times more."""
+        """The tensors of bodies that fit, one after the other, and the last one's first row `padding` times more.
+
+        Only where the layout is fixed.
+        """
         arrays = {}
-        for alias, start, end, dtype, shape in self._values:
+        for alias, start, end, dtype, shape, _ in self._values:
             pieces = [body[start:end] for body in bodies]
             if padding:
                 pieces.append(pieces[-1][: len(pieces[-1]) // shape[0]] * padding)
@@ -155,12 +174,26 @@ class Layouts(Generic[T]):
 
 
 def _values(alias: str, span: _Span, array: Array) -> _Values:
-    # Booleans in tensor_content are looked at one by one; strings and varints have no fixed size.
-    if array.dtype.kind in "bO" or span.end - span.start != array.nbytes or not array.nbytes:
+    number = tfs.number_of(array.dtype)
+    is_own_list = _LISTS.get(span.tag) == tfs.DATA_TYPES[number].field
+    if is_own_list and span.tag in _VARINTS and span.end - span.start <= _MAX_VARINTS_BYTES:
+        return _Values(alias, span.start, span.end, array.dtype, array.shape, number)
+    # Booleans in tensor_content are looked at one by one; strings have no fixed size.
+    if (
+        array.dtype.kind in "bO"
+        or not array.nbytes
+        or span.end - span.start != array.nbytes
+        or not (span.tag == _CONTENT or is_own_list)
+    ):
         raise _OtherwiseError
-    if span.tag != _CONTENT and tfs.DATA_TYPES[tfs.number_of(array.dtype)].field != _LISTS[span.tag]:
-        raise _OtherwiseError
-    return _Values(alias, span.start, span.end, array.dtype, array.shape)
+    return _Values(alias, span.start, span.end, array.dtype, array.shape, 0)
+
+
+def _varints(data: bytes, number: int) -> Array | None:
+    try:
+        return codec.packed_values(data, number)
+    except codec.TensorError:
+        return None
 
 
 def _spans(body: bytes) -> dict[str, _Span]:

@@ -73,8 +73,8 @@ class Predictor:
     def read(self, body: bytes) -> Call:
         """A request, parsed and checked. Raises PoolError."""
         known = self._known.find(body)
-        if known is not None:
-            return Call(known, body)
+        if known is not None and (call := _known_call(known, body)):
+            return call
         request = _parse(body)
         spec = request.model_spec
         if spec.name != self._model.name:
@@ -134,6 +134,11 @@ class Kind:
         self.rows = -1
         self.key: Hashable = None
 
+    def known_inputs(self, body: bytes) -> dict[str, Array] | None:
+        """The inputs of a body that fits the layout; None where it has to be parsed all the same."""
+        inputs = self.layout.arrays(body) if self.layout else None
+        return inputs | self.defaults if inputs and self.defaults else inputs
+
 
 class Call:
     """A request that is right as far as can be said without running it.
@@ -157,11 +162,16 @@ class Call:
     def inputs(self) -> dict[str, Array]:
         """The arrays to feed, by alias, the defaults of those left out among them."""
         if self._inputs is None:
-            assert self.kind.layout is not None
-            self._inputs = self.kind.layout.arrays(self.body)
-            if self.kind.defaults:
-                self._inputs |= self.kind.defaults
+            self._inputs = self.kind.known_inputs(self.body)
+            assert self._inputs is not None
         return self._inputs
+
+
+def _known_call(kind: Kind, body: bytes) -> Call | None:
+    if kind.layout is not None and kind.layout.is_fixed:
+        return Call(kind, body)
+    inputs = kind.known_inputs(body)
+    return Call(kind, body, inputs) if inputs else None
 
 
 def _parse(body: bytes) -> Any:

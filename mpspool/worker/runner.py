@@ -60,11 +60,12 @@ class Runner:
         Raises:
             DeviceFailedError: it has not been run to its end; as far as the page tells, it still runs.
         """
-        if dispatch.together:
+        if dispatch.together and len(bodies) > 1:
             outcomes = self._together(dispatch, bodies)
         else:
+            run = functools.partial(self._read_and_run, pad=dispatch.together)
             outcomes = [
-                self._outcome(dispatch, index, functools.partial(self._read_and_run, request, body))
+                self._outcome(dispatch, index, functools.partial(run, request, body))
                 for index, (request, body) in enumerate(zip(dispatch.requests, bodies, strict=True))
             ]
         return [_framed(outcome, frames) for outcome in outcomes]
@@ -78,10 +79,10 @@ class Runner:
         self._progress.finish()
         return outcome
 
-    def _read_and_run(self, request: Request, body: bytes) -> Outcome:
+    def _read_and_run(self, request: Request, body: bytes, *, pad: bool) -> Outcome:
         start = time.perf_counter_ns()
         call = self._read(request, body)
-        return self._alone(call, time.perf_counter_ns() - start, pad=False)
+        return self._alone(call, time.perf_counter_ns() - start, pad=pad)
 
     def _read(self, request: Request, body: bytes) -> Call:
         call = self._predictor.read(body)
@@ -117,7 +118,7 @@ class Runner:
 
     def _together(self, dispatch: Dispatch, bodies: Sequence[bytes]) -> list[Outcome]:
         start = time.perf_counter_ns()
-        self._progress.start(dispatch.dispatch, WHOLE if len(bodies) > 1 else 0)
+        self._progress.start(dispatch.dispatch, WHOLE)
         outcomes, calls = self._read_all(dispatch, bodies)
         read_ns = (time.perf_counter_ns() - start) // max(1, len(bodies))
         self._progress.finish(len(outcomes))
