@@ -56,6 +56,7 @@ StatusProto = _message("tensorflow.serving.StatusProto")
 PredictionLog = _message("tensorflow.serving.PredictionLog")
 BatchingParameters = _message("tensorflow.serving.BatchingParameters")
 RawPredictRequest = _message("mpspool.RawPredictRequest")
+RawPredictResponse = _message("mpspool.RawPredictResponse")
 RawTensor = _message("mpspool.RawTensor")
 
 

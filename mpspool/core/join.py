@@ -1,0 +1,155 @@
+"""One PredictResponse of several: the answers to consecutive rows of one request."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from google.protobuf import unknown_fields
+from google.protobuf.message import DecodeError
+
+from mpspool.core import tfs
+
+# The bytes of one value, in the lists where that is fixed.
+_VALUE_BYTES = {"float_val": 4, "double_val": 8, "scomplex_val": 8, "dcomplex_val": 16}
+_CONTENT = "tensor_content"
+# Each byte but a varint's last one has its high bit set.
+_NOT_LAST = bytes(range(0x80, 0x100))
+_MAX_VARINT_BYTES = 10
+
+
+def join(parts: Sequence[bytes]) -> bytes:
+    """The response whose rows are those of the parts, one part after the other.
+
+    Values are not looked at one by one; bytes are joined. The model_spec is the first part's.
+
+    Args:
+        parts: serialised PredictResponses of consecutive ranges of a request's rows, at least one.
+
+    Raises:
+        ValueError: they do not go together: outputs, types or the shapes but for dimension 0 differ, or one has not
+            a value for each of its elements.
+    """
+    responses = [_parse(part) for part in parts]
+    joined = tfs.RawPredictResponse(model_spec=responses[0].model_spec)
+    aliases = set(responses[0].outputs)
+    for before, after in pairwise(responses):
+        if set(after.outputs) != aliases:
+            raise ValueError(f"the outputs differ: {sorted(before.outputs)}, then {sorted(after.outputs)}")
+        if after.model_spec != before.model_spec:
+            raise ValueError(f"the model differs: {before.model_spec}, then {after.model_spec}")
+    for alias in aliases:
+        try:
+            _join_tensors([response.outputs[alias] for response in responses], joined.outputs[alias])
+        except ValueError as error:
+            raise ValueError(f'output "{alias}": {error}') from None
+    serialised: bytes = joined.SerializeToString(deterministic=True)
+    return serialised
+
+
+def _parse(part: bytes) -> Any:
+    try:
+        return tfs.RawPredictResponse.FromString(part)
+    except DecodeError:
+        raise ValueError(f"{len(part)} bytes are no PredictResponse") from None
+
+
+def _join_tensors(tensors: Sequence[Any], joined: Any) -> None:
+    shapes = [[dim.size for dim in tensor.tensor_shape.dim] for tensor in tensors]
+    if not all(shapes):
+        raise ValueError("a tensor without dimensions has no rows")
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        raise ValueError(f"the types differ: {[tfs.type_text(tensor.dtype) for tensor in tensors]}")
+    if any(shape[1:] != shapes[0][1:] for shape in shapes):
+        raise ValueError(f"the shapes differ in more than dimension 0: {shapes}")
+    joined.dtype = tensors[0].dtype
+    for size in (sum(shape[0] for shape in shapes), *shapes[0][1:]):
+        joined.tensor_shape.dim.add(size=size)
+    counts = [math.prod(shape) for shape in shapes]
+    filled = [(tensor, count) for tensor, count in zip(tensors, counts, strict=True) if count]
+    if not filled:
+        return
+    fields = {_field(tensor) for tensor, _ in filled}
+    if len(fields) > 1:
+        raise ValueError(f"the values are in several fields: {sorted(fields)}")
+    _join_values([tensor for tensor, _ in filled], [count for _, count in filled], fields.pop(), joined)
+
+
+def _field(tensor: Any) -> str:
+    """The field that has a tensor's values."""
+    field = tfs.DATA_TYPES[tensor.dtype].field if tensor.dtype in tfs.DATA_TYPES else ""
+    if not field:
+        raise ValueError(f"there are no values of the type {tfs.type_text(tensor.dtype)}")
+    if tensor.tensor_content:
+        return _CONTENT
+    if len(unknown_fields.UnknownFieldSet(tensor)):
+        raise ValueError("a list that is not packed")
+    return field
+
+
+def _join_values(tensors: Sequence[Any], counts: Sequence[int], field: str, joined: Any) -> None:
+    if field == _CONTENT and joined.dtype == tfs.DT_STRING:
+        pieces = [_content_of_strings(tensor, count) for tensor, count in zip(tensors, counts, strict=True)]
+        joined.tensor_content = b"".join([lengths for lengths, _ in pieces] + [rest for _, rest in pieces])
+    elif field == _CONTENT:
+        bytes_each = {
+            len(tensor.tensor_content) / count for tensor, count in zip(tensors, counts, strict=True)
+        }
+        if bytes_each != {tfs.numpy_dtype(joined.dtype).itemsize}:
+            raise ValueError("tensor_content is not of its shape's size")
+        joined.tensor_content = b"".join([tensor.tensor_content for tensor in tensors])
+    elif field == "string_val":
+        for tensor, count in zip(tensors, counts, strict=True):
+            _require(count, len(tensor.string_val))
+            joined.string_val.extend(tensor.string_val)
+    else:
+        lists = [
+            _packed(getattr(tensor, field), count, field)
+            for tensor, count in zip(tensors, counts, strict=True)
+        ]
+        values = b"".join(lists)
+        if field == "float8_val":
+            joined.float8_val = values
+        else:
+            getattr(joined, field).append(values)
+
+
+def _packed(chunks: Any, count: int, field: str) -> bytes:
+    """A packed list's bytes."""
+    values = chunks if field == "float8_val" else b"".join(chunks)
+    if field in _VALUE_BYTES:
+        given = len(values) / _VALUE_BYTES[field]
+    elif field == "float8_val":
+        given = len(values)
+    else:
+        given = len(values.translate(None, _NOT_LAST))
+    _require(count, given)
+    return bytes(values)
+
+
+def _require(count: int, given: float) -> None:
+    if given != count:
+        raise ValueError(f"{given:g} values for {count} elements")
+
+
+def _content_of_strings(tensor: Any, count: int) -> tuple[bytes, bytes]:
+    """All lengths as varints, and all bytes."""
+    content: bytes = tensor.tensor_content
+    position = total = 0
+    for _ in range(count):
+        size, position = _varint(content, position)
+        total += size
+    if total != len(content) - position:
+        raise ValueError("tensor_content is not of its strings' size")
+    return content[:position], content[position:]
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = 0
+    for index, byte in enumerate(data[position : position + _MAX_VARINT_BYTES]):
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80:
+            return value, position + index + 1
+    raise ValueError("tensor_content ends within its strings' lengths")
