@@ -15,7 +15,7 @@ from bench.environments import BenchError
 from bench.front import LAYERS
 from bench.guard import running
 from bench.models import MODELS
-from bench.peers import GROUPS, OURS
+from bench.peers import GROUPS, OURS, OURS_BATCHING
 from bench.suite import Plan, Results, run_part
 
 _RESULTS = Path(__file__).resolve().parent / "results"
@@ -85,7 +85,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _run_parts(options: argparse.Namespace, plan: Plan, results: Results) -> None:
     highest = dataclasses.replace(plan, concurrency=plan.concurrency[-1:])
-    peers = [OURS, *(peer for group in options.peers for peer in GROUPS[group])]
+    peers = [OURS, OURS_BATCHING, *(peer for group in options.peers for peer in GROUPS[group])]
     with running(options.cache.resolve()) as run:
         if options.only in (None, "front"):
             run_part("front", LAYERS, highest, results, run, limit=False)

@@ -31,8 +31,7 @@ from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import WorkerState
-from mpspool.router.grpc_server import Held
-from mpspool.router.memory import Memory
+from mpspool.router.memory import Admission, Memory
 from mpspool.router.models import VersionStatus
 from mpspool.router.tfs_grpc import Head
 
@@ -73,10 +72,10 @@ class EchoDataplane:
         self._answers = answers
         self.memory = Memory(2**32)
 
-    def admit(self, size: int, start: bytes) -> Held:  # noqa: ARG002
+    def admit(self, size: int, start: bytes) -> Admission:  # noqa: ARG002
         return self.memory.admit(size)
 
-    async def predict(self, body: bytes, deadline_ns: int, admission: Held, head: Head) -> bytes:  # noqa: ARG002
+    async def predict(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> bytes:  # noqa: ARG002
         admission.release()
         return self._answers[len(body)]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench.environments import ENVIRONMENTS, ensure, triton_stub
@@ -112,12 +112,26 @@ _TRITON = _script(
 )
 
 OURS = Peer("mpspool", "mpspool", Tfs(), _pool, wait=_wait_for_pool, stop=_stop_pool)
+# As Triton's batcher is set up: no delay, batches of up to 1024.
+OURS_BATCHING = replace(
+    OURS,
+    name="mpspool_batch",
+    title="mpspool, batching",
+    environment={"MPSPOOL_BATCHING": "on", "MPSPOOL_BATCHING_MAX_BATCH_SIZE": "1024"},
+)
 GROUPS: Mapping[str, Sequence[Peer]] = {
     "triton": (
         Peer("triton", "Triton, python backend", Kserve(), _TRITON),
         Peer("triton_session", "Triton, our call inside", Kserve(), _TRITON, {"BENCH_CALL": "session"}),
         Peer(
             "triton_batch", "Triton, dynamic batcher", Kserve(batched=True), _TRITON, {"BENCH_BATCHING": "1"}
+        ),
+        Peer(
+            "triton_session_batch",
+            "Triton, dynamic batcher, our call inside",
+            Kserve(batched=True),
+            _TRITON,
+            {"BENCH_BATCHING": "1", "BENCH_CALL": "session"},
         ),
     ),
     "mlserver": (Peer("mlserver", "MLServer", Kserve(), _script("mlserver_start.py", "mlserver", _folder)),),
