@@ -6,7 +6,6 @@ import asyncio
 import base64
 import functools
 import gc
-import os
 import signal
 import sys
 import time
@@ -25,8 +24,6 @@ from mpspool.router.tfs_grpc import GrpcFront
 
 # What is unanswered when the order to end comes: whoever stops the pool has drained us before.
 _LAST_CALLS_S = 1.0
-# For the last answers to leave the sockets.
-_FLUSH_S = 0.2
 # A port that was taken between the check and the start may be free by then.
 _AGAIN_S = 1.0
 
@@ -109,9 +106,9 @@ async def serve(config: RouterSettings) -> None:
             "watch": control_ops.watch,
         },
     )
+    grpc = GrpcFront(dataplane, config, metrics) if config.grpc_port else None
+    rest = RestFront(dataplane, config, metrics) if config.rest_port else None
     try:
-        grpc = GrpcFront(dataplane, config, metrics) if config.grpc_port else None
-        rest = RestFront(dataplane, config, metrics) if config.rest_port else None
         for front in (grpc, rest):
             if front is not None:
                 await front.start()
@@ -123,15 +120,14 @@ async def serve(config: RouterSettings) -> None:
         log.get("router").info("serving", grpc_port=config.grpc_port, rest_port=config.rest_port)
         await stop.wait()
         dataplane.draining = True
-        if grpc is not None:  # probes over HTTP are answered to the last moment
+        if grpc is not None:
             await grpc.quiesce(_LAST_CALLS_S)
-        await asyncio.sleep(_FLUSH_S)
     finally:
+        for front in (grpc, rest):  # probes over HTTP are answered to the last moment
+            if front is not None:
+                await front.close()
         await control.close()
         await dataplane.close()
-    # Without gRPC's own shutdown: it ends calls that come in this moment as CANCELLED. A connection that
-    # closes is UNAVAILABLE to the client, which may then try elsewhere.
-    os._exit(0)
 
 
 def main(settings_file: str) -> int:

@@ -11,7 +11,8 @@ from grpc_health.v1 import health_pb2
 
 from mpspool.core import envelope
 from mpspool.core.errors import Code, PoolError
-from mpspool.router.grpc_server import Admit, Call, Held, Method, Streaming, Unary
+from mpspool.router.grpc_call import Admit, Call, Method, Streaming, Unary
+from mpspool.router.memory import Admission
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _Status = health_pb2.HealthCheckResponse.ServingStatus
@@ -59,7 +60,7 @@ class Health:
         ready = not self._stopped and not self._readiness.unready()
         return int(_Status.SERVING if ready else _Status.NOT_SERVING)
 
-    async def _check(self, body: bytes, _call: Call, admission: Held) -> bytes:
+    async def _check(self, body: bytes, _call: Call, admission: Admission) -> bytes:
         admission.release()
         status = self._status(_service(body))
         if status is None:

@@ -35,7 +35,7 @@ async def inflate(body: bytes, encoding: str, max_bytes: int, memory: Memory) ->
             if held.size + len(part) > max_bytes:
                 raise PoolError(
                     Code.RESOURCE_EXHAUSTED,
-                    f"Received message larger than max (more than {max_bytes} bytes when inflated)",
+                    f"SERVER: Received message larger than max (more than {max_bytes} bytes when inflated)",
                 )
             held.grow(len(part))
             if not body and not part and not inflater.eof:

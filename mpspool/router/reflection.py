@@ -12,7 +12,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import ReflectionServicer
 
 from mpspool.core import envelope, tfs
-from mpspool.router.grpc_server import Admit, Call, Method, Streaming
+from mpspool.router.grpc_call import Admit, Call, Method, Streaming
 
 SERVICE = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"].full_name
 

@@ -14,6 +14,9 @@ from mpspool.core.settings import RouterSettings
 
 logger = log.get("rest")
 
+# What is unanswered when the order to end comes.
+_LAST_CALLS_S = 1.0
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -45,7 +48,7 @@ class RestFront:
         self._metrics = metrics
         self._host = settings.host
         self._grpc_port = settings.grpc_port
-        self._runner = web.AppRunner(self._app(), access_log=None)
+        self._runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=_LAST_CALLS_S)
         self.port = settings.rest_port
 
     async def start(self) -> None:

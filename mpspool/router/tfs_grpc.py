@@ -16,7 +16,8 @@ from mpspool.core.errors import Code, PoolError, Problem, StartError
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import ModelVersionState
 from mpspool.router import health, reflection
-from mpspool.router.grpc_server import Call, Held, Method, Server, Unary
+from mpspool.router.grpc_call import Call, Method, Unary
+from mpspool.router.grpc_server import Server
 from mpspool.router.memory import Admission, Memory
 
 _SERVICES = (tfs.PREDICTION_SERVICE, tfs.MODEL_SERVICE)
@@ -142,14 +143,13 @@ class GrpcFront:
             raise _shutting_down()
         return self._dataplane.admit(size, start)
 
-    async def _predict(self, body: bytes, call: Call, admission: Held) -> bytes:
-        assert isinstance(admission, Admission)
+    async def _predict(self, body: bytes, call: Call, admission: Admission) -> bytes:
         return await self._dataplane.predict(body, call.deadline_ns, admission, call.head)
 
     def _counted(self, method: str, answer: Callable[[bytes], Known]) -> Unary:
         """A call that only reads what is known, with its answers counted."""
 
-        async def call(body: bytes, _call: Call, admission: Held) -> bytes:
+        async def call(body: bytes, _call: Call, admission: Admission) -> bytes:
             admission.release()
             try:
                 if self._stopping or self._dataplane.draining:

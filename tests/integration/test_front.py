@@ -364,7 +364,7 @@ def test_a_refused_shape_is_explained_by_the_client(fronts: Fronts, monkeypatch:
     info.tensor_shape.dim.add(size=-1)
     monkeypatch.setattr(fronts.dataplane, "metadata", lambda *_: (3, signatures.SerializeToString()))
 
-    async def refuse(_body: bytes, _deadline_ns: int) -> bytes:
+    async def refuse(*_: object) -> bytes:
         raise PoolError(Code.INVALID_ARGUMENT, "In[0] is not a matrix")
 
     monkeypatch.setattr(fronts.dataplane, "predict", refuse)

@@ -23,6 +23,7 @@ from mpspool.core.states import WorkerState
 from mpspool.router.app import Control
 from mpspool.router.dataplane import Dataplane, _gone
 from mpspool.router.entry import Entry
+from mpspool.router.http2.headers import RequestHead
 from tests.fakes.recorder import Recorder
 
 SETTINGS = RouterSettings(run_dir="/nowhere", host="127.0.0.1", grpc_port=0, rest_port=0)
@@ -97,7 +98,9 @@ class Scene:
     def ask(self, deadline_ns: int = 0) -> asyncio.Task[bytes]:
         request = tfs.PredictRequest()
         request.model_spec.name = "m"
-        return asyncio.create_task(self.dataplane.predict(request.SerializeToString(), deadline_ns))
+        body = request.SerializeToString()
+        admission = self.dataplane.admit(len(body), body)
+        return asyncio.create_task(self.dataplane.predict(body, deadline_ns, admission, RequestHead()))
 
     def lose(self, identity: bytes, dispatch: Dispatch) -> None:
         """The worker starts the first request of a dispatch and dies."""

@@ -29,6 +29,10 @@ _JOIN_BYTES = 8 * 1024
 _END = END_HEADERS | END_STREAM
 
 
+# Told how many bytes more, or fewer, wait for the peer to take them.
+Held = Callable[[int], None]
+
+
 class Output(Protocol):
     """Where a connection's bytes go; an asyncio transport is one."""
 
@@ -52,7 +56,7 @@ class Sender:
         useless: frames that the peer has sent since the last one that brought something, or took something.
     """
 
-    def __init__(self, output: Output, held: Callable[[int], None], control_bytes: int, now_s: float) -> None:
+    def __init__(self, output: Output, held: Held, control_bytes: int, now_s: float) -> None:
         self.output = output
         self.now_s = now_s
         self.streams: dict[int, Stream] = {}

@@ -159,7 +159,7 @@ class PoolConfig(Placement):
     max_queued_requests: Annotated[int, Field(ge=1)] = 10_000
     """Requests waiting per model version; one more is answered UNAVAILABLE."""
     max_queued_bytes: Annotated[ByteSize, Field(ge=1)] = ByteSize(2**32)
-    """Bytes waiting or running over all models; more is answered RESOURCE_EXHAUSTED."""
+    """Bytes of requests that are read, wait or run, and of answers that wait for their clients; more is answered RESOURCE_EXHAUSTED."""
     max_queued_bytes_per_model: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
     """Of those, what one model version may have; 0 for half of them where several models are served, else for all."""
     scheduling: SchedulingConfig = SchedulingConfig()
