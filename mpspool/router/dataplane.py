@@ -250,10 +250,15 @@ class Dataplane:
             for part in parts[arrived:]:
                 part.let_go()
             raise
+        try:
+            answer = join(answers)
+        except ValueError as error:
+            text = f"The parts that the request was run in do not go together: {error}"
+            raise PoolError(Code.INTERNAL, text) from error
         last = max(parts, key=lambda part: part.sent_ns)
         whole.sent_ns = last.sent_ns
         self._count(whole, "", Code.OK, last.outcome, sum(part.effective_s for part in parts))
-        return join(answers)
+        return answer
 
     def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
         """(version, serialised SignatureDefMap) of a model. Raises PoolError."""

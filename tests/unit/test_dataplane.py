@@ -95,12 +95,16 @@ class Scene:
         result = Result(self.dataplane.epoch, dispatch.dispatch, outcomes, 1, 12 * len(outcomes))
         self.link.receive(identity, result, [])
 
-    def ask(self, deadline_ns: int = 0) -> asyncio.Task[bytes]:
-        request = tfs.PredictRequest()
-        request.model_spec.name = "m"
-        body = request.SerializeToString()
+    def ask(
+        self, deadline_ns: int = 0, *, body: bytes = b"", metadata: dict[str, str] | None = None
+    ) -> asyncio.Task[bytes]:
+        if not body:
+            request = tfs.PredictRequest()
+            request.model_spec.name = "m"
+            body = request.SerializeToString()
         admission = self.dataplane.admit(len(body), body)
-        return asyncio.create_task(self.dataplane.predict(body, deadline_ns, admission, RequestHead()))
+        head = RequestHead(metadata=metadata or {}, peer="127.0.0.1:4711")
+        return asyncio.create_task(self.dataplane.predict(body, deadline_ns, admission, head))
 
     def lose(self, identity: bytes, dispatch: Dispatch) -> None:
         """The worker starts the first request of a dispatch and dies."""
@@ -456,3 +460,194 @@ def test_readiness(tmp_path: Path, readiness: Literal["any", "all"]) -> None:
         assert plane.unready() == changes[-1] == "shutting down"
 
     play(tmp_path, story, msgspec.structs.replace(SETTINGS, readiness=readiness))
+
+
+def batching_model(**parameters: Any) -> dict[str, Any]:
+    """As MODEL, which joins requests."""
+    return {**MODEL, "batching": {"max_batch_size": 1000, **parameters}}
+
+
+def rows_request(rows: int) -> bytes:
+    request = tfs.PredictRequest()
+    request.model_spec.name = "m"
+    tensor = request.inputs["x"]
+    tensor.dtype = 1
+    tensor.tensor_shape.dim.add(size=rows)
+    tensor.tensor_content = bytes(4 * rows)
+    return request.SerializeToString()
+
+
+def rows_response(start: int, stop: int) -> bytes:
+    """The answer to these rows: their numbers."""
+    response = tfs.PredictResponse()
+    response.model_spec.name = "m"
+    tensor = response.outputs["y"]
+    tensor.dtype = 1
+    tensor.tensor_shape.dim.add(size=stop - start)
+    tensor.float_val.extend(range(start, stop))
+    return response.SerializeToString()
+
+
+def test_requests_share_a_batch(tmp_path: Path) -> None:
+    """What waits while the worker is busy goes to it as one dispatch, to be run together; each gets its own answer."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([batching_model()], {})
+        worker = scene.hello(0)
+        asked = [scene.ask(body=rows_request(1))]
+        await settle()
+        asked += [scene.ask(body=rows_request(rows)) for rows in (2, 3)]
+        await settle()
+        (first,) = scene.link.dispatches(worker)
+        assert first.together
+        scene.answer(worker, first)
+        await settle()
+        second = scene.link.dispatches(worker)[-1]
+        assert second.together
+        assert len(second.requests) == 2
+        scene.answer(worker, second)
+        assert await asyncio.gather(*asked) == [b"answer"] * 3
+        assert scene.recorder.batches == [(1, 1), (2, 5)]
+        assert scene.recorder.codes == [Code.OK] * 3
+
+    play(tmp_path, story)
+
+
+def in_parts(scene: Scene) -> tuple[list[bytes], asyncio.Task[bytes]]:
+    """Two workers, and a request of 7 rows of which 4 run at once."""
+    parameters = {"max_execution_batch_size": 4, "allowed_batch_sizes": [4]}
+    scene.dataplane.want([batching_model(**parameters)], {})
+    return [scene.hello(0), scene.hello(1)], scene.ask(body=rows_request(7))
+
+
+def test_a_large_request_runs_in_parts(tmp_path: Path) -> None:
+    """On several workers, put together in order whichever ends first, and counted once."""
+
+    async def story(scene: Scene) -> None:
+        workers, asked = in_parts(scene)
+        await settle()
+        sent = [(worker, dispatch) for worker in workers for dispatch in scene.link.dispatches(worker)]
+        assert [dispatch.requests[0].rows for _, dispatch in sent] == [(0, 4), (4, 7)]
+        for worker, dispatch in reversed(sent):
+            start, stop = dispatch.requests[0].rows
+            outcome = Outcome(Code.OK, rows_response(start, stop), "", 1, 10, 1)
+            scene.link.receive(worker, Result(scene.dataplane.epoch, dispatch.dispatch, [outcome], 1, 12), [])
+        response = tfs.PredictResponse.FromString(await asked)
+        assert list(response.outputs["y"].float_val) == list(range(7))
+        assert [dim.size for dim in response.outputs["y"].tensor_shape.dim] == [7]
+        assert scene.recorder.codes == [Code.OK]
+        assert scene.dataplane.memory.used == 0
+
+    play(tmp_path, story)
+
+
+def test_a_part_that_fails_ends_the_request(tmp_path: Path) -> None:
+    """With its error, once; the other parts are not waited for, and nothing stays counted."""
+
+    async def story(scene: Scene) -> None:
+        workers, asked = in_parts(scene)
+        await settle()
+        ((one, first),) = [(w, scene.link.dispatches(w)[0]) for w in workers[:1]]
+        outcome = Outcome(Code.INVALID_ARGUMENT, b"", "row 3 is not to my liking")
+        scene.link.receive(one, Result(scene.dataplane.epoch, first.dispatch, [outcome], 1, 12), [])
+        with pytest.raises(PoolError, match="row 3"):
+            await asked
+        assert scene.recorder.codes == [Code.INVALID_ARGUMENT]
+        assert scene.dataplane.snapshot()["queued"] == 0
+        scene.answer(workers[1], scene.link.dispatches(workers[1])[0])
+        assert scene.dataplane.memory.used == 0
+
+    play(tmp_path, story)
+
+
+def test_a_large_request_can_be_cancelled(tmp_path: Path) -> None:
+    """All its parts leave, counted once."""
+
+    async def story(scene: Scene) -> None:
+        workers, asked = in_parts(scene)
+        await settle()
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert scene.recorder.codes == [Code.CANCELLED]
+        for worker in workers:
+            scene.answer(worker, scene.link.dispatches(worker)[0])
+        assert scene.dataplane.memory.used == 0
+        assert scene.dataplane.snapshot()["queued"] == 0
+
+    play(tmp_path, story)
+
+
+def test_a_request_of_too_many_rows_is_refused(tmp_path: Path) -> None:
+    """With TensorFlow Serving's code and text, and counted."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([batching_model(max_batch_size=5)], {})
+        scene.hello(0)
+        with pytest.raises(
+            PoolError, match="Task size 6 is larger than maximum input batch size 5"
+        ) as refused:
+            await scene.ask(body=rows_request(6))
+        assert refused.value.code is Code.INVALID_ARGUMENT
+        assert scene.recorder.codes == [Code.INVALID_ARGUMENT]
+        assert scene.dataplane.memory.used == 0
+
+    play(tmp_path, story)
+
+
+def test_a_models_bytes_are_bounded_before_they_are_read(tmp_path: Path) -> None:
+    """By the name at the beginning of its message; another model's are taken in."""
+
+    async def story(scene: Scene) -> None:
+        other = {**MODEL, "name": "other"}
+        scene.dataplane.want([{**MODEL, "queue": {"max_queued_bytes": 100}}, other], {})
+        request = tfs.PredictRequest()
+        for name, fits in (("m", False), ("other", True)):
+            request.model_spec.name = name
+            start = request.SerializeToString()
+            if fits:
+                scene.dataplane.admit(101, start).release()
+                continue
+            with pytest.raises(PoolError, match="Requests for m hold 0 of its 100 bytes"):
+                scene.dataplane.admit(101, start)
+        assert scene.recorder.codes == [Code.RESOURCE_EXHAUSTED]
+
+    play(tmp_path, story)
+
+
+def test_who_asks_and_how_urgently_is_in_the_metadata(tmp_path: Path) -> None:
+    """A request with a priority goes before one that arrived earlier; one with nonsense in its place is refused."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([MODEL], {})
+        asked = [scene.ask(), scene.ask(metadata={"x-mpspool-priority": "5"}, body=rows_request(1))]
+        await settle()
+        worker = scene.hello(0)
+        await settle()
+        (first,) = scene.link.dispatches(worker)
+        assert first.requests[0].body == rows_request(1)
+        with pytest.raises(PoolError, match="x-mpspool-priority is 'high'"):
+            await scene.ask(metadata={"x-mpspool-priority": "high"})
+        scene.answer(worker, first)
+        await settle()
+        scene.answer(worker, scene.link.dispatches(worker)[-1])
+        await asyncio.gather(*asked)
+
+    play(tmp_path, story)
+
+
+def test_what_ran_where_is_told(tmp_path: Path) -> None:
+    """Each dispatch with its worker, and how the device was shared."""
+
+    async def story(scene: Scene) -> None:
+        worker = scene.hello(0)
+        asked = scene.ask()
+        await settle()
+        scene.answer(worker, scene.link.dispatches(worker)[0])
+        await asked
+        assert scene.dataplane.tasks()["workers"] == ["m@1.cpu0.0"]
+        (device,) = scene.dataplane.snapshot()["tasks"]
+        assert (device["device"], device["running"]) == ("cpu0", 0)
+        assert device["busy_s"] == pytest.approx(12e-6)
+
+    play(tmp_path, story)
