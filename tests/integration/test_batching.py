@@ -1,0 +1,122 @@
+"""Batches in a whole pool: formed by the router over all its workers, run by TensorFlow, taken apart again."""
+
+from __future__ import annotations
+
+import itertools
+import urllib.request
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+
+from mpspool.core import tfs
+from tests.conftest import PoolStarter
+from tests.pool import Pool
+
+PREDICT = f"/{tfs.PREDICTION_SERVICE}/Predict"
+PARAMETERS = """
+max_batch_size { value: 1000 }  # as tensorflow_model_server takes it
+batch_timeout_micros { value: 20000 }
+max_enqueued_batches { value: 100 }
+enable_large_batch_splitting { value: true }
+max_execution_batch_size { value: 200 }
+"""
+
+
+@pytest.fixture(scope="module")
+def pool(
+    start_module_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> Pool:
+    file = tmp_path_factory.mktemp("batching") / "parameters.txt"
+    file.write_text(PARAMETERS)
+    args = ("--cpu-slots", 2, "--enable-batching", "--batching-parameters-file", file)
+    return start_module_pool("--model", f"half_plus_two={model_dir('half_plus_two')}", *args).wait()
+
+
+def request(values: list[float], dtype: int = 1) -> bytes:
+    asked = tfs.PredictRequest()
+    asked.model_spec.name = "half_plus_two"
+    tensor = asked.inputs["x"]
+    tensor.dtype = dtype
+    tensor.tensor_shape.dim.add(size=len(values))
+    (tensor.float_val if dtype == 1 else tensor.double_val).extend(values)
+    return asked.SerializeToString()
+
+
+def answer(body: bytes) -> list[float]:
+    tensor = tfs.PredictResponse.FromString(body).outputs["y"]
+    assert [dim.size for dim in tensor.tensor_shape.dim] == [len(tensor.float_val)]
+    return list(tensor.float_val)
+
+
+def metric(pool: Pool, name: str) -> float:
+    """The sum of a metric's samples."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{pool.rest_port}/metrics", timeout=10) as response:
+        lines = [line for line in response.read().decode().splitlines() if line.startswith(name)]
+    return sum(float(line.rpartition(" ")[2]) for line in lines)
+
+
+def test_each_gets_the_answer_to_its_own_rows(pool: Pool) -> None:
+    """Of 400 requests of one to five rows at once, which share batches."""
+    numbers = itertools.count()
+    asked = [[float(next(numbers)) for _ in range(1 + index % 5)] for index in range(400)]
+    batches, requests = (
+        metric(pool, "mpspool_batch_requests_count"),
+        metric(pool, "mpspool_batch_requests_sum"),
+    )
+    with grpc.insecure_channel(pool.address) as channel:
+        call = channel.unary_unary(PREDICT)
+        futures = [call.future(request(values), timeout=30) for values in asked]
+        for values, future in zip(asked, futures, strict=True):
+            assert answer(future.result()) == [value / 2 + 2 for value in values]
+    requests = metric(pool, "mpspool_batch_requests_sum") - requests
+    batches = metric(pool, "mpspool_batch_requests_count") - batches
+    assert requests == 400
+    assert batches <= 100, "they do not share batches"
+
+
+def test_a_bad_request_fails_alone(pool: Pool) -> None:
+    """One of a wrong type in a batch of twenty: it is told why, the others are answered."""
+    with grpc.insecure_channel(pool.address) as channel:
+        call = channel.unary_unary(PREDICT)
+        bodies = [request([float(index)], dtype=2 if index == 7 else 1) for index in range(20)]
+        futures = [call.future(body, timeout=30) for body in bodies]
+        for index, future in enumerate(futures):
+            if index == 7:
+                assert future.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert future.details() == "Expects arg[0] to be float but double is provided"
+            else:
+                assert answer(future.result()) == [index / 2 + 2]
+
+
+def test_a_large_request_is_spread_over_the_workers(pool: Pool) -> None:
+    """700 rows of which 200 run at once: four parts, on both workers, and one answer in order."""
+    rows = metric(pool, "mpspool_batch_rows_sum")
+    counted = metric(pool, "mpspool_requests_total")
+    values = [float(index) for index in range(700)]
+    with grpc.insecure_channel(pool.address) as channel:
+        assert answer(channel.unary_unary(PREDICT)(request(values), timeout=30)) == [
+            v / 2 + 2 for v in values
+        ]
+    assert metric(pool, "mpspool_batch_rows_sum") - rows == 700
+    assert metric(pool, "mpspool_requests_total") - counted == 1
+    assert all(worker["served"] for worker in pool.workers().values())
+
+
+def test_a_request_of_too_many_rows_is_refused(pool: Pool) -> None:
+    """As TensorFlow Serving refuses it."""
+    with grpc.insecure_channel(pool.address) as channel, pytest.raises(grpc.RpcError) as refused:
+        channel.unary_unary(PREDICT)(request([0.0] * 1001), timeout=30)
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.value.details() == "Task size 1001 is larger than maximum input batch size 1000"
+
+
+def test_a_batch_waits_for_its_timeout_and_no_longer(pool: Pool) -> None:
+    """A request by itself is answered though nothing fills its batch."""
+    with grpc.insecure_channel(pool.address) as channel, ThreadPoolExecutor(1) as threads:
+        call = channel.unary_unary(PREDICT)
+        for index in range(5):
+            future = threads.submit(call, request([float(index)]), timeout=5)
+            assert answer(future.result(5)) == [index / 2 + 2]
