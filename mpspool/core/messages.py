@@ -20,7 +20,7 @@ from mpspool.core.weights import WeightsReport
 
 PROTOCOL = 2
 INLINE_MAX_BYTES = 16 * 1024
-_BORROW_BYTES = 1024 * 1024
+_BORROW_BYTES = 64 * 1024
 # zmq.h
 _NOBLOCK, _SNDMORE = 1, 2
 
