@@ -9,6 +9,7 @@ import gc
 import signal
 import sys
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from mpspool.core import log, settings
@@ -69,8 +70,11 @@ class Control:
         self._dataplane.clear(request["device"], request["since_s"])
         return {}
 
-    async def tasks(self, _request: Message) -> Message:
-        return self._dataplane.tasks()
+    async def tasks(self, request: Message) -> AsyncIterator[Message]:
+        """Piece by piece, and what else there is to do between two of them."""
+        for piece in self._dataplane.tasks(request["last_s"]):
+            yield piece
+            await asyncio.sleep(0)
 
     async def drain(self, request: Message) -> Message:
         return {"left": await self._dataplane.drain(request["timeout_s"])}

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -100,7 +100,7 @@ class Dataplane:
         self._callers = rules.Callers(settings.scheduling.priority_key, settings.scheduling.fair_by)
         self.memory = Memory(settings.max_queued_bytes)
         self._models = Models()
-        self._task_log = TaskLog()
+        self._task_log = TaskLog(time.monotonic_ns())
         self._restarts: dict[str, int] = {}
         self._slots: dict[str, str] = {}
         self._devices: list[dict[str, Any]] = []
@@ -404,9 +404,23 @@ class Dataplane:
             ],
         }
 
-    def tasks(self) -> dict[str, Any]:
-        """What ran where and when, of late, and the time (CLOCK_MONOTONIC): see TaskLog.read()."""
-        return {"now_ns": time.monotonic_ns(), **self._task_log.read()}
+    def tasks(self, last_s: float) -> Iterator[dict[str, Any]]:
+        """What ran where and when in the last so many seconds, piece by piece: no piece takes long to make.
+
+        Yields:
+            First the time, the devices and, of each worker that runs something now, since when (CLOCK_MONOTONIC); then
+            the parts of TaskLog; at the end from when on the record is whole.
+        """
+        now_ns = time.monotonic_ns()
+        running = {str(worker.id): self._scheduler.running_since_ns(worker.name) for worker in self._workers}
+        yield {
+            "now_ns": now_ns,
+            "simulated": self._settings.simulated,
+            "devices": [device.name for device in self._scheduler.devices()],
+            "running": {worker: since_ns for worker, since_ns in running.items() if since_ns is not None},
+        }
+        yield from self._task_log.parts(now_ns - int(last_s * 1e9))
+        yield {"begins_ns": self._task_log.begins_ns}
 
     def _describe(self, worker: Worker) -> dict[str, Any]:
         return {

@@ -467,6 +467,12 @@ class Scheduler:
         worker = self._workers.get(name)
         return worker.device if worker else None
 
+    def running_since_ns(self, name: str) -> int | None:
+        """Since when that worker has had its present dispatch before it; None where it has none."""
+        worker = self._workers.get(name)
+        batch = next(iter(worker.batches.values()), None) if worker else None
+        return batch.began[0] if batch else None
+
     def unfinished(self) -> int:
         """Requests that wait or run and are still wanted."""
         return self._wanted

@@ -1,69 +1,105 @@
 """What ran where and when: the last dispatches of the pool, for the picture of its task density. Pure.
 
-Cheap enough to stay on: some bytes and about a microsecond for each dispatch, and never more than SIZE of them.
+Cheap enough to stay on (`python -m bench.recording` says how cheap): sixteen bytes for each dispatch, and never more
+than SIZE of them.
 """
 
 from __future__ import annotations
 
 import base64
-from array import array
+import struct
+from collections.abc import Iterator
 from typing import Any
 
 SIZE = 2**17
+# Told so many at a time: the router has other things to do between two parts.
+PART = 2**12
 _MAX_PLACES = 2**16 - 1
+_MAX_US = 2**32 - 1
+_MAX_REQUESTS = 2**16 - 1
+# began_ns, took_us, the worker's number, requests; in this machine's byte order, without gaps.
+_ROW = struct.Struct("=QIHH")  # parts() knows that the number is 12 bytes in
+# The order is that in which results came, which may differ from that in which they were there by about as much.
+_DISORDER_NS = 1_000_000_000
 
 
 class TaskLog:
-    """A ring of dispatches: where each ran, from when, for how long, and how many requests were in it."""
+    """A ring of dispatches: where each ran, from when, for how long, and how many requests were in it.
 
-    def __init__(self, size: int = SIZE) -> None:
+    Args:
+        since_ns: when it is begun; CLOCK_MONOTONIC, as all times here.
+        size: how many it keeps.
+    """
+
+    def __init__(self, since_ns: int = 0, size: int = SIZE) -> None:
         self._size = size
-        self._began_ns = array("Q", bytes(8 * size))
-        self._took_us = array("I", bytes(4 * size))
-        self._place = array("H", bytes(2 * size))
-        self._requests = array("H", bytes(2 * size))
-        self._next = 0
-        self._full = False
+        self._rows = bytearray(_ROW.size * size)
+        self._since_ns = since_ns
+        self._since = 0  # how many came before since_ns
+        self._count = 0
         self._places: dict[str, int] = {}
+        self._workers: list[str] = []
 
     def add(self, worker: str, began_ns: int, took_us: int, requests: int) -> None:
-        """A dispatch of so many requests ran there; CLOCK_MONOTONIC."""
+        """A dispatch of so many requests ran there."""
         place = self._places.get(worker)
         if place is None:
-            place = self._add_place(worker)
-        at = self._next
-        self._began_ns[at] = began_ns
-        self._took_us[at] = min(took_us, 0xFFFFFFFF)
-        self._place[at] = place
-        self._requests[at] = min(requests, 0xFFFF)
-        at += 1
-        if at == self._size:
-            at, self._full = 0, True
-        self._next = at
+            place = self._add_place(worker, began_ns + took_us * 1000)
+        _ROW.pack_into(
+            self._rows,
+            self._count % self._size * _ROW.size,
+            began_ns,
+            took_us if took_us < _MAX_US else _MAX_US,
+            place,
+            requests if requests < _MAX_REQUESTS else _MAX_REQUESTS,
+        )
+        self._count += 1
 
-    def _add_place(self, worker: str) -> int:
-        if len(self._places) >= _MAX_PLACES:
+    def _add_place(self, worker: str, ended_ns: int) -> int:
+        if len(self._workers) >= _MAX_PLACES:
             self._places.clear()
-            self._next, self._full = 0, False
+            self._workers.clear()
+            self._since, self._since_ns = self._count, ended_ns
+        self._workers.append(worker)
         return self._places.setdefault(worker, len(self._places))
 
-    def read(self) -> dict[str, Any]:
-        """All of them, in the order in which they ended.
+    @property
+    def begins_ns(self) -> int:
+        """All that ran after this time, and has ended, is kept."""
+        oldest = self._oldest()
+        return self._since_ns if oldest == self._since else self._ended_ns(oldest)
 
-        Returns:
-            `workers`, and for each dispatch in base64: `worker` (its number among them, 16 bits), `began_ns` (64 bits),
-            `took_us` (32 bits) and `requests` (16 bits); all in this machine's byte order.
+    def parts(self, since_ns: int, at_most: int = PART) -> Iterator[dict[str, Any]]:
+        """What ended after `since_ns`, and some more, from the newest to the oldest; more may be added between parts.
+
+        Yields:
+            `rows`, in base64 and in the order in which they ended: began_ns (64 bits), took_us (32 bits), the number of
+            the worker (16 bits) and how many requests (16 bits), in this machine's byte order; and `workers`, the
+            names by number.
         """
-        columns = {
-            "worker": self._place,
-            "began_ns": self._began_ns,
-            "took_us": self._took_us,
-            "requests": self._requests,
-        }
-        return {"workers": list(self._places)} | {
-            name: base64.b64encode(self._in_order(column)).decode() for name, column in columns.items()
-        }
+        end = self._count
+        while (start := max(self._oldest(), end - at_most)) < end:
+            rows = self._between(start, end)
+            numbers = set(memoryview(rows).cast("H")[6::8])
+            yield {
+                "rows": base64.b64encode(rows).decode("ascii"),
+                "workers": {number: self._workers[number] for number in numbers},
+            }
+            if start >= self._oldest() and self._ended_ns(start) < since_ns - _DISORDER_NS:
+                return
+            end = start
 
-    def _in_order(self, column: array[int]) -> bytes:
-        newer = column[: self._next]
-        return (column[self._next :] + newer if self._full else newer).tobytes()
+    def _oldest(self) -> int:
+        """The number of the first that is kept, counted from the first that ever ran."""
+        return max(self._since, self._count - self._size)
+
+    def _ended_ns(self, number: int) -> int:
+        began_ns, took_us, _, _ = _ROW.unpack_from(self._rows, number % self._size * _ROW.size)
+        return int(began_ns) + int(took_us) * 1000
+
+    def _between(self, start: int, end: int) -> bytes:
+        """The rows of these numbers; no more than there is room for."""
+        first, last = start % self._size * _ROW.size, end % self._size * _ROW.size
+        if first < last:
+            return bytes(self._rows[first:last])
+        return bytes(self._rows[first:] + self._rows[:last])
