@@ -347,6 +347,43 @@ def top(run: RunDir, interval_s: float) -> None:
 
 @main.command(
     epilog=_examples(
+        "mpspool density",
+        "mpspool density --last 2m --output gpus.svg --device gpu0,gpu1",
+        "mpspool density --last 500ms --json - | jq '.devices[] | {device, waiting_share}'",
+    ),
+)
+@run_dir_option
+@click.option("--last", default="30s", show_default=True, metavar="TIME", help="As 500ms, 30s or 2m.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default="density.png",
+    show_default=True,
+    metavar="FILE",
+    help="The picture: .png, .svg or .pdf.",
+)
+@click.option("--device", "devices", metavar="gpu0,...", help="These alone. Default: all of the pool.")
+@click.option("--json", "as_json", metavar="FILE", help="The table for scripts; - for standard output.")
+def density(run: RunDir, last: str, output: Path, devices: str | None, as_json: str | None) -> None:
+    """Draw what ran on each device of late: how much at once, of which model, over time.
+
+    A dispatch is what a worker is sent at once: a request, some short ones, or a batch. Where n of them run at once,
+    each counts as having the n-th part of the device: that is its EFFECTIVE time, and the rest of its BUSY time it was
+    WAITING for the others. The effective times of a device add up to the time in which anything ran on it.
+
+    The router keeps the last 131,072 dispatches. A pool on which nothing ran has no picture.
+    """
+    from mpspool.supervisor.density import command, errors
+
+    try:
+        command.show(run, last, output, devices, as_json)
+    except errors.DensityError as error:
+        fail(str(error), error.status)
+
+
+@main.command(
+    epilog=_examples(
         "mpspool model half_plus_two",
         "mpspool model half_plus_two --json | jq .weights",
         "mpspool model --path /models/ranker --custom-op /models/ops/hash.so    # no pool is needed",

@@ -409,7 +409,7 @@ class Dataplane:
 
         Yields:
             First the time, the devices and, of each worker that runs something now, since when (CLOCK_MONOTONIC); then
-            the parts of TaskLog; at the end from when on the record is whole.
+            the parts of TaskLog; at the end where the record begins.
         """
         now_ns = time.monotonic_ns()
         running = {str(worker.id): self._scheduler.running_since_ns(worker.name) for worker in self._workers}
@@ -420,7 +420,7 @@ class Dataplane:
             "running": {worker: since_ns for worker, since_ns in running.items() if since_ns is not None},
         }
         yield from self._task_log.parts(now_ns - int(last_s * 1e9))
-        yield {"begins_ns": self._task_log.begins_ns}
+        yield self._task_log.begins()
 
     def _describe(self, worker: Worker) -> dict[str, Any]:
         return {

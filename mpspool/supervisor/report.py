@@ -109,8 +109,13 @@ def busy(what: str) -> AbstractContextManager[Any]:
     return console.status(what) if console.is_terminal else nullcontext()
 
 
-def table(rows: list[tuple[str, ...]], *, folded: Collection[str] = ("model", "weights", "worker")) -> Any:
-    """Rich's, from a row of titles and those below; of the columns `folded` may take several lines a row."""
+def table(
+    rows: list[tuple[str, ...]],
+    *,
+    folded: Collection[str] = ("model", "weights", "worker"),
+    numbers: Collection[str] = _NUMBERS,
+) -> Any:
+    """Rich's, from a row of titles and those below; `folded` may take several lines a row, `numbers` stand right."""
     from rich import box
     from rich.table import Table
 
@@ -118,7 +123,7 @@ def table(rows: list[tuple[str, ...]], *, folded: Collection[str] = ("model", "w
     for title in rows[0]:
         table.add_column(
             title,
-            justify="right" if title in _NUMBERS else "left",
+            justify="right" if title in numbers else "left",
             no_wrap=title not in folded,
             overflow="fold",
         )
