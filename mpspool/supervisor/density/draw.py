@@ -11,7 +11,7 @@ import numpy as np
 
 from mpspool.supervisor.density import figures
 from mpspool.supervisor.density.errors import DensityError
-from mpspool.supervisor.density.figures import DeviceFigures
+from mpspool.supervisor.density.figures import DeviceFigures, Steps
 from mpspool.supervisor.density.read import Integers
 from mpspool.supervisor.density.window import Window
 
@@ -62,13 +62,15 @@ def picture(devices: Sequence[DeviceFigures], window: Window, title: str, note: 
     from matplotlib.figure import Figure
 
     colours = _colours(devices)
-    names, columns = _legend_names(colours)
+    courses = [figures.steps(device.course, _STEPS) for device in devices]
+    lines = any(course.most is not None for course in courses)
+    names, columns = _legend_names(colours, lines=lines)
     head = _TOP + _TITLE + bool(note) * _LINE + -(-len(names) // columns) * _LINE + _HEADING
     height = head + len(devices) * _DEVICE - _BELOW / 2 + _FOOT
     drawn = Figure(figsize=(_WIDTH, height), dpi=_DPI)
     panels = [_panel(drawn, head + number * _DEVICE) for number in range(len(devices))]
-    for (above, below), device in zip(panels, devices, strict=True):
-        _draw_running(above, device, window, colours)
+    for (above, below), device, course in zip(panels, devices, courses, strict=True):
+        _draw_running(above, device, course, window, colours)
         _draw_rate(below, device, window)
     _same_height([above for above, _ in panels], 5)
     _same_height([below for _, below in panels], 2)
@@ -121,8 +123,9 @@ def _panel(drawn: Figure, down: float) -> tuple[Axes, Axes]:
     return above, below
 
 
-def _draw_running(axes: Axes, device: DeviceFigures, window: Window, colours: dict[str, str]) -> None:
-    drawn = figures.steps(device.course, _STEPS)
+def _draw_running(
+    axes: Axes, device: DeviceFigures, drawn: Steps, window: Window, colours: dict[str, str]
+) -> None:
     at_s = _since(drawn.at_ns, window)
     below = np.zeros(len(at_s))
     for model, running in zip(device.models, drawn.running, strict=True):
@@ -186,12 +189,13 @@ def _clock(panels: Sequence[tuple[Axes, Axes]], window: Window) -> None:
         below.set_xticks(at_s, labels)
 
 
-def _legend_names(colours: dict[str, str]) -> tuple[dict[str, str], int]:
-    """What is written beside each colour, that of the line too, and in how many columns."""
+def _legend_names(colours: dict[str, str], *, lines: bool) -> tuple[dict[str, str], int]:
+    """What is written beside each colour, that of lines too where there are some; and in how many columns."""
     names = {_shortened(model): colour for model, colour in colours.items() if colour != _OTHERS}
     if others := len(colours) - len(names):
         names[f"{others} other{'s' * (others > 1)}"] = _OTHERS
-    names["most at once"] = _DARK
+    if lines:
+        names["most at once"] = _DARK
     longest = max(map(len, names))
     return names, max(1, min(len(names), _LETTERS // (longest + _LETTERS_BETWEEN)))
 
