@@ -41,7 +41,9 @@ def test_imports_stay_light(module: str, forbidden: tuple[str, ...]) -> None:
     assert not set(forbidden) & set(done.stdout.split())
 
 
-@pytest.mark.parametrize("command", ["start", "wait", "status", "top", "model", "stop", "logs", "predict"])
+@pytest.mark.parametrize(
+    "command", ["start", "wait", "status", "top", "density", "model", "stop", "logs", "predict"]
+)
 def test_help_teaches_by_example(command: str) -> None:
     """Every command's help ends with commands to copy."""
     done = CliRunner().invoke(main, [command, "--help"])

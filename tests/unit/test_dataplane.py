@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -636,18 +638,27 @@ def test_who_asks_and_how_urgently_is_in_the_metadata(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_what_ran_where_is_told(tmp_path: Path) -> None:
-    """Each dispatch with its worker, and how the device was shared."""
+def test_what_ran_and_what_runs_is_told(tmp_path: Path) -> None:
+    """In pieces: devices and who runs since when, what ended, and from when on the record is whole."""
 
     async def story(scene: Scene) -> None:
+        began_ns = time.monotonic_ns()
         worker = scene.hello(0)
-        asked = scene.ask()
+        first = scene.ask()
         await settle()
         scene.answer(worker, scene.link.dispatches(worker)[0])
-        await asked
-        assert scene.dataplane.tasks()["workers"] == ["m@1.cpu0.0"]
-        (device,) = scene.dataplane.snapshot()["tasks"]
-        assert (device["device"], device["running"]) == ("cpu0", 0)
-        assert device["busy_s"] == pytest.approx(12e-6)
+        await first
+        second = scene.ask()
+        await settle()
+        head, part, tail = [piece async for piece in Control(scene.dataplane).tasks({"last_s": 30})]
+        assert (head["devices"], head["simulated"], list(head["running"])) == (["cpu0"], "", ["m@1.cpu0.0"])
+        assert began_ns < head["running"]["m@1.cpu0.0"] <= head["now_ns"] <= time.monotonic_ns()
+        assert part["workers"] == {0: "m@1.cpu0.0"}
+        assert list(struct.iter_unpack("=QIHH", base64.b64decode(part["rows"]))) == [(1, 12, 0, 1)]
+        assert (tail["keeps"], tail["begins_ns"] < began_ns) == (0, True)
+        scene.answer(worker, scene.link.dispatches(worker)[1])
+        await second
+        head, *_ = [piece async for piece in Control(scene.dataplane).tasks({"last_s": 30})]
+        assert head["running"] == {}
 
     play(tmp_path, story)

@@ -81,6 +81,53 @@ def test_a_finished_request_is_counted_once_everywhere() -> None:
     assert sample(under_test, "request_seconds_bucket", le="0.2", **version) == 0
 
 
+def test_a_request_has_its_effective_and_its_waiting_time() -> None:
+    """All of its time is one or the other; where its worker's times are not known, there is neither."""
+    under_test = metrics()
+    outcome = Outcome(0, "", parse_us=100, run_us=3000, encode_us=200)
+    under_test.finished("half", 3, WORKER, Code.OK, 0.25, 0.125, outcome, 0.0625)
+    under_test.finished("half", 3, WORKER, Code.OK, 0.001, 0.0, outcome, 0.002)  # by two clocks
+    under_test.finished("half", 3, "", Code.DEADLINE_EXCEEDED, 0.5, 0.5, None)
+    version = {"model": "half", "version": "3"}
+    assert sample(under_test, "effective_seconds_sum", **version) == 0.0625 + 0.002
+    assert sample(under_test, "waiting_seconds_sum", **version) == 0.25 - 0.0625
+    for name in ("effective", "waiting"):
+        assert sample(under_test, f"{name}_seconds_count", **version) == 2
+    assert sample(under_test, "effective_seconds_bucket", le="0.05", **version) == 1
+    assert sample(under_test, "waiting_seconds_bucket", le="0.0005", **version) == 1
+    assert sample(under_test, "waiting_seconds_bucket", le="0.1", **version) == 1
+
+
+def test_a_batch_has_its_requests_and_its_rows() -> None:
+    """In two histograms of their own, with bounds that double, which count no requests."""
+    under_test = metrics()
+    under_test.batch("half", 3, 4, 100)
+    under_test.batch("half", 3, 1, 1)
+    version = {"model": "half", "version": "3"}
+    for name, total, most in (("requests", 5, "4.0"), ("rows", 101, "128.0")):
+        assert sample(under_test, f"batch_{name}_sum", **version) == total
+        assert sample(under_test, f"batch_{name}_count", **version) == 2
+        assert sample(under_test, f"batch_{name}_bucket", le="1.0", **version) == 1
+        assert sample(under_test, f"batch_{name}_bucket", le=most, **version) == 2
+    assert not [name for name, _ in read(under_test) if name == "mpspool_requests_total"]
+
+
+def test_a_device_shows_what_runs_and_how_it_is_shared() -> None:
+    """Now, and so far, as the snapshot has it; nothing before a worker was there."""
+    under_test = metrics()
+    tasks = [
+        {"device": "gpu0", "running": 3, "busy_s": 12.5, "effective_s": 7.25},
+        {"device": "gpu1", "running": 0, "busy_s": 0.0, "effective_s": 0.0},
+    ]
+    under_test.observe(Snapshot(tasks=tasks))
+    names = ("device_running", "device_busy_seconds_total", "device_effective_seconds_total")
+    assert [sample(under_test, name, device="gpu0") for name in names] == [3, 12.5, 7.25]
+    assert [sample(under_test, name, device="gpu1") for name in names] == [0, 0, 0]
+    silent = metrics()
+    silent.observe(Snapshot())
+    assert not [name for name, _ in read(silent) if name.startswith("mpspool_device")]
+
+
 def test_what_was_refused_at_the_door_has_no_latency() -> None:
     """A request that never waited or ran is counted by its code but in no histogram."""
     under_test = metrics()
