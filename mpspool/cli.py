@@ -571,11 +571,7 @@ def predict(
     from mpspool.supervisor.ports import with_port
     from mpspool.supervisor.report import elsewhere, program
 
-    text = sys.stdin.read() if document == "-" else document
-    try:
-        parsed = json.loads(text)
-    except ValueError as error:
-        fail(f"--input is no JSON ({error}); an example: --input '{{\"x\": [1, 2, 5]}}'")
+    parsed = _parsed("--input", document)
     asked = with_port(address) if address else _address(run)
     try:
         outputs = client.predict(
@@ -593,6 +589,241 @@ def predict(
     except client.CallError as error:
         fail(f"{error}{_hint(run, asked, name, str(error))}")
     click.echo(json.dumps(outputs))
+
+
+def _parsed(option: str, document: str) -> Any:
+    import json
+
+    text = sys.stdin.read() if document == "-" else document
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        fail(f"{option} is no JSON ({error}); an example: {option} '{{\"x\": [1, 2, 5]}}'")
+
+
+def _levels(context: click.Context, parameter: click.Parameter, value: str | None) -> tuple[float, ...]:
+    """Of --concurrency and --rate: numbers with commas between them."""
+    if value is None:
+        return ()
+    whole = parameter.name == "concurrency"
+    try:
+        found = tuple(int(part) if whole else float(part) for part in value.split(","))
+    except ValueError:
+        found = (0,)
+    if min(found) <= 0 or max(found) > 1e7:
+        kind = "whole numbers" if whole else "numbers"
+        raise click.BadParameter(f"{value!r} is no list of {kind} as 1,8,32", context, parameter)
+    return tuple(dict.fromkeys(found))
+
+
+def _pairs(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    found = [value.partition("=") for value in values]
+    if bad := [key for key, equals, _ in found if not (key and equals)]:
+        raise click.BadParameter(f"{bad[0]!r} is no KEY=VALUE", context, parameter)
+    return tuple((key.lower(), value) for key, _, value in found)
+
+
+@main.command(
+    epilog=_examples(
+        "mpspool bench --model half_plus_two",
+        "mpspool bench --model ranker --concurrency 1,8,32 --rows 64 --plot ranker.png",
+        "mpspool bench --model ranker --rate 200,400,800 --request /recorded --deadline 0.1",
+        "mpspool bench --model ranker --rate 500 --address 10.0.0.7:8500 --metrics http://10.0.0.7:8501/metrics",
+    ),
+)
+@run_dir_option
+@click.option("--model", required=True, metavar="NAME", help="Whom to ask.")
+@click.option(
+    "--concurrency",
+    callback=_levels,
+    metavar="1,8,32",
+    help="Closed loop: so many requests in flight, one level after another.  [default: 1,8,32]",
+)
+@click.option(
+    "--rate",
+    "rates",
+    callback=_levels,
+    metavar="100,200",
+    help="Open loop: so many requests a second, whether or not earlier ones have been answered.",
+)
+@click.option(
+    "--arrivals",
+    type=click.Choice(["poisson", "uniform"]),
+    help="With --rate: at random, or at even times.  [default: poisson]",
+)
+@click.option(
+    "--repeat", type=click.IntRange(1, 1000), default=5, show_default=True, metavar="N", help="Of each level."
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    default=5.0,
+    show_default=True,
+    metavar="S",
+    help="Of each repeat.",
+)
+@click.option(
+    "--warmup",
+    "warmup_s",
+    type=click.FloatRange(0, 1e6),
+    default=1.0,
+    show_default=True,
+    metavar="S",
+    help="Load before each level that is not counted.",
+)
+@click.option(
+    "--rows",
+    type=click.IntRange(1, 2**31 - 1),
+    metavar="N",
+    help="Of a request that is made up from the signature.  [default: 1]",
+)
+@click.option("--inputs", "document", metavar="JSON", help="The request, as predict takes it; - for stdin.")
+@click.option(
+    "--request",
+    "request_files",
+    multiple=True,
+    type=click.Path(exists=True, path_type=Path),
+    metavar="FILE",
+    help="A serialised PredictRequest, a file of warm-up requests, or a folder of such; repeat for more. Sent in turn.",
+)
+@click.option("--signature", metavar="S", help="Default: serving_default, or what a file says.")
+@click.option("--version", type=int, metavar="V", help="Default: the latest, or what a file says.")
+@click.option(
+    "--deadline",
+    "deadline_s",
+    type=click.FloatRange(0, 1e6, min_open=True),
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Of each request.",
+)
+@click.option(
+    "--metadata",
+    multiple=True,
+    callback=_pairs,
+    metavar="KEY=VALUE",
+    help="Sent with each request, as x-mpspool-priority=1; repeat for more.",
+)
+@click.option(
+    "--streams-per-connection",
+    "streams",
+    type=click.IntRange(1, 2**31 - 1),
+    metavar="N",
+    help="Closed loop: requests in flight on one connection.  [default: 1]",
+)
+@click.option(
+    "--connections",
+    type=click.IntRange(1, 10000),
+    metavar="N",
+    help="Open loop: what requests are spread over.  [default: 16]",
+)
+@click.option(
+    "--processes",
+    type=click.IntRange(1, 256),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="That send; it says where more are needed.",
+)
+@click.option(
+    "--address", metavar="HOST[:PORT]", help="Another server's. Default: the pool's, else 127.0.0.1:8500."
+)
+@click.option(
+    "--metrics",
+    metavar="URL",
+    help="Of that server, for its own times. Default: the pool's, where it is asked.",
+)
+@click.option("--any-answer", is_flag=True, help="Answers to one request may differ in their length.")
+@click.option("--allow-failures", is_flag=True, help="Exit with 0 although requests have failed.")
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="All figures.",
+)
+@click.option(
+    "--plot",
+    "plot_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE.png",
+    help="Latency and throughput over the levels; needs matplotlib.",
+)
+def bench(
+    *,
+    run: RunDir,
+    document: str | None,
+    address: str | None,
+    metrics: str | None,
+    arrivals: str | None,
+    rows: int | None,
+    streams: int | None,
+    connections: int | None,
+    concurrency: tuple[int, ...],
+    rates: tuple[float, ...],
+    **values: Any,
+) -> None:
+    """Load a model and say how fast it is, and where the time goes.
+
+    Level after level, each some times over: a table of right answers, failures, requests a second and percentiles of
+    latency, and below it what the server says of its own time. It says so where the generator itself was the limit.
+    Works with any TensorFlow Serving; docs/load-testing.md has what the figures mean.
+
+    Ctrl-C ends with what there is. Exit status 1 when a request failed, 2 for options that do not go, 130 after Ctrl-C.
+    """
+    if concurrency and rates:
+        raise click.UsageError("give either --concurrency or --rate")
+    if values["request_files"] and document is not None:
+        raise click.UsageError("give either --inputs or --request")
+    if rows and (values["request_files"] or document is not None):
+        raise click.UsageError("--rows goes with requests that are made up, without --inputs and --request")
+    for option, given, is_open in (
+        ("--arrivals", arrivals, True),
+        ("--connections", connections, True),
+        ("--streams-per-connection", streams, False),
+    ):
+        if given is not None and bool(rates) != is_open:
+            raise click.UsageError(f"{option} goes with {'--rate' if is_open else '--concurrency'}")
+
+    from mpspool.loadtest import command
+    from mpspool.loadtest.options import Options
+    from mpspool.supervisor.ports import with_port
+
+    host, _, port = (with_port(address) if address else _address(run)).rpartition(":")
+    if not port.isdecimal():
+        raise click.UsageError(f"--address {address}: the port is no number")
+    options = Options(
+        host=host.strip("[]"),
+        port=int(port),
+        concurrency=concurrency or (() if rates else (1, 8, 32)),
+        rates=rates,
+        poisson=arrivals != "uniform",
+        rows=rows or 1,
+        streams=streams or 1,
+        connections=connections or 16,
+        document=None if document is None else _parsed("--inputs", document),
+        metrics_url=metrics or ("" if address else _metrics_url(run)),
+        metrics_asked=metrics is not None,
+        **values,
+    )
+    try:
+        sys.exit(command.run(options))
+    except command.UsageError as error:
+        raise click.UsageError(str(error)) from error
+    except command.BenchError as error:
+        fail(str(error))
+
+
+def _metrics_url(run: RunDir) -> str:
+    """Of the pool that is asked; "" where it has no HTTP front."""
+    from mpspool.supervisor import ask
+
+    with contextlib.suppress(ask.NoPoolError):
+        if found := ask.rest_address(run):
+            return f"http://{found}/metrics"
+    return ""
 
 
 def _grpc_beside(run: RunDir, address: str) -> str:

@@ -1,0 +1,308 @@
+"""`mpspool bench`: makes the requests, looks at one answer, and runs level after level."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from google.protobuf.message import DecodeError
+
+from mpspool.core import json_tensors, tfs
+from mpspool.core.errors import Code, PoolError
+from mpspool.loadtest import figures, messages, report, requests, server
+from mpspool.loadtest.figures import Level, Run
+from mpspool.loadtest.fleet import Fleet, GeneratorLostError
+from mpspool.loadtest.frames import MetadataError, header_block
+from mpspool.loadtest.messages import Answer, Ask, Job
+from mpspool.loadtest.options import Options
+from mpspool.loadtest.progress import Progress, progress
+
+_PREDICT = f"/{tfs.PREDICTION_SERVICE}/Predict"
+_METADATA = f"/{tfs.PREDICTION_SERVICE}/GetModelMetadata"
+# All processes begin together: none reads its orders later than that.
+_HEAD_START_S = 0.05
+_INTERRUPTED = 130
+
+
+class BenchError(Exception):
+    """There is nothing to measure, and why."""
+
+
+class UsageError(BenchError):
+    """What was asked for cannot be done as it is said."""
+
+
+def run(options: Options) -> int:
+    """The whole test, with its report on standard output; the exit status.
+
+    Raises:
+        BenchError: nothing was measured.
+        UsageError: options that do not go.
+    """
+    _check_files(options)
+    bench = _Bench(options)
+    try:
+        asyncio.run(bench.run())
+    except* (GeneratorLostError, BenchError) as group:
+        raise BenchError(str(next(_leaves(group)))) from None
+    status = bench.report()
+    return _INTERRUPTED if bench.interrupted else status
+
+
+def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _leaves(error)
+        else:
+            yield error
+
+
+def _check_files(options: Options) -> None:
+    """Before all the work: that its outcome can be kept."""
+    if options.plot_file is not None:
+        from mpspool.loadtest import plot
+
+        try:
+            plot.check(options.plot_file)
+        except plot.PlotError as error:
+            raise UsageError(str(error)) from error
+    for path in (options.json_file, options.plot_file):
+        if path is not None and not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
+            raise UsageError(f"{path} cannot be written")
+
+
+class _Bench:
+    def __init__(self, options: Options) -> None:
+        self.interrupted = False
+        self._options = options
+        self._levels: list[Level] = []
+        self._notes: list[str] = []
+        self._error = ""
+        self._lengths: list[int] = []
+        self._metrics_url = options.metrics_url
+        self._fleet = Fleet(options.processes)
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        try:
+            async with self._fleet:
+                await self._prepare()
+                with progress(self._options) as shown:
+                    for number, level in enumerate(self._options.levels):
+                        if not self.interrupted and not self._error:
+                            await self._level(number, level, shown)
+        finally:
+            loop.remove_signal_handler(signal.SIGINT)
+
+    def report(self) -> int:
+        """What there is; the exit status."""
+        if not self._levels:
+            if not self.interrupted:
+                raise BenchError(self._error or "nothing was measured")
+            return 1
+        report.print_levels(self._options, self._levels, [*self._notes, *filter(None, [self._error])])
+        if self._options.json_file is not None:
+            found = report.for_scripts(
+                self._options, self._levels, self._lengths, interrupted=self.interrupted, error=self._error
+            )
+            self._options.json_file.write_text(found, encoding="utf-8")
+        if self._options.plot_file is not None:
+            from mpspool.loadtest import plot
+
+            plot.draw(self._options, self._levels, self._options.plot_file)
+        failed = any(level.failed for level in self._levels) and not self._options.allow_failures
+        return 1 if failed or self._error else 0
+
+    def _interrupt(self) -> None:
+        if self.interrupted:  # once more: at once
+            os._exit(_INTERRUPTED)
+        self.interrupted = True
+        self._fleet.stop()
+
+    async def _prepare(self) -> None:
+        """The requests, one answer, and what the server's metrics are."""
+        options = self._options
+        bodies = await self._bodies()
+        block = self._block(_PREDICT)
+        answer = await self._ask(_PREDICT, bodies[0])
+        if answer.code:
+            raise BenchError(f"{_text(answer)}{self._hint(answer)}")
+        self._lengths = [len(body) for body in bodies]
+        report.print_head(options, self._lengths, _shown(answer.body))
+        if self._metrics_url:
+            try:
+                await self._snapshot()
+            except server.MetricsError as error:
+                if options.metrics_asked:
+                    raise BenchError(str(error)) from error
+                self._notes.append(f"the server does not tell its own times: {error}")
+                self._metrics_url = ""
+        share = -(-len(bodies) // options.processes)
+        await self._fleet.load(
+            [
+                Job(
+                    options.host,
+                    options.port,
+                    block,
+                    bodies,
+                    number * share,
+                    options.deadline_s,
+                    options.any_answer,
+                )
+                for number in range(options.processes)
+            ]
+        )
+
+    async def _bodies(self) -> list[bytes]:
+        options = self._options
+        try:
+            if options.request_files:
+                return requests.from_files(
+                    options.request_files,
+                    options.model,
+                    signature=options.signature,
+                    version=options.version,
+                )
+            signatures = await self._signatures()
+            signature = options.signature or ""
+            if options.document is not None:
+                return [
+                    json_tensors.request(
+                        options.model,
+                        options.document,
+                        signatures,
+                        signature=signature,
+                        version=options.version,
+                    )
+                ]
+            return [
+                requests.synthetic(
+                    options.model,
+                    signatures,
+                    signature=signature,
+                    version=options.version,
+                    rows=options.rows,
+                )
+            ]
+        except PoolError as error:
+            raise BenchError(error.message) from error
+        except requests.RequestError as error:
+            raise BenchError(str(error)) from error
+
+    async def _signatures(self) -> Any:
+        order = tfs.GetModelMetadataRequest(metadata_field=[tfs.SIGNATURE_DEF])
+        order.model_spec.name = self._options.model
+        if self._options.version is not None:
+            order.model_spec.version.value = self._options.version
+        answer = await self._ask(_METADATA, order.SerializeToString())
+        if answer.code:
+            raise BenchError(_text(answer))
+        try:
+            metadata = tfs.GetModelMetadataResponse.FromString(answer.body).metadata
+            return tfs.SignatureDefMap.FromString(metadata[tfs.SIGNATURE_DEF].value)
+        except DecodeError as error:
+            raise BenchError(
+                f"what answers at {self._options.address} is no TensorFlow Serving: {error}"
+            ) from error
+
+    async def _ask(self, path: str, body: bytes) -> Answer:
+        options = self._options
+        order = Ask(options.host, options.port, self._block(path), body, options.deadline_s)
+        return await self._fleet.ask(order)
+
+    def _block(self, path: str) -> bytes:
+        options = self._options
+        try:
+            return header_block(path, options.address, options.metadata, options.deadline_s)
+        except MetadataError as error:
+            raise UsageError(f"--metadata: {error}") from error
+
+    def _hint(self, answer: Answer) -> str:
+        made_up = not self._options.request_files and self._options.document is None
+        if made_up and answer.code not in (Code.NOT_FOUND, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
+            return "\nthe request was made up from the signature: give one that the model takes, with --inputs or --request"
+        return ""
+
+    async def _snapshot(self) -> server.Snapshot:
+        return await asyncio.to_thread(
+            server.fetch, self._metrics_url, self._options.model, self._options.version
+        )
+
+    async def _level(self, number: int, wanted: float, shown: Progress) -> None:
+        options = self._options
+        shown.level(wanted)
+        warm = await self._fleet.run(options.phases(wanted, options.warmup_s, seed=number), shown.watch)
+        shown.did(options.warmup_s)
+        if self._failed(warm) or self.interrupted:
+            return
+        runs: list[Run] = []
+        results: list[messages.Result] = []
+        pairs: list[tuple[server.Snapshot, server.Snapshot]] = []
+        for repeat in range(options.repeat):
+            shown.repeat(repeat + 1)
+            before = await self._look()
+            phases = options.phases(
+                wanted,
+                options.seconds,
+                seed=1 + number * options.repeat + repeat,
+                begin_s=time.monotonic() + _HEAD_START_S,
+            )
+            found = await self._fleet.run(phases, shown.watch)
+            after = await self._look()
+            if self._failed(found):
+                break
+            results += found
+            if any(result.right or result.failures for result in found):
+                runs.append(figures.run_of(found))
+                shown.ran(runs[-1])
+                if before is not None and after is not None:
+                    pairs.append((before, after))
+            shown.did(options.seconds)
+            if self.interrupted:
+                break
+        if runs:
+            level = Level(wanted, options.is_open, runs, figures.failures_of(results))
+            mean_ms = level.figure("mean_ms").median or 0.0
+            told = server.breakdown(pairs, sum(run.seconds for run in runs), mean_ms)
+            self._levels.append(replace(level, server=told))
+
+    async def _look(self) -> server.Snapshot | None:
+        if not self._metrics_url:
+            return None
+        try:
+            return await self._snapshot()
+        except server.MetricsError as error:
+            note = f"the server did not always tell its own times: {error}"
+            if note not in self._notes:
+                self._notes.append(note)
+            return None
+
+    def _failed(self, results: list[messages.Result]) -> bool:
+        errors = [result.error for result in results if result.error]
+        if errors:
+            self._error = errors[0]
+        return bool(errors)
+
+
+def _text(answer: Answer) -> str:
+    with contextlib.suppress(ValueError):
+        return f"{Code(answer.code).name}: {answer.text}"
+    return f"status {answer.code}: {answer.text}"
+
+
+def _shown(body: bytes) -> str:
+    """An answer in one line. Raises BenchError for one that is none."""
+    try:
+        outputs = tfs.PredictResponse.FromString(body).outputs
+    except DecodeError as error:
+        raise BenchError(f"the answer is no PredictResponse: {error}") from error
+    if not outputs:
+        raise BenchError("the answer has no outputs")
+    return report.outputs(outputs, body)

@@ -1,0 +1,210 @@
+"""What a load sends over HTTP/2, made once: the frames' heads, and a call's bytes but for its stream id."""
+
+from __future__ import annotations
+
+import base64
+import re
+import struct
+from collections.abc import Iterable
+from enum import IntEnum
+
+from mpspool.core.errors import Code
+
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+# Until a server has said otherwise (RFC 9113, section 6.5.2); of the windows the most there can be, too.
+FRAME_BYTES = 16384
+WINDOW_BYTES = 65535
+LAST_STREAM = MAX_WINDOW_BYTES = 2**31 - 1
+# Before the first header block: no dynamic table, whatever size the server allows (RFC 7541, section 6.3).
+NO_TABLE = b"\x20"
+
+# Length (in two parts), type, flags, stream.
+read_head = struct.Struct(">BHBBI").unpack_from
+_MESSAGE = struct.Struct(">BI")
+_SETTING = struct.Struct(">HI")
+
+_TIMEOUT_UNITS = (("u", 1e-6), ("m", 1e-3), ("S", 1.0))
+_MAX_TIMEOUT = 99_999_999
+_KEY = re.compile(r"[0-9a-z_.-]+")
+_VALUE = re.compile(r"[\x20-\x7e]*")
+# gRPC's and HTTP's own.
+_RESERVED = frozenset({"te", "content-type", "user-agent", "connection", "transfer-encoding", "host"})
+
+
+class Kind(IntEnum):
+    """Types of frames."""
+
+    DATA = 0
+    HEADERS = 1
+    RST_STREAM = 3
+    SETTINGS = 4
+    PUSH_PROMISE = 5
+    PING = 6
+    GOAWAY = 7
+    WINDOW_UPDATE = 8
+    CONTINUATION = 9
+
+
+END_STREAM = ACK = 0x1
+END_HEADERS = 0x4
+PADDED = 0x8
+PRIORITY = 0x20
+
+
+class Setting(IntEnum):
+    """Those that a client has to know."""
+
+    ENABLE_PUSH = 2
+    MAX_CONCURRENT_STREAMS = 3
+    INITIAL_WINDOW_SIZE = 4
+    MAX_FRAME_SIZE = 5
+
+
+class ErrorCode(IntEnum):
+    """Of RST_STREAM and GOAWAY."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+# What a gRPC client makes of a stream's end without a status (grpc/doc/PROTOCOL-HTTP2.md); of all others INTERNAL.
+CODE_OF_RESET = {
+    ErrorCode.STREAM_CLOSED: Code.UNKNOWN,
+    ErrorCode.REFUSED_STREAM: Code.UNAVAILABLE,
+    ErrorCode.CANCEL: Code.CANCELLED,
+    ErrorCode.ENHANCE_YOUR_CALM: Code.RESOURCE_EXHAUSTED,
+    ErrorCode.INADEQUATE_SECURITY: Code.PERMISSION_DENIED,
+}
+# Of HTTP's status where there is none of gRPC's (grpc/doc/http-grpc-status-mapping.md); of all others UNKNOWN.
+CODE_OF_HTTP = {
+    400: Code.INTERNAL,
+    401: Code.UNAUTHENTICATED,
+    403: Code.PERMISSION_DENIED,
+    404: Code.UNIMPLEMENTED,
+    429: Code.UNAVAILABLE,
+    502: Code.UNAVAILABLE,
+    503: Code.UNAVAILABLE,
+    504: Code.UNAVAILABLE,
+}
+
+
+class MetadataError(ValueError):
+    """Metadata that cannot be sent."""
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    return head(kind, flags, len(payload)) + stream.to_bytes(4, "big") + payload
+
+
+def head(kind: int, flags: int, size: int) -> bytes:
+    """A frame's first five bytes: all but its stream."""
+    return size.to_bytes(3, "big") + bytes((kind, flags))
+
+
+def settings(values: dict[int, int]) -> bytes:
+    return frame(Kind.SETTINGS, 0, 0, b"".join(_SETTING.pack(*item) for item in values.items()))
+
+
+def read_settings(payload: bytes) -> Iterable[tuple[int, int]]:
+    """Raises struct.error for half a setting."""
+    return _SETTING.iter_unpack(payload)
+
+
+def window_update(stream: int, size: int) -> bytes:
+    return frame(Kind.WINDOW_UPDATE, 0, stream, size.to_bytes(4, "big"))
+
+
+def header_block(path: str, authority: str, metadata: Iterable[tuple[str, str]], deadline_s: float) -> bytes:
+    """The headers of a gRPC call without use of the dynamic table: the same bytes wherever they are sent.
+
+    Args:
+        path: "/package.Service/Method".
+        authority: HOST:PORT.
+        metadata: the caller's own; values of keys that end in "-bin" are sent in base64, as gRPC does.
+        deadline_s: for grpc-timeout.
+
+    Raises:
+        MetadataError: a key or a value is none, or it is too much for one frame.
+    """
+    block = b"\x83\x86"  # :method POST, :scheme http
+    block += b"\x04" + _string(path) + b"\x01" + _string(authority)
+    # content-type and user-agent have numbers above the four bits that a literal has for them.
+    block += b"\x0f\x10" + _string("application/grpc") + b"\x0f\x2b" + _string("mpspool-bench")
+    named = [("te", "trailers"), ("grpc-timeout", timeout(deadline_s))]
+    named += [(key, _checked(key, value)) for key, value in metadata]
+    block += b"".join(b"\x00" + _string(key) + _string(value) for key, value in named)
+    if len(block) + len(NO_TABLE) > FRAME_BYTES:
+        raise MetadataError(f"the metadata takes {len(block)} bytes; {FRAME_BYTES} are the most")
+    return block
+
+
+def _checked(key: str, value: str) -> str:
+    if not _KEY.fullmatch(key) or key.startswith("grpc-") or key in _RESERVED:
+        raise MetadataError(
+            f"{key!r} is no key of metadata: lower-case letters, digits, '-', '_' and '.',"
+            " and none of gRPC's or HTTP's own"
+        )
+    if key.endswith("-bin"):
+        return base64.b64encode(value.encode()).decode().rstrip("=")
+    if not _VALUE.fullmatch(value):
+        raise MetadataError(f"the value of {key!r} is no printable ASCII; a key that ends in -bin takes any")
+    return value
+
+
+def timeout(deadline_s: float) -> str:
+    """For grpc-timeout: eight digits at most, and a unit."""
+    for unit, seconds in _TIMEOUT_UNITS:
+        if (count := round(deadline_s / seconds)) <= _MAX_TIMEOUT:
+            return f"{max(1, count)}{unit}"
+    return f"{_MAX_TIMEOUT}S"
+
+
+def _string(text: str) -> bytes:
+    data = text.encode("ascii")
+    return _integer(len(data)) + data
+
+
+def _integer(value: int) -> bytes:
+    """With a prefix of seven bits (RFC 7541, section 5.1)."""
+    if value < 127:
+        return bytes((value,))
+    value -= 127
+    found = b"\x7f"
+    while value >= 128:
+        found += bytes((value % 128 + 128,))
+        value //= 128
+    return found + bytes((value,))
+
+
+class Request:
+    """A call's bytes.
+
+    Attributes:
+        number: which of the load's requests it is.
+        block: its headers.
+        body: the message with gRPC's prefix.
+        size: of the body.
+        head, middle: of the frames when the body fits into one: head, stream, middle, stream, body.
+    """
+
+    __slots__ = ("block", "body", "head", "middle", "number", "size")
+
+    def __init__(self, block: bytes, message: bytes, number: int = 0) -> None:
+        self.number = number
+        self.block = block
+        self.body = _MESSAGE.pack(0, len(message)) + message
+        self.size = len(self.body)
+        self.head = head(Kind.HEADERS, END_HEADERS, len(block))
+        self.middle = block + head(Kind.DATA, END_STREAM, min(self.size, 2**24 - 1))

@@ -1,0 +1,122 @@
+"""What the server says of its time, from the difference of its metrics before and after. Pure but for fetch()."""
+
+from __future__ import annotations
+
+import http.client
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from prometheus_client.parser import text_string_to_metric_families
+
+_TIMEOUT_S = 10.0
+# mpspool's histograms of one request's time, by what they are called here.
+_PARTS = {
+    "server": "mpspool_request_seconds",
+    "queue": "mpspool_queue_seconds",
+    "parse": "mpspool_worker_parse_seconds",
+    "compute": "mpspool_worker_run_seconds",
+    "serialise": "mpspool_worker_encode_seconds",
+    "effective": "mpspool_effective_seconds",
+    "rows": "mpspool_batch_rows",
+    "requests": "mpspool_batch_requests",
+}
+_NAMES = {f"{name}_{part}" for name in _PARTS.values() for part in ("sum", "count")}
+_BUSY = "mpspool_worker_busy_seconds_total"
+
+
+class MetricsError(Exception):
+    """The metrics cannot be had, or they are none of mpspool's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """At one moment: sums and counts by name, of one model; how long each of its slots has been busy."""
+
+    sums: Mapping[str, float]
+    busy_s: Mapping[str, float]
+
+
+def fetch(url: str, model: str, version: int | None) -> Snapshot:
+    """Raises MetricsError."""
+    # No proxy: it is the pool's own address, or one that somebody has typed.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(url, timeout=_TIMEOUT_S) as answer:
+            text = answer.read().decode()
+    except (OSError, ValueError, http.client.HTTPException, urllib.error.URLError) as error:
+        raise MetricsError(f"no metrics from {url}: {error}") from error
+    return read(text, model, version)
+
+
+def read(text: str, model: str, version: int | None) -> Snapshot:
+    """Raises MetricsError."""
+    sums: dict[str, float] = {}
+    busy_s: dict[str, float] = {}
+    ours = False
+    try:
+        for family in text_string_to_metric_families(text):
+            ours = ours or family.name.startswith("mpspool_")
+            for sample in family.samples:
+                labels = sample.labels
+                if labels.get("model") != model or (version and labels.get("version") != str(version)):
+                    continue
+                if sample.name in _NAMES:
+                    sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+                elif sample.name == _BUSY:
+                    busy_s["/".join(labels.values())] = sample.value
+    except ValueError as error:
+        raise MetricsError(f"what is there is no metrics: {error}") from error
+    if not ours:
+        raise MetricsError("what is there is none of mpspool's metrics: it has no mpspool_...")
+    return Snapshot(sums, busy_s)
+
+
+def breakdown(
+    pairs: Iterable[tuple[Snapshot, Snapshot]], seconds: float, client_ms: float
+) -> dict[str, float]:
+    """Where a request's time went, on average.
+
+    Args:
+        pairs: what was there before and after each repeat.
+        seconds: how long they took together.
+        client_ms: the mean latency that the client saw.
+
+    Returns:
+        In milliseconds: `queue`, `parse`, `compute` and of it `beside` others on the device, `serialise`, `rest` of the
+        server and `transport`, which is what is left of the client's; `rows` and `requests` in a batch, where there
+        were batches; `slots_busy`, a share; `counted`, requests. Nothing where no request was counted.
+    """
+    sums: dict[str, float] = {}
+    busy_s, slots = 0.0, 0
+    for before, after in pairs:
+        for name, value in after.sums.items():
+            sums[name] = sums.get(name, 0.0) + _since(before.sums, name, value)
+        busy_s += sum(_since(before.busy_s, name, value) for name, value in after.busy_s.items())
+        slots = max(slots, len(after.busy_s))
+    mean: dict[str, float] = {}
+    for part, name in _PARTS.items():
+        if count := sums.get(f"{name}_count"):
+            mean[part] = sums[f"{name}_sum"] / count
+    if "server" not in mean or "compute" not in mean:
+        return {}
+    ms = {part: mean.get(part, 0.0) * 1000 for part in ("queue", "parse", "compute", "serialise")}
+    worker = ms["parse"] + ms["compute"] + ms["serialise"]
+    found = ms | {
+        # What a device had taken for it alone is less than what it took by so much.
+        "beside": max(0.0, worker - mean.get("effective", 0.0) * 1000) if "rows" not in mean else 0.0,
+        "rest": max(0.0, mean["server"] * 1000 - sum(ms.values())),
+        "transport": max(0.0, client_ms - mean["server"] * 1000),
+        "counted": sums["mpspool_request_seconds_count"],
+    }
+    found |= {part: mean[part] for part in ("rows", "requests") if part in mean}
+    if slots and seconds:
+        found["slots_busy"] = busy_s / slots / seconds
+    return found
+
+
+def _since(before: Mapping[str, float], name: str, value: float) -> float:
+    """By how much a counter has grown; one that has begun anew, by what it is."""
+    grown = value - before.get(name, 0.0)
+    return grown if grown >= 0 else value
