@@ -1,0 +1,1 @@
+"""A simulation of devices, workers and clients around the scheduler that the router runs."""

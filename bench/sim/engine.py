@@ -1,0 +1,307 @@
+"""The simulation: a clock, an event queue, and around the router's own scheduler what the router does with it."""
+
+from __future__ import annotations
+
+import functools
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.sim.arrivals import Load
+from bench.sim.device import Device
+from bench.sim.job import Ended, Job, Outcome
+from bench.sim.service import Pool, Service
+from bench.sim.setup import Setup
+from bench.sim.trace import Request
+from bench.sim.worker import Run, Worker
+from mpspool.core.errors import Code, PoolError
+from mpspool.router.pacing import Pacing
+from mpspool.router.scheduler import Refuse, Scheduler
+
+_TICK_NS = 100_000_000
+# A body says nothing but how long it is, and longer ones cost memory only.
+_LONGEST_BODY = 1 << 20
+
+body_of = functools.lru_cache(maxsize=1024)(bytes)
+
+
+@dataclass(slots=True)
+class Record:
+    """What a simulation leaves.
+
+    Attributes:
+        ended: every request, in the order in which they ended.
+        batches: rows of each batch that ran, by service.
+        dispatches: how many there were.
+        devices, workers: as they are at the end.
+        end_s: of the simulated time.
+        wall_s: what it took.
+        scheduler_s: what of that was the schedulers'.
+    """
+
+    devices: list[Device[Run]]
+    workers: list[Worker]
+    ended: list[Ended] = field(default_factory=list)
+    batches: dict[str, list[int]] = field(default_factory=dict)
+    dispatches: int = 0
+    end_s: float = 0.0
+    wall_s: float = 0.0
+    scheduler_s: float = 0.0
+
+
+class Simulation:
+    """A pool under a load.
+
+    Args:
+        pool: its devices and workers.
+        setup: how it is scheduled.
+        load: what arrives.
+        seconds: for how long; what has arrived by then is finished.
+        seed: of the load.
+    """
+
+    def __init__(self, pool: Pool, setup: Setup, load: Load, seconds: float, seed: int) -> None:
+        self.now_ns = 0
+        self._load = load
+        self._arrivals = load.requests(seconds, seed)
+        self._events: list[tuple[int, int, Callable[[Any], None], Any]] = []
+        self._serial = itertools.count()
+        self._pumps: list[_Router] = []
+        self._services = {service.name: service for service in pool.services}
+        self._link_ns = int(pool.link_us * 1000)
+        devices = [Device[Run](f"gpu{n}", pool.parallel, pool.loss) for n in range(pool.gpus)]
+        self.record = Record(devices, [])
+        self._routers: dict[str, Iterator[_Router]] = {}
+        self._all: list[_Router] = []
+        self._stand_up(pool, setup, devices)
+
+    def _stand_up(self, pool: Pool, setup: Setup, devices: list[Device[Run]]) -> None:
+        places: list[tuple[Service, Device[Run], str]] = [
+            (service, device, f"{service.name}.{device.name}.{slot}")
+            for service in pool.services
+            for slot in range(pool.workers(service))
+            for device in devices
+        ]
+        whole = None if setup.apart else _Router(self, setup.scheduler(pool.services))
+        rounds: dict[str, list[_Router]] = {service.name: [] for service in pool.services}
+        for service, device, name in places:
+            worker = Worker(name, service, device, self._enter, self._answer)
+            router = whole or _Router(self, setup.scheduler(pool.services))
+            router.paced = setup.paced
+            router.join(worker, pool.credits)
+            if router not in self._all:
+                self._all.append(router)
+            if router not in rounds[service.name]:
+                rounds[service.name].append(router)
+            self.record.workers.append(worker)
+        self._routers = {name: itertools.cycle(found) for name, found in rounds.items()}
+
+    def run(self) -> Record:
+        """Until all that arrived has ended."""
+        start_s = time.perf_counter()
+        self._arrive_next()
+        for router in self._all:
+            self.at(_TICK_NS, router.tick, None)
+        events = self._events
+        while True:
+            if self._pumps and (not events or events[0][0] > self.now_ns):
+                self._pumps.pop().pump(None)
+                continue
+            if not events:
+                break
+            self.now_ns, _, call, what = heapq.heappop(events)
+            call(what)
+        for device in self.record.devices:
+            device.advance(self.now_ns)
+        self.record.end_s = self.now_ns / 1e9
+        self.record.wall_s = time.perf_counter() - start_s
+        self.record.scheduler_s = sum(router.spent_ns for router in self._all) / 1e9
+        return self.record
+
+    def at(self, at_ns: int, call: Callable[[Any], None], what: object) -> None:
+        heapq.heappush(self._events, (at_ns, next(self._serial), call, what))
+
+    # -- clients ----------------------------------------------------------------------------------
+
+    def _arrive_next(self) -> None:
+        request = next(self._arrivals, None)
+        if request is not None:
+            self.at(int(request.time * 1e9), self._arrive, (request, True))
+
+    def _arrive(self, what: tuple[Request, bool]) -> None:
+        request, leads = what
+        if leads:
+            self._arrive_next()
+        service = self._services[request.model]
+        next(self._routers[request.model]).arrive(_job(request, service, self.now_ns))
+
+    def end(self, job: Job, outcome: Outcome) -> None:
+        """A request has its answer or its refusal."""
+        assert job.request is not None
+        self.record.ended.append(
+            Ended(job.request, outcome, self.now_ns / 1e9, job.alone_ns / 1e9, job.overlap_ns / 1e9)
+        )
+        if (request := self._load.after(job.request, self.now_ns / 1e9)) is not None:
+            self.at(max(self.now_ns + 1, int(request.time * 1e9)), self._arrive, (request, False))
+
+    # -- routers ----------------------------------------------------------------------------------
+
+    def pump_soon(self, router: _Router) -> None:
+        """Once for all that happens at this moment."""
+        self._pumps.append(router)
+
+    def send(self, worker: Worker, run: Run) -> None:
+        self.record.dispatches += 1
+        if run.order.together:
+            rows = sum(job.rows for job in run.jobs)
+            self.record.batches.setdefault(worker.service.name, []).append(rows)
+        worker.send(run, self.now_ns + self._link_ns)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is to come but ticks."""
+        return len(self._events) < len(self._all) and not self._pumps
+
+    # -- workers and devices ----------------------------------------------------------------------
+
+    def _enter(self, run: Run, at_ns: int) -> None:
+        if at_ns > self.now_ns:
+            self.at(at_ns, self._entered, run)
+        else:
+            self._entered(run)
+
+    def _entered(self, run: Run) -> None:
+        run.enter(self.now_ns)
+        self._see_device(run.worker.device)
+
+    def _see_device(self, device: Device[Run]) -> None:
+        if (due_ns := device.due_ns()) is not None:
+            self.at(max(due_ns, self.now_ns), self._device_due, (device, device.version))
+
+    def _device_due(self, what: tuple[Device[Run], int]) -> None:
+        device, version = what
+        if device.version != version:
+            return
+        for run in device.ended(self.now_ns):
+            run.leave(self.now_ns)
+        self._see_device(device)
+
+    def _answer(self, run: Run, at_ns: int) -> None:
+        self.at(at_ns + self._link_ns, run.worker.result, run)
+
+
+def _job(request: Request, service: Service, now_ns: int) -> Job:
+    alone_us = service.alone_ns(request.rows) / 1000
+    return Job(
+        service.version,
+        request.signature,
+        body_of(min(request.bytes, _LONGEST_BODY)),
+        now_ns,
+        now_ns + int(request.deadline_ms * 1e6) if request.deadline_ms else 0,
+        rows=request.rows if service.batching else 0,
+        kind=request.signature,
+        priority=request.priority,
+        client=request.client,
+        request=request,
+        service=service,
+        factor=request.cost_us / alone_us if request.cost_us else 1.0,
+    )
+
+
+class _Router:
+    """What the data plane does around a scheduler: it pumps, looks again, learns costs and answers."""
+
+    def __init__(self, simulation: Simulation, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.spent_ns = 0
+        self.paced = True
+        self._simulation = simulation
+        self._pacing = Pacing()
+        self._workers: dict[str, Worker] = {}
+        self._pumping = False
+        self._look_ns = 0
+
+    def join(self, worker: Worker, credits_: int) -> None:
+        worker.result = self.result
+        self._workers[worker.name] = worker
+        self.scheduler.join(worker.name, worker.service.version, credits_, worker.device.name)
+
+    def arrive(self, job: Job) -> None:
+        start_ns = time.perf_counter_ns()
+        try:
+            self.scheduler.arrive(job, self._simulation.now_ns)
+        except PoolError as error:
+            late = error.code is Code.DEADLINE_EXCEEDED
+            self._simulation.end(job, Outcome.REFUSED_LATE if late else Outcome.REFUSED_FULL)
+            return
+        finally:
+            self.spent_ns += time.perf_counter_ns() - start_ns
+        self._pacing.arrived(self.scheduler.unfinished())
+        self._pump_soon()
+
+    def tick(self, _: object) -> None:
+        simulation = self._simulation
+        self._pacing.renew(self.scheduler.unfinished(), self.scheduler.active_workers())
+        self._refuse(self.scheduler.expire(simulation.now_ns))
+        if not simulation.idle:
+            simulation.at(simulation.now_ns + _TICK_NS, self.tick, None)
+
+    def _pump_soon(self) -> None:
+        if self._pumping:
+            return
+        self._pumping = True
+        now_ns = self._simulation.now_ns
+        wait_s = self._pacing.wait_s(now_ns / 1e9) if self.paced else 0.0
+        if wait_s > 0:
+            self._simulation.at(now_ns + int(wait_s * 1e9), self.pump, None)
+        else:
+            self._simulation.pump_soon(self)
+
+    def pump(self, _: object) -> None:
+        self._pumping = False
+        simulation = self._simulation
+        now_ns = simulation.now_ns
+        self._pacing.dispatched(now_ns / 1e9)
+        start_ns = time.perf_counter_ns()
+        refusals = self.scheduler.expire(now_ns)
+        orders = self.scheduler.dispatch(now_ns)
+        due_ns = self.scheduler.look_again_ns(now_ns)
+        self.spent_ns += time.perf_counter_ns() - start_ns
+        self._refuse(refusals)
+        for order in orders:
+            worker = self._workers[order.worker]
+            simulation.send(worker, Run(worker, order))
+        if due_ns is not None and (self._look_ns <= now_ns or due_ns < self._look_ns):
+            self._look_ns = due_ns
+            simulation.at(due_ns, self._look, due_ns)
+
+    def _look(self, due_ns: int) -> None:
+        if due_ns == self._look_ns:
+            self._pump_soon()
+
+    def result(self, run: Run) -> None:
+        """A worker says what became of a dispatch."""
+        scheduler = self.scheduler
+        start_ns = time.perf_counter_ns()
+        batch = scheduler.finished(run.worker.name, run.order.dispatch, run.ran)
+        assert batch is not None
+        first = run.jobs[0]
+        if run.order.together and run.ran:
+            scheduler.costs.observe(first.model, first.signature, 0, run.busy_ns / 1000, batch.rows)
+        for job in run.jobs:
+            if not job.late and not run.order.together:
+                cost_us = (job.alone_ns + job.overlap_ns) / 1000
+                scheduler.costs.observe(job.model, job.signature, job.size, cost_us)
+            if not job.over:
+                scheduler.answered(job, ran=not job.late)
+                self._simulation.end(job, Outcome.EXPIRED if job.late else Outcome.ANSWERED)
+        self.spent_ns += time.perf_counter_ns() - start_ns
+        self._pump_soon()
+
+    def _refuse(self, refusals: list[Refuse]) -> None:
+        for refusal in refusals:
+            assert isinstance(refusal.entry, Job)
+            self._simulation.end(refusal.entry, Outcome.EXPIRED)

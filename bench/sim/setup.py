@@ -1,0 +1,65 @@
+"""A way to schedule, by name: what the router is told, and how the simulation stands its routers up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.sim.service import Service
+from mpspool.router import policy
+from mpspool.router.load import Limits
+from mpspool.router.queues import QueueRules
+from mpspool.router.scheduler import PoolRules, Scheduler
+
+AGING = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What is judged.
+
+    Attributes:
+        title: what it is called in tables.
+        policy: a built-in one, an entry point's name or "module:attribute".
+        aging: of sjf.
+        dispatch: which worker is next.
+        running, long, long_us: what may run on a device at once, and what is long.
+        fair, priority_s, refuse_late, max_requests: as in QueueRules.
+        batching: services that batch do.
+        apart: each worker has a queue of its own behind a load balancer that goes round.
+        paced: dispatches keep the router's distance when it is crowded.
+    """
+
+    title: str
+    policy: str = "fifo"
+    aging: float = AGING
+    dispatch: str = "least_loaded"
+    running: int = 0
+    long: int = 0
+    long_us: float = 0.0
+    fair: bool = False
+    priority_s: float = 1.0
+    refuse_late: bool = True
+    max_requests: int = 10_000
+    batching: bool = True
+    apart: bool = False
+    paced: bool = True
+
+    def scheduler(self, services: tuple[Service, ...]) -> Scheduler:
+        """The router's own, told so."""
+        rules = PoolRules(self.dispatch, Limits(self.running, self.long), self.long_us)
+        order = policy.find(self.policy, self.aging)
+        scheduler = Scheduler(rules, self._queue_rules(order, None))
+        for service in services:
+            batching = service.batching if self.batching else None
+            scheduler.govern(service.version, self._queue_rules(order, service if batching else None))
+        return scheduler
+
+    def _queue_rules(self, order: policy.Policy, service: Service | None) -> QueueRules:
+        return QueueRules(
+            policy=order,
+            max_requests=self.max_requests,
+            batching=service.batching if service else None,
+            priority_s=self.priority_s,
+            fair=self.fair,
+            refuse_late=self.refuse_late,
+        )
