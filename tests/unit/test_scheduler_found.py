@@ -1,0 +1,117 @@
+"""What simulations found about the scheduler: limits of devices, and when a second dispatch is sent."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+
+import pytest
+
+from mpspool.core.ids import ModelVersion
+from mpspool.router.entry import Entry
+from mpspool.router.load import Limits
+from mpspool.router.policy import edf, sjf
+from mpspool.router.queues import QueueRules
+from mpspool.router.scheduler import PoolRules, Scheduler, Send
+
+MODEL = ModelVersion("half", 1)
+OTHER = ModelVersion("other", 3)
+MS = 1_000_000
+
+
+class Pool:
+    """Workers that take exactly as long as predicted, and queues that are never empty."""
+
+    def __init__(self, limits: Limits, cost_ms: dict[ModelVersion, float]) -> None:
+        self.scheduler = Scheduler(PoolRules(limits=limits, long_us=20_000), QueueRules())
+        self.cost_ns = {model: int(cost * MS) for model, cost in cost_ms.items()}
+        self.now_ns = 0
+        self.served: Counter[ModelVersion] = Counter()
+        self.sent: list[tuple[ModelVersion, int, int]] = []  # model, sent, began
+        self._free_ns: Counter[str] = Counter()
+        self._events: list[tuple[int, int, str, Send | None]] = []
+        self._serial = itertools.count()
+        for model, cost in cost_ms.items():
+            self.scheduler.costs.observe(model, "", 1, cost * 1000)
+
+    def join(self, name: str, model: ModelVersion) -> None:
+        self.scheduler.join(name, model, 2, "gpu")
+
+    def ask(self, model: ModelVersion, count: int = 1) -> None:
+        for _ in range(count):
+            self.scheduler.arrive(Entry(model, "", b"x", self.now_ns), self.now_ns)
+
+    def run(self, until_ms: float) -> None:
+        self._dispatch()
+        while self._events and self._events[0][0] <= until_ms * MS:
+            self.now_ns, _, name, send = heapq.heappop(self._events)
+            if send is not None:
+                batch = self.scheduler.finished(name, send.dispatch)
+                assert batch is not None
+                for entry in batch.entries:
+                    self.scheduler.answered(entry, ran=True)
+                    self.served[entry.model] += 1
+            self._dispatch()
+
+    def _dispatch(self) -> None:
+        for send in self.scheduler.dispatch(self.now_ns):
+            model = send.entries[0].model
+            began_ns = max(self.now_ns, self._free_ns[send.worker])
+            self.sent.append((model, self.now_ns, began_ns))
+            end_ns = began_ns + len(send.entries) * self.cost_ns[model]
+            self._free_ns[send.worker] = end_ns
+            heapq.heappush(self._events, (end_ns, next(self._serial), send.worker, send))
+        if (due_ns := self.scheduler.look_again_ns(self.now_ns)) is not None:
+            heapq.heappush(self._events, (due_ns, next(self._serial), "", None))
+
+
+@pytest.mark.parametrize("limits", [Limits(running=1), Limits(long=1)])
+def test_who_runs_on_a_limited_device_does_not_keep_the_others_off(limits: Limits) -> None:
+    """Two models with as much waiting and as long jobs get as much of a device that runs one at a time."""
+    pool = Pool(limits, {MODEL: 50, OTHER: 50})
+    for name, model in (("a", MODEL), ("b", OTHER)):
+        pool.join(name, model)
+        pool.ask(model, 100)
+    pool.run(2000)
+    assert pool.served[OTHER] == pytest.approx(pool.served[MODEL], abs=2)
+
+
+def test_a_dispatch_behind_a_running_one_is_sent_shortly_before_its_end_each_time() -> None:
+    """After many in a row, too: what comes next is not chosen earlier and earlier."""
+    pool = Pool(Limits(), {MODEL: 50})
+    pool.join("a", MODEL)
+    pool.ask(MODEL, 100)
+    pool.run(4000)
+    assert max(began_ns - sent_ns for _, sent_ns, began_ns in pool.sent) <= 4 * MS
+
+
+def test_edf_holds_between_models_on_a_limited_device() -> None:
+    """Whose deadline is next goes first, though it came with more time than another that came later."""
+    pool = Pool(Limits(running=1), {MODEL: 10, OTHER: 10})
+    pool.scheduler = Scheduler(PoolRules(limits=Limits(running=1)), QueueRules(policy=edf, refuse_late=False))
+    for name, model in (("a", MODEL), ("b", OTHER)):
+        pool.join(name, model)
+        pool.scheduler.arrive(Entry(model, "", name.encode(), 0, 1000 * MS), 0)
+    (running,) = pool.scheduler.dispatch(0)
+    soon = Entry(MODEL, "", b"1", 0, 100 * MS)
+    late = Entry(OTHER, "", b"2", 90 * MS, 140 * MS)
+    pool.scheduler.arrive(soon, 0)
+    pool.scheduler.arrive(late, 90 * MS)
+    pool.scheduler.finished(running.worker, running.dispatch)
+    (send,) = pool.scheduler.dispatch(90 * MS)
+    assert send.entries == [soon]
+
+
+def test_no_model_is_idle_for_long_because_its_jobs_are_long() -> None:
+    """Under sjf with a limit on a device, a flood of short ones leaves the long ones their share."""
+    pool = Pool(Limits(running=1), {MODEL: 5, OTHER: 50})
+    pool.scheduler = Scheduler(PoolRules(limits=Limits(running=1)), QueueRules(policy=sjf(10.0)))
+    for model, cost in ((MODEL, 5000), (OTHER, 50_000)):
+        pool.scheduler.costs.observe(model, "", 1, cost)
+    pool.join("a", MODEL)
+    pool.join("b", OTHER)
+    pool.ask(MODEL, 1000)
+    pool.ask(OTHER, 20)
+    pool.run(4000)
+    assert pool.served[OTHER] > 10
