@@ -34,6 +34,12 @@ class FairShare:
         """A request that counted as arrived then is being run."""
         self._now_s = max(self._now_s, start_s)
 
+    def serve(self, party: Hashable, start_s: float, cost_s: float) -> float:
+        """A dispatch of this party that counted as arrived then is being run. When its next one counts so."""
+        self._next_s[party] = start_s + cost_s
+        self.served(start_s)
+        return start_s + cost_s
+
     def _forget(self) -> None:
         """Those that have nothing ahead of the clock are as good as new."""
         kept = {party: at_s for party, at_s in self._next_s.items() if at_s > self._now_s}

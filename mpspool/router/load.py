@@ -24,7 +24,6 @@ class Batch:
     cost_us: float | None
     together: bool = False
     long: bool = False
-    sent_ns: int = 0
     suspect: bool = False
     began: tuple[int, float] = (0, 0.0)
     alone: float = 1.0
@@ -125,7 +124,7 @@ class WorkerLoad:
         """When a busy worker with a credit left will have run all it holds; None of others, or where nobody knows."""
         if self.reserved or self.leaving or not 0 < len(self.batches) < self.credits:
             return None
-        end_ns = next(iter(self.batches.values())).sent_ns
+        end_ns = next(iter(self.batches.values())).began[0]
         for batch in self.batches.values():
             if batch.cost_us is None:
                 return None
@@ -157,7 +156,7 @@ class WorkerLoad:
         if now_ns > began_ns:
             batch.alone = (clock_ns - began_clock_ns) / (now_ns - began_ns)
         for following in self.batches.values():
-            following.began = now_ns, clock_ns
+            following.began = max(now_ns, following.began[0]), clock_ns
         return batch
 
     def shares_with(self, other: WorkerLoad) -> bool:

@@ -100,6 +100,7 @@ class Scheduler:
         self._workers: dict[str, WorkerLoad] = {}
         self._devices: dict[str, Device] = {}
         self._shares = FairShare()
+        self._starts: dict[Queue, float] = {}  # of those that wait: where on that clock their next dispatch is
         self._average_us = 0.0
         self._dispatches = itertools.count(1)
         self._deadlines: list[tuple[int, int, Entry]] = []
@@ -265,7 +266,7 @@ class Scheduler:
             name: the worker's.
             dispatch: which one.
             ran: whether it ran any of the requests; not where their deadlines had passed.
-            now_ns: the time; without it nobody learns how it shared its device.
+            now_ns: the time, from which on it runs what it holds beside.
 
         Returns:
             The batch, its requests in order, those that are `over` included (nobody wants their answers);
@@ -318,12 +319,14 @@ class Scheduler:
     def _dispatch_one(self, queues: dict[Queue, int], now_ns: int, orders: list[Send]) -> bool:
         """Sends the dispatch that is next over these queues, each with its share, if one can be sent."""
         best: tuple[float, Queue, Line, WorkerLoad] | None = None
+        if len(queues) > 1:  # who waits keeps its place while others are served, or it would never come up
+            self._starts = {q: self._starts.get(q, self._shares.now(q)) for q in queues if q.waits}
         for queue in queues:
-            if queue.waits and (found := self._next(queue, now_ns)):
+            if queue.waits and (found := self._next(queue, now_ns, alone=len(queues) == 1)):
                 line, first, worker = found
                 rank = 0.0
                 if len(queues) > 1:
-                    rank = self._shares.now(queue) + first.key - first.arrived_s
+                    rank = self._starts[queue] + first.key - first.arrived_s
                 if best is None or rank < best[0]:
                     best = rank, queue, line, worker
         if best is None:
@@ -331,14 +334,20 @@ class Scheduler:
         _, queue, line, worker = best
         batch = queue.take(line, now_ns, queues[queue])
         if len(queues) > 1:
-            self._shares.served(self._shares.arrive(queue, (batch.cost_us or 0.0) / 1e6))
+            self._starts[queue] = self._shares.serve(queue, self._starts[queue], (batch.cost_us or 0.0) / 1e6)
         orders.append(self._send(queue, worker, batch, now_ns))
         return True
 
-    def _next(self, queue: Queue, now_ns: int) -> tuple[Line, Entry, WorkerLoad] | None:
-        """What a queue would send next, and to whom."""
+    def _next(self, queue: Queue, now_ns: int, alone: bool) -> tuple[Line, Entry, WorkerLoad] | None:
+        """What a queue would send next, and to whom. `alone`: no other queue may be kept off a device by that."""
         place = queue.placement
-        workers = {long: place.idle(long) or place.soon(long, now_ns) for long in queue.lanes}
+        limits = self._rules.limits
+        workers: dict[bool, WorkerLoad | None] = {}
+        for long in queue.lanes:
+            workers[long] = place.idle(long)
+            # Who is always sent more before its device is free is the only one who ever runs there.
+            if workers[long] is None and (alone or not (limits.running or (long and limits.long))):
+                workers[long] = place.soon(long, now_ns)
         found = queue.next_line(now_ns, lambda long: workers[long] is not None)
         if found is None:
             return None
@@ -354,7 +363,6 @@ class Scheduler:
 
     def _send(self, queue: Queue, worker: WorkerLoad, batch: Batch, now_ns: int) -> Send:
         dispatch = next(self._dispatches)
-        batch.sent_ns = now_ns
         worker.take(dispatch, batch, now_ns)
         queue.placement.settle(worker)
         for entry in batch.entries:
