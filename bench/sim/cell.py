@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from bench.sim.arrivals import Closed, Load, Open
+from bench.sim.arrivals import Load, Open
 from bench.sim.engine import Simulation
 from bench.sim.figures import Figures, judge
 from bench.sim.service import Pool
@@ -71,24 +70,14 @@ Task = Cell | Capacity
 Key = tuple[Any, ...]
 
 
-def run_all(tasks: dict[Key, Task], processes: int, done: Callable[[Key], None]) -> dict[Key, Any]:
+def run_all(tasks: dict[Key, Task], processes: int) -> dict[Key, Any]:
     """Each task's result, by its key; the longest ones had better come first."""
-    found: dict[Key, Any] = {}
     if processes == 1:
-        for key, task in tasks.items():
-            found[key] = task.run()
-            done(key)
-        return found
+        return {key: task.run() for key, task in tasks.items()}
     with ProcessPoolExecutor(processes) as executor:
         futures = {key: executor.submit(_run, task) for key, task in tasks.items()}
-        for key, future in futures.items():
-            found[key] = future.result()
-            done(key)
-    return found
+        return {key: future.result() for key, future in futures.items()}
 
 
 def _run(task: Task) -> Any:
     return task.run()
-
-
-__all__ = ["Capacity", "Cell", "Closed", "Key", "Task", "run_all"]

@@ -286,9 +286,7 @@ class _Router:
         """A worker says what became of a dispatch."""
         scheduler = self.scheduler
         start_ns = time.perf_counter_ns()
-        batch = scheduler.finished(
-            run.worker.name, run.order.dispatch, run.ran, self._simulation.now_ns
-        )
+        batch = scheduler.finished(run.worker.name, run.order.dispatch, run.ran, self._simulation.now_ns)
         assert batch is not None
         first = run.jobs[0]
         if run.order.together and run.ran:

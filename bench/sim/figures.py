@@ -141,9 +141,7 @@ def _part(ended: list[Ended], window: tuple[float, float]) -> Part:
     length_s = end_s - start_s
     arrived = [one for one in ended if start_s <= one.request.time < end_s]
     answered = [one for one in arrived if one.outcome is Outcome.ANSWERED]
-    in_time = [
-        one for one in ended if one.outcome is Outcome.ANSWERED and start_s <= one.at_s < end_s
-    ]
+    in_time = [one for one in ended if one.outcome is Outcome.ANSWERED and start_s <= one.at_s < end_s]
     good = sum(
         not one.request.deadline_ms or one.latency_s * 1000 <= one.request.deadline_ms for one in in_time
     )

@@ -1,0 +1,93 @@
+"""What all scenarios share: their options, and how their tables and plots look."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from bench.sim.cell import Key, Task
+from bench.sim.setup import Setup
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line said; None and 0 where it said nothing.
+
+    Attributes:
+        policy: to be judged beside the scenario's own.
+        trace: to be played.
+        gpus, slots: devices, and workers on each.
+        rate: requests a second.
+        seconds: of simulated time, for each cell.
+        seed: of everything that is drawn.
+    """
+
+    policy: str = ""
+    trace: Path | None = None
+    gpus: int = 0
+    slots: int = 0
+    rate: float = 0.0
+    seconds: float = 0.0
+    seed: int = 1
+
+    def setups(self, own: Sequence[Setup]) -> list[Setup]:
+        """A scenario's own, and the one that was asked for."""
+        asked = [Setup(self.policy, policy=self.policy)] if self.policy else []
+        return [*own, *(setup for setup in asked if setup not in own)]
+
+
+class Scenario(Protocol):
+    """A module of bench.sim.scenarios."""
+
+    TITLE: str
+
+    def tasks(self, options: Options) -> dict[Key, Task]:
+        """What has to be run."""
+
+    def lines(self, found: Mapping[Key, Any], options: Options) -> Iterator[str]:
+        """The report, in Markdown."""
+
+    def draw(self, found: Mapping[Key, Any], options: Options, figure: Any) -> None:
+        """The plot."""
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """In Markdown, after an empty line."""
+    yield ""
+    yield "| " + " | ".join(header) + " |"
+    yield "|" + "---|" * len(header)
+    for row in rows:
+        yield "| " + " | ".join(row) + " |"
+
+
+def ms(value: float) -> str:
+    """Milliseconds, as many digits as are worth reading."""
+    if math.isnan(value):
+        return ""
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def percent(part: float) -> str:
+    return f"{100 * part:.0f} %"
+
+
+# Colours that are told apart by those who see few, and a mark for each.
+_LOOKS = (
+    ("#4477aa", "o"),
+    ("#ee6677", "s"),
+    ("#228833", "^"),
+    ("#ccbb44", "D"),
+    ("#66ccee", "v"),
+    ("#aa3377", "P"),
+    ("#777777", "X"),
+    ("#000000", "*"),
+)
+
+
+def look(number: int) -> dict[str, Any]:
+    """How the lines of one setup look in every plot of a scenario."""
+    colour, mark = _LOOKS[number % len(_LOOKS)]
+    return {"color": colour, "marker": mark, "markersize": 4, "linewidth": 1.4}

@@ -1,0 +1,1 @@
+"""The scenarios, each a module with TITLE, tasks(), lines() and draw()."""

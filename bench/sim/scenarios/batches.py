@@ -1,0 +1,120 @@
+"""Batches of the whole pool against batches of each worker behind a load balancer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from bench.sim.arrivals import Open, Stream
+from bench.sim.cell import Capacity, Cell, Key, Task
+from bench.sim.figures import Figures
+from bench.sim.scenario import Options, look, ms, table
+from bench.sim.service import Linear, Pool, Service
+from bench.sim.setup import Setup
+from mpspool.core.settings import BatchingSettings
+
+TITLE = "Batches: of the whole pool, or of each worker behind a load balancer"
+
+# Alone 100 images/s on a device, in batches of 32 nearly five times as many.
+_IMAGE = Service("image", Linear(8, 1.7), Linear(0, 0.1), sigma=0.1)
+_MOST = 32
+_WAITS: dict[str, dict[str, Any]] = {
+    "timeout 0": {},
+    "timeout 2 ms": {"batch_timeout_us": 2000},
+    "adaptive": {"adaptive": True},
+}
+_WORKERS = (1, 2, 4, 8)
+_LOADS = (0.3, 0.7, 0.9)
+_LIMIT_MS = 150.0
+SETUPS = (
+    Setup("pool"),
+    Setup("each worker", apart=True),
+    Setup("no batches", batching=False),
+)
+
+
+def _pool(workers: int, waits: str) -> Pool:
+    batching = BatchingSettings(max_batch_size=_MOST, max_enqueued_batches=1000, **_WAITS[waits])
+    return Pool(workers, (dataclasses.replace(_IMAGE, batching=batching),))
+
+
+def tasks(options: Options) -> dict[Key, Task]:
+    full = 1e9 * _MOST / _IMAGE.alone_ns(_MOST)
+    seconds = options.seconds or 10.0
+    found: dict[Key, Task] = {}
+    for setup in options.setups(SETUPS):
+        for waits in _WAITS if setup.batching else ("timeout 0",):
+            for workers in (options.gpus,) if options.gpus else _WORKERS:
+                pool = _pool(workers, waits)
+                streams = (Stream(pool.services[0], 1.0),)
+                found["capacity", setup.title, waits, workers] = Capacity(
+                    Cell(pool, setup, Open(streams, full * workers), seconds / 2, options.seed),
+                    {"image": _LIMIT_MS},
+                    10.0 * workers,
+                )
+                for load in _LOADS:
+                    rate = options.rate or load * full * workers
+                    if setup.batching:
+                        found["open", setup.title, waits, workers, load] = Cell(
+                            pool, setup, Open(streams, rate), seconds, options.seed
+                        )
+    return found
+
+
+def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
+    del options
+    yield f"8 ms a batch and 1.8 ms a row of it, {_MOST} rows at most, one worker on each device. Load is given by what the"
+    yield "workers do in full batches. Adaptive: a batch waits only while every worker is busy."
+    for load in _LOADS:
+        yield ""
+        yield f"## Load {load:.0%}: rows a batch, mean / p99 ms"
+        yield from _by_workers(
+            found,
+            [key for key in found if key[0] == "open" and key[4] == load],
+            lambda figures: (
+                f"{figures.batch_rows['image']:.1f}, {ms(figures.all.mean_ms)} / {ms(figures.all.p99_ms)}"
+            ),
+        )
+    yield ""
+    yield f"## Capacity: requests/s and worker while p99 stays under {_LIMIT_MS:g} ms"
+    yield from _by_workers(found, [key for key in found if key[0] == "capacity"], None)
+
+
+def _by_workers(found: Mapping[Key, Any], keys: list[Key], text: Any) -> Iterator[str]:
+    workers = sorted({key[3] for key in keys})
+    kinds = dict.fromkeys(key[1:3] for key in keys)
+    cells: dict[tuple[Key, int], str] = {}
+    for key in keys:
+        figures: Figures | float = found[key]
+        cells[key[1:3], key[3]] = text(figures) if text else f"{figures / key[3]:.0f}"
+    yield from table(
+        ("", *(f"{count} workers" for count in workers)),
+        [(", ".join(kind), *(cells[kind, count] for count in workers)) for kind in kinds],
+    )
+
+
+def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
+    del options
+    figure.set_size_inches(13, 4)
+    rows, latency, capacity = figure.subplots(1, 3)
+    keys = [key for key in found if key[0] == "open" and key[4] == 0.7]
+    workers = sorted({key[3] for key in keys})
+    kinds = list(dict.fromkeys(key[1:3] for key in found))
+    for number, kind in enumerate(kinds):
+        style = look(number) | {"linestyle": "--" if kind[0] == "each worker" else "-"}
+        name = ", ".join(kind)
+        mine = [found["open", *kind, count, 0.7] for count in workers if ("open", *kind, count, 0.7) in found]
+        if mine:
+            rows.plot(workers, [f.batch_rows["image"] for f in mine], label=name, **style)
+            latency.plot(workers, [f.all.mean_ms for f in mine], label=name, **style)
+        borne = [found["capacity", *kind, count] / count for count in workers]
+        capacity.plot(workers, borne, label=name, **style)
+    rows.set(title="rows of a batch, load 70 %", ylim=(0, None))
+    latency.set(title="mean ms, load 70 %", ylim=(0, None))
+    capacity.set(title=f"requests/s a worker with p99 under {_LIMIT_MS:g} ms", ylim=(0, None))
+    for axis in (rows, latency, capacity):
+        axis.set_xlabel("workers")
+        axis.grid(visible=True, alpha=0.2)
+    capacity.legend(fontsize=7)
+    figure.tight_layout()
