@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from bench.sim.cell import Key, run_all
 from bench.sim.figures import Figures
@@ -61,8 +61,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _scenario(name: str) -> Scenario:
-    found: Any = importlib.import_module(f"bench.sim.scenarios.{SCENARIOS[name]}")
-    return found
+    return cast("Scenario", importlib.import_module(f"bench.sim.scenarios.{SCENARIOS[name]}"))
 
 
 def _write(name: str, scenario: Scenario, found: Mapping[Key, Any], options: Options, folder: Path) -> None:

@@ -77,8 +77,8 @@ class Open:
             yield from draw.at(_poisson(random, rate, start_s, end_s))
             start_s, bursting = end_s, not bursting
 
-    def after(self, request: Request, now_s: float) -> Request | None:
-        return None
+    def after(self, request: Request, now_s: float) -> None:
+        """Nothing."""
 
 
 def _poisson(random: np.random.Generator, rate: float, start_s: float, end_s: float) -> list[float]:
@@ -140,8 +140,8 @@ class Replay:
                 return
             yield msgspec.structs.replace(request, time=request.time / self.speed)
 
-    def after(self, request: Request, now_s: float) -> Request | None:
-        return None
+    def after(self, request: Request, now_s: float) -> None:
+        """Nothing."""
 
 
 class _Draw:

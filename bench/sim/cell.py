@@ -15,7 +15,7 @@ from bench.sim.service import Pool
 from bench.sim.setup import Setup
 
 _WARM = 0.15  # part of the time before anything counts
-_STEPS = 6
+_STEPS = 7
 
 
 @dataclass(frozen=True, slots=True)

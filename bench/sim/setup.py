@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.sim.service import Service
-from mpspool.router import policy
+from mpspool.router import policy as policies
 from mpspool.router.load import Limits
 from mpspool.router.queues import QueueRules
 from mpspool.router.scheduler import PoolRules, Scheduler
@@ -47,14 +47,14 @@ class Setup:
     def scheduler(self, services: tuple[Service, ...]) -> Scheduler:
         """The router's own, told so."""
         rules = PoolRules(self.dispatch, Limits(self.running, self.long), self.long_us)
-        order = policy.find(self.policy, self.aging)
+        order = policies.find(self.policy, self.aging)
         scheduler = Scheduler(rules, self._queue_rules(order, None))
         for service in services:
             batching = service.batching if self.batching else None
             scheduler.govern(service.version, self._queue_rules(order, service if batching else None))
         return scheduler
 
-    def _queue_rules(self, order: policy.Policy, service: Service | None) -> QueueRules:
+    def _queue_rules(self, order: policies.Policy, service: Service | None) -> QueueRules:
         return QueueRules(
             policy=order,
             max_requests=self.max_requests,

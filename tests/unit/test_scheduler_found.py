@@ -116,3 +116,26 @@ def test_no_model_is_idle_for_long_because_its_jobs_are_long() -> None:
     pool.ask(OTHER, 20)
     pool.run(4000)
     assert pool.served[OTHER] > 10
+
+
+@pytest.mark.xfail(reason="a full queue refuses whoever comes, not who fills it")
+def test_who_fills_a_fair_queue_does_not_keep_others_out() -> None:
+    """A client with little waiting is taken in though another one's requests have filled the queue."""
+    scheduler = Scheduler(PoolRules(), QueueRules(fair=True, max_requests=100))
+    for _ in range(100):
+        scheduler.arrive(Entry(MODEL, "", b"x", 0, client="flood"), 0)
+    scheduler.arrive(Entry(MODEL, "", b"x", 0, client="other"), 0)
+
+
+@pytest.mark.xfail(reason="what it needs of a worker's time is not compared with what is left")
+def test_what_cannot_be_in_time_any_more_is_not_sent() -> None:
+    """A worker's time goes to a request that can still meet its deadline."""
+    scheduler = Scheduler(PoolRules(), QueueRules(policy=edf))
+    scheduler.costs.observe(MODEL, "", 1, 50_000)
+    hopeless = Entry(MODEL, "", b"1", 0, 60 * MS)
+    feasible = Entry(MODEL, "", b"2", 0, 90 * MS)
+    for entry in (hopeless, feasible):
+        scheduler.arrive(entry, 0)
+    scheduler.join("a", MODEL, 1)
+    (send,) = scheduler.dispatch(30 * MS)
+    assert send.entries == [feasible]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bench.sim.arrivals import Open, Stream
+from bench.sim.arrivals import Closed, Open, Stream
 from bench.sim.cell import Capacity, Cell, Key, Task
 from bench.sim.figures import Figures
 from bench.sim.scenario import Options, look, ms, table
@@ -17,7 +17,8 @@ from mpspool.core.settings import BatchingSettings
 TITLE = "Batches: of the whole pool, or of each worker behind a load balancer"
 
 # Alone 100 images/s on a device, in batches of 32 nearly five times as many.
-_IMAGE = Service("image", Linear(8, 1.7), Linear(0, 0.1), sigma=0.1)
+_IMAGE = Service("image", Linear(8, 1.7), Linear(0, 0.1), sigma=0.1, rows=((1, 6.0), (4, 2.0), (12, 1.0)))
+_MEAN_ROWS = 26 / 9
 _MOST = 32
 _WAITS: dict[str, dict[str, Any]] = {
     "timeout 0": {},
@@ -26,7 +27,8 @@ _WAITS: dict[str, dict[str, Any]] = {
 }
 _WORKERS = (1, 2, 4, 8)
 _LOADS = (0.3, 0.7, 0.9)
-_LIMIT_MS = 150.0
+_LIMIT_MS = 200.0
+_CLIENTS = 32
 SETUPS = (
     Setup("pool"),
     Setup("each worker", apart=True),
@@ -40,7 +42,7 @@ def _pool(workers: int, waits: str) -> Pool:
 
 
 def tasks(options: Options) -> dict[Key, Task]:
-    full = 1e9 * _MOST / _IMAGE.alone_ns(_MOST)
+    full = 1e9 * _MOST / _IMAGE.alone_ns(_MOST) / _MEAN_ROWS
     seconds = options.seconds or 10.0
     found: dict[Key, Task] = {}
     for setup in options.setups(SETUPS):
@@ -53,6 +55,9 @@ def tasks(options: Options) -> dict[Key, Task]:
                     {"image": _LIMIT_MS},
                     10.0 * workers,
                 )
+                found["closed", setup.title, waits, workers] = Cell(
+                    pool, setup, Closed(streams, _CLIENTS), seconds, options.seed
+                )
                 for load in _LOADS:
                     rate = options.rate or load * full * workers
                     if setup.batching:
@@ -64,8 +69,9 @@ def tasks(options: Options) -> dict[Key, Task]:
 
 def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
     del options
-    yield f"8 ms a batch and 1.8 ms a row of it, {_MOST} rows at most, one worker on each device. Load is given by what the"
-    yield "workers do in full batches. Adaptive: a batch waits only while every worker is busy."
+    yield f"8 ms a batch and 1.8 ms a row of it, {_MOST} rows at most, one worker on each device. Requests of 1, 4 and 12"
+    yield "rows (6 : 2 : 1). Load is given by what the workers do in full batches. Adaptive: a batch waits only while"
+    yield "every worker is busy."
     for load in _LOADS:
         yield ""
         yield f"## Load {load:.0%}: rows a batch, mean / p99 ms"
@@ -76,6 +82,15 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
                 f"{figures.batch_rows['image']:.1f}, {ms(figures.all.mean_ms)} / {ms(figures.all.p99_ms)}"
             ),
         )
+    yield ""
+    yield f"## {_CLIENTS} clients, however many workers: requests/s, rows a batch, mean ms"
+    yield from _by_workers(
+        found,
+        [key for key in found if key[0] == "closed"],
+        lambda figures: (
+            f"{figures.all.rate:.0f}, {figures.batch_rows.get('image', 0):.1f}, {ms(figures.all.mean_ms)}"
+        ),
+    )
     yield ""
     yield f"## Capacity: requests/s and worker while p99 stays under {_LIMIT_MS:g} ms"
     yield from _by_workers(found, [key for key in found if key[0] == "capacity"], None)
@@ -96,25 +111,26 @@ def _by_workers(found: Mapping[Key, Any], keys: list[Key], text: Any) -> Iterato
 
 def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
     del options
-    figure.set_size_inches(13, 4)
-    rows, latency, capacity = figure.subplots(1, 3)
-    keys = [key for key in found if key[0] == "open" and key[4] == 0.7]
-    workers = sorted({key[3] for key in keys})
-    kinds = list(dict.fromkeys(key[1:3] for key in found))
-    for number, kind in enumerate(kinds):
-        style = look(number) | {"linestyle": "--" if kind[0] == "each worker" else "-"}
-        name = ", ".join(kind)
-        mine = [found["open", *kind, count, 0.7] for count in workers if ("open", *kind, count, 0.7) in found]
-        if mine:
-            rows.plot(workers, [f.batch_rows["image"] for f in mine], label=name, **style)
-            latency.plot(workers, [f.all.mean_ms for f in mine], label=name, **style)
-        borne = [found["capacity", *kind, count] / count for count in workers]
-        capacity.plot(workers, borne, label=name, **style)
-    rows.set(title="rows of a batch, load 70 %", ylim=(0, None))
-    latency.set(title="mean ms, load 70 %", ylim=(0, None))
-    capacity.set(title=f"requests/s a worker with p99 under {_LIMIT_MS:g} ms", ylim=(0, None))
-    for axis in (rows, latency, capacity):
-        axis.set_xlabel("workers")
+    figure.set_size_inches(13, 4.4)
+    axes = figure.subplots(1, 4)
+    workers = sorted({key[3] for key in found})
+    # Adaptive does as no timeout does: one line for both.
+    kinds = list(dict.fromkeys(key[1:3] for key in found if key[2] != "adaptive"))
+    panels: list[tuple[str, Any]] = [
+        ("rows a batch, load 70 %", lambda kind, n: found["open", *kind, n, 0.7].batch_rows["image"]),
+        ("p99 ms, load 70 %", lambda kind, n: found["open", *kind, n, 0.7].all.p99_ms),
+        (f"{_CLIENTS} clients: requests/s", lambda kind, n: found["closed", *kind, n].all.rate),
+        (f"requests/s a worker, p99 < {_LIMIT_MS:g} ms", lambda kind, n: found["capacity", *kind, n] / n),
+    ]
+    for axis, (title, value) in zip(axes, panels, strict=True):
+        for number, kind in enumerate(kinds):
+            style = look(number) | {"linestyle": "--" if kind[0] == "each worker" else "-"}
+            if ("load" in title) <= (("open", *kind, workers[0], 0.7) in found):
+                axis.plot(workers, [value(kind, count) for count in workers], label=", ".join(kind), **style)
+        axis.set(title=title, xlabel="workers", ylim=(0, None))
+        axis.set_xticks(workers)
+        axis.title.set_fontsize(10)
         axis.grid(visible=True, alpha=0.2)
-    capacity.legend(fontsize=7)
-    figure.tight_layout()
+    handles, labels = axes[2].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), fontsize=8)
+    figure.tight_layout(rect=(0, 0.07, 1, 1))

@@ -57,8 +57,8 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
             (
                 "",
                 "in time/s",
-                "of those with 80 ms",
-                "with 400 ms",
+                "those with 80 ms",
+                "those with 400 ms",
                 "refused on arrival",
                 "expired",
                 "mean ms",
@@ -74,9 +74,8 @@ def _row(title: str, figures: Figures) -> tuple[str, ...]:
     return (
         title,
         f"{part.good:.0f}",
-        percent(hasty.good / (hasty.good + patient.good) * part.good / (part.good or 1) if part.good else 0.0)
-        + f" ({hasty.good:.0f}/s)",
-        f"{patient.good:.0f}/s",
+        f"{hasty.good:.0f}",
+        f"{patient.good:.0f}",
         percent(part.refused_late + part.refused_full),
         percent(part.expired),
         ms(part.mean_ms),

@@ -27,20 +27,22 @@ def _service(name: str, device_ms: float, cpu_ms: float, width: float) -> Servic
 
 
 _STREAMS = (
-    Stream(_service("tiny", 0.5, 0.2, 1), 0.52, deadline_ms=200),
-    Stream(_service("small", 1.5, 0.3, 1), 0.24, deadline_ms=200),
-    Stream(_service("wide", 4.0, 0.5, 1), 0.14, deadline_ms=200),
-    Stream(_service("rank", 8.0, 0.8, 1), 0.09, deadline_ms=400),
+    Stream(_service("tiny", 0.5, 0.2, 1), 0.545, deadline_ms=100),
+    Stream(_service("small", 1.5, 0.3, 1), 0.25, deadline_ms=100),
+    Stream(_service("wide", 4.0, 0.5, 1), 0.12, deadline_ms=200),
+    Stream(_service("rank", 8.0, 0.8, 1), 0.075, deadline_ms=200),
     Stream(_service("slow", 60.0, 5.0, 2), 0.01, deadline_ms=2000),
 )
-_PARALLEL = 6.0
+_PARALLEL = 4.0
 _LOSS = 0.01
+_BURST = 1.5
 SETUPS = (
     Setup("fifo", batching=False),
     Setup("fifo, round robin", dispatch="round_robin", batching=False),
     Setup("sjf", policy="sjf", batching=False),
     Setup("edf", policy="edf", batching=False),
     Setup("sjf, slow lane 2", policy="sjf", long=2, batching=False),
+    Setup("sjf, slow lane 1", policy="sjf", long=1, batching=False),
     Setup("fifo, at most 6", running=6, batching=False),
     Setup("fifo, batching"),
     Setup("fifo, batching, round robin", dispatch="round_robin"),
@@ -59,7 +61,7 @@ def tasks(options: Options) -> dict[Key, Task]:
     seconds = options.seconds or 2.5
     rate = options.rate or 10_000.0 * gpus * slots / 64
     streams = _STREAMS
-    load: Load = Open(streams, rate)
+    load: Load = Open(streams, rate, burst=_BURST)
     services = tuple(stream.service for stream in streams)
     shares = {stream.service.name: stream.share * stream.service.mean_ns() for stream in streams}
     if options.trace is not None:
@@ -103,10 +105,11 @@ def of_trace(trace: list[Request]) -> tuple[Service, ...]:
 def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
     gpus, slots = options.gpus or 8, options.slots or 8
     yield f"{gpus} devices with {slots} workers each; a device runs {_PARALLEL:g} jobs at full speed, each overlap costs"
-    yield f"{percent(_LOSS)}. "
+    yield f"{percent(_LOSS)}."
     if options.trace is None:
-        yield "Device time and share: tiny 0.5 ms, 52 %; small 1.5 ms, 24 %; wide 4 ms, 14 %; rank 8 ms, 9 %; slow"
-        yield "60 ms, 1 %; a fifth of it grows with the rows of a batch. Deadlines of 200, 200, 200, 400 and 2000 ms."
+        yield "Device time and share: "
+        yield "; ".join(_told(stream) for stream in _STREAMS) + "."
+        yield "A fifth of the time grows with the rows of a batch. A tenth of the time the rate is half as high again."
     rows = []
     names: list[str] = []
     for key, figures in found.items():
@@ -143,6 +146,11 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
             for setup in _GROWING
         ],
     )
+
+
+def _told(stream: Stream) -> str:
+    device_ms = stream.service.mean_ns(stream.service.device) / 1e6
+    return f"{stream.service.name} {device_ms:g} ms, {100 * stream.share:g} %, deadline {stream.deadline_ms:g} ms"
 
 
 def _row(title: str, figures: Figures) -> tuple[str, ...]:

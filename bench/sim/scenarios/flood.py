@@ -41,7 +41,7 @@ def tasks(options: Options) -> dict[Key, Task]:
     capacity = gpus * 1e9 / _ONE.device.ns(1)
     each = options.rate or 0.5 * capacity / 9
     one = Pool(gpus, (_ONE,), {"m": options.slots or 2})
-    streams = (Stream(_ONE, 9.0, "c", 9), Stream(_ONE, _FLOOD, "flood"))
+    streams: tuple[Stream, ...] = (Stream(_ONE, 9.0, "c", 9), Stream(_ONE, _FLOOD, "flood"))
     for setup in options.setups(_CLIENTS):
         found["client", setup.title] = Cell(
             one, setup, Open(streams, (9 + _FLOOD) * each), seconds, options.seed

@@ -1,0 +1,215 @@
+"""The simulation itself: nothing is lost, devices share as they should, and queues are as long as theory says."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from bench.sim import trace
+from bench.sim.__main__ import main
+from bench.sim.arrivals import Closed, Load, Open, Replay, Stream
+from bench.sim.cell import Capacity, Cell
+from bench.sim.device import Device
+from bench.sim.engine import Record, Simulation
+from bench.sim.figures import fair_division, jain
+from bench.sim.job import Outcome
+from bench.sim.service import Linear, Pool, Service, divide
+from bench.sim.setup import Setup
+from bench.sim.trace import Request
+from mpspool.core.settings import BatchingSettings
+
+MS = 1_000_000
+SHORT = Service("short", Linear(4), Linear(1), Linear(1), sigma=0.4, rows=((1, 1.0), (3, 1.0)))
+LONG = Service("long", Linear(20), Linear(2), sigma=0.4)
+BATCHED = Service(
+    "batched", Linear(3, 0.5), batching=BatchingSettings(max_batch_size=8, batch_timeout_us=1000)
+)
+POOL = Pool(2, (SHORT, LONG, BATCHED), parallel=1.5, loss=0.05)
+STREAMS = (
+    Stream(SHORT, 6.0, "c", 5, deadline_ms=60),
+    Stream(LONG, 1.0, priority=1),
+    Stream(BATCHED, 3.0, deadline_ms=40),
+)
+SETUPS = (
+    Setup("plain"),
+    Setup("sjf", policy="sjf", running=2, long=1, fair=True),
+    Setup("edf", policy="edf", dispatch="round_robin", refuse_late=False),
+    Setup("apart", apart=True, max_requests=5),
+)
+
+
+def simulate(
+    load: Load, pool: Pool = POOL, setup: Setup = SETUPS[0], seconds: float = 2.0, seed: int = 1
+) -> Record:
+    return Simulation(pool, setup, load, seconds, seed).run()
+
+
+@pytest.mark.parametrize("setup", SETUPS, ids=lambda setup: setup.title)
+@pytest.mark.parametrize("rate", [200.0, 900.0])
+def test_every_request_ends_exactly_once(setup: Setup, rate: float) -> None:
+    """Answered, expired or refused: under little and too much load alike, and no sooner than it can be."""
+    load = Open(STREAMS, rate, burst=3.0)
+    record = simulate(load, setup=setup)
+    asked = Counter(map(repr, load.requests(2.0, 1)))
+    assert Counter(repr(one.request) for one in record.ended) == asked
+    for one in record.ended:
+        assert one.at_s >= one.request.time - 1e-9
+        if one.outcome is Outcome.ANSWERED:
+            assert one.queue_s > -1e-6
+            assert one.overlap_s > -1e-6
+
+
+def test_the_same_seed_gives_the_same_figures() -> None:
+    """And another seed others."""
+    cell = Cell(POOL, SETUPS[1], Open(STREAMS, 300.0, burst=3.0), 1.0)
+    assert cell.run() == cell.run()
+    assert cell.run() != Cell(POOL, SETUPS[1], Open(STREAMS, 300.0, burst=3.0), 1.0, seed=2).run()
+
+
+def test_every_setup_sees_the_same_requests() -> None:
+    """What is drawn depends on neither the rate nor what becomes of it."""
+    slow = list(Open(STREAMS, 100.0).requests(1.0, 1))
+    fast = list(Open(STREAMS, 200.0).requests(1.0, 1))
+    assert [(one.model, one.cost_us) for one in slow] == [
+        (one.model, one.cost_us) for one in fast[: len(slow)]
+    ]
+
+
+def ends(device: Device[str], until_ns: int = 10**12) -> dict[str, float]:
+    """Milliseconds, of all that is on it."""
+    found: dict[str, float] = {}
+    while (due_ns := device.due_ns()) is not None and due_ns <= until_ns:
+        found |= dict.fromkeys(device.ended(due_ns), due_ns / MS)
+    return found
+
+
+def test_two_jobs_that_overlap_share_the_device() -> None:
+    """Two of 50 ms take 100 ms each; the device has done 100 ms of work, and 100 ms were spent waiting."""
+    device = Device[str]("gpu")
+    for name in "ab":
+        device.enter(0, 50 * MS, 1.0, name)
+    assert ends(device) == {"a": pytest.approx(100), "b": pytest.approx(100)}
+    assert (device.work_ns, device.overlap_ns, device.busy_ns) == pytest.approx(
+        (100 * MS, 100 * MS, 100 * MS)
+    )
+
+
+def test_a_job_that_comes_later_overlaps_for_a_part() -> None:
+    """One of 50 ms is joined after 30 ms: they share for 40 ms, and the second has the rest to itself."""
+    device = Device[str]("gpu")
+    device.enter(0, 50 * MS, 1.0, "a")
+    device.enter(30 * MS, 50 * MS, 1.0, "b")
+    assert ends(device) == {"a": pytest.approx(70), "b": pytest.approx(100)}
+
+
+def test_what_a_device_runs_in_parallel_and_what_overlap_costs() -> None:
+    """Three of width 1 on a device for two run at two thirds; with a loss of 10 % each, by 1.2 slower."""
+    device = Device[str]("gpu", parallel=2.0)
+    for name in "abc":
+        device.enter(0, 50 * MS, 1.0, name)
+    assert ends(device) == dict.fromkeys("abc", pytest.approx(75))
+    device = Device[str]("gpu", parallel=2.0, loss=0.1)
+    for name in "abc":
+        device.enter(0, 50 * MS, 1.0, name)
+    assert ends(device) == dict.fromkeys("abc", pytest.approx(90))
+    device = Device[str]("gpu", parallel=2.0)
+    device.enter(0, 50 * MS, 0.5, "narrow")
+    device.enter(0, 50 * MS, 1.5, "wide")
+    assert ends(device) == dict.fromkeys(("narrow", "wide"), pytest.approx(50))
+
+
+def erlang_c_wait_s(rate: float, service_s: float, servers: int) -> float:
+    """The mean wait in an M/M/c queue."""
+    load = rate * service_s
+    last = load**servers / math.factorial(servers) * servers / (servers - load)
+    waits = last / (sum(load**k / math.factorial(k) for k in range(servers)) + last)
+    return waits * service_s / (servers - load)
+
+
+@pytest.mark.parametrize(("servers", "use"), [(1, 0.6), (4, 0.8)])
+def test_waits_are_those_of_an_m_m_c_queue(servers: int, use: float) -> None:
+    """Exponential jobs on as many devices, in order of arrival, without a link: Erlang's formula."""
+    service = Service("m", Linear(10), exponential=True)
+    pool = Pool(servers, (service,), link_us=0.0, credits=1)
+    rate = use * servers * 100.0
+    load = Open((Stream(service, 1.0),), rate)
+    record = simulate(load, pool, Setup("fifo", paced=False), 24_000 / rate, seed=3)
+    waits = [one.queue_s for one in record.ended]
+    assert np.mean(waits) == pytest.approx(erlang_c_wait_s(rate, 0.01, servers), rel=0.1)
+
+
+def test_closed_clients_wait_for_their_answers() -> None:
+    """Three clients without a pause on two devices: never more than three at once, and both are always busy."""
+    service = Service("m", Linear(10))
+    record = simulate(Closed((Stream(service, 1.0),), 3), Pool(2, (service,), link_us=0.0))
+    changes = sorted(
+        [(one.request.time, 1) for one in record.ended] + [(one.at_s, -1) for one in record.ended]
+    )
+    assert max(np.cumsum([change for _, change in changes])) <= 3
+    assert sum(device.busy_ns for device in record.devices) / 1e9 == pytest.approx(4.0, rel=0.05)
+
+
+def test_requests_of_a_batch_end_together() -> None:
+    """Eight that come at once to one worker run as one, for what eight rows take."""
+    requests = [Request(time=0.0, model="batched") for _ in range(8)]
+    record = simulate(Replay(requests), Pool(1, (BATCHED,), link_us=0.0))
+    assert record.batches == {"batched": [8]}
+    assert [one.latency_s for one in record.ended] == pytest.approx([0.007] * 8)
+
+
+def test_apart_each_worker_makes_its_own_batches() -> None:
+    """The same eight, divided over two workers: two batches of four."""
+    requests = [Request(time=0.0, model="batched") for _ in range(8)]
+    record = simulate(Replay(requests), Pool(2, (BATCHED,)), Setup("apart", apart=True))
+    assert record.batches == {"batched": [4, 4]}
+
+
+@pytest.mark.parametrize("name", ["trace.jsonl", "trace.csv"])
+def test_a_trace_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
+    """Times count from the first request; played, it gives what was played when it was recorded."""
+    requests = list(Open(STREAMS, 200.0).requests(1.0, 1))
+    trace.write(tmp_path / name, requests)
+    found = trace.read(tmp_path / name)
+    assert found == [msgspec.structs.replace(one, time=one.time - requests[0].time) for one in requests]
+    assert len(simulate(Replay(found, speed=2.0)).ended) == len(requests)
+
+
+def test_capacity_is_where_the_limit_is_met() -> None:
+    """A worker of 10 ms a job bears less than 100 a second, and more the more its clients put up with."""
+    service = Service("m", Linear(10))
+    cell = Cell(Pool(1, (service,)), Setup("fifo"), Open((Stream(service, 1.0),), 120.0), 10.0)
+    patient, hasty = (Capacity(cell, {"m": limit_ms}, 5.0).run() for limit_ms in (100.0, 30.0))
+    assert 20 < hasty < patient < 100
+
+
+def test_divisions() -> None:
+    """Slots by load, shares by max-min, and Jain's index."""
+    assert divide(8, {"a": 5.0, "b": 1.0, "c": 0.1}) == {"a": 6, "b": 1, "c": 1}
+    assert fair_division(10.0, {"a": 1.0, "b": 20.0, "c": 5.0}) == {"a": 1.0, "b": 4.5, "c": 4.5}
+    assert jain([2.0, 2.0]) == 1.0
+    assert jain([4.0, 0.0]) == 0.5
+
+
+def longest_body_first(waiting: object) -> float:
+    """A policy of one's own."""
+    return -getattr(waiting, "size", 0)
+
+
+def test_the_command_writes_a_table_figures_and_a_plot(tmp_path: Path) -> None:
+    """With a policy of one's own beside the scenario's."""
+    said = ["--scenario", "priority", "--seconds", "0.3", "--processes", "1", "--results", str(tmp_path)]
+    assert main([*said, "--policy", f"{__name__}:longest_body_first"]) == 0
+    assert {file.name for file in tmp_path.iterdir()} == {"priority.md", "priority.json", "priority.png"}
+    assert "longest_body_first" in (tmp_path / "priority.md").read_text()
+
+
+def test_a_policy_that_is_not_there_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything runs."""
+    with pytest.raises(SystemExit):
+        main(["--policy", "nowhere"])
+    assert "no policy 'nowhere'" in capsys.readouterr().err
