@@ -17,7 +17,7 @@ from mpspool.router.entry import Entry
 from mpspool.router.load import Device
 from mpspool.router.queues import QueueRules
 from mpspool.router.request_metrics import SECONDS, Buckets
-from mpspool.router.scheduler import PoolRules, Scheduler
+from mpspool.router.scheduler import PoolRules, Scheduler, Send
 from mpspool.router.task_log import SIZE, TaskLog
 
 _ROUNDS = 7
@@ -86,6 +86,7 @@ def _through_the_scheduler(count: int) -> None:
         now_ns = number * 1_000_000
         scheduler.arrive(Entry(_MODEL, "", b"%d" % number, now_ns, now_ns + 10**9), now_ns)
         for order in scheduler.dispatch(now_ns):
+            assert isinstance(order, Send)
             ended_ns = now_ns + _COST_US * 1000
             batch = scheduler.finished(order.worker, order.dispatch, now_ns=ended_ns)
             assert batch is not None

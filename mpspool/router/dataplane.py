@@ -583,6 +583,9 @@ class Dataplane:
         now_ns = time.monotonic_ns()
         self._refuse(self._scheduler.expire(now_ns))
         for order in self._scheduler.dispatch(now_ns):
+            if isinstance(order, Refuse):
+                self._refuse([order])
+                continue
             identity = order.worker.encode()
             if (worker := self._workers.get(identity)) is None:
                 continue  # lost to an order before this one: what it was to run waits again

@@ -12,10 +12,14 @@ _SLACK = 256
 
 
 class FairShare:
-    """The clock of one queue and its parties. Seconds of worker time."""
+    """The clock of one queue and its parties. Seconds of worker time.
+
+    Attributes:
+        clock_s: how far those that were served have come.
+    """
 
     def __init__(self) -> None:
-        self._now_s = 0.0
+        self.clock_s = 0.0
         self._next_s: dict[Hashable, float] = {}
 
     def arrive(self, party: Hashable, cost_s: float) -> float:
@@ -28,11 +32,11 @@ class FairShare:
 
     def now(self, party: Hashable) -> float:
         """When a request of this party would count as arrived."""
-        return max(self._now_s, self._next_s.get(party, 0.0))
+        return max(self.clock_s, self._next_s.get(party, 0.0))
 
     def served(self, start_s: float) -> None:
         """A request that counted as arrived then is being run."""
-        self._now_s = max(self._now_s, start_s)
+        self.clock_s = max(self.clock_s, start_s)
 
     def serve(self, party: Hashable, start_s: float, cost_s: float) -> float:
         """A dispatch of this party that counted as arrived then is being run. When its next one counts so."""
@@ -42,6 +46,6 @@ class FairShare:
 
     def _forget(self) -> None:
         """Those that have nothing ahead of the clock are as good as new."""
-        kept = {party: at_s for party, at_s in self._next_s.items() if at_s > self._now_s}
+        kept = {party: at_s for party, at_s in self._next_s.items() if at_s > self.clock_s}
         if len(kept) <= len(self._next_s) // 2:
             self._next_s = kept

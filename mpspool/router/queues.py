@@ -60,6 +60,7 @@ class Queue:
         suspects: in order. Those that are over stay in them until they come up.
         length: requests that wait and are still wanted, suspects among them.
         waiting_s: what those in the lines are predicted to take of a worker's time.
+        late: those that have left, for they cannot be in time any more, and are to be refused.
         lived: the bodies of the last answers.
         excused: when a body's being in `lived` was made use of.
     """
@@ -71,26 +72,50 @@ class Queue:
     suspects: deque[Entry] = field(default_factory=deque)
     length: int = 0
     waiting_s: float = 0.0
+    late: list[Entry] = field(default_factory=list)
     lived: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LIVED))
     excused: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     _lines: dict[tuple[object, bool], Line] = field(default_factory=dict)
     _shares: FairShare = field(default_factory=FairShare)
+    # Where clients share fairly: what waits of each, in the order of arrival.
+    _clients: dict[str, dict[Entry, None]] = field(default_factory=dict)
     _order: Iterator[int] = field(default_factory=itertools.count)
 
     # -- arrival ----------------------------------------------------------------------------------
 
-    def check_room(self, entry: Entry) -> None:
-        """Raises PoolError where a request does not fit any more."""
+    def check_room(self, entry: Entry) -> Entry | None:
+        """Whether a new request fits.
+
+        Returns:
+            One that has to leave for it, where clients share fairly and another has more waiting than its part.
+
+        Raises:
+            PoolError: it does not.
+        """
+        leaving: Entry | None = None
         if self.length >= self.rules.max_requests:
-            raise PoolError(
-                Code.UNAVAILABLE,
-                f"The queue of {self.model} is full: {self.length} requests wait; try again later",
-            )
+            leaving = self._last_of_most(entry) if self.rules.fair else None
+            if leaving is None:
+                raise self.full()
         settings = self.rules.batching
         if entry.rows and settings is not None:
             for long in (False, True):
                 if line := self._lines.get((entry.kind, long)):
                     batching.check_room(line, entry.rows, settings)
+        return leaving
+
+    def full(self) -> PoolError:
+        """For a request that does not fit."""
+        return PoolError(
+            Code.UNAVAILABLE,
+            f"The queue of {self.model} is full: {self.length} requests wait; try again later",
+        )
+
+    def _last_of_most(self, entry: Entry) -> Entry | None:
+        """The last request of the client that has most waiting; None where that is who asks, or nobody has more."""
+        waiting = self._clients.get(entry.client, ())
+        most = max(self._clients.values(), key=len, default={})
+        return next(reversed(most), None) if len(most) > len(waiting) + 1 else None
 
     def check_deadline(self, entry: Entry, now_ns: int) -> None:
         """Raises PoolError where a request's deadline has passed, or will have before it could have been run."""
@@ -102,6 +127,8 @@ class Queue:
         workers = len(self.placement.workers)
         if not self.rules.refuse_late or entry.cost_s is None or not workers:
             return
+        if self.placement.idle_count and not self.length:
+            return  # it keeps nobody waiting, and tells what such a request costs now
         ahead_s = self._ahead_s(entry) / workers
         if ahead_s + entry.cost_s > left_s:
             raise PoolError(
@@ -143,6 +170,8 @@ class Queue:
             line = self._lines.setdefault((kind, entry.long), Line(kind, entry.long))
         line.add(entry)
         self.waiting_s += entry.cost_s or 0.0
+        if self.rules.fair:
+            self._clients.setdefault(entry.client, {})[entry] = None
 
     def discount(self, entry: Entry) -> None:
         """Counts as waiting no more what is sent or over."""
@@ -155,6 +184,10 @@ class Queue:
                 self.waiting_s = max(0.0, self.waiting_s - (entry.cost_s or 0.0)) if self.length else 0.0
                 if not line.count:
                     self._lines.pop((line.kind, line.long), None)
+            if (mine := self._clients.get(entry.client)) is not None:
+                mine.pop(entry, None)
+                if not mine:
+                    del self._clients[entry.client]
 
     def forget_over(self) -> None:
         """Keeps what nobody wants any more from piling up behind what is not served."""
@@ -230,6 +263,8 @@ class Queue:
     def take(self, line: Line, now_ns: int, share: int) -> Batch:
         """The next dispatch from a line that has a first request. `share`: requests for each worker, at most."""
         settings = self.rules.batching
+        if self.rules.refuse_late:
+            self._leave_hopeless(line, now_ns)
         if settings is not None and line.kind is not None:
             entries, cost_us = self._take_batch(line, settings, now_ns)
             together = True
@@ -241,6 +276,14 @@ class Queue:
         if settings is not None:
             line.renew(settings.run_rows)
         return Batch(entries, cost_us, together, line.long)
+
+    def _leave_hopeless(self, line: Line, now_ns: int) -> None:
+        """Whoever is next and can no longer be in time leaves, while others wait that may be."""
+        while line.count > 1 and (entry := line.first(now_ns)) is not None:
+            if not entry.deadline_ns or now_ns + (entry.cost_s or 0.0) * 1e9 <= entry.deadline_ns:
+                return
+            self.discount(entry)
+            self.late.append(entry)
 
     def _take_batch(
         self, line: Line, settings: BatchingSettings, now_ns: int

@@ -35,6 +35,7 @@ from mpspool.router.fair_share import FairShare
 from mpspool.router.line import Line
 from mpspool.router.load import Batch, Device, Limits, WorkerLoad, by_load
 from mpspool.router.placement import BATCH_PIPELINE_NS, PIPELINE_NS, Placement
+from mpspool.router.policy import edf
 from mpspool.router.queues import Queue, QueueRules
 from mpspool.router.suspicion import Blame, Standing, Suspicions
 
@@ -43,6 +44,7 @@ _QUARANTINED = (
     "A worker was lost while it ran this request or one with the same body, and another while it ran it "
     "alone: it is taken for the cause and not run again for now"
 )
+_TOO_LATE = "Deadline exceeded: the request could not have been answered before it, and was not run"
 # Where nobody says from which cost on a job is long: from so many times the average one.
 _LONG_BY = 1.5
 _WEIGHT = 0.02  # of the newest request in that average
@@ -106,6 +108,7 @@ class Scheduler:
         self._deadlines: list[tuple[int, int, Entry]] = []
         self._tiebreak = itertools.count()
         self._wanted = 0
+        self._refusals: list[Send | Refuse] = []
         self._trying = False  # a suspect is running
         # Whose suspect is the next to run, or runs, and the workers that are kept free for it.
         self._trial: tuple[Queue, list[WorkerLoad]] | None = None
@@ -135,7 +138,7 @@ class Scheduler:
     def arrive(self, entry: Entry, now_ns: int) -> None:
         """Takes a request into its queue. Raises PoolError where it is refused at the door."""
         queue = self._queue(entry.model)
-        queue.check_room(entry)
+        leaving = queue.check_room(entry)
         entry.size = len(entry.body)
         standing = self._suspicions.standing(entry.model, entry.body, now_ns)
         if standing is Standing.QUARANTINED:
@@ -146,6 +149,9 @@ class Scheduler:
         queue.forget_over()
         self._forget_deadlines()
         self._wanted += 1
+        if leaving is not None:
+            self._refusals.append(Refuse(leaving, queue.full()))
+            self._end(leaving)
         queue.place(entry)
         self._add(queue, entry)
         if entry.deadline_ns:
@@ -299,9 +305,9 @@ class Scheduler:
 
     # -- dispatch ---------------------------------------------------------------------------------
 
-    def dispatch(self, now_ns: int) -> list[Send]:
-        """Every dispatch that can be sent now."""
-        orders: list[Send] = []
+    def dispatch(self, now_ns: int) -> list[Send | Refuse]:
+        """Every dispatch that can be sent now, and who had to leave."""
+        orders, self._refusals = self._refusals, []
         waits = list(self._waits)
         for queue in waits:
             if queue.suspects or (self._trial and self._trial[0] is queue):
@@ -316,7 +322,7 @@ class Scheduler:
                 pass
         return orders
 
-    def _dispatch_one(self, queues: dict[Queue, int], now_ns: int, orders: list[Send]) -> bool:
+    def _dispatch_one(self, queues: dict[Queue, int], now_ns: int, orders: list[Send | Refuse]) -> bool:
         """Sends the dispatch that is next over these queues, each with its share, if one can be sent."""
         best: tuple[float, Queue, Line, WorkerLoad] | None = None
         if len(queues) > 1:  # who waits keeps its place while others are served, or it would never come up
@@ -326,17 +332,25 @@ class Scheduler:
                 line, first, worker = found
                 rank = 0.0
                 if len(queues) > 1:
-                    rank = self._starts[queue] + first.key - first.arrived_s
+                    rank = self._rank(queue, first, now_ns)
                 if best is None or rank < best[0]:
                     best = rank, queue, line, worker
         if best is None:
             return False
         _, queue, line, worker = best
         batch = queue.take(line, now_ns, queues[queue])
+        orders += [self._refuse(entry, Code.DEADLINE_EXCEEDED, _TOO_LATE) for entry in queue.late]
+        queue.late.clear()
         if len(queues) > 1:
             self._starts[queue] = self._shares.serve(queue, self._starts[queue], (batch.cost_us or 0.0) / 1e6)
         orders.append(self._send(queue, worker, batch, now_ns))
         return True
+
+    def _rank(self, queue: Queue, first: Entry, now_ns: int) -> float:
+        """How soon a queue's first request is next where queues share a device: the least is."""
+        if queue.rules.policy is edf:  # a deadline is one whoever is asked, and when
+            return self._shares.clock_s + first.key - now_ns / 1e9
+        return self._starts[queue] + first.key - first.arrived_s
 
     def _next(self, queue: Queue, now_ns: int, alone: bool) -> tuple[Line, Entry, WorkerLoad] | None:
         """What a queue would send next, and to whom. `alone`: no other queue may be kept off a device by that."""
@@ -372,7 +386,7 @@ class Scheduler:
 
     # -- suspects ---------------------------------------------------------------------------------
 
-    def _dispatch_suspect(self, queue: Queue, now_ns: int, orders: list[Send]) -> None:
+    def _dispatch_suspect(self, queue: Queue, now_ns: int, orders: list[Send | Refuse]) -> None:
         """One suspect at a time in the pool, alone on a device or a worker that is emptied for it first."""
         if self._trying or (self._trial and self._trial[0] is not queue):
             return

@@ -204,7 +204,7 @@ def test_the_least_loaded_device_is_taken_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "deadline_ms", "in_time"), [(0, 9, False), (0, 11, True), (4, 49, False), (4, 51, True)]
+    ("before", "deadline_ms", "in_time"), [(1, 19, False), (1, 21, True), (4, 49, False), (4, 51, True)]
 )
 def test_what_cannot_meet_its_deadline_is_refused_at_once(
     before: int, deadline_ms: int, in_time: bool
@@ -230,6 +230,14 @@ def test_nobody_is_refused_for_what_is_not_known() -> None:
     scheduler.join("w", A, 1)
     ask(scheduler, 3, deadline_ms=1)
     scheduler = make(refuse_late=False)
+    scheduler.join("w", A, 1)
+    ask(scheduler, 100)
+    ask(scheduler, 100, deadline_ms=1)
+
+
+def test_what_keeps_nobody_waiting_is_tried() -> None:
+    """An idle worker takes what is expected to be late: else nobody would ever learn that it is not any more."""
+    scheduler = make()
     scheduler.join("w", A, 1)
     ask(scheduler, 100, deadline_ms=1)
 

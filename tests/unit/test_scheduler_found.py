@@ -8,12 +8,13 @@ from collections import Counter
 
 import pytest
 
+from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.router.entry import Entry
 from mpspool.router.load import Limits
 from mpspool.router.policy import edf, sjf
 from mpspool.router.queues import QueueRules
-from mpspool.router.scheduler import PoolRules, Scheduler, Send
+from mpspool.router.scheduler import PoolRules, Refuse, Scheduler, Send
 
 MODEL = ModelVersion("half", 1)
 OTHER = ModelVersion("other", 3)
@@ -86,7 +87,6 @@ def test_a_dispatch_behind_a_running_one_is_sent_shortly_before_its_end_each_tim
     assert max(began_ns - sent_ns for _, sent_ns, began_ns in pool.sent) <= 4 * MS
 
 
-@pytest.mark.xfail(reason="between models a deadline counts from its request's arrival")
 def test_edf_holds_between_models_on_a_limited_device() -> None:
     """Whose deadline is next goes first, though it came with more time than another that came later."""
     pool = Pool(Limits(running=1), {MODEL: 10, OTHER: 10})
@@ -118,16 +118,21 @@ def test_no_model_is_idle_for_long_because_its_jobs_are_long() -> None:
     assert pool.served[OTHER] > 10
 
 
-@pytest.mark.xfail(reason="a full queue refuses whoever comes, not who fills it")
 def test_who_fills_a_fair_queue_does_not_keep_others_out() -> None:
     """A client with little waiting is taken in though another one's requests have filled the queue."""
     scheduler = Scheduler(PoolRules(), QueueRules(fair=True, max_requests=100))
     for _ in range(100):
         scheduler.arrive(Entry(MODEL, "", b"x", 0, client="flood"), 0)
-    scheduler.arrive(Entry(MODEL, "", b"x", 0, client="other"), 0)
+    other = Entry(MODEL, "", b"x", 0, client="other")
+    scheduler.arrive(other, 0)
+    (refusal,) = scheduler.dispatch(0)
+    assert refusal.entry.client == "flood"
+    assert refusal.error.code is Code.UNAVAILABLE
+    assert scheduler.queued(MODEL) == 100
+    with pytest.raises(PoolError, match="is full: 100 requests wait"):
+        scheduler.arrive(Entry(MODEL, "", b"x", 0, client="flood"), 0)
 
 
-@pytest.mark.xfail(reason="what it needs of a worker's time is not compared with what is left")
 def test_what_cannot_be_in_time_any_more_is_not_sent() -> None:
     """A worker's time goes to a request that can still meet its deadline."""
     scheduler = Scheduler(PoolRules(), QueueRules(policy=edf))
@@ -137,5 +142,7 @@ def test_what_cannot_be_in_time_any_more_is_not_sent() -> None:
     for entry in (hopeless, feasible):
         scheduler.arrive(entry, 0)
     scheduler.join("a", MODEL, 1)
-    (send,) = scheduler.dispatch(30 * MS)
+    send, refusal = sorted(scheduler.dispatch(30 * MS), key=lambda order: isinstance(order, Refuse))
     assert send.entries == [feasible]
+    assert refusal.entry is hopeless
+    assert refusal.error.code is Code.DEADLINE_EXCEEDED
