@@ -80,6 +80,8 @@ class Connection(Receiver):
     def tick(self, now_s: float) -> None:
         """To be called about once a second."""
         self.now_s = now_s
+        if self.over:
+            return
         self.useless = 0
         self._resets_left = self.limits.resets
         if self._heard:
@@ -100,10 +102,16 @@ class Connection(Receiver):
             if stream.touched_s > before_s or not stream.open:
                 continue
             if stream.queued:
+                if self.paused:
+                    continue  # who takes nothing of any stream is the shell's to see
+                text = f"stream {stream.id}: it takes nothing of what it asked for"
                 if self.out_window <= 0:
-                    self.fail(ErrorCode.NO_ERROR, "it takes nothing of what it asked for")
+                    self.fail(ErrorCode.NO_ERROR, text)
                     return
-                self._reset(stream, ErrorCode.CANCEL, "it takes nothing of what it asked for")
+                self.complain(ErrorCode.CANCEL, text)
+                self._drop(stream)
+                self.write_control(frames.rst_stream(stream.id, ErrorCode.CANCEL))
+                self.remember_reset(stream.id)
             elif stream.receiving:
                 stream.on_stalled()
 

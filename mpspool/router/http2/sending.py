@@ -53,6 +53,7 @@ class Sender:
         streams: those that are open, by number.
         peer_window: that a stream begins with.
         out_window: what may be sent on all streams together.
+        paused: the transport takes nothing more for now.
         useless: frames that the peer has sent since the last one that brought something, or took something.
     """
 
@@ -64,7 +65,7 @@ class Sender:
         self.useless = 0
         self._held = held
         self._frame_bytes = DEFAULT_FRAME_BYTES
-        self._paused = False
+        self.paused = False
         self._control_bytes = control_bytes
         self._control_waiting = 0
         # Those with something queued, in the order of their turns.
@@ -80,7 +81,7 @@ class Sender:
             size <= _JOIN_BYTES
             and size <= self.out_window
             and size <= stream.out_window
-            and not self._paused
+            and not self.paused
             and self._table_told
             and stream.queue is None
         ):
@@ -122,12 +123,13 @@ class Sender:
             self._table_told = True
             lead, tail = (NO_TABLE + lead, tail) if lead else (lead, NO_TABLE + tail)
         stream.enqueue(lead, chunks, tail, last)
+        stream.touched_s = self.now_s
         self.push(stream)
 
     def push(self, stream: Stream) -> None:
         """Sends what the windows and the transport allow of a stream's queue."""
         waited = stream in self._waiting
-        while not self._paused:
+        while not self.paused:
             pieces, size = self._next(stream)
             if size:
                 self.useless = 0
@@ -200,17 +202,17 @@ class Sender:
 
     def pause(self) -> None:
         """The transport takes nothing more for now."""
-        self._paused = True
+        self.paused = True
 
     def resume(self) -> None:
         """The transport takes more again."""
-        self._paused = False
+        self.paused = False
         self._control_waiting = 0
         self._push_all()
 
     def write_control(self, frame: bytes) -> None:
         """An answer that the peer provoked; where it reads none of them, the connection ends."""
-        if self._paused:
+        if self.paused:
             self._control_waiting += len(frame)
             if self._control_waiting > self._control_bytes:
                 self.fail(ErrorCode.ENHANCE_YOUR_CALM, "it does not read the answers to its frames")
@@ -248,7 +250,7 @@ class Sender:
 
     def _push_all(self) -> None:
         for stream in list(self._waiting):
-            if self._paused:
+            if self.paused:
                 return
             if stream.open:
                 self.push(stream)
