@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, StreamEnded, StreamReset
@@ -20,7 +22,7 @@ small = st.binary(max_size=40)
 a_frame = st.one_of(
     st.builds(lambda i, e: headers(i, end=e), ids, st.booleans()),
     st.builds(lambda i, e, p: data(i, p, end=e), ids, st.booleans(), small),
-    st.builds(lambda i, w: frames.window_update(i, w), ids, st.integers(0, 2**31 - 1)),
+    st.builds(frames.window_update, ids, st.integers(0, 2**31 - 1)),
     st.builds(lambda i: frames.rst_stream(i, 8), ids),
     st.builds(lambda k, v: frames.settings([(k, v)]), st.integers(0, 8), st.integers(0, 2**32 - 1)),
     st.builds(lambda p: frames.frame(frames.PING, 0, 0, p), st.binary(min_size=8, max_size=8)),
@@ -37,7 +39,7 @@ a_right_frame = st.one_of(
 
 def cut(whole: bytes, at: list[int]) -> list[bytes]:
     places = sorted({0, len(whole), *(place % (len(whole) + 1) for place in at)})
-    return [whole[start:stop] for start, stop in zip(places, places[1:], strict=False)]
+    return [whole[start:stop] for start, stop in itertools.pairwise(places)]
 
 
 def outcome(pieces: list[bytes], kind: type[Remembering]):
