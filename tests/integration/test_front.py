@@ -39,9 +39,9 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Fronts:
     """Both fronts on free ports of 127.0.0.1, on the event loop of a thread."""
 
-    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES) -> None:
+    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES, host: str = "127.0.0.1") -> None:
         settings = RouterSettings(
-            run_dir="", host="127.0.0.1", grpc_port=0, rest_port=0, max_message_bytes=max_message_bytes
+            run_dir="", host=host, grpc_port=0, rest_port=0, max_message_bytes=max_message_bytes
         )
         self.loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)

@@ -1,0 +1,506 @@
+"""The gRPC front as other HTTP/2 peers see it: what goes wrong on the wire, what is bounded, and stock clients at length."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import (
+    ConnectionTerminated,
+    DataReceived,
+    ResponseReceived,
+    StreamEnded,
+    StreamReset,
+    TrailersReceived,
+)
+
+from mpspool.core.errors import Code
+from mpspool.router.http2 import frames
+from tests.integration.test_front import PREDICT, Fronts, until
+
+HEAD = [
+    (":method", "POST"),
+    (":scheme", "http"),
+    (":path", PREDICT),
+    (":authority", "localhost"),
+    ("content-type", "application/grpc"),
+    ("te", "trailers"),
+]
+
+
+@pytest.fixture(scope="module")
+def fronts() -> Iterator[Fronts]:
+    started = Fronts()
+    yield started
+    started.close()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(fronts: Fronts) -> Iterator[None]:
+    """After each test no byte is counted, no call open and no task left of it."""
+    yield
+    until(lambda: fronts.dataplane.memory.used == 0)
+    until(lambda: not fronts.grpc._server._calls())
+
+
+class Answer:
+    """What came for one stream."""
+
+    def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
+        self.body = b""
+        self.ended = False
+        self.reset: int | None = None
+
+    @property
+    def code(self) -> Code:
+        return Code(int(self.headers["grpc-status"]))
+
+
+class Raw:
+    """A client that says exactly what it is told to."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.h2 = H2Connection(H2Configuration(header_encoding="utf-8", validate_outbound_headers=False))
+        self.h2.initiate_connection()
+        self.answers: dict[int, Answer] = {}
+        self.closed = False
+        self.goaway: int | None = None
+        self.flush()
+
+    def flush(self) -> None:
+        self.socket.sendall(self.h2.data_to_send())
+
+    def begin(self, *extra: tuple[str, str], end: bool = False, head: list[tuple[str, str]] = HEAD) -> int:
+        number = self.h2.get_next_available_stream_id()
+        self.answers[number] = Answer()
+        self.h2.send_headers(number, [*head, *extra], end_stream=end)
+        self.flush()
+        return number
+
+    def data(self, number: int, body: bytes, end: bool = False) -> None:
+        """As the windows allow."""
+        while body or end:
+            size = min(len(body), self.h2.local_flow_control_window(number), self.h2.max_outbound_frame_size)
+            if size or not body:
+                last = end and size == len(body)
+                self.h2.send_data(number, body[:size], end_stream=last)
+                body, end = body[size:], end and not last
+                self.flush()
+            else:
+                self.step()
+
+    def step(self) -> None:
+        got = self.socket.recv(2**16)
+        if not got:
+            self.closed = True
+            return
+        for event in self.h2.receive_data(got):
+            answer = self.answers.get(getattr(event, "stream_id", 0), Answer())
+            if isinstance(event, ResponseReceived | TrailersReceived):
+                answer.headers.update(event.headers)
+            elif isinstance(event, DataReceived):
+                answer.body += event.data
+                self.h2.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            elif isinstance(event, StreamEnded):
+                answer.ended = True
+            elif isinstance(event, StreamReset):
+                answer.reset = int(event.error_code)
+            elif isinstance(event, ConnectionTerminated):
+                self.goaway = int(event.error_code)
+        self.flush()
+
+    def answer(self, number: int) -> Answer:
+        answer = self.answers[number]
+        while not (answer.ended or answer.reset is not None or self.closed):
+            self.step()
+        return answer
+
+    def call(self, body: bytes, *extra: tuple[str, str]) -> Answer:
+        number = self.begin(*extra)
+        self.data(number, body, end=True)
+        return self.answer(number)
+
+
+@pytest.fixture
+def raw(fronts: Fronts) -> Iterator[Raw]:
+    client = Raw(fronts.grpc.port)
+    yield client
+    client.socket.close()
+
+
+def message(body: bytes, flag: int = 0) -> bytes:
+    return bytes([flag]) + len(body).to_bytes(4, "big") + body
+
+
+# -- what a call may look like ------------------------------------------------------------------------
+
+
+def test_a_call_is_answered_by_headers_message_and_status(raw: Raw) -> None:
+    """As gRPC over HTTP/2 has it."""
+    answer = raw.call(message(b"hello"))
+    assert answer.body == message(b"hello")
+    assert answer.headers == {":status": "200", "content-type": "application/grpc", "grpc-status": "0"}
+
+
+def test_a_message_in_pieces(raw: Raw) -> None:
+    """A byte a frame, the prefix too, and the end apart."""
+    number = raw.begin()
+    for byte in message(b"in pieces"):
+        raw.data(number, bytes([byte]))
+    raw.data(number, b"", end=True)
+    assert raw.answer(number).body == message(b"in pieces")
+
+
+WRONG = {
+    "no message": (b"", [], Code.UNIMPLEMENTED),
+    "two messages": (message(b"a") + message(b"b"), [], Code.UNIMPLEMENTED),
+    "half a prefix": (b"\x00\x00", [], Code.INTERNAL),
+    "half a message": (message(b"hello")[:-1], [], Code.INTERNAL),
+    "a flag that is none": (message(b"x", 2), [], Code.INTERNAL),
+    "compressed by nothing": (message(b"x", 1), [], Code.INTERNAL),
+    "an unknown compression": (message(b"x"), [("grpc-encoding", "snappy")], Code.UNIMPLEMENTED),
+    "not what it is compressed by": (message(b"x", 1), [("grpc-encoding", "gzip")], Code.INTERNAL),
+    "a timeout that is none": (message(b"x"), [("grpc-timeout", "soon")], Code.INVALID_ARGUMENT),
+    "no time at all": (message(b"wait"), [("grpc-timeout", "0n")], Code.DEADLINE_EXCEEDED),
+    "a short time": (message(b"wait"), [("grpc-timeout", "30m")], Code.DEADLINE_EXCEEDED),
+    "too much metadata": (message(b"x"), [("x-long", "x" * 17_000)], Code.RESOURCE_EXHAUSTED),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_wrong_with_a_call_is_its_status(raw: Raw, case: str) -> None:
+    """The connection goes on, and says so by answering the next one."""
+    body, extra, code = WRONG[case]
+    number = raw.begin(*extra)
+    answer = raw.answers[number]
+    if not raw.answers[number].ended:
+        raw.h2.send_data(number, body, end_stream=True)
+        raw.flush()
+    answer = raw.answer(number)
+    assert (answer.code, answer.headers[":status"]) == (code, "200")
+    assert raw.call(message(b"next")).body == message(b"next")
+
+
+def test_the_refusal_of_a_compression_names_those_that_there_are(raw: Raw) -> None:
+    """So that the client can choose another."""
+    answer = raw.call(message(b"x"), ("grpc-encoding", "snappy"))
+    assert answer.headers["grpc-accept-encoding"] == "identity, gzip, deflate"
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        ([(":method", "GET"), *HEAD[1:]], "405"),
+        ([*HEAD[:4], ("content-type", "application/json")], "415"),
+        (HEAD[:4], "415"),
+    ],
+)
+def test_what_is_not_grpc_is_told_in_http(raw: Raw, head: list[tuple[str, str]], status: str) -> None:
+    """A status of HTTP, and a line for a person to read."""
+    answer = raw.answer(raw.begin(head=head, end=True))
+    assert answer.headers[":status"] == status
+    assert b"gRPC" in answer.body
+
+
+def test_metadata_and_peer_reach_the_data_plane(fronts: Fronts, raw: Raw) -> None:
+    """By lower-case name, without what is the protocol's own."""
+    raw.call(message(b"x"), ("x-priority", "high"), ("grpc-timeout", "5S"))
+    head = fronts.dataplane.heads[-1]
+    assert dict(head.metadata) == {"x-priority": "high"}
+    assert head.peer == "127.0.0.1:{}".format(raw.socket.getsockname()[1])
+
+
+def test_a_stream_that_the_client_takes_back_is_cancelled(fronts: Fronts, raw: Raw) -> None:
+    """Its task ends; the connection's other calls do not."""
+    before = fronts.dataplane.cancelled
+    other, gone = raw.begin(), raw.begin()
+    raw.data(gone, message(b"wait"), end=True)
+    until(lambda: fronts.dataplane.waiting == 1)
+    raw.h2.reset_stream(gone, 8)
+    raw.flush()
+    until(lambda: fronts.dataplane.cancelled == before + 1)
+    raw.data(other, message(b"x"), end=True)
+    assert raw.answer(other).body == message(b"x")
+
+
+def test_a_reset_before_the_task_has_begun_gives_its_bytes_back(fronts: Fronts, raw: Raw) -> None:
+    """Request and reset in one segment: nothing runs, nothing is counted any more."""
+    number = raw.h2.get_next_available_stream_id()
+    raw.h2.send_headers(number, HEAD)
+    raw.h2.send_data(number, message(b"wait"), end_stream=True)
+    raw.h2.reset_stream(number, 8)
+    raw.flush()
+    assert raw.call(message(b"next")).body == message(b"next")
+    assert fronts.dataplane.waiting == 0
+
+
+# -- admission ----------------------------------------------------------------------------------------
+
+
+def test_a_message_is_admitted_before_it_is_read(fronts: Fronts, raw: Raw) -> None:
+    """With its size and its beginning; the windows are then opened for all of it."""
+    size = 3 * 2**20
+    number = raw.begin()
+    raw.data(number, message(bytes(size))[:1005])
+    until(lambda: fronts.dataplane.memory.used == size)
+    assert fronts.dataplane.admitted[-1][0] == size
+    assert len(fronts.dataplane.admitted[-1][1]) <= 1000
+    while raw.h2.local_flow_control_window(number) < size - 1000:
+        raw.step()
+    raw.data(number, bytes(size - 1000), end=True)
+    assert len(raw.answer(number).body) == size + 5
+
+
+def test_a_message_that_is_refused_is_not_read() -> None:
+    """RESOURCE_EXHAUSTED at its prefix; what comes all the same is thrown away, and other calls go on."""
+    fronts = Fronts()
+    try:
+        fronts.dataplane.memory.limit_bytes = 1000
+        raw = Raw(fronts.grpc.port)
+        number = raw.begin()
+        raw.data(number, message(bytes(10_000))[:10])
+        answer = raw.answer(number)
+        assert answer.code is Code.RESOURCE_EXHAUSTED
+        assert (
+            "hold%200%20of%201000" in answer.headers["grpc-message"]
+            or "hold 0 of 1000" in answer.headers["grpc-message"]
+        )
+        while answer.reset is None:
+            raw.step()
+        assert answer.reset == 0
+        assert fronts.dataplane.memory.used == 0
+        raw.socket.sendall(frames.frame(frames.DATA, 0, number, bytes(9990)) * 20)
+        assert raw.call(message(b"small")).body == message(b"small")
+        raw.socket.close()
+    finally:
+        fronts.close()
+
+
+def test_a_client_that_goes_away_within_its_message(fronts: Fronts) -> None:
+    """What was admitted for it is free again."""
+    raw = Raw(fronts.grpc.port)
+    number = raw.begin()
+    raw.data(number, message(bytes(2**20))[:1000])
+    until(lambda: fronts.dataplane.memory.used == 2**20)
+    raw.socket.close()
+    until(lambda: fronts.dataplane.memory.used == 0)
+
+
+def test_an_answer_that_waits_for_its_client_is_counted(fronts: Fronts) -> None:
+    """Until it is taken, or the client goes."""
+    raw = Raw(fronts.grpc.port)
+    number = raw.begin()
+    raw.data(number, message(bytes(200_000)), end=True)
+    until(lambda: fronts.dataplane.memory.used == 200_005 - 65_535)
+    raw.socket.close()
+
+
+# -- stock clients ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compression", [grpc.Compression.Gzip, grpc.Compression.Deflate])
+def test_compressed_requests_of_a_stock_client(fronts: Fronts, compression: grpc.Compression) -> None:
+    """They reach the data plane in plain, and are counted as such."""
+    body = b"compressible " * 100_000
+    answer = fronts.channel.unary_unary(PREDICT)(body, timeout=20, compression=compression)
+    assert answer == body
+    assert fronts.dataplane.admitted[-1][0] == len(body)
+
+
+def test_a_compressed_message_over_the_limit() -> None:
+    """The limit is of what it is when inflated."""
+    fronts = Fronts(max_message_bytes=100_000)
+    try:
+        with pytest.raises(grpc.RpcError) as refused:
+            fronts.channel.unary_unary(PREDICT)(bytes(100_001), timeout=10, compression=grpc.Compression.Gzip)
+        assert refused.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert len(gzip.compress(bytes(100_001))) < 1000
+        assert fronts.dataplane.memory.used == 0
+    finally:
+        fronts.close()
+
+
+def test_two_hundred_connections(fronts: Fronts) -> None:
+    """Of the asyncio client, each with a call at a time and some with large bodies."""
+
+    async def talk() -> None:
+        channels = [
+            grpc.aio.insecure_channel(
+                f"127.0.0.1:{fronts.grpc.port}", [("grpc.use_local_subchannel_pool", 1)]
+            )
+            for _ in range(200)
+        ]
+        bodies = [bytes([number]) * (300_000 if number % 20 == 0 else number) for number in range(200)]
+        calls = [channel.unary_unary(PREDICT) for channel in channels]
+        for _ in range(3):
+            answers = await asyncio.gather(
+                *(call(body, timeout=30) for call, body in zip(calls, bodies, strict=True))
+            )
+            assert answers == bodies
+        assert len(fronts.grpc._server.listener.links) >= 200
+        await asyncio.gather(*(channel.close() for channel in channels))
+
+    asyncio.run(talk())
+    until(lambda: len(fronts.grpc._server.listener.links) < 10)
+
+
+def test_a_thousand_streams_of_one_connection(fronts: Fronts) -> None:
+    """All wait at once in the data plane, and all are answered; the next hundred have to wait for a place."""
+    calls = [fronts.channel.unary_unary(PREDICT).future(b"wait", timeout=60) for _ in range(1000)]
+    until(lambda: fronts.dataplane.waiting == 1000)
+    large = [fronts.channel.unary_unary(PREDICT).future(bytes(100_000), timeout=60) for _ in range(100)]
+    fronts.loop.call_soon_threadsafe(fronts.dataplane.release.set)
+    assert {call.result() for call in calls} == {b"wait"}
+    assert {len(call.result()) for call in large} == {100_000}
+    fronts.loop.call_soon_threadsafe(fronts.dataplane.release.clear)
+
+
+def test_a_client_that_pings_often_is_not_sent_away(fronts: Fronts) -> None:
+    """As often as clients are allowed to, and with no call open."""
+    options: list[tuple[str, Any]] = [
+        ("grpc.keepalive_time_ms", 5000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    with grpc.insecure_channel(f"127.0.0.1:{fronts.grpc.port}", options) as channel:
+        assert channel.unary_unary(PREDICT)(b"x", timeout=10) == b"x"
+    raw = Raw(fronts.grpc.port)
+    for _ in range(500):
+        raw.h2.ping(bytes(8))
+        raw.flush()
+    assert raw.call(message(b"x")).body == message(b"x")
+    raw.socket.close()
+
+
+def test_the_sockets_do_not_wait_to_fill_a_segment(fronts: Fronts, raw: Raw) -> None:
+    """TCP_NODELAY is on: an answer leaves at once."""
+    raw.call(message(b"x"))
+    links = list(fronts.grpc._server.listener.links)
+    for link in links:
+        sock = link._transport.get_extra_info("socket")
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_connections_are_bounded(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One more than allowed is closed; when another has gone there is room again."""
+    listener = fronts.grpc._server.listener
+    until(lambda: len(listener.links) <= 1)
+    monkeypatch.setattr(listener, "max_connections", len(listener.links) + 1)
+    first = Raw(fronts.grpc.port)
+    assert first.call(message(b"x")).body == message(b"x")
+    second = socket.create_connection(("127.0.0.1", fronts.grpc.port), timeout=10)
+    try:
+        assert second.recv(1) == b""
+    except ConnectionResetError:
+        pass
+    second.close()
+    first.socket.close()
+
+    def again() -> bool:
+        try:
+            third = Raw(fronts.grpc.port)
+            found = third.call(message(b"x")).body == message(b"x")
+        except OSError:
+            return False
+        third.socket.close()
+        return found
+
+    until(again)
+
+
+def test_http_1_is_answered_in_http_1(fronts: Fronts) -> None:
+    """A line for a person, and the connection ends."""
+    with socket.create_connection(("127.0.0.1", fronts.grpc.port), timeout=10) as plain:
+        plain.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        said = b""
+        while got := plain.recv(1000):
+            said += got
+    assert said.startswith(b"HTTP/1.1 400 ")
+    assert b"gRPC" in said
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
+def test_curl_is_told(fronts: Fronts) -> None:
+    """With either version of HTTP it shows what this port is for."""
+    url = f"http://127.0.0.1:{fronts.grpc.port}/v1/models/half"
+    for option in ("--http1.1", "--http2-prior-knowledge"):
+        said = subprocess.run(
+            ["curl", "-s", "-m", "10", option, url], capture_output=True, text=True, check=False
+        )
+        assert "gRPC" in said.stdout, said
+
+
+# -- the end ------------------------------------------------------------------------------------------
+
+
+def test_an_end_tells_clients_and_answers_what_runs() -> None:
+    """GOAWAY first; the answer of what ran; what comes later is not begun; then the connection closes."""
+    fronts = Fronts()
+    raw = Raw(fronts.grpc.port)
+    running = raw.begin()
+    raw.data(running, message(b"wait"), end=True)
+    until(lambda: fronts.dataplane.waiting == 1)
+    quiet = asyncio.run_coroutine_threadsafe(fronts.grpc.quiesce(20), fronts.loop)
+    while raw.goaway is None:
+        raw.step()
+    assert raw.goaway == 0
+    late = Raw(fronts.grpc.port)
+    refused = late.call(message(b"x"))
+    assert refused.code is Code.UNAVAILABLE
+    assert "shutting down" in refused.headers["grpc-message"].replace("%20", " ")
+    fronts.loop.call_soon_threadsafe(fronts.dataplane.release.set)
+    quiet.result(10)
+    closing = asyncio.run_coroutine_threadsafe(fronts.grpc.close(), fronts.loop)
+    said = b""
+    while got := raw.socket.recv(2**16):  # by hand, for h2's client reads nothing after a GOAWAY
+        said += got
+    assert message(b"wait") in said
+    raw.socket.close()
+    late.socket.close()
+    closing.result(10)
+    assert not fronts.grpc._server.listener.links
+    fronts.close()
+
+
+def test_what_runs_at_the_end_is_unavailable() -> None:
+    """A closed connection is UNAVAILABLE to a stock client, also in the moment of the end: and nothing else."""
+    fronts = Fronts()
+    calls = [fronts.start_call(b"wait") for _ in range(50)]
+    until(lambda: fronts.dataplane.waiting == 50)
+    fronts.run(fronts.grpc.quiesce(0.05))
+    fronts.run(fronts.grpc.close())
+    calls += [fronts.start_call(b"x") for _ in range(5)]
+    assert {call.code() for call in calls} == {grpc.StatusCode.UNAVAILABLE}
+    assert fronts.dataplane.cancelled == 50
+    fronts.close()
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1", "::", "0.0.0.0"])
+def test_hosts(host: str) -> None:
+    """Names and addresses of either family; all addresses of a name have one port."""
+    if ":" in host and not socket.has_ipv6:
+        pytest.skip("there is no IPv6 here")
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+    except OSError:
+        pytest.skip(f"{host} is no address of this machine")
+    fronts = Fronts(host=host)
+    try:
+        reached = "[::1]" if host == "::1" else "127.0.0.1"
+        with grpc.insecure_channel(f"{reached}:{fronts.grpc.port}") as channel:
+            assert channel.unary_unary(PREDICT)(b"x", timeout=10) == b"x"
+    finally:
+        fronts.close()
