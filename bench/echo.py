@@ -1,6 +1,7 @@
 """Parts of the pool with an echo behind them: what the front and the router cost by themselves.
 
     python -m bench.echo front PORT             the gRPC front over a data plane that answers at once
+    python -m bench.echo grpc_aio PORT          grpcio's asyncio server with the same answers, bytes in and bytes out
     python -m bench.echo router PORT FOLDER     the router as it is, two workers that answer at once
     python -m bench.echo worker FOLDER NAME     one of them
 
@@ -109,6 +110,27 @@ async def _front(port: int, answers: Mapping[int, bytes]) -> None:
     await front.close()
 
 
+async def _grpc_aio(port: int, answers: Mapping[int, bytes]) -> None:
+    import grpc
+    import grpc.aio
+
+    async def answer(body: bytes, _context: object) -> bytes:
+        return answers[len(body)]
+
+    class Methods(grpc.GenericRpcHandler):  # type: ignore[misc]
+        def service(self, _details: object) -> object:
+            return grpc.unary_unary_rpc_method_handler(answer)
+
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0)])
+    server.add_generic_rpc_handlers((Methods(),))
+    server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    await stop.wait()
+    await server.stop(None)
+
+
 def _router(port: int, folder: Path, model: Model) -> None:
     """The router and its workers; ends, and they with it, at SIGTERM or when one of them ends."""
     run_dir = RunDir(folder / "run")
@@ -168,10 +190,11 @@ def _worker(run_dir: RunDir, worker: WorkerId, answers: Mapping[int, bytes]) -> 
 
 def main(part: str, *arguments: str) -> None:
     model = MODELS[os.environ["BENCH_MODEL"]]
-    if part == "front":
+    if part in ("front", "grpc_aio"):
         import uvloop
 
-        uvloop.run(_front(int(arguments[0]), _answers(model)))
+        serve = _front if part == "front" else _grpc_aio
+        uvloop.run(serve(int(arguments[0]), _answers(model)))
     elif part == "router":
         _router(int(arguments[0]), Path(arguments[1]), model)
     else:
