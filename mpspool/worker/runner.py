@@ -121,7 +121,7 @@ class Runner:
         self._progress.start(dispatch.dispatch, WHOLE)
         outcomes, calls = self._read_all(dispatch, bodies)
         read_ns = (time.perf_counter_ns() - start) // max(1, len(bodies))
-        self._progress.finish(len(outcomes))
+        self._progress.finish(sum(outcome is not _EXPIRED for outcome in outcomes.values()))
         indices = list(calls)
         for run in self._batching.runs(list(calls.values())):
             chosen = [indices[position] for position in run]
