@@ -223,6 +223,24 @@ def _multi_signature(tf: Any, path: str) -> None:
     tf.saved_model.save(several, path, signatures=names)
 
 
+def _sequences(tf: Any, path: str) -> None:
+    """Rows of any length. "length" is one number for all rows, and its signature does not say so."""
+
+    class Sequences(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None, None], tf.float32, name="x")])
+        def predict(self, x: Any) -> Any:
+            return {"sum": tf.reduce_sum(x, axis=1), "same": tf.identity(x)}
+
+        @tf.function(input_signature=[tf.TensorSpec([None, None], tf.float32, name="x")])
+        def length(self, x: Any) -> Any:
+            length = tf.compat.v1.placeholder_with_default(tf.shape(x)[1], None)
+            return {"length": length, "sum": tf.reduce_sum(x, axis=1)}
+
+    sequences = Sequences()
+    names = {"serving_default": sequences.predict, "length": sequences.length}
+    tf.saved_model.save(sequences, path, signatures=names)
+
+
 def _write_vocabulary(path: str) -> str:
     file = Path(path).with_name("vocabulary.txt")
     file.write_text("\n".join(VOCABULARY) + "\n", encoding="utf-8")
@@ -647,6 +665,7 @@ _BUILDERS: dict[str, Callable[[Any, str], None]] = {
     "endless": _endless,
     "widedeep": save_widedeep,
     "multi_signature": _multi_signature,
+    "sequences": _sequences,
     "strings": _strings,
     "strings_tf1": _strings_tf1,
     "dtypes": _dtypes,

@@ -6,6 +6,7 @@ Where it refuses one, or fails a whole batch, because a request cannot be joined
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -95,7 +96,8 @@ class Batching:
         return len(inputs) == 1 and outputs <= inputs <= self._sizes
 
     def _key(self, call: Call) -> Hashable:
-        tensors = tuple((array.dtype, *self._alike(call, array)) for array in call.inputs().values())
+        inputs = sorted(call.inputs().items(), key=operator.itemgetter(0))
+        tensors = tuple((array.dtype, *self._alike(call, array)) for _, array in inputs)
         return call.kind.plan.name, call.kind.response.aliases, tensors
 
     def _alike(self, call: Call, array: Array) -> tuple[object, ...]:
