@@ -6,6 +6,7 @@ Where it refuses one, or fails a whole batch, because a request cannot be joined
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
@@ -14,11 +15,12 @@ import numpy as np
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.settings import BatchingSettings
-from mpspool.worker.engine.base import Array, TensorSpec
+from mpspool.worker.engine.base import Array
 from mpspool.worker.predict import Call, Kind
 
 # Feeds that begin at a multiple of this are used by TensorFlow as they lie; others it copies.
 _ALIGNMENT = 64
+_MAX_NUMBERS = 4096
 # Below this a copy is cheaper than to align.
 _ALIGN_FROM_BYTES = 32 * 1024
 
@@ -52,15 +54,17 @@ class Batching:
         self._allowed = settings.allowed_batch_sizes
         self._sizes: set[int | None] = set(self._allowed)
         self._pads_inputs = settings.pad_variable_length_inputs
+        self._numbers: dict[Hashable, int] = {}
+        self._next_number = itertools.count()
 
     def runs(self, calls: Sequence[Call]) -> list[list[int]]:
         """The positions of the calls that are to share each run, in order; a call that cannot is in a run of its own."""
         runs: list[list[int]] = []
         # The run that is being filled, and its rows.
-        open_runs: dict[Hashable, tuple[list[int], int]] = {}
+        open_runs: dict[int | None, tuple[list[int], int]] = {}
         for position, call in enumerate(calls):
             kind = call.kind
-            rows = self.rows(call)
+            rows = kind.rows if kind.rows >= 0 else self.rows(call)
             run, taken = open_runs.get(kind.key, ([], 0)) if rows else ([], 0)
             if not run or taken + rows > self._run_rows:
                 run, taken = [], 0
@@ -75,7 +79,7 @@ class Batching:
         kind = call.kind
         if kind.rows < 0:
             kind.rows = self._rows(kind, call.inputs())
-            kind.key = self._key(call) if kind.rows else None
+            kind.key = self._number(self._key(call)) if kind.rows else None
         return kind.rows
 
     def _rows(self, kind: Kind, inputs: Mapping[str, Array]) -> int:
@@ -88,12 +92,20 @@ class Batching:
 
     def _any_rows(self, kind: Kind) -> bool:
         """Whether the signature leaves dimension 0 open, or has one size for it that runs are padded to."""
-        signature = kind.plan.signature
-        inputs = {_fixed_rows(spec) for spec in signature.inputs.values()}
-        outputs = {_fixed_rows(signature.outputs[alias]) for alias in kind.response.aliases} - {None}
+        inputs, outputs = kind.plan.input_rows, kind.response.output_rows - {None}
         if inputs == {None}:
             return not outputs
         return len(inputs) == 1 and outputs <= inputs <= self._sizes
+
+    def _number(self, key: Hashable) -> int:
+        """Stands for the key, and is quicker to look up."""
+        number = self._numbers.get(key)
+        if number is None:
+            if len(self._numbers) >= _MAX_NUMBERS:
+                self._numbers.clear()
+            # Never one that was given before: kinds keep theirs.
+            number = self._numbers[key] = next(self._next_number)
+        return number
 
     def _key(self, call: Call) -> Hashable:
         inputs = sorted(call.inputs().items(), key=operator.itemgetter(0))
@@ -123,7 +135,7 @@ class Batching:
         kind = calls[0].kind
         if (
             kind.layout is not None
-            and kind.layout.is_fixed
+            and kind.is_fixed
             and not kind.defaults
             and len(calls[0].body) * len(calls) < _ALIGN_FROM_BYTES
             and all(call.kind is kind for call in calls)
@@ -197,7 +209,7 @@ def part(call: Call, rows: tuple[int, int]) -> Call:
     kind = Kind(call.kind.plan, call.kind.response)
     outputs = kind.plan.signature.outputs
     for alias in kind.response.aliases:
-        if _fixed_rows(outputs[alias]) is not None:
+        if outputs[alias].rows is not None:
             raise Unsplittable(alias, outputs[alias].shape or ()).error()
     inputs = {alias: array[start:end] for alias, array in call.inputs().items()}
     return Call(kind, call.body, inputs, end - start)
@@ -208,10 +220,3 @@ def _cannot_be_split(reason: str) -> PoolError:
         Code.INVALID_ARGUMENT,
         f"The request has too many rows for one run, and cannot be split into several: {reason}",
     )
-
-
-def _fixed_rows(spec: TensorSpec) -> int | None:
-    """The size of dimension 0 where the signature sets it, -1 where there is none; None for any size."""
-    if spec.shape is None:
-        return None
-    return spec.shape[0] if spec.shape else -1

@@ -185,6 +185,8 @@ def _unpacked_values(tensor: Any, number: int, field: str) -> Array:
 def _narrowed(values: np.ndarray[Any, np.dtype[np.uint64]], number: int) -> Array:
     """Varint values as the type's own: the low bits count, as in a C++ conversion."""
     dtype = tfs.numpy_dtype(number)
+    if dtype.itemsize == 8:
+        return values.view(dtype)
     if tfs.DATA_TYPES[number].field == "half_val":
         return values.astype(np.uint16).view(dtype)
     if dtype.kind == "b":

@@ -64,7 +64,8 @@ class Layout:
     """The bytes that a kind of requests has in common.
 
     Attributes:
-        is_fixed: the values of each body that fits are right: there is nothing to find out about them.
+        literals: these bytes, and where they begin in each body. All bodies are of one length.
+        is_fixed: the values of each body of the layout are right: there is nothing to find out about them.
 
     Args:
         body: one of them.
@@ -77,7 +78,7 @@ class Layout:
         starts = [0, *(one.end for one in values)]
         ends = [*(one.start for one in values), len(body)]
         # The first bytes differ least: they name the model.
-        self._literals = [(body[start:end], start) for start, end in zip(starts, ends, strict=True)][::-1]
+        self.literals = [(body[start:end], start) for start, end in zip(starts, ends, strict=True)][::-1]
 
     @classmethod
     def of(cls, body: bytes, inputs: Mapping[str, Array]) -> Self | None:
@@ -99,15 +100,8 @@ class Layout:
             return None
         return cls(body, sorted(values, key=lambda one: one.start)) if len(values) == len(inputs) else None
 
-    def fits(self, body: bytes) -> bool:
-        """Whether a body of the same length is one of these."""
-        for literal, start in self._literals:  # noqa: SIM110  # twice as fast as all()
-            if not body.startswith(literal, start):
-                return False
-        return True
-
     def arrays(self, body: bytes) -> dict[str, Array] | None:
-        """The tensors of a body that fits, by alias; None where it is not as usual. They may share its memory."""
+        """The tensors of a body of this layout, by alias; None where its values are not as usual. They may share its memory."""
         arrays: dict[str, Array] = {}
         for alias, start, end, dtype, shape, number in self._values:
             if number:
@@ -120,7 +114,7 @@ class Layout:
         return arrays
 
     def joined(self, bodies: Sequence[bytes], padding: int) -> dict[str, Array]:
-        """The tensors of bodies that fit, one after the other, and the last one's first row `padding` times more.
+        """The tensors of bodies of this layout, one after the other, and the last one's first row `padding` times more.
 
         Only where the layout is fixed.
         """
@@ -138,14 +132,17 @@ class Layouts(Generic[T]):
     """What is known by its layout. It forgets all when there is too much of it."""
 
     def __init__(self) -> None:
-        self._by_size: dict[int, list[tuple[Layout, T]]] = {}
+        self._by_size: dict[int, list[tuple[Sequence[tuple[bytes, int]], T]]] = {}
         self._count = 0
         # The lengths of bodies that were met, and whether another one is worth a closer look.
         self._met: dict[int, bool] = {}
 
     def find(self, body: bytes) -> T | None:
-        for layout, thing in self._by_size.get(len(body), ()):
-            if layout.fits(body):
+        for literals, thing in self._by_size.get(len(body), ()):
+            for literal, start in literals:
+                if not body.startswith(literal, start):
+                    break
+            else:
                 return thing
         return None
 
@@ -168,7 +165,7 @@ class Layouts(Generic[T]):
         if layout is None:
             self._met[len(body)] = False
         else:
-            others.append((layout, thing))
+            others.append((layout.literals, thing))
             self._count += 1
         return layout
 

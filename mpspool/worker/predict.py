@@ -7,7 +7,7 @@ several faults of one request is by hash order in places; here it is by alias.
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable
+from collections.abc import Container, Mapping
 from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
@@ -73,8 +73,11 @@ class Predictor:
     def read(self, body: bytes) -> Call:
         """A request, parsed and checked. Raises PoolError."""
         known = self._known.find(body)
-        if known is not None and (call := _known_call(known, body)):
-            return call
+        if known is not None:
+            if known.is_fixed:
+                return Call(known, body)
+            if inputs := known.known_inputs(body):
+                return Call(known, body, inputs)
         request = _parse(body)
         spec = request.model_spec
         if spec.name != self._model.name:
@@ -87,8 +90,7 @@ class Predictor:
         kind = Kind(plan, response)
         if self._known.worth_learning(body):
             given = {alias: array for alias, array in inputs.items() if alias in request.inputs}
-            kind.layout = self._known.learn(body, given, kind)
-            kind.defaults = {alias: array for alias, array in inputs.items() if alias not in given}
+            kind.know(self._known.learn(body, given, kind), inputs, given)
         return Call(kind, body, inputs)
 
     def _other_model(self, request: Any) -> PoolError:
@@ -119,20 +121,28 @@ class Kind:
         plan: of the signature.
         response: of the outputs.
         layout: by which others of the kind are known; None where they cannot be.
+        is_fixed: there is a layout, and nothing to find out about the values.
         defaults: the inputs left out, where there is a layout.
         rows: of the request, where it can share a run with others, otherwise 0; -1 until batch.py has looked.
-        key: equal for those that can share a run.
+        key: equal for those that can share a run; set with `rows`.
     """
 
-    __slots__ = ("defaults", "key", "layout", "plan", "response", "rows")
+    __slots__ = ("defaults", "is_fixed", "key", "layout", "plan", "response", "rows")
 
     def __init__(self, plan: Plan, response: ResponsePlan) -> None:
         self.plan = plan
         self.response = response
         self.layout: Layout | None = None
+        self.is_fixed = False
         self.defaults: dict[str, Array] = {}
         self.rows = -1
-        self.key: Hashable = None
+        self.key: int | None = None
+
+    def know(self, layout: Layout | None, inputs: Mapping[str, Array], given: Container[str]) -> None:
+        """Takes the layout of a request with these inputs, of which these were given."""
+        self.layout = layout
+        self.is_fixed = layout is not None and layout.is_fixed
+        self.defaults = {alias: array for alias, array in inputs.items() if alias not in given}
 
     def known_inputs(self, body: bytes) -> dict[str, Array] | None:
         """The inputs of a body that fits the layout; None where it has to be parsed all the same."""
@@ -167,13 +177,6 @@ class Call:
         return self._inputs
 
 
-def _known_call(kind: Kind, body: bytes) -> Call | None:
-    if kind.layout is not None and kind.layout.is_fixed:
-        return Call(kind, body)
-    inputs = kind.known_inputs(body)
-    return Call(kind, body, inputs) if inputs else None
-
-
 def _parse(body: bytes) -> Any:
     try:
         return tfs.RawPredictRequest.FromString(body)
@@ -191,11 +194,13 @@ class Plan:
     Attributes:
         name: the signature's key.
         signature: what it takes and gives.
+        input_rows: TensorSpec.rows of each input.
     """
 
     def __init__(self, model: ModelVersion, signature: Signature, feed_names: dict[str, str]) -> None:
         self.name = signature.name
         self.signature = signature
+        self.input_rows = {spec.rows for spec in signature.inputs.values()}
         self._model = model
         self._feed_names = feed_names
         self._aliases = sorted(signature.inputs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise, repeat
 
 from mpspool.core import tfs
@@ -21,6 +21,10 @@ _MAX_HEADS = 1024
 class ResponsePlan:
     """The outputs of a call: which, in which order, and all of the response that does not vary.
 
+    Attributes:
+        aliases: the outputs, in order.
+        output_rows: TensorSpec.rows of each.
+
     Args:
         model: what is served.
         signature: what is run.
@@ -29,6 +33,7 @@ class ResponsePlan:
 
     def __init__(self, model: ModelVersion, signature: Signature, aliases: tuple[str, ...]) -> None:
         self.aliases = aliases
+        self.output_rows = {signature.outputs[alias].rows for alias in aliases}
         self._outputs = [_Output(alias, signature.outputs[alias].dtype) for alias in aliases]
         spec = tfs.ModelSpec(name=model.name, signature_name=signature.name)
         spec.version.value = model.version
@@ -50,7 +55,7 @@ class ResponsePlan:
             outputs: of one run; rows after the last bound are left out.
             bounds: where the ranges begin and end, 0 the first of them.
         """
-        columns: list[Sequence[Payload] | Iterator[Payload]] = []
+        columns: list[Iterable[Payload]] = []
         for plan, output in zip(self._outputs, outputs, strict=True):
             payloads = codec.payloads(output, plan.type_of(output), bounds)
             columns += (plan.heads(output, payloads, bounds), payloads)
@@ -82,8 +87,10 @@ class _Output:
         self._heads[shape, size] = head
         return head
 
-    def heads(self, output: Array, payloads: Sequence[Payload], bounds: Sequence[int]) -> list[bytes]:
+    def heads(self, output: Array, payloads: Sequence[Payload], bounds: Sequence[int]) -> Iterable[bytes]:
         inner = output.shape[1:]
+        if bounds[-1] == len(payloads) and len(set(map(len, payloads))) == 1:  # one row each
+            return repeat(self.head(output, (1, *inner), len(payloads[0])))
         return [
             self.head(output, (end - start, *inner), len(payload))
             for payload, (start, end) in zip(payloads, pairwise(bounds), strict=True)

@@ -12,7 +12,7 @@ import msgspec
 
 from mpspool.core import log, messages
 from mpspool.core.errors import Code, PoolError, cut
-from mpspool.core.messages import Dispatch, Outcome, Request
+from mpspool.core.messages import INLINE_MAX_BYTES, Dispatch, Outcome, Request
 from mpspool.core.progress import WHOLE, ProgressWriter
 from mpspool.core.settings import BatchingSettings
 from mpspool.worker.batch import Batching, Unsplittable, part, unsplittable
@@ -68,7 +68,10 @@ class Runner:
                 self._outcome(dispatch, index, functools.partial(run, request, body))
                 for index, (request, body) in enumerate(zip(dispatch.requests, bodies, strict=True))
             ]
-        return [_framed(outcome, frames) for outcome in outcomes]
+        return [
+            _framed(outcome, frames) if outcome.body and len(outcome.body) > INLINE_MAX_BYTES else outcome
+            for outcome in outcomes
+        ]
 
     def _outcome(self, dispatch: Dispatch, index: int, answer: Callable[[], Outcome]) -> Outcome:
         """One request's answer, or why it has none."""
@@ -243,6 +246,4 @@ def _try(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Outcome
 
 def _framed(outcome: Outcome, frames: list[bytes]) -> Outcome:
     """The outcome as it is sent: a long response goes to the frames."""
-    if outcome.body is None or len(outcome.body) <= messages.INLINE_MAX_BYTES:
-        return outcome
-    return msgspec.structs.replace(outcome, body=messages.inline(outcome.body, frames))
+    return msgspec.structs.replace(outcome, body=messages.inline(outcome.body or b"", frames))

@@ -25,6 +25,13 @@ class TensorSpec:
     dtype: int
     shape: tuple[int | None, ...] | None
 
+    @property
+    def rows(self) -> int | None:
+        """The size of dimension 0 where the signature sets it, -1 where it has no dimension; None for any."""
+        if self.shape is None:
+            return None
+        return self.shape[0] if self.shape else -1
+
 
 @dataclass(frozen=True, slots=True)
 class Signature:

@@ -17,7 +17,7 @@ from pathlib import Path
 from mpspool.core import messages, process
 from mpspool.core.errors import Code
 from mpspool.core.ids import WorkerId
-from mpspool.core.messages import Hello, Outcome, Request
+from mpspool.core.messages import Dispatch, Hello, Outcome
 from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import WorkerSettings
@@ -26,8 +26,8 @@ from mpspool.worker import simulated_gpu
 from mpspool.worker.link import Link, wake_on_signals
 
 
-def _refuse(dispatch: int, index: int, request: Request, body: bytes, frames: list[bytes]) -> Outcome:
-    return Outcome(Code.UNIMPLEMENTED, message="a light worker")
+def _refuse(dispatch: Dispatch, bodies: list[bytes], frames: list[bytes]) -> list[Outcome]:
+    return [Outcome(Code.UNIMPLEMENTED, message="a light worker")] * len(bodies)
 
 
 def _beat(progress: ProgressWriter) -> None:
