@@ -73,7 +73,7 @@ def _write(name: str, scenario: Scenario, found: Mapping[Key, Any], options: Opt
     report = "\n".join([f"# {scenario.TITLE}", "", *scenario.lines(found, options), ""])
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.md").write_text(report)
-    (folder / f"{name}.json").write_text(json.dumps(_as_json(found, options), indent=1) + "\n")
+    (folder / f"{name}.json").write_text(_as_json(found, options))
     figure = plt.figure()
     scenario.draw(found, options, figure)
     figure.savefig(folder / f"{name}.png", dpi=100)
@@ -81,13 +81,14 @@ def _write(name: str, scenario: Scenario, found: Mapping[Key, Any], options: Opt
     print(f"\n{report}", flush=True)
 
 
-def _as_json(found: Mapping[Key, Any], options: Options) -> dict[str, Any]:
+def _as_json(found: Mapping[Key, Any], options: Options) -> str:
+    """A line for each cell."""
     said = {name: str(value) for name, value in dataclasses.asdict(options).items() if value}
     cells = [
-        {"cell": list(key), "figures": _plain(one.as_dict() if isinstance(one, Figures) else one)}
+        json.dumps({"cell": list(key), "figures": _plain(one.as_dict() if isinstance(one, Figures) else one)})
         for key, one in found.items()
     ]
-    return {"options": said, "cells": cells}
+    return f'{{"options": {json.dumps(said)}, "cells": [\n' + ",\n".join(cells) + "\n]}\n"
 
 
 def _plain(value: Any) -> Any:

@@ -18,7 +18,6 @@ from bench.sim.setup import Setup
 from bench.sim.trace import Request
 from bench.sim.worker import Run, Worker
 from mpspool.core.errors import Code, PoolError
-from mpspool.router.pacing import Pacing
 from mpspool.router.scheduler import Refuse, Scheduler
 
 _TICK_NS = 100_000_000
@@ -71,6 +70,7 @@ class Simulation:
         self._serial = itertools.count()
         self._pumps: list[_Router] = []
         self._services = {service.name: service for service in pool.services}
+        self._batching = setup.batching
         self._link_ns = int(pool.link_us * 1000)
         devices = [Device[Run](f"gpu{n}", pool.parallel, pool.loss) for n in range(pool.gpus)]
         self.record = Record(devices, [])
@@ -90,7 +90,6 @@ class Simulation:
         for service, device, name in places:
             worker = Worker(name, service, device, self._enter, self._answer)
             router = whole or _Router(self, setup.scheduler(pool.services))
-            router.paced = setup.paced
             router.join(worker, pool.credits)
             if router not in self._all:
                 self._all.append(router)
@@ -108,7 +107,7 @@ class Simulation:
         events = self._events
         while True:
             if self._pumps and (not events or events[0][0] > self.now_ns):
-                self._pumps.pop().pump(None)
+                self._pumps.pop().pump()
                 continue
             if not events:
                 break
@@ -136,7 +135,7 @@ class Simulation:
         if leads:
             self._arrive_next()
         service = self._services[request.model]
-        next(self._routers[request.model]).arrive(_job(request, service, self.now_ns))
+        next(self._routers[request.model]).arrive(_job(request, service, self.now_ns, self._batching))
 
     def end(self, job: Job, outcome: Outcome) -> None:
         """A request has its answer or its refusal."""
@@ -193,7 +192,7 @@ class Simulation:
         self.at(at_ns + self._link_ns, run.worker.result, run)
 
 
-def _job(request: Request, service: Service, now_ns: int) -> Job:
+def _job(request: Request, service: Service, now_ns: int, batching: bool) -> Job:
     alone_us = service.alone_ns(request.rows) / 1000
     return Job(
         service.version,
@@ -201,7 +200,7 @@ def _job(request: Request, service: Service, now_ns: int) -> Job:
         body_of(min(request.bytes, _LONGEST_BODY)),
         now_ns,
         now_ns + int(request.deadline_ms * 1e6) if request.deadline_ms else 0,
-        rows=request.rows if service.batching else 0,
+        rows=request.rows if batching and service.batching else 0,
         kind=request.signature,
         priority=request.priority,
         client=request.client,
@@ -217,9 +216,7 @@ class _Router:
     def __init__(self, simulation: Simulation, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
         self.spent_ns = 0
-        self.paced = True
         self._simulation = simulation
-        self._pacing = Pacing()
         self._workers: dict[str, Worker] = {}
         self._pumping = False
         self._look_ns = 0
@@ -239,12 +236,10 @@ class _Router:
             return
         finally:
             self.spent_ns += time.thread_time_ns() - start_ns
-        self._pacing.arrived(self.scheduler.unfinished())
         self._pump_soon()
 
     def tick(self, _: object) -> None:
         simulation = self._simulation
-        self._pacing.renew(self.scheduler.unfinished(), self.scheduler.active_workers())
         self._refuse(self.scheduler.expire(simulation.now_ns))
         if not simulation.idle:
             simulation.at(simulation.now_ns + _TICK_NS, self.tick, None)
@@ -253,18 +248,12 @@ class _Router:
         if self._pumping:
             return
         self._pumping = True
-        now_ns = self._simulation.now_ns
-        wait_s = self._pacing.wait_s(now_ns / 1e9) if self.paced else 0.0
-        if wait_s > 0:
-            self._simulation.at(now_ns + int(wait_s * 1e9), self.pump, None)
-        else:
-            self._simulation.pump_soon(self)
+        self._simulation.pump_soon(self)
 
-    def pump(self, _: object) -> None:
+    def pump(self) -> None:
         self._pumping = False
         simulation = self._simulation
         now_ns = simulation.now_ns
-        self._pacing.dispatched(now_ns / 1e9)
         start_ns = time.thread_time_ns()
         refusals = self.scheduler.expire(now_ns)
         orders = self.scheduler.dispatch(now_ns)
@@ -272,6 +261,9 @@ class _Router:
         self.spent_ns += time.thread_time_ns() - start_ns
         self._refuse(refusals)
         for order in orders:
+            if isinstance(order, Refuse):
+                self._refuse([order])
+                continue
             worker = self._workers[order.worker]
             simulation.send(worker, Run(worker, order))
         if due_ns is not None and (self._look_ns <= now_ns or due_ns < self._look_ns):
@@ -304,4 +296,5 @@ class _Router:
     def _refuse(self, refusals: list[Refuse]) -> None:
         for refusal in refusals:
             assert isinstance(refusal.entry, Job)
-            self._simulation.end(refusal.entry, Outcome.EXPIRED)
+            late = refusal.error.code is Code.DEADLINE_EXCEEDED
+            self._simulation.end(refusal.entry, Outcome.EXPIRED if late else Outcome.REFUSED_FULL)

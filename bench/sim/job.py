@@ -14,9 +14,9 @@ class Outcome(enum.IntEnum):
     """How a request ended.
 
     ANSWERED: a worker ran it.
-    EXPIRED: its deadline passed before it was answered.
+    EXPIRED: its deadline passed before it was answered, or was too near to run it.
     REFUSED_LATE: on arrival, for it would not have met its deadline.
-    REFUSED_FULL: on arrival, for too many waited.
+    REFUSED_FULL: too many waited.
     """
 
     ANSWERED = 0

@@ -10,7 +10,8 @@ from mpspool.router.load import Limits
 from mpspool.router.queues import QueueRules
 from mpspool.router.scheduler import PoolRules, Scheduler
 
-AGING = 10.0
+# What evens out how long jobs are; more makes an order of small differences in what alike ones have cost.
+AGING = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,6 @@ class Setup:
         fair, priority_s, refuse_late, max_requests: as in QueueRules.
         batching: services that batch do.
         apart: each worker has a queue of its own behind a load balancer that goes round.
-        paced: dispatches keep the router's distance when it is crowded.
     """
 
     title: str
@@ -42,7 +42,6 @@ class Setup:
     max_requests: int = 10_000
     batching: bool = True
     apart: bool = False
-    paced: bool = True
 
     def scheduler(self, services: tuple[Service, ...]) -> Scheduler:
         """The router's own, told so."""

@@ -146,3 +146,36 @@ def test_what_cannot_be_in_time_any_more_is_not_sent() -> None:
     assert send.entries == [feasible]
     assert refusal.entry is hopeless
     assert refusal.error.code is Code.DEADLINE_EXCEEDED
+
+
+@pytest.mark.xfail(reason="where clients share, arrived_s is on another clock than deadlines")
+def test_edf_where_clients_share() -> None:
+    """A request without a deadline counts as one that has ten seconds, and does not go before one with a second."""
+    day_ns = 86_400_000 * MS
+    scheduler = Scheduler(PoolRules(), QueueRules(policy=edf, fair=True, refuse_late=False))
+    scheduler.join("a", MODEL, 1)
+    for body, deadline_ns in ((b"1", 0), (b"2", day_ns + 1000 * MS)):
+        scheduler.arrive(Entry(MODEL, "", body, day_ns, deadline_ns, client=body.decode()), day_ns)
+    (send,) = scheduler.dispatch(day_ns)
+    assert send.entries[0].body == b"2"
+
+
+@pytest.mark.xfail(reason="a share is charged on arrival and not given back")
+def test_what_was_cancelled_counts_for_nothing() -> None:
+    """A client whose requests were never run is not behind for their sake."""
+    scheduler = Scheduler(PoolRules(), QueueRules(fair=True))
+    scheduler.costs.observe(MODEL, "", 1, 50_000)
+    for _ in range(100):
+        gone = Entry(MODEL, "", b"x", 0, client="unlucky")
+        scheduler.arrive(gone, 0)
+        scheduler.cancel(gone)
+    for body in b"abcdefgh":
+        scheduler.arrive(Entry(MODEL, "", bytes([body]), 0, client="other"), 0)
+    scheduler.arrive(Entry(MODEL, "", b"u", 0, client="unlucky"), 0)
+    scheduler.join("a", MODEL, 1)
+    order = []
+    for _ in range(3):
+        (send,) = scheduler.dispatch(0)
+        order.append(send.entries[0].client)
+        scheduler.finished(send.worker, send.dispatch)
+    assert "unlucky" in order

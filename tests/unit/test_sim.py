@@ -138,7 +138,7 @@ def test_waits_are_those_of_an_m_m_c_queue(servers: int, use: float) -> None:
     pool = Pool(servers, (service,), link_us=0.0, credits=1)
     rate = use * servers * 100.0
     load = Open((Stream(service, 1.0),), rate)
-    record = simulate(load, pool, Setup("fifo", paced=False), 24_000 / rate, seed=3)
+    record = simulate(load, pool, Setup("fifo"), 24_000 / rate, seed=3)
     waits = [one.queue_s for one in record.ended]
     assert np.mean(waits) == pytest.approx(erlang_c_wait_s(rate, 0.01, servers), rel=0.1)
 

@@ -89,9 +89,10 @@ def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
     good, late = figure.subplots(1, 2)
     for number, title in enumerate(dict.fromkeys(key[0] for key in found)):
         results = [found[title, load] for load in _LOADS]
-        good.plot([100 * load for load in _LOADS], [f.all.good for f in results], label=title, **look(number))
-        ran = [100 * f.all.expired for f in results]
-        late.plot([100 * load for load in _LOADS], ran, label=title, **look(number))
+        # Two at a time may be the same line.
+        style = look(number) | ({"linestyle": ":", "markersize": 7} if "kept" in title else {})
+        good.plot([100 * load for load in _LOADS], [f.all.good for f in results], label=title, **style)
+        late.plot([100 * load for load in _LOADS], [100 * f.all.expired for f in results], **style)
     good.set(title="answers in time", xlabel="load, %", ylabel="per second", ylim=(0, None))
     late.set(title="expired while they waited or ran", xlabel="load, %", ylabel="% of the requests")
     good.legend(fontsize=8)

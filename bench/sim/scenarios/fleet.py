@@ -42,7 +42,7 @@ SETUPS = (
     Setup("sjf", policy="sjf", batching=False),
     Setup("edf", policy="edf", batching=False),
     Setup("sjf, slow lane 2", policy="sjf", long=2, batching=False),
-    Setup("sjf, slow lane 1", policy="sjf", long=1, batching=False),
+    Setup("sjf, slow lane 4", policy="sjf", long=4, batching=False),
     Setup("fifo, at most 6", running=6, batching=False),
     Setup("fifo, batching"),
     Setup("fifo, batching, round robin", dispatch="round_robin"),
@@ -105,10 +105,10 @@ def of_trace(trace: list[Request]) -> tuple[Service, ...]:
 def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
     gpus, slots = options.gpus or 8, options.slots or 8
     yield f"{gpus} devices with {slots} workers each; a device runs {_PARALLEL:g} jobs at full speed, each overlap costs"
-    yield f"{percent(_LOSS)}."
+    yield f"{percent(_LOSS)} of its speed."
     if options.trace is None:
-        yield "Device time and share: "
-        yield "; ".join(_told(stream) for stream in _STREAMS) + "."
+        yield "Device time and share: " + "; ".join(_told(stream) for stream in _STREAMS) + "."
+        yield ""
         yield "A fifth of the time grows with the rows of a batch. A tenth of the time the rate is half as high again."
     rows = []
     names: list[str] = []

@@ -125,5 +125,6 @@ def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
             axis.bar(places, heights, 0.4, label=who, color=look(int(who == "flood"))["color"])
         axis.set_xticks(range(len(results)), [title.replace(", ", ",\n") for title, _ in results], fontsize=7)
         axis.set(title=f"{name}: p99", ylabel="ms", yscale="log")
-        axis.legend(fontsize=8)
+        axis.set_ylim(10, 60_000)  # room for the legend
+        axis.legend(fontsize=8, loc="upper left", ncols=2)
     figure.tight_layout()
