@@ -26,8 +26,8 @@ class Entry:
         part: those rows of the body that are to be run, from and up to; None for all.
         priority: how many steps it goes before others.
         client: whose it is, where clients share fairly.
-        arrived_s: when it counts as arrived: when it did, or later, where its client or its model version had
-            more than its share.
+        arrived_s: as arrived_ns.
+        start_s: when it counts as arrived: then, or by its client's share, which has a clock of its own.
         cost_s: of a worker's time, as predicted on arrival; None where nobody knows.
         key: its place: what has the least is next.
         order: among those with the same key.
@@ -53,6 +53,7 @@ class Entry:
     client: str = ""
     size: int = 0
     arrived_s: float = 0.0
+    start_s: float = 0.0
     cost_s: float | None = None
     key: float = 0.0
     order: int = 0

@@ -34,6 +34,11 @@ class FairShare:
         """When a request of this party would count as arrived."""
         return max(self.clock_s, self._next_s.get(party, 0.0))
 
+    def refund(self, party: Hashable, cost_s: float) -> None:
+        """A request of this party leaves without having been run."""
+        if party in self._next_s:
+            self._next_s[party] -= cost_s
+
     def served(self, start_s: float) -> None:
         """A request that counted as arrived then is being run."""
         self.clock_s = max(self.clock_s, start_s)

@@ -31,7 +31,7 @@ class Waiting(Protocol):
         signature: as the client named it; "" for the default.
         rows: dimension 0 of its inputs where its model version batches, else 0.
         size: of the request, in bytes.
-        arrived_s: when it counts as arrived.
+        arrived_s: when it arrived.
         deadline_s: 0 for none.
         cost_s: of a worker's time, predicted; None where no such request was seen yet.
         priority: as the client gave it.

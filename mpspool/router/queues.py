@@ -149,11 +149,17 @@ class Queue:
     def place(self, entry: Entry) -> None:
         """Gives a new request its place among those that wait."""
         rules = self.rules
-        entry.arrived_s = entry.arrived_ns / 1e9
+        entry.arrived_s = entry.start_s = entry.arrived_ns / 1e9
         if rules.fair:
-            entry.arrived_s = self._shares.arrive(entry.client, entry.cost_s or 0.0)
-        entry.key = rules.policy(entry) - entry.priority * rules.priority_s
+            entry.start_s = self._shares.arrive(entry.client, entry.cost_s or 0.0)
+        later_s = entry.start_s - entry.arrived_s
+        entry.key = rules.policy(entry) + later_s - entry.priority * rules.priority_s
         entry.order = next(self._order)
+
+    def give_back(self, entry: Entry) -> None:
+        """It leaves without having been run: its client is not charged for it."""
+        if self.rules.fair and not entry.sent_ns:
+            self._shares.refund(entry.client, entry.cost_s or 0.0)
 
     def add(self, entry: Entry) -> None:
         """Among the suspects, or in its place in a line."""
@@ -272,7 +278,7 @@ class Queue:
             entries, cost_us = self._take_short(line, now_ns, share)
             together = False
         if self.rules.fair:
-            self._shares.served(entries[0].arrived_s)
+            self._shares.served(entries[0].start_s)
         if settings is not None:
             line.renew(settings.run_rows)
         return Batch(entries, cost_us, together, line.long)

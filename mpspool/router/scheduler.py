@@ -102,7 +102,9 @@ class Scheduler:
         self._workers: dict[str, WorkerLoad] = {}
         self._devices: dict[str, Device] = {}
         self._shares = FairShare()
-        self._starts: dict[Queue, float] = {}  # of those that wait: where on that clock their next dispatch is
+        self._starts: dict[
+            Queue, float
+        ] = {}  # of those that wait: where on that clock their next dispatch is
         self._average_us = 0.0
         self._dispatches = itertools.count(1)
         self._deadlines: list[tuple[int, int, Entry]] = []
@@ -348,9 +350,10 @@ class Scheduler:
 
     def _rank(self, queue: Queue, first: Entry, now_ns: int) -> float:
         """How soon a queue's first request is next where queues share a device: the least is."""
+        after_s = first.key - first.start_s
         if queue.rules.policy is edf:  # a deadline is one whoever is asked, and when
-            return self._shares.clock_s + first.key - now_ns / 1e9
-        return self._starts[queue] + first.key - first.arrived_s
+            return self._shares.clock_s + after_s + first.arrived_s - now_ns / 1e9
+        return self._starts[queue] + after_s
 
     def _next(self, queue: Queue, now_ns: int, alone: bool) -> tuple[Line, Entry, WorkerLoad] | None:
         """What a queue would send next, and to whom. `alone`: no other queue may be kept off a device by that."""
@@ -461,7 +464,9 @@ class Scheduler:
 
     def _end(self, entry: Entry) -> None:
         entry.over = True
-        self._queue(entry.model).discount(entry)
+        queue = self._queue(entry.model)
+        queue.discount(entry)
+        queue.give_back(entry)
         self._wanted -= 1
         if not entry.held:
             entry.let_go()

@@ -148,7 +148,6 @@ def test_what_cannot_be_in_time_any_more_is_not_sent() -> None:
     assert refusal.error.code is Code.DEADLINE_EXCEEDED
 
 
-@pytest.mark.xfail(reason="where clients share, arrived_s is on another clock than deadlines")
 def test_edf_where_clients_share() -> None:
     """A request without a deadline counts as one that has ten seconds, and does not go before one with a second."""
     day_ns = 86_400_000 * MS
@@ -160,7 +159,6 @@ def test_edf_where_clients_share() -> None:
     assert send.entries[0].body == b"2"
 
 
-@pytest.mark.xfail(reason="a share is charged on arrival and not given back")
 def test_what_was_cancelled_counts_for_nothing() -> None:
     """A client whose requests were never run is not behind for their sake."""
     scheduler = Scheduler(PoolRules(), QueueRules(fair=True))
