@@ -185,7 +185,7 @@ class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the router serves the queues of all model versions.
 
     Attributes:
-        aging: with "sjf", seconds of cost that one second of waiting makes up for.
+        aging: with "sjf", how many seconds of waiting a second of cost stands for.
         running_per_device: dispatches that run at once on one device, over all models; 0 for no limit.
         slow_lane: of those, or of a device's workers, so many at most run long ones; 0 for no limit.
         slow_ms: predicted cost from which a dispatch is long; 0 to have it found out.
@@ -194,7 +194,7 @@ class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True):
         refuse_late: what cannot meet its deadline is refused at once.
     """
 
-    aging: float = 1.0
+    aging: float = 3.0
     running_per_device: int = 0
     slow_lane: int = 0
     slow_ms: float = 0.0

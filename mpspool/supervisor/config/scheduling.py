@@ -42,8 +42,9 @@ class SchedulingConfig(Section):
     entry point in mpspool.policies or as module:attribute."""
     dispatch: Literal["least_loaded", "round_robin"] = "least_loaded"
     """Which worker takes it."""
-    aging: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    """With sjf, seconds of cost that one second of waiting makes up for; 0 lets long requests starve."""
+    aging: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0
+    """With sjf, how many seconds of waiting a second of cost stands for: a request is passed by those that take c seconds
+    less and arrive within aging x c after it; 0 is fifo."""
     running_per_device: Annotated[int, Field(ge=0)] = 0
     """Batches that run at once on one device, over all models; 0 for no limit."""
     slow_lane: Annotated[int, Field(ge=0)] = 0
@@ -51,7 +52,8 @@ class SchedulingConfig(Section):
     slow_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Predicted milliseconds from which a batch is long; 0 to have it found out."""
     priority_key: Annotated[str, AfterValidator(_read_key)] = "x-mpspool-priority"
-    """Metadata key with a request's priority; empty for no priorities."""
+    """Metadata key with a request's priority, a whole number from -999 to 999: each step goes before what has waited a
+    second more. Empty for no priorities."""
     fair_by: Annotated[str, AfterValidator(_read_fair_by)] = "none"
     """Whose requests take turns: none, peer (each client's address), or metadata:KEY (each value of that key)."""
     refuse_late: bool = True
