@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -49,18 +48,10 @@ def run(options: Options) -> int:
     bench = _Bench(options)
     try:
         asyncio.run(bench.run())
-    except* (GeneratorLostError, BenchError) as group:
-        raise BenchError(str(next(_leaves(group)))) from None
+    except GeneratorLostError as error:
+        raise BenchError(str(error)) from error
     status = bench.report()
     return _INTERRUPTED if bench.interrupted else status
-
-
-def _leaves(group: BaseExceptionGroup[BaseException]) -> Iterator[BaseException]:
-    for error in group.exceptions:
-        if isinstance(error, BaseExceptionGroup):
-            yield from _leaves(error)
-        else:
-            yield error
 
 
 def _check_files(options: Options) -> None:
@@ -256,7 +247,7 @@ class _Bench:
             )
             found = await self._fleet.run(phases, shown.watch)
             after = await self._look()
-            if self._failed(found):
+            if self._failed(found) or not found:  # nothing is told after Ctrl-C
                 break
             results += found
             if any(result.right or result.failures for result in found):
@@ -265,8 +256,6 @@ class _Bench:
                 if before is not None and after is not None:
                     pairs.append((before, after))
             shown.did(options.seconds)
-            if self.interrupted:
-                break
         if runs:
             level = Level(wanted, options.is_open, runs, figures.failures_of(results))
             mean_ms = level.figure("mean_ms").median or 0.0

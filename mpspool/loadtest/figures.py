@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mpspool.loadtest.messages import Failure, Result
-from mpspool.loadtest.tally import WRONG
+from mpspool.loadtest.tally import WRONG, pattern
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99, "p99.9": 0.999}
 # What a table shows of a level, in this order.
@@ -110,16 +110,22 @@ def failures_of(results: Iterable[Result]) -> list[Failure]:
     Answers of different lengths to one request are told by the processes themselves; where it is two processes whose
     answers differ, it is one here.
     """
-    counts: dict[tuple[str, str], int] = {}
+    counts: dict[tuple[str, str], Failure] = {}
     lengths: dict[int, int] = {}
     for result in results:
         for failure in result.failures:
-            counts[failure.code, failure.text] = counts.get((failure.code, failure.text), 0) + failure.count
+            _count(counts, failure)
         for number, length in result.lengths.items():
             if lengths.setdefault(number, length) != length:
                 text = f"two processes got answers of {lengths[number]} and {length} bytes to one request"
-                counts[WRONG, text] = counts.get((WRONG, text), 0) + 1
-    return sorted((Failure(*key, count) for key, count in counts.items()), key=lambda one: -one.count)
+                _count(counts, Failure(WRONG, text, 1))
+    return sorted(counts.values(), key=lambda one: -one.count)
+
+
+def _count(counts: dict[tuple[str, str], Failure], failure: Failure) -> None:
+    key = failure.code, pattern(failure.text)
+    first = counts.get(key, Failure(failure.code, failure.text, 0))
+    counts[key] = Failure(first.code, first.text, first.count + failure.count)
 
 
 @dataclass(frozen=True, slots=True)

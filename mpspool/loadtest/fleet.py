@@ -92,9 +92,7 @@ class Fleet:
                 )
             return found
 
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(one(*item)) for item in enumerate(phases)]
-        return [task.result() for task in running]
+        return await asyncio.gather(*(one(*item) for item in enumerate(phases)))
 
     def stop(self) -> None:
         """Nothing is sent any more; the phase that runs ends at once."""

@@ -228,7 +228,8 @@ class OpenLoop(Loop):
         self._at = 0
         self._gap = 1 / phase.rate
         self._random = random.Random(phase.seed)  # noqa: S311 - arrivals, not secrets
-        self._until = began + phase.seconds
+        # Not the one that would be due at the end, but for a rounding.
+        self._until = began + phase.seconds - self._gap / 1000
         self._due = began + (self._random.expovariate(phase.rate) if phase.poisson else 0.0)
         asyncio.get_running_loop().add_reader(self._timer.fd, self._send_due)
         self._timer.set(self._due)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from array import array
 from pathlib import Path
@@ -13,6 +14,7 @@ from mpspool.loadtest.wire import Call
 WRONG = "WRONG"
 _KINDS = 20
 _TEXT_CHARS = 300
+_NUMBER = re.compile(r"\d+")
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
 
 
@@ -32,7 +34,7 @@ class Tally:
         self.lateness = array("f")
         self._lengths = lengths
         self._any_answer = any_answer
-        self._failures: dict[tuple[str, str], int] = {}
+        self._failures: dict[tuple[str, str], tuple[str, int]] = {}
 
     def over(self, call: Call, now: float) -> None:
         """It is answered, or never will be."""
@@ -62,13 +64,19 @@ class Tally:
 
     def _fail(self, code: str, text: str) -> None:
         self.failed += 1
-        key = code, text[:_TEXT_CHARS]
+        key = code, pattern(text)
         if key not in self._failures and len(self._failures) >= _KINDS:
-            key = code, "and other texts"
-        self._failures[key] = self._failures.get(key, 0) + 1
+            key, text = (code, ""), "other texts"
+        first, count = self._failures.get(key, (text[:_TEXT_CHARS], 0))
+        self._failures[key] = first, count + 1
 
     def failures(self) -> list[Failure]:
-        return [Failure(code, text, count) for (code, text), count in self._failures.items()]
+        return [Failure(code, text, count) for (code, _), (text, count) in self._failures.items()]
+
+
+def pattern(text: str) -> str:
+    """What texts have in common that differ in their numbers."""
+    return _NUMBER.sub("0", text[:_TEXT_CHARS])
 
 
 def _name(code: int) -> str:

@@ -1,0 +1,543 @@
+"""`mpspool bench` against real servers: grpcio's own, and a pool."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc.aio
+import pytest
+
+from mpspool.core import tfs
+from mpspool.core.errors import Code
+from mpspool.loadtest import fleet, generator
+from mpspool.loadtest.figures import run_of
+from mpspool.loadtest.frames import header_block
+from mpspool.loadtest.loops import loop_for
+from mpspool.loadtest.messages import Ask, Job, Phase, Progress, Result
+from tests.conftest import PoolStarter
+from tests.polling import until
+from tests.pool import CLI, ROOT, Pool, cli, free_port
+
+Answerer = Callable[[bytes, Any], Awaitable[bytes]]
+PREDICT = f"/{tfs.PREDICTION_SERVICE}/Predict"
+
+
+def response(*values: float) -> bytes:
+    found = tfs.PredictResponse()
+    found.outputs["y"].dtype = 1
+    found.outputs["y"].tensor_shape.dim.add().size = len(values)
+    found.outputs["y"].float_val.extend(values)
+    return bytes(found.SerializeToString())
+
+
+RIGHT = response(2.0)
+
+
+def metadata() -> bytes:
+    signatures = tfs.SignatureDefMap()
+    info = signatures.signature_def[tfs.DEFAULT_SIGNATURE].inputs["x"]
+    info.name, info.dtype = "x:0", 1
+    info.tensor_shape.dim.add().size = -1
+    found = tfs.GetModelMetadataResponse()
+    found.metadata[tfs.SIGNATURE_DEF].value = signatures.SerializeToString()
+    return bytes(found.SerializeToString())
+
+
+class Server:
+    """grpcio's aio server on the event loop of a thread."""
+
+    def __init__(self, options: list[tuple[str, Any]]) -> None:
+        self.answer: Answerer = always(RIGHT)
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever)
+        self._thread.start()
+        self._options = [
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.max_send_message_length", -1),
+            *options,
+        ]
+        self.port = 0
+        self.start()
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(30)
+
+    def start(self) -> None:
+        self.run(self._start())
+
+    async def _start(self) -> None:
+        async def predict(body: bytes, context: Any) -> bytes:
+            return await self.answer(body, context)
+
+        self._server = grpc.aio.server(options=self._options)
+        handlers = {
+            "Predict": grpc.unary_unary_rpc_method_handler(predict),
+            "GetModelMetadata": grpc.unary_unary_rpc_method_handler(always(metadata())),
+        }
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(tfs.PREDICTION_SERVICE, handlers),)
+        )
+        self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
+        await self._server.start()
+
+    def stop(self) -> None:
+        self.run(self._server.stop(None))
+
+    def close(self) -> None:
+        self.stop()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+def always(body: bytes) -> Answerer:
+    async def answer(_body: bytes, _context: Any) -> bytes:
+        return body
+
+    return answer
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server([])
+    yield found
+    found.close()
+
+
+def job(port: int, messages: list[bytes], **others: Any) -> Job:
+    deadline_s = others.pop("deadline_s", 20.0)
+    block = header_block(PREDICT, f"127.0.0.1:{port}", [], deadline_s)
+    return Job("127.0.0.1", port, block, messages, 0, deadline_s, any_answer=others.pop("any_answer", False))
+
+
+@contextlib.asynccontextmanager
+async def loading(order: Job, phase: Phase, **others: Any) -> AsyncIterator[Callable[..., Awaitable[Result]]]:
+    loop = loop_for(order, phase, {}, **others)
+    try:
+        yield lambda watch=lambda _: None: loop.run(phase, watch)
+    finally:
+        loop.close()
+        await asyncio.sleep(0)
+
+
+def load(order: Job, phase: Phase, **others: Any) -> Result:
+    async def run() -> Result:
+        async with loading(order, phase, **others) as go:
+            return await go()
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "phase",
+    [
+        Phase(0.5, in_flight=1),
+        Phase(0.5, in_flight=7, streams=3),
+        Phase(0.5, rate=300, connections=3),
+        Phase(0.5, rate=300, poisson=False),
+    ],
+    ids=["one", "streams", "poisson", "uniform"],
+)
+def test_all_is_answered(server: Server, phase: Phase) -> None:
+    """Whatever is sent is answered right; an open loop sends as many as it was told to."""
+    found = load(job(server.port, [b"a", b"bb"]), phase)
+    assert found.error == ""
+    assert found.sent == found.right > 10
+    assert not found.failures
+    assert found.lengths == {0: len(RIGHT) + 5, 1: len(RIGHT) + 5}
+    assert len(found.latencies_s) == 4 * found.right
+    if phase.rate:
+        assert found.sent == (150 if not phase.poisson else pytest.approx(150, abs=60))
+        assert len(found.lateness_s) == 4 * found.sent
+
+
+def test_as_many_are_in_flight_as_it_was_told(server: Server) -> None:
+    """A closed loop has so many requests in flight, and never more."""
+    now, most = 0, 0
+
+    async def count(_body: bytes, _context: Any) -> bytes:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0.005)
+        now -= 1
+        return RIGHT
+
+    server.answer = count
+    load(job(server.port, [b"a"]), Phase(0.5, in_flight=11, streams=4))
+    assert most == 11
+
+
+@pytest.mark.parametrize("size", [3_000_000, 200_000])
+def test_large_messages(server: Server, size: int) -> None:
+    """Requests and answers beyond all default windows arrive whole, several at a time on one connection."""
+
+    async def echo(body: bytes, _context: Any) -> bytes:
+        assert body == bytes(size)
+        return body
+
+    server.answer = echo
+    found = load(job(server.port, [bytes(size)]), Phase(0.5, in_flight=4, streams=4))
+    assert found.right == found.sent > 4
+    assert found.lengths == {0: size + 5}
+
+
+def test_failures_are_counted_by_code(server: Server) -> None:
+    """Of every ten one is refused and one has another answer; texts that differ in numbers are one."""
+    turn = iter(range(10**6))
+
+    async def fail(_body: bytes, context: Any) -> bytes:
+        match next(turn) % 10:
+            case 3:
+                await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, f"no room {next(turn)}")
+            case 6:
+                return response(1.0, 2.0)
+        return RIGHT
+
+    server.answer = fail
+    found = load(job(server.port, [b"a"]), Phase(0.5, in_flight=1))
+    counts = {failure.code: failure.count for failure in found.failures}
+    assert set(counts) == {"RESOURCE_EXHAUSTED", "WRONG"}
+    assert len(found.failures) == 2
+    assert found.right + sum(counts.values()) == found.sent
+    any_answer = load(job(server.port, [b"a"], any_answer=True), Phase(0.5, in_flight=1))
+    assert {failure.code for failure in any_answer.failures} == {"RESOURCE_EXHAUSTED"}
+
+
+def test_a_stall_is_seen_in_an_open_loop_and_hardly_in_a_closed_one(server: Server) -> None:
+    """A server that stalls once for 1 s of 3: an open loop counts it for all that were due, a closed one for those in flight."""
+    stalled = threading.Event()
+
+    async def stall(_body: bytes, _context: Any) -> bytes:
+        if not stalled.is_set() and time.monotonic() > stall_at:
+            stalled.set()
+            time.sleep(1)  # noqa: ASYNC251 - the whole server stands still
+        return RIGHT
+
+    server.answer = stall
+    found = {}
+    for name, phase in {
+        "open": Phase(3, rate=100, poisson=False, connections=4),
+        "closed": Phase(3, in_flight=1),
+    }.items():
+        stalled.clear()
+        stall_at = time.monotonic() + 1
+        result = load(job(server.port, [b"a"]), phase)
+        assert result.right == result.sent
+        found[name] = run_of([result]).figures
+    # A third of the time, evenly: of those due in it the first waited for a second.
+    assert 600 < (found["open"]["p90"] or 0) < 1000
+    assert (found["open"]["p50"] or 0) < 300
+    assert (found["closed"]["p90"] or 0) < 300
+    assert (found["closed"]["max_ms"] or 0) > 900
+
+
+def test_deadlines_are_kept_without_the_server(server: Server) -> None:
+    """A server that never answers: each request is over at its deadline, and the phase ends."""
+    forever = asyncio.run_coroutine_threadsafe(_event(), server.loop).result()
+
+    async def never(_body: bytes, _context: Any) -> bytes:
+        await forever.wait()
+        return RIGHT
+
+    server.answer = never
+    began = time.monotonic()
+    found = load(job(server.port, [b"a"], deadline_s=0.2), Phase(0.5, in_flight=2))
+    assert time.monotonic() - began < 5
+    assert {failure.code for failure in found.failures} == {"DEADLINE_EXCEEDED"}
+    assert found.sent == sum(failure.count for failure in found.failures) >= 4
+
+
+async def _event() -> asyncio.Event:
+    return asyncio.Event()
+
+
+@pytest.mark.parametrize(
+    "phase", [Phase(2, in_flight=3), Phase(2, rate=200, connections=3)], ids=["closed", "open"]
+)
+def test_a_server_that_goes_away_and_comes_back(server: Server, phase: Phase) -> None:
+    """What was asked meanwhile has failed as UNAVAILABLE, and afterwards all is answered."""
+    order = job(server.port, [b"a"])
+
+    async def run() -> Result:
+        async with loading(order, phase) as go:
+            seen: list[Progress] = []
+            running = asyncio.create_task(go(seen.append))
+            while not (seen and seen[-1].right):
+                await asyncio.sleep(0.02)
+            await asyncio.to_thread(server.stop)
+            while not seen[-1].failed:
+                await asyncio.sleep(0.02)
+            await asyncio.to_thread(server.start)
+            before = seen[-1].right
+            while seen[-1].right <= before + 10 and not running.done():
+                await asyncio.sleep(0.02)
+            return await running
+
+    found = asyncio.run(run())
+    assert {failure.code for failure in found.failures} == {"UNAVAILABLE"}
+    assert found.right + sum(failure.count for failure in found.failures) == found.sent
+    assert found.right > 10
+
+
+def test_connections_that_the_server_ends_are_made_anew() -> None:
+    """A server that ends each connection after 100 ms (GOAWAY): nothing fails."""
+    server = Server([("grpc.max_connection_age_ms", 100), ("grpc.max_connection_age_grace_ms", 5000)])
+    try:
+        found = load(job(server.port, [b"a"]), Phase(1.0, in_flight=4, streams=2))
+    finally:
+        server.close()
+    assert not found.failures
+    assert found.right == found.sent > 20
+
+
+def test_stream_ids_that_are_used_up(server: Server) -> None:
+    """At the last stream id another connection is made, and nothing fails."""
+    found = load(job(server.port, [b"a"]), Phase(0.5, in_flight=3, streams=3), last_stream=41)
+    assert not found.failures
+    assert found.right == found.sent > 60
+
+
+def test_nobody_there() -> None:
+    """No server, or none that speaks HTTP/2: the phase is not run, and says why."""
+    port = free_port()
+    assert "cannot connect" in load(job(port, [b"a"]), Phase(1, in_flight=1)).error
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_speak_http1, args=(listener,))
+        thread.start()
+        found = load(job(listener.getsockname()[1], [b"a"]), Phase(1, in_flight=1))
+        thread.join()
+    assert "does not speak HTTP/2" in found.error
+
+
+def _speak_http1(listener: socket.socket) -> None:
+    with listener.accept()[0] as connection:
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+def test_one_call(server: Server) -> None:
+    """What is asked before the load has its answer whole, or the status."""
+    block = header_block(PREDICT, "x", [], 5.0)
+    found = asyncio.run(generator.ask(Ask("127.0.0.1", server.port, block, b"x", 5.0)))
+    assert (found.code, found.body) == (0, RIGHT)
+    block = header_block("/no.such/Method", "x", [], 5.0)
+    found = asyncio.run(generator.ask(Ask("127.0.0.1", server.port, block, b"x", 5.0)))
+    assert found.code == Code.UNIMPLEMENTED
+
+
+def test_a_generator_that_dies_is_told() -> None:
+    """A process that ends by itself is an error, and not a wait without end."""
+
+    async def run() -> None:
+        async with fleet.Fleet(1) as found:
+            found._processes[0].kill()
+            await found.run([Phase(1, in_flight=1)], lambda _: None)
+
+    with pytest.raises(fleet.GeneratorLostError, match="has ended"):
+        asyncio.run(run())
+
+
+def bench(server: Server, *args: object) -> subprocess.CompletedProcess[str]:
+    return cli("bench", "--model", "m", "--address", f"127.0.0.1:{server.port}", *args)
+
+
+SHORT = ("--seconds", 0.3, "--repeat", 2, "--warmup", 0.1)
+
+
+def test_the_command(server: Server, tmp_path: Path) -> None:
+    """Two processes, two levels, a table, JSON and a picture; metadata reaches the server with each request."""
+    seen: set[Any] = set()
+
+    async def look(_body: bytes, context: Any) -> bytes:
+        seen.add(dict(context.invocation_metadata()).get("x-mpspool-priority"))
+        return RIGHT
+
+    server.answer = look
+    files = "--json", tmp_path / "a.json", "--plot", tmp_path / "a.png"
+    done = bench(
+        server, *SHORT, "--concurrency", "1,4", "--processes", 2, "--metadata", "x-mpspool-priority=1", *files
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert 'an answer: {"y": [2.0]}' in done.stdout
+    assert "4 in flight, 2 of 2" in done.stderr
+    assert seen == {"1"}
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert [level["in_flight"] for level in found["levels"]] == [1, 4]
+    for level in found["levels"]:
+        assert level["sent"] == level["right"] > 0
+        assert len(level["runs"]) == 2
+        assert level["server_ms"] == {}
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+
+
+def test_failures_make_the_exit_status(server: Server) -> None:
+    """1 where requests failed after a first good answer, 0 where that was allowed."""
+    turn = iter(range(10**6))
+
+    async def fail(_body: bytes, context: Any) -> bytes:
+        if next(turn) % 7 == 3:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "come again")
+        return RIGHT
+
+    server.answer = fail
+    done = bench(server, *SHORT, "--rate", 100)
+    assert done.returncode == 1
+    assert "UNAVAILABLE: come again" in done.stdout
+    assert bench(server, *SHORT, "--rate", 100, "--allow-failures").returncode == 0
+
+
+def test_nothing_is_loaded_before_an_answer_is_right(server: Server) -> None:
+    """A first answer that is none, or that fails, ends it, with what the server said."""
+    server.answer = always(b"\xff\xff")
+    done = bench(server, *SHORT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "no PredictResponse" in done.stderr
+
+    async def refuse(_body: bytes, context: Any) -> bytes:
+        return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "x must be 7")
+
+    server.answer = refuse
+    done = bench(server, *SHORT)
+    assert done.returncode == 1
+    assert "INVALID_ARGUMENT: x must be 7" in done.stderr
+    assert "--inputs" in done.stderr
+
+
+@pytest.mark.parametrize("loop", [("--concurrency", 4), ("--rate", 100)], ids=["closed", "open"])
+def test_ctrl_c_ends_with_what_there_is(server: Server, loop: tuple[object, ...], tmp_path: Path) -> None:
+    """The whole terminal is interrupted: the report of what was sent, nothing failed, and exit status 130."""
+    file = tmp_path / "a.json"
+    command = [
+        *CLI,
+        "bench",
+        "--model",
+        "m",
+        "--address",
+        f"127.0.0.1:{server.port}",
+        "--seconds",
+        "60",
+        "--warmup",
+        "0",
+    ]
+    asked = 0
+
+    async def count(_body: bytes, _context: Any) -> bytes:
+        nonlocal asked
+        asked += 1
+        return RIGHT
+
+    server.answer = count
+    process = subprocess.Popen(
+        [*command, *map(str, loop), "--json", str(file)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        until(lambda: asked > 30, 30, "it sends")
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 130, err
+    assert "req/s" in out
+    found = json.loads(file.read_text())
+    assert found["interrupted"]
+    (level,) = found["levels"]
+    assert level["sent"] == level["right"] >= 25
+
+
+@pytest.fixture(scope="module")
+def pool(start_module_pool: PoolStarter, model_dir: Callable[[str], Path]) -> Pool:
+    return start_module_pool(
+        "--model", f"half_plus_two={model_dir('half_plus_two')}", "--cpu-slots", 2
+    ).wait()
+
+
+def test_a_pool_in_a_closed_loop(pool: Pool, tmp_path: Path) -> None:
+    """Found through its run folder, with its own times beside the client's: they are parts of them."""
+    file = tmp_path / "a.json"
+    args = "--rows", 3, "--concurrency", "1,8", "--json", file
+    done = cli("bench", "--model", "half_plus_two", "--run-dir", pool.run_dir, *SHORT, *args)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert '{"y": [2.0, 2.5, 2.25]}' in done.stdout
+    for level in json.loads(file.read_text())["levels"]:
+        assert level["right"] == level["sent"] == level["server"]["counted"]
+        told = level["server_ms"]
+        parts = ("queue", "parse", "compute", "serialise", "rest", "transport")
+        assert sum(told[part] for part in parts) == pytest.approx(level["median"]["mean_ms"], rel=0.5)
+        assert told["compute"] > 0
+
+
+def test_a_pool_in_an_open_loop(pool: Pool, tmp_path: Path) -> None:
+    """Requests of a file go out at their rate, to a version that is named."""
+    request = tfs.PredictRequest()
+    request.model_spec.name = "recorded"
+    request.inputs["x"].dtype = 1
+    request.inputs["x"].tensor_shape.dim.add().size = 2
+    request.inputs["x"].float_val.extend([1, 2])
+    (tmp_path / "request.pb").write_bytes(request.SerializeToString())
+    file = tmp_path / "a.json"
+    args = (
+        "--rate",
+        100,
+        "--arrivals",
+        "uniform",
+        "--request",
+        tmp_path / "request.pb",
+        "--version",
+        1,
+        "--json",
+        file,
+    )
+    done = cli("bench", "--model", "half_plus_two", "--run-dir", pool.run_dir, *SHORT, *args)
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert '{"y": [2.5, 3.0]}' in done.stdout
+    (level,) = json.loads(file.read_text())["levels"]
+    assert level["right"] == level["sent"] == 60
+
+
+def test_a_model_that_does_not_exist(pool: Pool) -> None:
+    """It says so before any load, with exit status 1."""
+    done = cli("bench", "--model", "nothing", "--run-dir", pool.run_dir, *SHORT)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "NOT_FOUND" in done.stderr
+
+
+def test_inputs_as_predict_takes_them(pool: Pool) -> None:
+    """JSON that fits is sent; what does not is refused with the input's name."""
+    found = cli("bench", "--model", "half_plus_two", "--run-dir", pool.run_dir, *SHORT, "--inputs", "[4]")
+    assert found.returncode == 0, found.stderr
+    assert '{"y": [4.0]}' in found.stdout
+    found = cli(
+        "bench", "--model", "half_plus_two", "--run-dir", pool.run_dir, *SHORT, "--inputs", '{"z": 1}'
+    )
+    assert found.returncode == 1
+    assert '"z"' in found.stderr
+
+
+def test_metrics_that_are_asked_for_must_be_there(pool: Pool) -> None:
+    """A --metrics that has none of ours is an error, and not a report without them."""
+    done = cli(
+        "bench",
+        "--model",
+        "half_plus_two",
+        "--run-dir",
+        pool.run_dir,
+        *SHORT,
+        "--metrics",
+        f"http://127.0.0.1:{pool.rest_port}/healthz",
+    )
+    assert done.returncode == 1
+    assert "metrics" in done.stderr

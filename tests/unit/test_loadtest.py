@@ -1,0 +1,361 @@
+"""The load test's figures, requests and words; no server."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+from array import array
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpspool.cli import main
+from mpspool.core import tfs
+from mpspool.loadtest import figures, plot, records, report, requests, server
+from mpspool.loadtest.figures import Level, failures_of, figure, percentile, run_of
+from mpspool.loadtest.messages import Failure, Result
+from mpspool.loadtest.options import Options
+from mpspool.loadtest.records import RecordError
+from mpspool.loadtest.requests import RequestError
+
+# As tf.io.TFRecordWriter has written it: a PredictionLog for the model "old" with x = [3], and one of Regress.
+RECORDS = bytes.fromhex(
+    "200000000000000029eda950321e0a1c0a050a036f6c6412130a0178120e08011204120208012a040000404021ce118e"
+    "020000000000000078270b341a00c2d48d8c"
+)
+
+
+def result(latencies_ms: list[float], *, seconds: float = 1.0, **others: object) -> Result:
+    latencies_s = array("f", [value / 1000 for value in latencies_ms]).tobytes()
+    right = len(latencies_ms)
+    found = Result(seconds=seconds, sent=right, right=right, in_time=right, latencies_s=latencies_s)
+    for name, value in others.items():
+        setattr(found, name, value)
+    return found
+
+
+@given(values=st.lists(st.floats(0, 1e6, width=32), min_size=1, max_size=400), part=st.floats(0.01, 1))
+def test_a_percentile_is_one_of_the_values(values: list[float], part: float) -> None:
+    """At least that part of all are not above it, and of those below it this is not true."""
+    ordered = sorted(values)
+    found = percentile(ordered, part)
+    if found is None:
+        assert part < 1
+        assert part * len(values) > len(values) - 1 - 1e-6
+        return
+    assert found in values
+    assert sum(value <= found for value in values) >= part * len(values) - 1e-6
+    assert sum(value < found for value in values) < part * len(values)
+
+
+def test_percentiles_of_few_are_not_told() -> None:
+    """p99.9 needs more than a thousand answers, or it would be the largest."""
+    assert percentile(list(range(1000)), 0.999) == 998
+    assert percentile(list(range(999)), 0.999) is None
+    assert percentile([], 0.5) is None
+    assert percentile([7.0], 1) == 7.0
+
+
+def test_a_stall_is_in_the_percentiles() -> None:
+    """100 requests a second for 10 s, one stall of 1 s: counted from when each was due, 10 % of them waited for it."""
+    due = np.arange(1000) / 100
+    answered = np.where((due >= 5) & (due < 6), 6.0, due) + 0.001
+    run = run_of([result(list((answered - due) * 1000))])
+    assert run.figures["p50"] == pytest.approx(1, abs=0.1)
+    assert run.figures["p95"] == pytest.approx(501, abs=15)
+    assert run.figures["p99"] == pytest.approx(901, abs=15)
+    assert run.figures["max_ms"] == pytest.approx(1001, abs=1)
+
+
+def test_processes_are_one_run() -> None:
+    """Counts add up, latencies are those of all, and the busiest process counts."""
+    failures = [Failure("UNAVAILABLE", "gone", 2)]
+    lazy = result([1.0] * 150, cpu_s=0.1, waited_s=0.1, failures=failures, sent=152)
+    busy = result(
+        [3.0] * 50,
+        cpu_s=0.6,
+        waited_s=0.35,
+        failures=failures,
+        sent=52,
+        lateness_s=array("f", [0.001] * 200).tobytes(),
+    )
+    run = run_of([lazy, busy])
+    assert (run.sent, run.right, run.failed) == (204, 200, {"UNAVAILABLE": 4})
+    assert run.figures["rate"] == 200
+    assert run.figures["mean_ms"] == pytest.approx(1.5)
+    assert (run.figures["p50"], run.figures["p90"]) == (pytest.approx(1), pytest.approx(3))
+    assert (run.busy, run.waited) == (pytest.approx(0.95), pytest.approx(0.35))
+    assert run.late_ms == pytest.approx(1)
+
+
+def test_answers_that_differ_between_processes_are_wrong() -> None:
+    """Each process compares its own; what two have compared to is compared here."""
+    found = failures_of([result([1.0], lengths={0: 7, 1: 8}), result([1.0], lengths={0: 7, 1: 9})])
+    assert [(one.code, one.count) for one in found] == [("WRONG", 1)]
+
+
+def test_median_and_spread() -> None:
+    """The spread is how far the repeats are apart, as a part of the median; what is not known is left out."""
+    assert figure([10.0, 12.0, 9.0]) == figures.Figure(10.0, 0.3)
+    assert figure([10.0, None]) == figures.Figure(10.0)
+    assert figure([None]) == figures.Figure(None)
+
+
+def test_a_generator_that_was_the_limit_says_so() -> None:
+    """By its own time, and by how late requests were sent against how long answers took."""
+    slow = [100.0] * 200
+    assert not Level(8, False, [run_of([result(slow, cpu_s=0.5)])]).limits()
+    assert "busy 95%" in Level(8, False, [run_of([result(slow, cpu_s=0.95)])]).limits()[0]
+    waits = Level(8, False, [run_of([result(slow, cpu_s=0.3, waited_s=0.65)])]).limits()[0]
+    assert "65% of it waiting" in waits
+    late = array("f", [0.002] * 200).tobytes()
+    assert not Level(200, True, [run_of([result(slow, lateness_s=late)])]).limits()
+    (told,) = Level(200, True, [run_of([result([5.0] * 200, lateness_s=late)])]).limits()
+    assert "2 ms at p99" in told
+
+
+METRICS = """\
+# HELP mpspool_request_seconds Predict, from arrival to answer.
+# TYPE mpspool_request_seconds histogram
+mpspool_request_seconds_bucket{{model="m",version="1",le="+Inf"}} {count}
+mpspool_request_seconds_count{{model="m",version="1"}} {count}
+mpspool_request_seconds_sum{{model="m",version="1"}} {total}
+mpspool_request_seconds_count{{model="other",version="1"}} 1e9
+mpspool_request_seconds_sum{{model="other",version="1"}} 1e9
+mpspool_queue_seconds_count{{model="m",version="1"}} {count}
+mpspool_queue_seconds_sum{{model="m",version="1"}} {queue}
+mpspool_worker_parse_seconds_count{{model="m",version="1"}} {count}
+mpspool_worker_parse_seconds_sum{{model="m",version="1"}} 0.0
+mpspool_worker_run_seconds_count{{model="m",version="1"}} {count}
+mpspool_worker_run_seconds_sum{{model="m",version="1"}} {run}
+mpspool_effective_seconds_count{{model="m",version="1"}} {count}
+mpspool_effective_seconds_sum{{model="m",version="1"}} {effective}
+# TYPE mpspool_worker_busy_seconds counter
+mpspool_worker_busy_seconds_total{{device="cpu0",model="m",slot="0",version="1"}} {busy}
+mpspool_worker_busy_seconds_total{{device="cpu0",model="m",slot="1",version="1"}} {busy}
+"""
+
+
+def snapshot(**values: float) -> server.Snapshot:
+    return server.read(METRICS.format(**values), "m", 1)
+
+
+def test_the_servers_own_times() -> None:
+    """They are the differences of its metrics, of this model alone; what is left is transport and client."""
+    before = snapshot(count=100, total=5.0, queue=1.0, run=3.0, effective=2.0, busy=1.0)
+    after = snapshot(count=300, total=7.0, queue=1.4, run=4.0, effective=2.6, busy=1.5)
+    found = server.breakdown([(before, after)], 2.0, 12.0)
+    assert found["counted"] == 200
+    expected = {"queue": 2, "parse": 0, "compute": 5, "serialise": 0, "beside": 2, "rest": 3, "transport": 2}
+    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert found["slots_busy"] == pytest.approx(0.25)
+    assert "rows" not in found
+
+
+def test_a_server_that_was_restarted_counts_anew() -> None:
+    """Its counters are smaller than before: they are what has been since."""
+    before = snapshot(count=100, total=5.0, queue=1.0, run=3.0, effective=2.0, busy=1.0)
+    after = snapshot(count=10, total=0.1, queue=0.0, run=0.05, effective=0.05, busy=0.1)
+    assert server.breakdown([(before, after)], 1.0, 12.0)["compute"] == pytest.approx(5)
+
+
+def test_metrics_of_others_are_not_ours() -> None:
+    """A page that is no metrics, or none of mpspool's, says so; a model that was not asked has no times."""
+    with pytest.raises(server.MetricsError, match="mpspool"):
+        server.read("process_cpu_seconds_total 3\n", "m", None)
+    with pytest.raises(server.MetricsError, match="no metrics"):
+        server.read("<html>", "m", None)
+    nothing = server.read(METRICS.format(count=1, total=1, queue=1, run=1, effective=1, busy=1), "x", None)
+    assert server.breakdown([(nothing, nothing)], 1.0, 1.0) == {}
+
+
+def test_records_as_tensorflow_writes_them() -> None:
+    """Their checksums hold; of the logs those of Predict are requests."""
+    assert records.are_records(RECORDS)
+    assert len(list(records.records(RECORDS))) == 2
+    (body,) = records.predict_requests(RECORDS)
+    request = tfs.PredictRequest.FromString(body)
+    assert (request.model_spec.name, list(request.inputs["x"].float_val)) == ("old", [3.0])
+
+
+@given(at=st.integers(0, len(RECORDS) - 1), bit=st.integers(0, 7))
+def test_a_damaged_file_is_told(at: int, bit: int) -> None:
+    """One bit that has flipped anywhere is found."""
+    damaged = bytearray(RECORDS)
+    damaged[at] ^= 1 << bit
+    with pytest.raises(RecordError):
+        list(records.records(bytes(damaged)))
+
+
+@given(size=st.integers(1, len(RECORDS) - 1))
+def test_a_file_that_is_cut_is_told(size: int) -> None:
+    """All but a cut between two records is found."""
+    if size == 48:
+        assert len(list(records.records(RECORDS[:size]))) == 1
+        return
+    with pytest.raises(RecordError, match=r"broken off|checksum"):
+        list(records.records(RECORDS[:size]))
+
+
+def signatures(*shape: int, dtype: int = 1, **others: object) -> object:
+    found = tfs.SignatureDefMap()
+    info = found.signature_def[tfs.DEFAULT_SIGNATURE].inputs["x"]
+    info.name, info.dtype = "x:0", dtype
+    for size in shape:
+        info.tensor_shape.dim.add(size=size)
+    info.tensor_shape.unknown_rank = bool(others.get("unknown_rank"))
+    return found
+
+
+def made_up(known: object, rows: int = 1, signature: str = "") -> object:
+    body = requests.synthetic("m", known, signature=signature, version=3, rows=rows)
+    return tfs.PredictRequest.FromString(body)
+
+
+@pytest.mark.parametrize("number", [n for n, known in tfs.DATA_TYPES.items() if known.field])
+def test_a_request_is_made_of_any_type(number: int) -> None:
+    """As many elements as the shape has, with the rows asked for where the first dimension is open."""
+    request = made_up(signatures(-1, 3, dtype=number), rows=4)
+    tensor = request.inputs["x"]
+    assert [dimension.size for dimension in tensor.tensor_shape.dim] == [4, 3]
+    assert (request.model_spec.name, request.model_spec.version.value, tensor.dtype) == ("m", 3, number)
+    if number == tfs.DT_STRING:
+        assert len(tensor.string_val) == 12
+    else:
+        assert np.frombuffer(tensor.tensor_content, tfs.numpy_dtype(number)).size == 12
+
+
+@pytest.mark.parametrize(
+    ("known", "signature", "text"),
+    [
+        (signatures(-1, -1), "", "--inputs"),
+        (signatures(unknown_rank=True), "", "any, which leaves open"),
+        (signatures(1, dtype=20), "", "resource"),
+        (signatures(1), "other", "serving_default"),
+        (signatures(-1, 2**31), "", "fewer --rows"),
+    ],
+)
+def test_a_request_that_cannot_be_made_up(known: object, signature: str, text: str) -> None:
+    """It says what to give instead."""
+    with pytest.raises(RequestError, match=re.escape(text)):
+        made_up(known, signature=signature)
+
+
+def test_requests_of_files(tmp_path: Path) -> None:
+    """A folder's files in their order, a serialised request and recorded ones; they are sent to the model named."""
+    one = tfs.PredictRequest()
+    one.model_spec.name, one.model_spec.signature_name = "old", "sig"
+    one.inputs["x"].dtype = 1
+    (tmp_path / "a.pb").write_bytes(one.SerializeToString())
+    (tmp_path / "b").write_bytes(RECORDS)
+    (tmp_path / ".hidden").write_bytes(b"no request")
+    found = requests.from_files([tmp_path], "new", signature=None, version=5)
+    specs = [tfs.PredictRequest.FromString(body).model_spec for body in found]
+    assert [(spec.name, spec.signature_name, spec.version.value) for spec in specs] == [
+        ("new", "sig", 5),
+        ("new", "", 5),
+    ]
+
+
+@pytest.mark.parametrize("data", [b"", b"no request", b"\xff" * 40, RECORDS[:-1], RECORDS[48:]])
+def test_a_file_that_is_no_request(tmp_path: Path, data: bytes) -> None:
+    """It is refused by its name, or for having nothing to send."""
+    (tmp_path / "x").write_bytes(data)
+    with pytest.raises(RequestError, match=r"/x|no request in"):
+        requests.from_files([tmp_path / "x"], "m", signature=None, version=None)
+
+
+def test_processes_share_a_level() -> None:
+    """They send together what was asked for; at even times they take turns."""
+    options = Options("h", 1, "m", concurrency=(7,), processes=3)
+    assert [phase.in_flight for phase in options.phases(7, 1.0)] == [3, 2, 2]
+    assert [phase.in_flight for phase in options.phases(2, 1.0)] == [1, 1]
+    options = Options("h", 1, "m", rates=(90.0,), poisson=False, processes=3, connections=4)
+    phases = options.phases(90, 1.0, begin_s=100.0)
+    assert [phase.connections for phase in phases] == [2, 1, 1]
+    assert [phase.rate for phase in phases] == [30, 30, 30]
+    assert [phase.begin_s for phase in phases] == pytest.approx([100, 100 + 1 / 90, 100 + 2 / 90])
+    seeds = [phase.seed for seed in (0, 1, 2) for phase in options.phases(90, 1.0, seed=seed)]
+    assert len(set(seeds)) == 9
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["--concurrency", "1", "--rate", "1"], "either --concurrency or --rate"),
+        (["--concurrency", "1,x"], "whole numbers"),
+        (["--rate", "0"], "no list of numbers"),
+        (["--arrivals", "uniform"], "--arrivals goes with --rate"),
+        (["--rate", "1", "--streams-per-connection", "2"], "goes with --concurrency"),
+        (["--inputs", "1", "--rows", "2"], "--rows goes"),
+        (["--inputs", "1", "--request", "."], "either --inputs or --request"),
+        (["--metadata", "x"], "KEY=VALUE"),
+        (["--metadata", "grpc-x=1", "--address", "127.0.0.1:1"], "no key of metadata"),
+        (["--address", "host:port"], "no number"),
+        (["--plot", "x.what"], "no kind of picture"),
+        (["--json", "/none/x.json"], "cannot be written"),
+    ],
+)
+def test_options_that_do_not_go(args: list[str], text: str) -> None:
+    """Each is a usage error, with exit status 2, before anything is sent."""
+    done = CliRunner().invoke(main, ["bench", "--model", "m", "--address", "127.0.0.1:1", *args])
+    assert done.exit_code == 2, done.output
+    assert text in done.output.replace("\n", " ")
+
+
+def level(wanted: float, *, is_open: bool = False) -> Level:
+    runs = [run_of([result([1.0 * repeat] * 2000, sent=2001)]) for repeat in (1, 2, 4)]
+    told = dict.fromkeys(("queue", "parse", "compute", "beside", "serialise", "rest", "transport"), 0.5)
+    failure = Failure("RESOURCE_EXHAUSTED", "[no] room", 1)
+    return Level(wanted, is_open, runs, [failure], {**told, "counted": 9000.0, "rows": 3.0})
+
+
+def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
+    """A row for each level with medians and spreads, failures with their texts, and whose requests were counted."""
+    report.print_levels(Options("h", 1, "m", concurrency=(1, 8)), [level(1), level(8)], ["a note"])
+    text = capsys.readouterr().out
+    assert re.search(r"^ +8 +6,003 +6,000 +0 +2,000 +2.00 +2.00", text, re.MULTILINE)
+    assert re.search(r"^ +0% +150% +150%", text, re.MULTILINE)
+    assert "1 x RESOURCE_EXHAUSTED: [no] room" in text
+    assert "counted 9,000 requests, and 6,003 were ours" in text
+    assert "rows a batch" in text
+    assert "note: a note" in text
+
+
+def test_the_report_for_scripts() -> None:
+    """All figures of all repeats as JSON, with null for what is not known."""
+    options = Options("h", 1, "m", rates=(5.0,))
+    found = json.loads(
+        report.for_scripts(options, [level(5, is_open=True)], [38], interrupted=True, error="")
+    )
+    assert (found["loop"], found["arrivals"], found["interrupted"]) == ("open", "poisson", True)
+    (told,) = found["levels"]
+    assert (told["rate"], told["median"]["p99"], told["server_ms"]["queue"]) == (5, 2.0, 0.5)
+    assert [run["figures"]["p50"] for run in told["runs"]] == [1.0, 2.0, 4.0]
+
+
+def test_the_picture(tmp_path: Path) -> None:
+    """It is a PNG, for either loop, and for a single level."""
+    for number, (options, levels) in enumerate(
+        (
+            (Options("h", 1, "m", concurrency=(1, 8)), [level(1), level(8)]),
+            (Options("h", 1, "m", rates=(5.0,)), [level(5, is_open=True)]),
+        )
+    ):
+        path = tmp_path / f"{number}.png"
+        plot.check(path)
+        plot.draw(options, levels, path)
+        assert struct.unpack(">II", path.read_bytes()[16:24]) > (1000, 400)
+
+
+def test_no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The picture is refused before the load, with what to install."""
+    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    done = CliRunner().invoke(main, ["bench", "--model", "m", "--address", "127.0.0.1:1", "--plot", "x.png"])
+    assert done.exit_code == 2
+    assert "pip install" in done.output
