@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -347,3 +348,14 @@ def test_what_waits_behind_another_begins_after_it() -> None:
     behind = scheduler.finished(second.worker, second.dispatch, now_ns=2 * MS)
     assert behind is not None
     assert behind.alone == 1.0
+
+
+def test_the_example_policy_is_found_and_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that the README shows, under the name in its pyproject.toml."""
+    folder = Path(__file__).parents[2] / "examples" / "policy"
+    points = tomllib.loads((folder / "pyproject.toml").read_text())["project"]["entry-points"]
+    monkeypatch.syspath_prepend(str(folder))
+    scheduler = make(policy=policy.find(points[policy.GROUP]["small_first"], aging=1.0))
+    large, small = ask(scheduler, 100), ask(scheduler, 1)
+    scheduler.join("w", A, 1)
+    assert served(scheduler) == [small, large]

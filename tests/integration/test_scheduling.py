@@ -1,0 +1,73 @@
+"""Scheduling as it is configured, in a whole pool: a user's own policy, priorities, and the order that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import pytest
+
+from mpspool.core import tfs
+from tests.conftest import PoolStarter
+from tests.pool import cli
+
+PREDICT = f"/{tfs.PREDICTION_SERVICE}/Predict"
+POLICY = """
+import pathlib
+
+
+def noted(waiting):
+    with pathlib.Path({notes!r}).open("a") as notes:
+        print(waiting.model.name, waiting.priority, waiting.size, file=notes)
+    return waiting.arrived_s
+"""
+
+
+def request() -> bytes:
+    asked = tfs.PredictRequest()
+    asked.model_spec.name = "half_plus_two"
+    tensor = asked.inputs["x"]
+    tensor.dtype = 1
+    tensor.tensor_shape.dim.add(size=1)
+    tensor.float_val.append(2.0)
+    return asked.SerializeToString()
+
+
+def test_a_policy_of_ones_own_is_asked(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """By module and attribute, with what the client says of a request; what is no priority is refused by its name."""
+    notes = tmp_path / "notes"
+    (tmp_path / "mine.py").write_text(POLICY.format(notes=str(notes)))
+    args = (
+        "--model",
+        f"half_plus_two={model_dir('half_plus_two')}",
+        "--cpu-slots",
+        1,
+        "--policy",
+        "mine:noted",
+    )
+    pool = start_pool(*args, env={"PYTHONPATH": str(tmp_path)}).wait()
+    with grpc.insecure_channel(pool.address) as channel:
+        call = channel.unary_unary(PREDICT)
+        body = request()
+        for metadata in ((), (("x-mpspool-priority", "7"),)):
+            assert tfs.PredictResponse.FromString(call(body, timeout=30, metadata=metadata)).outputs[
+                "y"
+            ].float_val == [3]
+        with pytest.raises(grpc.RpcError) as refused:
+            call(body, timeout=30, metadata=(("x-mpspool-priority", "high"),))
+    assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "x-mpspool-priority is 'high'" in refused.value.details()
+    assert notes.read_text().splitlines() == [f"half_plus_two {priority} {len(body)}" for priority in (0, 7)]
+
+
+def test_a_policy_that_is_not_there_starts_nothing(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    """And the error says what was looked for and what there is."""
+    model = f"half_plus_two={model_dir('half_plus_two')}"
+    done = cli("start", "--model", model, "--run-dir", tmp_path / "r", "--policy", "sfj")
+    assert done.returncode == 2
+    assert "'sfj' is neither built in (fifo, sjf, edf)" in done.stderr
+    assert "did you mean sjf?" in done.stderr
+    assert not (tmp_path / "r").exists()
