@@ -1,4 +1,4 @@
-"""h2load, a closed loop in C: a fixed number of connections, one request at a time on each."""
+"""h2load, in C: a closed loop, one request at a time on each of so many connections, or a steady rate."""
 
 from __future__ import annotations
 
@@ -34,7 +34,15 @@ class Driven:
 
 
 def drive(
-    url: str, headers: Sequence[str], body: Path, concurrency: int, seconds: float, *, log: Path, http1: bool
+    url: str,
+    headers: Sequence[str],
+    body: Path,
+    concurrency: int,
+    seconds: float,
+    *,
+    log: Path,
+    http1: bool,
+    rate: float = 0.0,
 ) -> Driven:
     """Drives the URL for some seconds, without a warm-up of its own: what it counts is all it sent.
 
@@ -42,15 +50,17 @@ def drive(
         url: what to POST to.
         headers: "name: value" each.
         body: a file with each request's body.
-        concurrency: connections, one request at a time on each.
+        concurrency: connections, one request at a time on each; with a rate, as many as it takes.
         seconds: for how long.
         log: where h2load may write its record of each request; removed afterwards.
         http1: speak HTTP/1.1, not HTTP/2.
+        rate: requests a second over all connections, at even times; 0: the next one when one is answered.
 
     Raises:
         BenchError: h2load did not run, or its output was not understood.
     """
-    command = ["h2load", "-t1", f"-c{concurrency}", "-m1", f"--duration={round(seconds * 1000)}ms"]
+    pace = ["-m100", f"--rps={rate / concurrency:.3f}"] if rate else ["-m1"]
+    command = ["h2load", "-t1", f"-c{concurrency}", *pace, f"--duration={round(seconds * 1000)}ms"]
     command += [f"--data={body}", f"--log-file={log}", *(["--h1"] if http1 else [])]
     for header in headers:
         command += ["-H", header]

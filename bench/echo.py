@@ -137,7 +137,8 @@ def _router(port: int, folder: Path, model: Model) -> None:
     for each in run_dir.folders():
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
     settings.save(run_dir.settings_file("router"), _router_settings(port, run_dir.root))
-    workers = [WorkerId(model.name, 1, f"cpu{number}", 0) for number in range(WORKERS)]
+    count = int(os.environ.get("BENCH_ECHO_WORKERS", WORKERS))
+    workers = [WorkerId(model.name, 1, "cpu0", number) for number in range(count)]
     commands = [["mpspool.router", str(run_dir.settings_file("router"))]]
     commands += [["bench.echo", "worker", str(run_dir.root), str(worker)] for worker in workers]
     children = [subprocess.Popen([sys.executable, "-P", "-m", *command]) for command in commands]

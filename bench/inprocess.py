@@ -76,8 +76,8 @@ class InProcess:
     def memory(self) -> measure.Memory:
         return measure.memory(measure.marked(self._mark))
 
-    def measure(self, batch: int, concurrency: int, seconds: float) -> Sample:  # noqa: ARG002
-        """One cell; whatever the concurrency, one call at a time in each process.
+    def measure(self, batch: int, concurrency: int, seconds: float, rate: float = 0.0) -> Sample:  # noqa: ARG002
+        """One cell; whatever the load, one call at a time in each process.
 
         Raises:
             BenchError, AssertionError: a process ended, or its answer is wrong.

@@ -112,12 +112,16 @@ _TRITON = _script(
 )
 
 OURS = Peer("mpspool", "mpspool", Tfs(), _pool, wait=_wait_for_pool, stop=_stop_pool)
-# As Triton's batcher is set up: no delay, batches of up to 1024.
+# As Triton's batcher is set up: no delay, batches of up to 1024, no limit that matters on those that wait.
 OURS_BATCHING = replace(
     OURS,
     name="mpspool_batch",
     title="mpspool, batching",
-    environment={"MPSPOOL_BATCHING": "on", "MPSPOOL_BATCHING_MAX_BATCH_SIZE": "1024"},
+    environment={
+        "MPSPOOL_BATCHING": "on",
+        "MPSPOOL_BATCHING_MAX_BATCH_SIZE": "1024",
+        "MPSPOOL_BATCHING_MAX_ENQUEUED_BATCHES": "100",
+    },
 )
 GROUPS: Mapping[str, Sequence[Peer]] = {
     "triton": (

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import platform
+import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +18,7 @@ from typing import Any
 from bench import sharing_report
 from bench.cell import Sample
 from bench.environments import REPOSITORY
-from bench.suite import Cell, Plan, Results
+from bench.suite import PAIRS, STEADY, Cell, Pair, Plan, Results
 
 OURS, OURS_BATCHING, LIMIT = "mpspool", "mpspool_batch", "inprocess"
 
@@ -60,6 +62,7 @@ def markdown(results: Results, plan: Plan) -> str:
             *_head(plan),
             *_front_tables(results),
             *_pool_tables(results),
+            *_steady_table(results),
             *_footprints(results),
             *(sharing_report.tables(results.sharing) if results.sharing else ()),
             *target_lines(results),
@@ -193,6 +196,38 @@ def _pool_row(results: Results, cells: Sequence[Cell], name: str) -> list[str]:
         *(f"{ratio:.2f}" if ratio and name != _rival(name) else "" for ratio in ratios),
         f"{last.server_cores:.2f} + {last.client_cores:.2f} + {last.foreign_cores:.2f}" if last else "",
     ]
+
+
+def _steady_table(results: Results) -> Iterator[str]:
+    rows = []
+    for (model, batch), pair in itertools.product(_groups(results, "steady"), PAIRS):
+        for cell in (Cell("steady", model, batch, c) for c in _concurrencies(results, "steady")):
+            ours, theirs = results.median(cell, pair.ours), results.median(cell, pair.theirs)
+            if ours is None or theirs is None:
+                continue
+            ratio = _p99_ratio(results, cell, pair)
+            rows.append(
+                (
+                    f"{model}, {batch}: {results.titles[pair.theirs]}",
+                    f"{theirs.rate:.0f}",
+                    f"{ours.p50_ms:.2f} / {ours.p99_ms:.2f}",
+                    f"{theirs.p50_ms:.2f} / {theirs.p99_ms:.2f}",
+                    f"{ratio:.2f}",
+                    "reached" if ratio <= 1 else "not reached",
+                )
+            )
+    if rows:
+        yield from ("", f"## Latency at {STEADY:.0%} of what the other can", "")
+        yield "Both at the same rate, sent at even times over 32 connections; the ratio of p99 is to be at most 1."
+        yield ""
+        header = ("", "requests/s", "ours: p50 / p99 ms", "it: p50 / p99 ms", "p99: ours / it", "")
+        yield from _table(header, rows)
+
+
+def _p99_ratio(results: Results, cell: Cell, pair: Pair) -> float:
+    row = results.samples[cell]
+    rounds = zip(row[pair.ours], row[pair.theirs], strict=False)
+    return statistics.median(ours.p99_ms / theirs.p99_ms for ours, theirs in rounds)
 
 
 def _rival(name: str) -> str:

@@ -133,25 +133,31 @@ class Server:
         check(self._model, inputs, protocol.decode(answer))
         return len(protocol.frame(answer))
 
-    def measure(self, batch: int, concurrency: int, seconds: float) -> Sample:
+    def measure(self, batch: int, concurrency: int, seconds: float, rate: float = 0.0) -> Sample:
         """One cell; again while another process disturbs it, and the quietest try is kept.
+
+        Args:
+            batch: rows of each request.
+            concurrency: connections.
+            seconds: for how long.
+            rate: requests a second in all; 0 for one after the other on each connection.
 
         Raises:
             BenchError, AssertionError: it answered wrong, or not at all.
         """
         try:
-            return self._measure(batch, concurrency, seconds)
+            return self._measure(batch, concurrency, seconds, rate)
         except (grpc.RpcError, OSError) as error:
             assert self._process is not None
             status = self._process.poll()
             what = f"its server ended with status {status}" if status is not None else str(error)
             raise BenchError(f"{what}{self._last_words()}") from error
 
-    def _measure(self, batch: int, concurrency: int, seconds: float) -> Sample:
+    def _measure(self, batch: int, concurrency: int, seconds: float, rate: float) -> Sample:
         frame_bytes = self.check(batch)
         body = self.write_body(batch)
         self.load(body, concurrency, min(1.0, seconds))
-        sample = quietest(lambda: self.load(body, concurrency, seconds, frame_bytes))
+        sample = quietest(lambda: self.load(body, concurrency, seconds, frame_bytes, rate))
         self.check(batch)
         return sample
 
@@ -162,7 +168,9 @@ class Server:
         file.write_bytes(protocol.frame(protocol.encode(self._model, inputs_for(self._model, batch))))
         return file
 
-    def load(self, body: Path, concurrency: int, seconds: float, frame_bytes: int = 0) -> Sample:
+    def load(
+        self, body: Path, concurrency: int, seconds: float, frame_bytes: int = 0, rate: float = 0.0
+    ) -> Sample:
         """Drives the server once with a prepared body and measures it meanwhile.
 
         Args:
@@ -170,6 +178,7 @@ class Server:
             concurrency: connections.
             seconds: for how long.
             frame_bytes: the size of a right answer; 0 to count whatever comes.
+            rate: requests a second in all; 0 for one after the other on each connection.
 
         Raises:
             BenchError: not every answer was a right one by its size.
@@ -180,7 +189,7 @@ class Server:
         pids = self.pids()
         server, machine, start = measure.cpu_by_pid(pids), measure.machine_busy_s(), time.monotonic()
         headers = self.peer.protocol.headers
-        driven = drive(url, headers, body, concurrency, seconds, log=log, http1=http1)
+        driven = drive(url, headers, body, concurrency, seconds, log=log, http1=http1, rate=rate)
         elapsed = time.monotonic() - start
         used = measure.by_role(server, measure.cpu_by_pid(pids))
         busy = measure.machine_busy_s() - machine

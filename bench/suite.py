@@ -43,12 +43,12 @@ class Contender(Protocol):
     def __enter__(self) -> Self: ...
     def __exit__(self, *exception: object) -> None: ...
     def memory(self) -> measure.Memory: ...
-    def measure(self, batch: int, concurrency: int, seconds: float) -> Sample: ...
+    def measure(self, batch: int, concurrency: int, seconds: float, rate: float = 0.0) -> Sample: ...
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Cell:
-    """One place in the tables. `part` is "pool" or "front"."""
+    """One place in the tables. `part` is "pool", "front" or "steady"."""
 
     part: str
     model: str
@@ -99,6 +99,19 @@ class Results:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """Two that are loaded at one rate: a part of what the second one can."""
+
+    ours: str
+    theirs: str
+
+
+PAIRS = (Pair("mpspool", "triton"), Pair("mpspool_batch", "triton_batch"))
+STEADY = 0.7
+_STEADY_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What to run.
 
@@ -136,6 +149,8 @@ def run_part(
             up = list(_started(contenders, stack, model, results))
             measure.wait_until_quiet(limit_s=15.0)
             _rounds(up, cells, plan, results)
+            if part == "pool":
+                _steady(up, model, batches, plan, results)
             for one in up:
                 results.footprints[part, model, one.name] = Footprint(one.ready_s, one.memory())
 
@@ -181,17 +196,38 @@ def _rounds(contenders: list[Contender], cells: Sequence[Cell], plan: Plan, resu
             print(_line(turn, cell, one, sample), flush=True)
 
 
-def _sample(one: Contender, cell: Cell, seconds: float, results: Results) -> Sample:
+def _steady(
+    contenders: list[Contender], model: str, batches: Sequence[int], plan: Plan, results: Results
+) -> None:
+    """Latencies of both of a pair at the same rate, which neither of them should find hard."""
+    up = {one.name: one for one in contenders}
+    highest = max(plan.concurrency)
+    for turn, batch, pair in itertools.product(range(plan.repeat), batches, PAIRS):
+        capacity = results.median(Cell("pool", model, batch, highest), pair.theirs)
+        if pair.ours not in up or pair.theirs not in up or capacity is None:
+            continue
+        cell = Cell("steady", model, batch, highest)
+        for name in (pair.ours, pair.theirs):
+            try:
+                sample = _sample(up[name], cell, _STEADY_S, results, STEADY * capacity.rate)
+            except _FAILURES as error:
+                _note(results.failures, f"{up[name].title}, {cell}: {error}")
+                continue
+            results.samples.setdefault(cell, {}).setdefault(name, []).append(sample)
+            print(_line(turn, cell, up[name], sample), flush=True)
+
+
+def _sample(one: Contender, cell: Cell, seconds: float, results: Results, rate: float = 0.0) -> Sample:
     """A peer that goes away is started again, once in a cell; ours is not, for it must not."""
     try:
-        return one.measure(cell.batch, cell.concurrency, seconds)
+        return one.measure(cell.batch, cell.concurrency, seconds, rate)
     except _FAILURES as error:
         if one.name not in FOREIGN:
             raise
         _note(results.restarts, f"{one.title}, {cell}: {error}")
     one.__exit__()
     one.__enter__()
-    return one.measure(cell.batch, cell.concurrency, seconds)
+    return one.measure(cell.batch, cell.concurrency, seconds, rate)
 
 
 def _line(turn: int, cell: Cell, one: Contender, sample: Sample) -> str:

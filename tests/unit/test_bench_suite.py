@@ -37,7 +37,7 @@ class Scripted:
     def memory(self) -> measure.Memory:
         raise AssertionError("not asked here")
 
-    def measure(self, batch: int, concurrency: int, seconds: float) -> Sample:
+    def measure(self, batch: int, concurrency: int, seconds: float, rate: float = 0.0) -> Sample:
         assert self.up
         rate = self._rates.pop(0)
         if rate is None:
