@@ -108,7 +108,8 @@ class Dataplane:
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
         self._pumping = False
-        self._looking = False
+        self._look: asyncio.TimerHandle | None = None
+        self._look_ns = 0
         # Unlike any predecessor's, so that a worker can tell that its router was replaced.
         self.epoch = time.time_ns()
         self.draining = False
@@ -600,14 +601,17 @@ class Dataplane:
         self._look_again(now_ns)
 
     def _look_again(self, now_ns: int) -> None:
-        """A second dispatch goes out when the running one is about to end, though nothing happens then."""
+        """What waits for a moment to come goes out then, though nothing happens."""
         due_ns = self._scheduler.look_again_ns(now_ns)
-        if due_ns is not None and not self._looking:
-            self._looking = True
-            self._loop.call_later((due_ns - now_ns) / 1e9, self._on_look)
+        if due_ns is None or (self._look is not None and self._look_ns <= due_ns):
+            return
+        if self._look is not None:
+            self._look.cancel()
+        self._look_ns = due_ns
+        self._look = self._loop.call_later((due_ns - now_ns) / 1e9, self._on_look)
 
     def _on_look(self) -> None:
-        self._looking = False
+        self._look = None
         self._pump_soon()
 
     def _refuse(self, refusals: list[Refuse]) -> None:
@@ -645,6 +649,8 @@ class Dataplane:
 
     async def close(self) -> None:
         self._ticker.cancel()
+        if self._look is not None:
+            self._look.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._ticker
         self._workers.close()

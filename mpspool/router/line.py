@@ -64,4 +64,4 @@ class Line:
     def renew(self, full_rows: int) -> None:
         """Some have left: how long do the rest wait? Of no interest while they fill a batch."""
         if self.count and self.rows < full_rows:
-            self.since_ns = min(entry.arrived_ns for entry in self)
+            self.since_ns = min((entry.arrived_ns for entry in self), default=0)

@@ -15,6 +15,8 @@ DISPATCHES = ("least_loaded", "round_robin")
 # A second dispatch is put behind a running one only when that one ends within this time, so that
 # nobody waits behind a busy worker while another may fall idle.
 PIPELINE_NS = 2_000_000
+# A worker that is late by more may hang.
+_OVERDUE_NS = 20_000_000
 # A batch grows while it waits, so that it does so to the last.
 BATCH_PIPELINE_NS = 300_000
 
@@ -82,8 +84,11 @@ class Placement:
         return best
 
     def soon(self, long: bool, now_ns: int) -> WorkerLoad | None:
-        """A busy worker that will have run all it holds in a moment."""
+        """A busy worker that will have run all it holds in a moment; not one that should have long ago."""
         due = self._next_soon()
+        while due is not None and now_ns > due[0] + _OVERDUE_NS:
+            heapq.heappop(self._soon)
+            due = self._next_soon()
         if due is None or due[0] - self.window_ns > now_ns:
             return None
         worker = due[2]

@@ -60,6 +60,7 @@ class Queue:
         suspects: in order. Those that are over stay in them until they come up.
         length: requests that wait and are still wanted, suspects among them.
         waiting_s: what those in the lines are predicted to take of a worker's time.
+        due_ns: when the scheduler looks at it again, at the latest; 0 for when something happens.
         late: those that have left, for they cannot be in time any more, and are to be refused.
         lived: the bodies of the last answers.
         excused: when a body's being in `lived` was made use of.
@@ -72,6 +73,7 @@ class Queue:
     suspects: deque[Entry] = field(default_factory=deque)
     length: int = 0
     waiting_s: float = 0.0
+    due_ns: int = 0
     late: list[Entry] = field(default_factory=list)
     lived: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LIVED))
     excused: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
@@ -267,7 +269,7 @@ class Queue:
         return best
 
     def take(self, line: Line, now_ns: int, share: int) -> Batch:
-        """The next dispatch from a line that has a first request. `share`: requests for each worker, at most."""
+        """The next dispatch from a line; empty where all in it are late. `share`: requests for each worker, at most."""
         settings = self.rules.batching
         if self.rules.refuse_late:
             self._leave_hopeless(line, now_ns)
@@ -277,7 +279,7 @@ class Queue:
         else:
             entries, cost_us = self._take_short(line, now_ns, share)
             together = False
-        if self.rules.fair:
+        if self.rules.fair and entries:
             self._shares.served(entries[0].start_s)
         if settings is not None:
             line.renew(settings.run_rows)
@@ -303,7 +305,8 @@ class Queue:
             self.discount(entry)
             entries.append(entry)
             rows += entry.rows
-        return entries, self.costs.predict(self.model, entries[0].signature, 0, rows)
+        signature = entries[0].signature if entries else ""
+        return entries, self.costs.predict(self.model, signature, 0, rows)
 
     def _rows_to_take(self, line: Line, settings: BatchingSettings) -> int:
         rows = min(line.rows, settings.run_rows)

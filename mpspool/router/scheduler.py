@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from mpspool.core.errors import Code, PoolError
@@ -98,7 +97,12 @@ class Scheduler:
         self._rules = rules
         self._queue_rules = queue_rules
         self._queues: dict[ModelVersion, Queue] = {}
-        self._waits: OrderedDict[Queue, None] = OrderedDict()
+        # Those in which something waits; of them, those that may be sent more than when they were last looked at, those
+        # with suspects, and when others are due.
+        self._waits: dict[Queue, None] = {}
+        self._stirred: dict[Queue, None] = {}
+        self._suspected: dict[Queue, None] = {}
+        self._dues: list[tuple[int, int, Queue]] = []
         self._workers: dict[str, WorkerLoad] = {}
         self._devices: dict[str, Device] = {}
         self._shares = FairShare()
@@ -122,6 +126,7 @@ class Scheduler:
         """What holds for the queue of a model version from now on."""
         queue = self._queue(model)
         queue.rules = rules
+        self._stirred[queue] = None
         queue.placement.window_ns = PIPELINE_NS if rules.batching is None else BATCH_PIPELINE_NS
 
     def batching(self, model: ModelVersion) -> BatchingSettings | None:
@@ -171,7 +176,9 @@ class Scheduler:
 
     def _add(self, queue: Queue, entry: Entry) -> None:
         queue.add(entry)
-        self._waits[queue] = None
+        self._waits[queue] = self._stirred[queue] = None
+        if entry.suspect:
+            self._suspected[queue] = None
 
     def cancel(self, entry: Entry) -> None:
         """The client has gone: never run the request if it still waits, never answer it."""
@@ -222,7 +229,9 @@ class Scheduler:
         """
         place = self._devices.setdefault(device, Device(device))
         worker = self._workers[name] = WorkerLoad(name, model, credit, place, domain)
-        self._queue(model).placement.add(worker)
+        queue = self._queue(model)
+        queue.placement.add(worker)
+        self._stirred[queue] = None
 
     def leave(self, name: str) -> None:
         """A worker drains: it finishes what it holds and is sent nothing more."""
@@ -291,8 +300,8 @@ class Scheduler:
                 body = batch.entries[0].body
                 self._suspicions.clear(worker.model, body)
                 queue.clear(body)
-                self._waits[queue] = None
         queue.placement.settle(worker)
+        self._stirred[queue] = None
         for entry in batch.entries:
             entry.held = False
             if entry.over:
@@ -310,25 +319,45 @@ class Scheduler:
     def dispatch(self, now_ns: int) -> list[Send | Refuse]:
         """Every dispatch that can be sent now, and who had to leave."""
         orders, self._refusals = self._refusals, []
-        waits = list(self._waits)
-        for queue in waits:
+        for queue in list(self._suspected):
             if queue.suspects or (self._trial and self._trial[0] is queue):
                 self._dispatch_suspect(queue, now_ns, orders)
-            if not queue.length and not (self._trial and self._trial[0] is queue):
-                del self._waits[queue]
-        shares = {queue: queue.share() for queue in waits if queue.waits}
-        limited = self._rules.limits.running or self._rules.limits.long
+            else:
+                del self._suspected[queue]
+        while self._dues and self._dues[0][0] <= now_ns:
+            due_ns, _, queue = heapq.heappop(self._dues)
+            if queue.due_ns == due_ns:
+                queue.due_ns = 0
+            self._stirred[queue] = None
+        limits = self._rules.limits
         # Where nothing limits a device, the queues do not meet.
-        for group in [shares] if limited else [{queue: share} for queue, share in shares.items()]:
-            while self._dispatch_one(group, now_ns, orders):
-                pass
+        if not limits.running and not limits.long:
+            for queue in self._stirred:
+                self._dispatch_all({queue: queue.share()}, now_ns, orders)
+        elif self._stirred:
+            self._dispatch_all({queue: queue.share() for queue in self._waits}, now_ns, orders)
+        self._stirred.clear()
         return orders
+
+    def _dispatch_all(self, queues: dict[Queue, int], now_ns: int, orders: list[Send | Refuse]) -> None:
+        """Sends all that these queues can be sent now, and notes when there may be more."""
+        while self._dispatch_one(queues, now_ns, orders):
+            pass
+        for queue in queues:
+            if not queue.length:
+                self._waits.pop(queue, None)
+                continue
+            due_ns = queue.look_again_ns(now_ns)
+            if due_ns is not None and not 0 < queue.due_ns <= due_ns:
+                queue.due_ns = due_ns
+                heapq.heappush(self._dues, (due_ns, next(self._tiebreak), queue))
 
     def _dispatch_one(self, queues: dict[Queue, int], now_ns: int, orders: list[Send | Refuse]) -> bool:
         """Sends the dispatch that is next over these queues, each with its share, if one can be sent."""
         best: tuple[float, Queue, Line, WorkerLoad] | None = None
         if len(queues) > 1:  # who waits keeps its place while others are served, or it would never come up
-            self._starts = {q: self._starts.get(q, self._shares.now(q)) for q in queues if q.waits}
+            ready = [queue for queue in queues if queue.waits and queue.placement.workers]
+            self._starts = {queue: self._starts.get(queue, self._shares.now(queue)) for queue in ready}
         for queue in queues:
             if queue.waits and (found := self._next(queue, now_ns, alone=len(queues) == 1)):
                 line, first, worker = found
@@ -345,7 +374,8 @@ class Scheduler:
         queue.late.clear()
         if len(queues) > 1:
             self._starts[queue] = self._shares.serve(queue, self._starts[queue], (batch.cost_us or 0.0) / 1e6)
-        orders.append(self._send(queue, worker, batch, now_ns))
+        if batch.entries:
+            orders.append(self._send(queue, worker, batch, now_ns))
         return True
 
     def _rank(self, queue: Queue, first: Entry, now_ns: int) -> float:
@@ -375,8 +405,7 @@ class Scheduler:
 
     def look_again_ns(self, now_ns: int) -> int | None:
         """When dispatch() could next send something, if nothing else happens before."""
-        dues = [queue.look_again_ns(now_ns) for queue in self._waits]
-        return min((due for due in dues if due is not None), default=None)
+        return max(self._dues[0][0], now_ns) if self._dues else None
 
     def _send(self, queue: Queue, worker: WorkerLoad, batch: Batch, now_ns: int) -> Send:
         dispatch = next(self._dispatches)
@@ -416,7 +445,9 @@ class Scheduler:
         """What was kept free for a suspect, or ran it, takes other requests again."""
         for worker in self._trial[1] if self._trial else ():
             worker.reserved = False
-            self._queue(worker.model).placement.settle(worker)
+            queue = self._queue(worker.model)
+            queue.placement.settle(worker)
+            self._stirred[queue] = None
         self._trial = None
         self._trying = False
 

@@ -13,7 +13,7 @@ from mpspool.core.ids import ModelVersion
 from mpspool.router.entry import Entry
 from mpspool.router.load import Limits
 from mpspool.router.policy import edf, sjf
-from mpspool.router.queues import QueueRules
+from mpspool.router.queues import Queue, QueueRules
 from mpspool.router.scheduler import PoolRules, Refuse, Scheduler, Send
 
 MODEL = ModelVersion("half", 1)
@@ -177,3 +177,38 @@ def test_what_was_cancelled_counts_for_nothing() -> None:
         order.append(send.entries[0].client)
         scheduler.finished(send.worker, send.dispatch)
     assert "unlucky" in order
+
+
+def test_nothing_empty_is_sent() -> None:
+    """Where all that wait are late, and nobody has refused those whose deadlines have passed yet."""
+    scheduler = Scheduler(PoolRules(), QueueRules(fair=True))
+    scheduler.costs.observe(MODEL, "", 1, 50_000)
+    for deadline_ms in (60, 20):
+        scheduler.arrive(Entry(MODEL, "", b"x", 0, deadline_ms * MS), 0)
+    scheduler.join("a", MODEL, 1)
+    orders = scheduler.dispatch(30 * MS)
+    assert not [order for order in orders if isinstance(order, Send) and not order.entries]
+
+
+def test_a_decision_does_not_look_at_models_that_nothing_happened_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many wait for workers of their own: only the one that something arrived for is asked for its next."""
+    scheduler = Scheduler(PoolRules(), QueueRules())
+    for version in range(100):
+        scheduler.arrive(Entry(ModelVersion("m", version), "", b"x", 0), 0)
+    scheduler.dispatch(0)
+    asked: list[int] = []
+    monkeypatch.setattr(Queue, "next_line", lambda *_: asked.append(1))
+    scheduler.arrive(Entry(ModelVersion("m", 7), "", b"x", 1), 1)
+    scheduler.dispatch(1)
+    assert len(asked) == 1
+
+
+def test_a_worker_that_is_long_overdue_is_sent_nothing_more() -> None:
+    """It may hang; what it was sent would have to wait until that is known."""
+    pool = Scheduler(PoolRules(), QueueRules())
+    pool.costs.observe(MODEL, "", 1, 5_000)
+    pool.join("a", MODEL, 2)
+    pool.arrive(Entry(MODEL, "", b"x", 0), 0)
+    assert len(pool.dispatch(0)) == 1
+    pool.arrive(Entry(MODEL, "", b"x", 500 * MS), 500 * MS)
+    assert pool.dispatch(500 * MS) == []
