@@ -186,6 +186,7 @@ def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
         latency.bar(places, heights, width, label=title, color=look(number)["color"], hatch=hatch)
     latency.set_xticks([place + 0.4 - width / 2 for place in range(len(names))], names)
     latency.set(title="p99 by model", ylabel="ms", yscale="log")
+    latency.set_ylim(top=5 * latency.get_ylim()[1])  # room for the legend
     latency.legend(fontsize=7, ncols=2)
     for number, setup in enumerate(_GROWING):
         heights = [found["growth", setup.title, workers].scheduler_us for workers in _GROWTH]
