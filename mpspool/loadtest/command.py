@@ -230,7 +230,6 @@ class _Bench:
         options = self._options
         shown.level(wanted)
         warm = await self._fleet.run(options.phases(wanted, options.warmup_s, seed=number), shown.watch)
-        shown.did(options.warmup_s)
         if self._failed(warm) or self.interrupted:
             return
         runs: list[Run] = []
@@ -255,7 +254,6 @@ class _Bench:
                 shown.ran(runs[-1])
                 if before is not None and after is not None:
                     pairs.append((before, after))
-            shown.did(options.seconds)
         if runs:
             level = Level(wanted, options.is_open, runs, figures.failures_of(results))
             mean_ms = level.figure("mean_ms").median or 0.0

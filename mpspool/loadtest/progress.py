@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ class Progress:
         self._bar = bar
         self._say = say
         self._name = ""
-        self._done_s = 0.0
+        self._done_s = self._phase_s = self._began_s = 0.0
         self._repeat = 0
         self._task = None
         if bar is not None:
@@ -34,18 +35,22 @@ class Progress:
             self._task = bar.add_task("", total=one_s * len(options.levels), counts="")
 
     def level(self, wanted: float) -> None:
+        """A level begins, with its warm-up."""
         self._name = f"{wanted:g} requests/s" if self._options.is_open else f"{wanted:g} in flight"
-        self._show("warming up")
+        self._begin("warming up", self._options.warmup_s)
 
     def repeat(self, number: int) -> None:
+        """A repeat begins."""
         self._repeat = number
-        self._show(f"{number} of {self._options.repeat}")
+        self._begin(f"{number} of {self._options.repeat}", self._options.seconds)
 
     def watch(self, so_far: messages.Progress) -> None:
         """How far the phase is that runs."""
         if self._bar is not None:
             failed = f", [red]{count(so_far.failed)} failed[/]" if so_far.failed else ""
-            self._bar.update(self._task, counts=f"{count(so_far.right)} right{failed}")
+            passed_s = min(time.monotonic() - self._began_s, self._phase_s)
+            counts = f"{count(so_far.right)} right{failed}"
+            self._bar.update(self._task, completed=self._done_s + passed_s, counts=counts)
 
     def ran(self, run: Run) -> None:
         """A repeat is over."""
@@ -57,14 +62,13 @@ class Progress:
                 + (f", {count(failed)} failed" if failed else "")
             )
 
-    def did(self, seconds: float) -> None:
-        self._done_s += seconds
+    def _begin(self, what: str, seconds: float) -> None:
+        self._done_s += self._phase_s
+        self._phase_s, self._began_s = seconds, time.monotonic()
         if self._bar is not None:
-            self._bar.update(self._task, completed=self._done_s)
-
-    def _show(self, what: str) -> None:
-        if self._bar is not None:
-            self._bar.update(self._task, description=f"{self._name}, {what}", counts="")
+            self._bar.update(
+                self._task, completed=self._done_s, description=f"{self._name}, {what}", counts=""
+            )
 
 
 @contextlib.contextmanager

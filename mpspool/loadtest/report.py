@@ -25,10 +25,10 @@ _PARTS = {
     "queue": "queue",
     "parse": "parse",
     "compute": "compute",
-    "beside": "of it beside others",
+    "beside": "beside",
     "serialise": "serialise",
-    "rest": "rest of server",
-    "transport": "transport, client",
+    "rest": "rest",
+    "transport": "outside",
 }
 # The server's count and ours may differ by what is on its way when it is asked.
 _COUNTED_PART = 0.02
@@ -96,6 +96,10 @@ def print_levels(options: Options, levels: Sequence[Level], notes: Iterable[str]
     if any(level.server for level in levels):
         console.print("\n[bold]the server's own times[/], ms of a request on average")
         console.print(_table(_server_rows(levels)))
+        console.print(
+            "[dim]beside: of compute, for others on the device; rest: of the server; outside: transport and client;"
+            " rows: of a batch; busy: slots[/]"
+        )
     for line in _remarks(options, levels):
         console.print(line)
     for note in notes:
@@ -128,8 +132,8 @@ def _server_rows(levels: Sequence[Level]) -> list[tuple[str, ...]]:
     titles = [
         "rate" if levels[0].is_open else "in flight",
         *_PARTS.values(),
-        *(["rows a batch"] if batches else []),
-        "slots busy",
+        *(["rows"] if batches else []),
+        "busy",
     ]
     rows = [tuple(titles)]
     for level in levels:
@@ -201,7 +205,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> Any:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for title in rows[0]:
-        table.add_column(title, justify="right", no_wrap=" " not in title)
+        table.add_column(title, justify="right", no_wrap=True)
     for row in rows[1:]:
         table.add_row(*row)
     return table

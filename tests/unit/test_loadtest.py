@@ -323,7 +323,7 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert re.search(r"^ +0% +150% +150%", text, re.MULTILINE)
     assert "1 x RESOURCE_EXHAUSTED: [no] room" in text
     assert "counted 9,000 requests, and 6,003 were ours" in text
-    assert "rows a batch" in text
+    assert "rows: of a batch" in text
     assert "note: a note" in text
 
 
