@@ -120,7 +120,12 @@ def _rows(options: Options, levels: Sequence[Level], *, narrow: bool) -> list[tu
             count(level.sum(lambda run: run.right)),
             f"[red]{count(failed)}[/]" if failed else "0",
         )
-        rows.append((*numbers, *(f"{one}\n[dim]{two}[/]" for one, two in zip(cells, spreads, strict=True))))
+        rows.append(
+            (
+                *numbers,
+                *(f"{one}\n[dim]{two}[/]" if two else one for one, two in zip(cells, spreads, strict=True)),
+            )
+        )
     if not narrow:
         return rows
     kept = [number for number, title in enumerate(rows[0]) if title not in _LEFT_OUT_WHERE_NARROW]
