@@ -145,7 +145,7 @@ def _server_rows(levels: Sequence[Level]) -> list[tuple[str, ...]]:
         told = level.server
         if not told:
             continue
-        cells = [level.name, *(ms(told[part]) for part in _PARTS)]
+        cells = [level.name, *(ms(told.get(part)) for part in _PARTS)]
         if batches:
             cells.append(f"{told['rows']:.3g}" if "rows" in told else "-")
         cells.append(f"{told['slots_busy']:.0%}" if "slots_busy" in told else "-")

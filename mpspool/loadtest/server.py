@@ -84,7 +84,7 @@ def breakdown(
         client_ms: the mean latency that the client saw.
 
     Returns:
-        In milliseconds: `queue`, `parse`, `compute` and of it `beside` others on the device, `serialise`, `rest` of the
+        In milliseconds: `queue`, `parse`, `compute`, `serialise`, of these `beside` others on the device (not of batches), `rest` of the
         server and `transport`, which is what is left of the client's; `rows` and `requests` in a batch, where there
         were batches; `slots_busy`, a share; `counted`, requests. Nothing where no request was counted.
     """
@@ -104,13 +104,14 @@ def breakdown(
     ms = {part: mean.get(part, 0.0) * 1000 for part in ("queue", "parse", "compute", "serialise")}
     worker = ms["parse"] + ms["compute"] + ms["serialise"]
     found = ms | {
-        # What a device had taken for it alone is less than what it took by so much.
-        "beside": max(0.0, worker - mean.get("effective", 0.0) * 1000) if "rows" not in mean else 0.0,
         "rest": max(0.0, mean["server"] * 1000 - sum(ms.values())),
         "transport": max(0.0, client_ms - mean["server"] * 1000),
         "counted": sums["mpspool_request_seconds_count"],
     }
     found |= {part: mean[part] for part in ("rows", "requests") if part in mean}
+    if "rows" not in mean:
+        # What it would have taken of its device alone is less than what it took by so much.
+        found["beside"] = max(0.0, worker - mean.get("effective", 0.0) * 1000)
     if slots and seconds:
         found["slots_busy"] = busy_s / slots / seconds
     return found

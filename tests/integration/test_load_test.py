@@ -286,7 +286,8 @@ def test_a_server_that_goes_away_and_comes_back(server: Server, phase: Phase) ->
             return await running
 
     found = asyncio.run(run())
-    assert {failure.code for failure in found.failures} == {"UNAVAILABLE"}
+    # A handler that ran when it was stopped has been cancelled.
+    assert {"UNAVAILABLE"} <= {failure.code for failure in found.failures} <= {"UNAVAILABLE", "CANCELLED"}
     assert found.right + sum(failure.count for failure in found.failures) == found.sent
     assert found.right > 10
 
