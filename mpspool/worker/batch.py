@@ -21,6 +21,7 @@ from mpspool.worker.predict import Call, Kind
 # Feeds that begin at a multiple of this are used by TensorFlow as they lie; others it copies.
 _ALIGNMENT = 64
 _MAX_NUMBERS = 4096
+_ALIAS = operator.itemgetter(0)
 # Below this a copy is cheaper than to align.
 _ALIGN_FROM_BYTES = 32 * 1024
 
@@ -108,7 +109,7 @@ class Batching:
         return number
 
     def _key(self, call: Call) -> Hashable:
-        inputs = sorted(call.inputs().items(), key=operator.itemgetter(0))
+        inputs = sorted(call.inputs().items(), key=_ALIAS)
         tensors = tuple((array.dtype, *self._alike(call, array)) for _, array in inputs)
         return call.kind.plan.name, call.kind.response.aliases, tensors
 
@@ -196,7 +197,7 @@ def part(call: Call, rows: tuple[int, int]) -> Call:
     """
     start, end = rows
     first, whole = "", end
-    for alias, array in call.inputs().items():
+    for alias, array in sorted(call.inputs().items(), key=_ALIAS):
         if not array.ndim:
             raise _cannot_be_split(f'its input "{alias}" has no dimension 0')
         if first and len(array) != whole:

@@ -1,0 +1,264 @@
+"""What a run of several comes to: outputs without rows, failures, what is told of it, parts of requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pytest
+import structlog
+
+from mpspool.core.errors import Code, PoolError
+from mpspool.core.join import join
+from mpspool.core.progress import WHOLE
+from mpspool.worker.device_failure import DeviceFailedError
+from mpspool.worker.engine.base import Array
+from tests.batches import (
+    FLOAT,
+    INT64,
+    POISON,
+    Ask,
+    Bench,
+    Shape,
+    answered,
+    asking,
+    half,
+    make_body,
+    make_signature,
+    told,
+)
+
+# Outputs that cannot be told apart
+
+
+def _summed(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    return {"y": np.array(inputs["x"].sum(), np.float32), "z": inputs["x"]}
+
+
+SUMMED = make_signature({"x": (FLOAT, (None,))}, {"y": (FLOAT, None), "z": (FLOAT, None)})
+
+
+def test_outputs_without_the_rows_are_run_one_by_one() -> None:
+    """The answers are right, one warning names the output, and from then on nothing is run in vain."""
+    bench = Bench(_summed, SUMMED)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            outcomes = bench.run(asking(1, 2), asking(3))
+            assert [answered(outcome) for outcome in outcomes] == [3, 3]
+    assert bench.fed == [[1, 2, 3], [1, 2], [3], [1, 2], [3]]
+    (warning,) = logs
+    assert (warning["model"], warning["signature"], warning["output"], warning["shape"]) == (
+        "half@7",
+        "serving_default",
+        "y",
+        [],
+    )
+    bench.engine.calls.clear()
+    bench.run(
+        make_body({"x": np.float32([1, 2])}, outputs=("z",)),
+        make_body({"x": np.float32([3])}, outputs=("z",)),
+    )
+    assert bench.fed == [[1, 2, 3]], "another choice of outputs is another matter"
+
+
+def test_one_padded_request_with_such_an_output() -> None:
+    """It is run again without the padding, whose rows were summed up, and not padded again."""
+    bench = Bench(_summed, SUMMED, allowed_batch_sizes=[4])
+    assert [answered(bench.run(asking(1, 2))[0]) for _ in range(2)] == [3, 3]
+    assert bench.fed == [[1, 2, 1, 1], [1, 2], [1, 2]]
+
+
+def test_outputs_of_one_size_are_never_taken_for_rows() -> None:
+    """Three labels are no rows, although three requests ran: the signature says so."""
+    signature = make_signature({"x": (FLOAT, None)}, {"labels": (INT64, (3,))})
+    bench = Bench(lambda _: {"labels": np.array([1, 2, 3])}, signature)
+    assert [answered(outcome, "labels") for outcome in bench.run(asking(1), asking(2), asking(3))] == [
+        [1, 2, 3]
+    ] * 3
+
+
+# Runs that fail
+
+
+def test_a_refused_run_is_repeated_one_by_one() -> None:
+    """Only the request at fault gets the error."""
+    bench = Bench(half)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            outcomes = bench.run(asking(1), asking(POISON), asking(2))
+            assert told(outcomes[1]) == (Code.INVALID_ARGUMENT, b"", "poison")
+            assert [answered(outcomes[0]), answered(outcomes[2])] == [[2.5], [3]]
+    assert bench.fed == [[1, POISON, 2], [1], [POISON], [2]] * 2
+    assert [entry["error"] for entry in logs] == ["poison"], "once"
+
+
+def test_a_run_that_fails_otherwise_is_repeated_too() -> None:
+    """A fault of ours in one request is not the others'."""
+
+    def fail(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        if (inputs["x"] == POISON).any():
+            raise RuntimeError("a bug")
+        return {"y": inputs["x"]}
+
+    with structlog.testing.capture_logs() as logs:
+        outcomes = Bench(fail).run(asking(1), asking(POISON))
+    assert [outcome.code for outcome in outcomes] == [Code.OK, Code.INTERNAL]
+    assert [entry["log_level"] for entry in logs] == ["error"] * 2
+
+
+def test_a_device_that_failed_ends_it() -> None:
+    """Nothing is repeated, and the page still tells what was running."""
+
+    def fail(_: Mapping[str, Array]) -> Mapping[str, Array]:
+        raise DeviceFailedError("gone")
+
+    bench = Bench(fail)
+    with pytest.raises(DeviceFailedError):
+        bench.run(asking(1), asking(2))
+    assert len(bench.engine.calls) == 1
+    assert bench.page.told[-1] == (5, WHOLE)
+
+
+def test_deadlines() -> None:
+    """What has expired is not run, also where it expires while others are repeated before it."""
+    soon_ns = 0
+
+    def slow(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        if len(inputs["x"]) > 1:
+            raise PoolError(Code.INVALID_ARGUMENT, "one at a time")
+        while time.monotonic_ns() < soon_ns:
+            pass
+        return {"y": inputs["x"]}
+
+    bench = Bench(slow)
+    soon_ns = time.monotonic_ns() + 10**8
+    outcomes = bench.run(Ask(asking(1)), Ask(asking(2), deadline_ns=1), Ask(asking(3), deadline_ns=soon_ns))
+    assert [outcome.code for outcome in outcomes] == [Code.OK, *[Code.DEADLINE_EXCEEDED] * 2]
+    assert bench.fed == [[1, 3], [1]]
+
+
+# The page, the times, the frames
+
+
+def test_what_the_page_tells() -> None:
+    """WHOLE while requests run together, a request's index while it runs alone."""
+    bench = Bench(half, max_batch_size=2)
+    bench.run(asking(1), b"\xff", asking(2), asking(3))
+    assert bench.page.told == [(5, WHOLE), 1, (5, WHOLE), 2, (5, 3), 1]
+    bench.page.told.clear()
+    bench.run(asking(1), asking(POISON))
+    assert bench.page.told == [(5, WHOLE), 0, (5, WHOLE), (5, 0), 1, (5, 1), 1]
+    bench.page.told.clear()
+    bench.run(asking(1))
+    bench.run(asking(1), asking(2), together=False)
+    assert bench.page.told == [(5, 0), 1, (5, 0), 1, (5, 1), 1]
+
+
+def test_times() -> None:
+    """run_us is that of the shared run; the other times are each request's part."""
+
+    def slow(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        time.sleep(0.01)
+        return {"y": inputs["x"]}
+
+    first, second = Bench(slow).run(asking(1), asking(2))
+    assert first.run_us == second.run_us >= 10_000
+    assert first.parse_us < 10_000 > first.encode_us
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_long_responses_are_frames(together: bool) -> None:
+    """In the order of the requests, short ones in their struct."""
+    bench = Bench(half)
+    outcomes = bench.run(
+        asking(1), asking(*range(20, 10_000)), asking(2), asking(*range(20, 20_000)), together=together
+    )
+    assert [outcome.body is None for outcome in outcomes] == [False, True, False, True]
+    assert [len(frame) // 39_000 for frame in bench.frames] == [1, 2]
+
+
+# Parts of a request
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_parts_are_their_rows_and_joined_are_the_whole(together: bool) -> None:
+    """The parts of a request, run with others or alone, give the answer to the whole."""
+    bench = Bench(half)
+    whole = asking(*range(7))
+    for _ in range(3):
+        parts = [Ask(whole, rows) for rows in ((0, 3), (3, 6), (6, 7))]
+        outcomes = bench.run(*parts, Ask(asking(50)), together=together)
+        assert [answered(outcome) for outcome in outcomes] == [[2, 2.5, 3], [3.5, 4, 4.5], [5], [27]]
+        bodies = [outcome.body or b"" for outcome in outcomes[:3]]
+        assert join(bodies) == bench.run(whole, together=False)[0].body
+    assert bench.fed[0] == ([0, 1, 2, 3, 4, 5, 6, 50] if together else [0, 1, 2])
+
+
+TWO = make_signature(
+    {"x": (FLOAT, None), "k": (FLOAT, None)}, {"y": (FLOAT, None)}, {"k": np.ones(3, np.float32)}
+)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "rows", "reason"),
+    [
+        ({"x": np.float32(1), "k": np.float32(1)}, (0, 1), 'its input "k" has no dimension 0'),
+        (
+            {"x": np.ones(2, np.float32), "k": np.ones(4, np.float32)},
+            (0, 1),
+            'its input "x" has 2 rows (dimension 0), and "k" has 4',
+        ),
+        ({"x": np.ones(2, np.float32)}, (0, 1), 'its input "x" has 2 rows (dimension 0), and "k" has 3'),
+        ({"x": np.ones(3, np.float32)}, (2, 4), 'rows 2 to 4 are asked for, and its input "x" has 3'),
+        ({"x": np.ones(3, np.float32)}, (2, 2), 'rows 2 to 2 are asked for, and its input "x" has 3'),
+    ],
+)
+@pytest.mark.parametrize("together", [True, False])
+def test_inputs_that_cannot_be_split(
+    inputs: dict[str, Array], rows: tuple[int, int], reason: str, together: bool
+) -> None:
+    """The request is refused by the input's name."""
+    bench = Bench(lambda fed: {"y": fed["x"]}, TWO)
+    outcomes = bench.run(
+        Ask(make_body(inputs), rows), Ask(make_body({"x": np.ones(3, np.float32)})), together=together
+    )
+    assert outcomes[0].code == Code.INVALID_ARGUMENT
+    assert "cannot be split" in outcomes[0].message
+    assert outcomes[0].message.endswith(reason)
+    assert outcomes[1].code == Code.OK
+
+
+@pytest.mark.parametrize("shape", [None, ()])
+@pytest.mark.parametrize("others", [0, 1])
+def test_outputs_that_cannot_be_split(shape: Shape, others: int) -> None:
+    """The request is refused by the output's name, with what to do; its neighbour is answered."""
+    bench = Bench(_summed, make_signature({"x": (FLOAT, None)}, {"y": (FLOAT, shape)}))
+    outcomes = bench.run(Ask(asking(1, 2, 3), (0, 2)), *[Ask(asking(4))] * others)
+    assert outcomes[0].code == Code.FAILED_PRECONDITION
+    assert 'the output "y", of shape [], does not have a row' in outcomes[0].message
+    assert "enable_large_batch_splitting off" in outcomes[0].message
+    assert [answered(outcome) for outcome in outcomes[1:]] == [4] * others
+
+
+def test_parts_are_not_padded_with_their_neighbours() -> None:
+    """Of variable length or not: the parts' answers have one shape, whoever they run beside."""
+    bench = Bench(
+        lambda inputs: {"y": inputs["x"]},
+        make_signature({"x": (FLOAT, None)}, {"y": (FLOAT, None)}),
+        pad_variable_length_inputs=True,
+    )
+    whole = make_body({"x": np.ones((4, 2), np.float32)})
+    wide = make_body({"x": np.ones((1, 5), np.float32)})
+    outcomes = bench.run(Ask(whole, (0, 2)), Ask(wide), Ask(whole, (2, 4)))
+    assert [np.shape(answered(outcome)) for outcome in outcomes] == [(2, 2), (1, 5), (2, 2)]
+    assert [np.shape(x) for x in bench.fed] == [(4, 2), (1, 5)]
+
+
+@pytest.fixture(autouse=True)
+def _any_level() -> Iterator[None]:
+    """Logs are captured whatever another test has set up."""
+    before = structlog.get_config()
+    structlog.reset_defaults()
+    yield
+    structlog.configure(**before)
