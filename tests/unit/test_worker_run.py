@@ -14,7 +14,7 @@ import pytest
 from mpspool.core import tfs
 from mpspool.core.errors import Code
 from mpspool.core.ids import ModelVersion
-from mpspool.core.messages import Dispatch, Outcome, Request
+from mpspool.core.messages import Dispatch, Outcome, Request, Result
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import ModelSettings, SlotSettings, WeightsSettings, WorkerSettings
 from mpspool.worker.app import Worker
@@ -38,6 +38,13 @@ SIGNATURE = Signature(
 
 def _half(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
     return {"y": inputs["x"] / 2 + 2}
+
+
+def _body(x: Array) -> bytes:
+    request = tfs.PredictRequest()
+    request.model_spec.name = "half"
+    request.inputs["x"].ParseFromString(tensors.encode(x))
+    return bytes(request.SerializeToString())
 
 
 class Bench:
@@ -64,11 +71,8 @@ class Bench:
         )
 
     def run(self, deadline_ns: int) -> Outcome:
-        request = tfs.PredictRequest()
-        request.model_spec.name = "half"
-        request.inputs["x"].ParseFromString(tensors.encode(np.array([1.0], np.float32)))
         dispatch = Dispatch(1, 1, [Request(None, deadline_ns)])
-        (outcome,) = self.worker._run(dispatch, [request.SerializeToString()], [])
+        (outcome,) = self.worker._run(dispatch, [_body(np.array([1.0], np.float32))], [])
         return outcome
 
     def close(self) -> None:
@@ -95,6 +99,28 @@ def test_a_request_with_time_left_is_run(bench: Bench, given_s: int | None) -> N
     deadline_ns = 0 if given_s is None else time.monotonic_ns() + given_s * 10**9
     assert bench.run(deadline_ns).code == Code.OK
     assert len(bench.engine.calls) == 1
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_what_is_sent_for_a_dispatch(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, *, together: bool
+) -> None:
+    """Outcomes in order, long bodies from and to frames, when it was begun and how long it took."""
+    sent: list[tuple[Result, list[bytes]]] = []
+    monkeypatch.setattr(bench.worker._link, "_send", lambda *message: sent.append(message))
+    short, long = (_body(np.full(rows, rows, np.float32)) for rows in (1, 10_000))
+    before_ns = time.monotonic_ns()
+    requests = [Request(None), Request(short), Request(None)]
+    bench.worker._link._on_dispatch(Dispatch(3, 8, requests, together), [long, long])
+    after_ns = time.monotonic_ns()
+    ((result, frames),) = sent
+    assert (result.epoch, result.dispatch) == (3, 8)
+    assert before_ns <= result.began_ns
+    assert result.began_ns + result.busy_us * 1000 <= after_ns
+    assert [outcome.code for outcome in result.outcomes] == [Code.OK] * 3
+    assert [outcome.body is None for outcome in result.outcomes] == [True, False, True]
+    for body in frames:
+        assert list(tfs.PredictResponse.FromString(body).outputs["y"].float_val) == [5002] * 10_000
 
 
 class StandIn:
