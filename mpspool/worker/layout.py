@@ -160,12 +160,12 @@ class Layouts(Generic[T]):
         if self._count >= _MAX_KNOWN:
             self._by_size.clear()
             self._count = 0
-        others = self._by_size.setdefault(len(body), [])
+        others = self._by_size.get(len(body), [])
         layout = Layout.of(body, inputs) if len(others) < _MAX_OF_ONE_SIZE else None
         if layout is None:
             self._met[len(body)] = False
         else:
-            others.append((layout.literals, thing))
+            self._by_size[len(body)] = [*others, (layout.literals, thing)]
             self._count += 1
         return layout
 

@@ -154,15 +154,17 @@ def test_two_tensors_under_one_alias() -> None:
     assert engine.calls[-1][1]["in0"].tolist() == [2.0]
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("number", [FLOAT, BOOL])
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """A client that never sends the same twice does not fill the memory."""
     monkeypatch.setattr(layout, "_MAX_KNOWN", 3)
     monkeypatch.setattr(layout, "_MAX_MET", 5)
-    predictor = Predictor(_engine(FLOAT), MODEL)
+    predictor = Predictor(_engine(number), MODEL)
     for rows in range(1, 20):
-        body = _body({"in0": (np.ones(rows, np.float32), FLOAT)}, content=True)
+        body = _body({"in0": (np.ones(rows, tfs.numpy_dtype(number)), number)}, content=True)
         for _ in range(3):
             predictor.predict(body)
     known: Layouts[Any] = predictor._known
     assert sum(len(of_size) for of_size in known._by_size.values()) <= 3
+    assert len(known._by_size) <= 3
     assert len(known._met) <= 5
