@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
-import ctypes
 import functools
 import gc
 import signal
@@ -19,6 +17,7 @@ from mpspool.core.control import ControlServer, Message, Watch
 from mpspool.core.errors import PoolError, StartError
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RouterSettings
+from mpspool.router.allocator import settle_memory
 from mpspool.router.dataplane import Dataplane
 from mpspool.router.link import Link
 from mpspool.router.metrics import Metrics
@@ -27,9 +26,6 @@ from mpspool.router.tfs_grpc import GrpcFront
 
 # What is unanswered when the order to end comes: whoever stops the pool has drained us before.
 _LAST_CALLS_S = 1.0
-# malloc.h
-_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
-_LARGE_BYTES = 1024 * 1024
 # A port that was taken between the check and the start may be free by then.
 _AGAIN_S = 1.0
 
@@ -83,17 +79,6 @@ class Control:
 
     async def drain(self, request: Message) -> Message:
         return {"left": await self._dataplane.drain(request["timeout_s"])}
-
-
-def _return_large_blocks() -> None:
-    """Has the C library give large blocks back as soon as they are freed.
-
-    By itself it learns to keep them, and then holds some times what is in use.
-    """
-    with contextlib.suppress(AttributeError, OSError):
-        libc = ctypes.CDLL(None)
-        libc.mallopt(_M_MMAP_THRESHOLD, _LARGE_BYTES)
-        libc.mallopt(_M_ARENA_MAX, 2)
 
 
 async def _latencies(metrics: Metrics, _request: Message) -> Message:
@@ -153,7 +138,7 @@ async def serve(config: RouterSettings) -> None:
 def main(settings_file: str) -> int:
     """`python -m mpspool.router SETTINGS`."""
     log.configure(process="router")
-    _return_large_blocks()
+    settle_memory()
     config = settings.load(Path(settings_file), RouterSettings)
     try:
         import uvloop

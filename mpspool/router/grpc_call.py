@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from io import BytesIO
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -32,6 +33,7 @@ _LONGEST_TIMEOUT_NS = 365 * 86400 * 10**9
 _PREFIX_BYTES = 5
 # Every printable character of ASCII but "%" is itself in grpc-message.
 _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+_NOTHING = BytesIO()
 _CONTENT_TYPE = (b"content-type", b"application/grpc")
 _ACCEPTS = (b"grpc-accept-encoding", ", ".join(ENCODINGS).encode())
 _LEAD = encode((b":status", b"200"), _CONTENT_TYPE)
@@ -76,8 +78,19 @@ class Call(Stream):
     """
 
     __slots__ = (
-        "_admission", "_complete", "_compressed", "_inbox", "_left", "_method", "_parts", "_prefix", "_server",
-        "_task", "_waiter", "deadline_ns", "led",
+        "_admission",
+        "_buffer",
+        "_complete",
+        "_compressed",
+        "_inbox",
+        "_left",
+        "_method",
+        "_prefix",
+        "_server",
+        "_task",
+        "_waiter",
+        "deadline_ns",
+        "led",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, stream_id: int, head: RequestHead, server: Server) -> None:
@@ -88,10 +101,10 @@ class Call(Stream):
         self.led = False
         self._task: asyncio.Task[None] | None = None
         # The message that is being read: what there is of its prefix, then how many bytes are missing (-1
-        # while there is none), its parts, and what it was admitted by.
+        # while there is none), what is here of it, and what it was admitted by.
         self._prefix = b""
         self._left = -1
-        self._parts: list[bytes | memoryview] = []
+        self._buffer = _NOTHING
         self._compressed = False
         self._admission: Admission | None = None
         # Messages that are whole and not taken yet, and who waits for one.
@@ -145,12 +158,10 @@ class Call(Stream):
             else:
                 take = min(self._left, stop - start)
                 self._left -= take
-                # A view keeps all of `data`: no more is kept than twice what counts.
-                view = memoryview(data)[start : start + take]
-                self._parts.append(view if 2 * take >= len(data) else bytes(view))
+                self._buffer.write(memoryview(data)[start : start + take])
                 start += take
                 if not self._left:
-                    self._on_message(b"".join(self._parts))
+                    self._on_message(self._buffer.getvalue())
 
     def _on_prefix(self, data: bytes, start: int, stop: int) -> int:
         """The beginning of a message; returns where it has been read to."""
@@ -177,7 +188,9 @@ class Call(Stream):
         if end - start == size:
             self._on_message(body)
         else:
-            self._parts = [body]
+            # Made in its size and written in place: its bytes are copied once, and getvalue() copies nothing.
+            self._buffer = BytesIO(bytes(size))
+            self._buffer.write(body)
             self._left = size - len(body)
             self.connection.expect(self, self._left)
         return end
@@ -199,7 +212,7 @@ class Call(Stream):
         return body
 
     def _on_message(self, body: bytes) -> None:
-        self._parts, self._left = [], -1
+        self._buffer, self._left = _NOTHING, -1
         if self._inbox is None:
             self._complete = body, self._compressed
             return
@@ -337,7 +350,7 @@ class Call(Stream):
         if self._admission is not None:
             self._admission.release()
             self._admission = None
-        self._parts = []
+        self._buffer = _NOTHING
         while self._inbox:
             self._inbox.popleft()[2].release()
 
