@@ -476,6 +476,7 @@ class Scheduler:
             entry.suspect = True
             self._add(queue, entry)
         queue.suspect(body)
+        self._suspected[queue] = None
         if standing is not Standing.QUARANTINED:
             return []
         alike = [other for other in queue.suspects if other.body == body and not other.over]
