@@ -31,8 +31,8 @@ class Line:
         self._heap: list[tuple[float, int, Entry]] = []
 
     def __iter__(self) -> Iterator[Entry]:
-        """Those that wait and are still wanted, in no order."""
-        return (entry for _, _, entry in self._heap if entry.line is self)
+        """Those that wait and are still wanted, in no order; once each, though one that came back is in the heap twice."""
+        return iter({entry: None for _, _, entry in self._heap if entry.line is self})
 
     def add(self, entry: Entry) -> None:
         if not self.count or entry.arrived_ns < self.since_ns:
