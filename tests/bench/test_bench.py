@@ -38,3 +38,15 @@ def test_everything_runs_without_a_peer(models_root: Path, tmp_path: Path) -> No
     plots = sorted(results.glob("*.png"))
     assert [plot.name for plot in plots] == ["smoke.png", "smoke.sharing.png"]
     assert all(plot.read_bytes().startswith(b"\x89PNG") for plot in plots)
+
+
+def test_shared_runs(models_root: Path) -> None:
+    """`python -m bench.batch` prints a line for each encoding and batch, of answers that are right."""
+    command = [sys.executable, "-m", "bench.batch", "--models", "half_plus_two", "--batches", "1,4"]
+    command += ["--rounds", "1", "--seconds", "0.01", "--cache", str(models_root / "bench")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    shown = [line.split(" x)")[0] for line in done.stdout.splitlines() if line.startswith("half_plus_two")]
+    assert [line.split()[1:4] for line in shown] == [
+        [encoding, "batch", f"{batch}:"] for encoding in ("content", "lists") for batch in (1, 4)
+    ]
