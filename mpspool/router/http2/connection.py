@@ -31,6 +31,9 @@ from mpspool.router.http2.streams import Stream
 
 # Streams that we ended early: what the peer still sends on them is no fault of its.
 _REMEMBERED_RESETS = 1024
+_MAX_SETTINGS = 32
+# Each may touch every stream: as much as this many other frames that bring nothing.
+_SETTINGS_COST = 20
 
 
 class Connection(Receiver):
@@ -239,16 +242,23 @@ class Connection(Receiver):
             raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "SETTINGS of a stream")
         if len(payload) % 6 or (flags & ACK and payload):
             raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS of a wrong size")
-        self.count_useless()
+        self.count_useless(_SETTINGS_COST)
         if flags & ACK:
             return
+        if len(payload) > 6 * _MAX_SETTINGS:
+            raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too many settings")
+        window = self.peer_window
         for key, value in frames.parse_settings(payload):
             if key == Setting.ENABLE_PUSH and value > 1:
                 raise ProtocolError(ErrorCode.PROTOCOL_ERROR, f"ENABLE_PUSH of {value}")
             if key == Setting.INITIAL_WINDOW_SIZE:
-                self.resize_windows(value)
+                if value > MAX_WINDOW:
+                    raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE of {value}")
+                window = value
             elif key == Setting.MAX_FRAME_SIZE:
                 self.resize_frames(value)
+        if window != self.peer_window:
+            self.resize_windows(window)
         self.write_control(frames.frame(frames.SETTINGS, ACK, 0))
 
     def _on_push_promise(self, _flags: int, _stream_id: int, _payload: bytes) -> None:

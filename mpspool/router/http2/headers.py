@@ -28,6 +28,8 @@ TABLE_BYTES = 4096
 NO_TABLE = b"\x20"
 
 _FIELD_OVERHEAD = 32
+# A list so many times as long as allowed is not even read to its end, though the table needs it.
+_FAR_TOO_LONG = 4
 # Of what a connection's client makes up, what is remembered: some 100 KiB at most.
 _BLOCKS, _BLOCK_BYTES = 64, 512
 _HEADS, _HEAD_BYTES = 32, 2048
@@ -94,7 +96,7 @@ class HeaderDecoder:
         self._heads: dict[tuple[Field, ...], RequestHead] = {}
 
     def decode(self, block: bytes) -> RequestHead:
-        """Raises ProtocolError where the table is not the peer's any more."""
+        """Raises ProtocolError for what is no block or far too long: the table is not the peer's any more."""
         head = self._blocks.get(block)
         return self._decode(block) if head is None else head
 
@@ -146,6 +148,8 @@ class HeaderDecoder:
                 found, position = self._literal(block, position, 4)
             updates_over = True
             list_bytes += len(found[0]) + len(found[1]) + _FIELD_OVERHEAD
+            if list_bytes > _FAR_TOO_LONG * self._max_list_bytes:
+                raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "headers that are far too long")
             if found[0] == b"grpc-timeout":
                 timeout = found[1]
             elif list_bytes <= self._max_list_bytes:

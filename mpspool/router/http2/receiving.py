@@ -253,8 +253,8 @@ class Receiver(Sender):
             self._block = None
             self.on_block(first_flags, stream_id, self._headers.decode(b"".join(parts)))
 
-    def count_useless(self) -> None:
-        self.useless += 1
+    def count_useless(self, count: int = 1) -> None:
+        self.useless += count
         if self.useless > self.limits.useless:
             raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that bring nothing")
 

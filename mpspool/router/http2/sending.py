@@ -232,8 +232,6 @@ class Sender:
 
     def resize_windows(self, size: int) -> None:
         """INITIAL_WINDOW_SIZE, which is of the streams that are open, too. Raises ProtocolError."""
-        if size > MAX_WINDOW:
-            raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, f"INITIAL_WINDOW_SIZE of {size}")
         change = size - self.peer_window
         self.peer_window = size
         for stream in self.streams.values():
@@ -252,5 +250,5 @@ class Sender:
         for stream in list(self._waiting):
             if self.paused:
                 return
-            if stream.open:
+            if stream.open and (not stream.queued or (self.out_window > 0 and stream.out_window > 0)):
                 self.push(stream)
