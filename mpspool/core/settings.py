@@ -208,7 +208,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         dispatch: "least_loaded" or "round_robin".
-        max_connections: of clients at once, over both fronts.
+        max_connections: of gRPC clients at once; one more is closed.
         max_queued_requests: per model version, where the pool has not said what holds for it.
         max_queued_bytes: of requests read, waiting or running, and of answers not sent; more is RESOURCE_EXHAUSTED.
         readiness: "any" model AVAILABLE makes /readyz answer 200, or "all" must be.

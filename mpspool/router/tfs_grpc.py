@@ -109,6 +109,7 @@ class GrpcFront:
         methods = {**self._methods(), **self._health.methods(admit)}
         methods |= reflection.methods((*_SERVICES, health.SERVICE), admit)
         self._server = _Server(methods, dataplane.memory, settings.max_message_bytes, metrics)
+        self._server.listener.max_connections = settings.max_connections
         self.port = settings.grpc_port
 
     async def start(self) -> None:

@@ -22,7 +22,7 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from mpspool import client
 from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError, StartError
-from mpspool.core.settings import MAX_MESSAGE_BYTES, RouterSettings
+from mpspool.core.settings import RouterSettings
 from mpspool.router.metrics import Metrics
 from mpspool.router.rest import RestFront
 from mpspool.router.tfs_grpc import GrpcFront
@@ -39,10 +39,8 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Fronts:
     """Both fronts on free ports of 127.0.0.1, on the event loop of a thread."""
 
-    def __init__(self, max_message_bytes: int = MAX_MESSAGE_BYTES, host: str = "127.0.0.1") -> None:
-        settings = RouterSettings(
-            run_dir="", host=host, grpc_port=0, rest_port=0, max_message_bytes=max_message_bytes
-        )
+    def __init__(self, host: str = "127.0.0.1", **limits: int) -> None:
+        settings = RouterSettings(run_dir="", host=host, grpc_port=0, rest_port=0, **limits)
         self.loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
         self._thread.start()
@@ -152,6 +150,21 @@ def test_a_message_over_the_limit_is_refused() -> None:
         assert "1001" in text
         assert "1000" in text
         assert len(fronts.dataplane.deadlines) == 1
+    finally:
+        fronts.close()
+
+
+def test_a_connection_too_many_is_closed() -> None:
+    """It is UNAVAILABLE to its client; those that there are go on."""
+    fronts = Fronts(max_connections=1)
+    try:
+        assert fronts.call(PREDICT, b"first") == b"first"
+        with grpc.insecure_channel(
+            f"127.0.0.1:{fronts.grpc.port}", options=[("grpc.use_local_subchannel_pool", 1)]
+        ) as other:
+            code, _ = refused(lambda: other.unary_unary(PREDICT)(b"second", timeout=5))
+        assert code is grpc.StatusCode.UNAVAILABLE
+        assert fronts.call(PREDICT, b"again") == b"again"
     finally:
         fronts.close()
 
