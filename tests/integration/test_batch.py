@@ -185,7 +185,7 @@ def test_a_row_that_a_kernel_refuses(bench: Make, engine: str) -> None:
         outcomes = model.run([body(inputs), body(bad), body(inputs)])
     assert model.engine.rows == [3, 1, 1, 1]
     assert [outcome.code for outcome in outcomes] == [Code.OK, Code.INVALID_ARGUMENT, Code.OK]
-    assert "1000000 is not in [0, 1000)" in outcomes[1].message
+    assert "1000000 is not in [0, " in outcomes[1].message  # which of two tables is first is left to chance
     assert outcomes[0].body == outcomes[2].body == model.run([body(inputs)])[0].body
     assert [entry["log_level"] for entry in logs] == ["warning"]
 
