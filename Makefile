@@ -19,12 +19,13 @@ $(DEMO)/half_plus_two: $(VENV)/.runtime
 
 # The chaos tests hold a load while they break things, and the GPU tests a GPU: both have the machine to themselves.
 PYTEST := $(BIN)/python -m pytest
+UNLOADED := tests/chaos/test_slow_starts.py
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
 # All but test-mps and test-bench, which are apart so that this one stays within 10 minutes on 2 cores.
 test: $(VENV)/.dev $(GPU) compiler
-	$(PYTEST) $(PARALLEL) tests/unit tests/conformance tests/integration
-	$(PYTEST) tests/chaos tests/gpu
+	$(PYTEST) $(PARALLEL) tests/unit tests/conformance tests/integration $(UNLOADED)
+	$(PYTEST) tests/chaos tests/gpu $(UNLOADED:%=--ignore %)
 
 # What starts pools, once more with workers that are processes of their own, as on GPUs.
 test-exec: $(VENV)/.dev $(GPU) compiler
