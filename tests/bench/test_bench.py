@@ -28,7 +28,8 @@ def test_everything_runs_without_a_peer(models_root: Path, tmp_path: Path) -> No
     assert (found["failures"], found["restarts"]) == ([], [])
     measured = {(cell["part"], cell["contender"]): cell["rounds"] for cell in found["cells"]}
     layers = {("front", layer.name) for layer in LAYERS}
-    assert set(measured) == layers | {("pool", "mpspool"), ("pool", "inprocess")}
+    ours = {("pool", name) for name in ("mpspool", "mpspool_batch", "inprocess")}
+    assert set(measured) == layers | ours
     assert all(len(rounds) == 1 and rounds[0]["rate"] > 0 for rounds in measured.values())
     assert {(one["part"], one["contender"]) for one in found["footprints"]} == set(measured)
     assert len(found["sharing"]["back_s"]) == len(VARIANTS)
