@@ -130,13 +130,11 @@ class Dataplane:
         Raises:
             PoolError: it is refused before the rest is read.
         """
-        name = peek_name(start)
         try:
-            admission = self.memory.admit(size, name)
+            return self.memory.admit(size, peek_name(start))
         except PoolError as error:
             self._refused(ModelVersion("", 0), error)
             raise
-        return admission
 
     async def predict(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> bytes:
         """Runs one serialised PredictRequest and returns the serialised PredictResponse.
@@ -238,18 +236,18 @@ class Dataplane:
 
     async def _await_parts(self, whole: _Pending, parts: list[_Pending]) -> bytes:
         """The first that fails ends them all."""
-        arrived = 0
+        coming = list(parts)
         try:
-            for part in parts:
-                arrived += 1
-                self._arrive(part)
+            while coming:
+                self._arrive(coming.pop(0))  # one that is refused is let go of there
             answers = await asyncio.gather(*(part.future for part in parts))
         except BaseException:
-            for part in parts[:arrived]:
-                self._cancel(part)
-                part.future.cancel()
-            for part in parts[arrived:]:
+            for part in coming:
                 part.let_go()
+            for part in parts:
+                if part.waiting or part.held:
+                    self._cancel(part)
+                part.future.cancel()
             raise
         try:
             answer = join(answers)

@@ -562,6 +562,22 @@ def test_a_part_that_fails_ends_the_request(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_a_large_request_of_which_a_part_does_not_fit_is_refused_whole(tmp_path: Path) -> None:
+    """The parts that were taken in leave, those that were not are let go of; nothing is counted twice or stays counted."""
+
+    async def story(scene: Scene) -> None:
+        full = {"max_execution_batch_size": 4, "allowed_batch_sizes": [4], "max_enqueued_batches": 2}
+        scene.dataplane.want([batching_model(**full)], {})
+        with pytest.raises(PoolError, match="queue to which this task was submitted is full"):
+            await scene.ask(body=rows_request(17))
+        assert scene.recorder.codes == [Code.UNAVAILABLE]
+        assert scene.dataplane.snapshot()["queued"] == 0
+        assert scene.dataplane.memory.used == 0
+        assert scene.dataplane._scheduler.queued(ModelVersion("m", 1)) == 0
+
+    play(tmp_path, story)
+
+
 def test_a_large_request_can_be_cancelled(tmp_path: Path) -> None:
     """All its parts leave, counted once."""
 
