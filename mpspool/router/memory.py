@@ -24,15 +24,9 @@ class Memory:
         self.limits: dict[str, int] = {}
         self._by_model: defaultdict[str, int] = defaultdict(int)
 
-    def room(self, size: int) -> bool:
-        return self.used + size <= self.limit_bytes
-
     def hold(self, size: int) -> None:
         """Counts what is there, whatever the limit; fewer for a negative size."""
         self.used += size
-
-    def release(self, size: int) -> None:
-        self.used -= size
 
     def admit_any(self, size: int, _start: bytes) -> Admission:
         """admit(), for methods that do not look at the message."""
