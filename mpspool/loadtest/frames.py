@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from mpspool.core.errors import Code
+from mpspool.core.http2_frames import END_HEADERS, END_STREAM, ErrorCode
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 # Until a server has said otherwise (RFC 9113, section 6.5.2); of the windows the most there can be, too.
 FRAME_BYTES = 16384
 WINDOW_BYTES = 65535
@@ -43,40 +43,6 @@ class Kind(IntEnum):
     GOAWAY = 7
     WINDOW_UPDATE = 8
     CONTINUATION = 9
-
-
-END_STREAM = ACK = 0x1
-END_HEADERS = 0x4
-PADDED = 0x8
-PRIORITY = 0x20
-
-
-class Setting(IntEnum):
-    """Those that a client has to know."""
-
-    ENABLE_PUSH = 2
-    MAX_CONCURRENT_STREAMS = 3
-    INITIAL_WINDOW_SIZE = 4
-    MAX_FRAME_SIZE = 5
-
-
-class ErrorCode(IntEnum):
-    """Of RST_STREAM and GOAWAY."""
-
-    NO_ERROR = 0
-    PROTOCOL_ERROR = 1
-    INTERNAL_ERROR = 2
-    FLOW_CONTROL_ERROR = 3
-    SETTINGS_TIMEOUT = 4
-    STREAM_CLOSED = 5
-    FRAME_SIZE_ERROR = 6
-    REFUSED_STREAM = 7
-    CANCEL = 8
-    COMPRESSION_ERROR = 9
-    CONNECT_ERROR = 10
-    ENHANCE_YOUR_CALM = 11
-    INADEQUATE_SECURITY = 12
-    HTTP_1_1_REQUIRED = 13
 
 
 # What a gRPC client makes of a stream's end without a status (grpc/doc/PROTOCOL-HTTP2.md); of all others INTERNAL.

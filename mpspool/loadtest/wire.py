@@ -17,24 +17,26 @@ from urllib.parse import unquote
 from hpack import Decoder, HPACKError
 
 from mpspool.core.errors import Code
-from mpspool.loadtest.frames import (
+from mpspool.core.http2_frames import (
     ACK,
-    CODE_OF_HTTP,
-    CODE_OF_RESET,
     END_HEADERS,
     END_STREAM,
+    HAS_PRIORITY,
+    PADDED,
+    PREFACE,
+    ErrorCode,
+    Setting,
+)
+from mpspool.loadtest.frames import (
+    CODE_OF_HTTP,
+    CODE_OF_RESET,
     FRAME_BYTES,
     LAST_STREAM,
     MAX_WINDOW_BYTES,
     NO_TABLE,
-    PADDED,
-    PREFACE,
-    PRIORITY,
     WINDOW_BYTES,
-    ErrorCode,
     Kind,
     Request,
-    Setting,
     frame,
     read_head,
     read_settings,
@@ -261,7 +263,7 @@ class Connection:
             if (
                 kind == _HEADERS
                 and flags & END_HEADERS
-                and not flags & (PADDED | PRIORITY)
+                and not flags & (PADDED | HAS_PRIORITY)
                 and not self._block
             ):
                 block = data[begin:at]
@@ -331,7 +333,7 @@ class Connection:
                 self._window_update(stream, payload)
             case Kind.PUSH_PROMISE:
                 raise WireError("a push, which nobody allowed")
-            case _:  # PRIORITY, and what is not known has to be ignored
+            case _:  # HAS_PRIORITY, and what is not known has to be ignored
                 pass
 
     def _padded_data(self, flags: int, stream: int, payload: bytes, over: list[Call]) -> None:
@@ -478,7 +480,7 @@ def _stripped(payload: bytes, flags: int) -> bytes:
     begin, end = 0, len(payload)
     if flags & PADDED and payload:
         begin, end = 1, end - payload[0]
-    if flags & PRIORITY:
+    if flags & HAS_PRIORITY:
         begin += 5
     if begin > end or (flags & PADDED and not payload):
         raise WireError("a frame with more padding than it is long")

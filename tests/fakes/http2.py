@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mpspool.router.http2 import frames
+from mpspool.core import http2_frames as frames
+from mpspool.core.http2_frames import ErrorCode
 from mpspool.router.http2.connection import Connection
-from mpspool.router.http2.frames import ErrorCode
 from mpspool.router.http2.headers import RequestHead, encode
 from mpspool.router.http2.limits import Limits
 from mpspool.router.http2.streams import Buffer, Stream

@@ -25,8 +25,8 @@ from h2.events import (
     TrailersReceived,
 )
 
+from mpspool.core import http2_frames as frames
 from mpspool.core.errors import Code
-from mpspool.router.http2 import frames
 from tests.integration.test_front import PREDICT, Fronts, until
 
 HEAD = [

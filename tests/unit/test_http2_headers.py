@@ -10,7 +10,7 @@ from hpack.hpack import encode_integer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpspool.router.http2.frames import ErrorCode, ProtocolError
+from mpspool.core.http2_frames import ErrorCode, ProtocolError
 from mpspool.router.http2.headers import NO_TABLE, HeaderDecoder, RequestHead, encode
 
 BASE = [

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from mpspool.router.http2 import frames
-from mpspool.router.http2.frames import ErrorCode
+from mpspool.core import http2_frames as frames
+from mpspool.core.http2_frames import ErrorCode
 from mpspool.router.http2.headers import encode
 from mpspool.router.http2.limits import Limits
 from tests.fakes.http2 import GREETING, REQUEST, Echo, Scene, data, goaway_code, headers, reset_codes

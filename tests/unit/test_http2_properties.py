@@ -11,7 +11,7 @@ from h2.settings import SettingCodes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpspool.router.http2 import frames
+from mpspool.core import http2_frames as frames
 from mpspool.router.http2.headers import encode
 from mpspool.router.http2.limits import Limits
 from tests.fakes.http2 import GREETING, Echo, Remembering, Scene, data, headers

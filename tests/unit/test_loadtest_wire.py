@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpspool.core import http2_frames
 from mpspool.core.errors import Code
 from mpspool.loadtest import frames
 from mpspool.loadtest.frames import Kind, MetadataError, Request, header_block
@@ -225,9 +226,9 @@ def test_header_blocks_that_change_the_table() -> None:
 def test_a_stream_that_is_reset() -> None:
     """A reset has the code that gRPC gives it; one that was refused unseen says so."""
     for error, code, refused in (
-        (frames.ErrorCode.REFUSED_STREAM, Code.UNAVAILABLE, True),
-        (frames.ErrorCode.ENHANCE_YOUR_CALM, Code.RESOURCE_EXHAUSTED, False),
-        (frames.ErrorCode.PROTOCOL_ERROR, Code.INTERNAL, False),
+        (http2_frames.ErrorCode.REFUSED_STREAM, Code.UNAVAILABLE, True),
+        (http2_frames.ErrorCode.ENHANCE_YOUR_CALM, Code.RESOURCE_EXHAUSTED, False),
+        (http2_frames.ErrorCode.PROTOCOL_ERROR, Code.INTERNAL, False),
         (99, Code.INTERNAL, False),
     ):
         server = Server()
@@ -328,7 +329,7 @@ def test_much_is_received() -> None:
         ),
         (frames.settings({}) + frames.frame(Kind.HEADERS, 4, 1, b"\xff\xff\xff"), "header block"),
         (frames.settings({}) + frames.frame(Kind.PUSH_PROMISE, 4, 1), "push"),
-        (frames.settings({frames.Setting.MAX_FRAME_SIZE: 5}), "5 bytes"),
+        (frames.settings({http2_frames.Setting.MAX_FRAME_SIZE: 5}), "5 bytes"),
         (frames.settings({}) + frames.window_update(0, 2**31 - 1), "window"),
     ],
 )
@@ -360,11 +361,14 @@ def test_padded_and_continued_frames() -> None:
     server.pump()
     call = server.call(b"x")
     block = H2(h2.config.H2Configuration(client_side=False)).encoder.encode([*HEAD])
-    data = frames.frame(Kind.HEADERS, frames.PRIORITY, call.stream, bytes(5) + block[:1])
-    data += frames.frame(Kind.CONTINUATION, frames.END_HEADERS, call.stream, block[1:])
-    data += frames.frame(Kind.DATA, frames.PADDED, call.stream, b"\x03\x00\x00\x00\x00\x01yppp")
+    data = frames.frame(Kind.HEADERS, http2_frames.HAS_PRIORITY, call.stream, bytes(5) + block[:1])
+    data += frames.frame(Kind.CONTINUATION, http2_frames.END_HEADERS, call.stream, block[1:])
+    data += frames.frame(Kind.DATA, http2_frames.PADDED, call.stream, b"\x03\x00\x00\x00\x00\x01yppp")
     data += frames.frame(
-        Kind.HEADERS, frames.END_HEADERS | frames.END_STREAM, call.stream, b"\x00\x0bgrpc-status\x010"
+        Kind.HEADERS,
+        http2_frames.END_HEADERS | http2_frames.END_STREAM,
+        call.stream,
+        b"\x00\x0bgrpc-status\x010",
     )
     (over,) = server.client.receive(data)
     assert (over.code, over.length, texts([over])) == (0, 6, [b"y"])

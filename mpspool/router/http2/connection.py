@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mpspool.router.http2 import frames
-from mpspool.router.http2.frames import (
+from mpspool.core import http2_frames as frames
+from mpspool.core.http2_frames import (
     ACK,
     END_STREAM,
     MAX_WINDOW,

@@ -19,7 +19,7 @@ from hpack.hpack import decode_integer, encode_integer
 from hpack.huffman_table import decode_huffman
 from hpack.table import HeaderTable
 
-from mpspool.router.http2.frames import ErrorCode, ProtocolError
+from mpspool.core.http2_frames import ErrorCode, ProtocolError
 
 Field = tuple[bytes, bytes]
 

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import cast
 
 from mpspool.core import log
+from mpspool.core.http2_frames import ErrorCode
 from mpspool.router.http2.connection import Connection
-from mpspool.router.http2.frames import ErrorCode
 from mpspool.router.http2.headers import RequestHead
 from mpspool.router.http2.limits import Limits
 from mpspool.router.http2.streams import Stream

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mpspool.router.http2 import frames
-from mpspool.router.http2.frames import (
+from mpspool.core import http2_frames as frames
+from mpspool.core.http2_frames import (
     ACK,
     CONTINUATION,
     DATA,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
-from mpspool.router.http2 import frames
-from mpspool.router.http2.frames import (
+from mpspool.core import http2_frames as frames
+from mpspool.core.http2_frames import (
     DATA,
     DEFAULT_FRAME_BYTES,
     DEFAULT_WINDOW,

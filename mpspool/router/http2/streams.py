@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from mpspool.router.http2.frames import END_HEADERS, END_STREAM, FRAME_HEADER, HEADERS
+from mpspool.core.http2_frames import END_HEADERS, END_STREAM, FRAME_HEADER, HEADERS
 from mpspool.router.http2.headers import RequestHead
 
 if TYPE_CHECKING:
