@@ -1,9 +1,9 @@
 """What a worker and the router say to each other: msgspec structs over ZeroMQ.
 
 A message is frame 0, one msgpack-encoded struct of this module, then raw payload frames. A request's
-or response's body lies in its struct while it is short, which saves the frame; a longer one is None
-there and the next payload frame. Neither side ever unpickles. PROTOCOL travels in Hello; a mismatch is
-refused.
+or response's body lies in its struct while it is short, which saves the frame. A longer request's lies in the
+worker's inbox, and its place there is in the struct; where that has no room, and for a longer response, it is None there
+and the next payload frame. Neither side ever unpickles. PROTOCOL travels in Hello; a mismatch is refused.
 
 A DEALER is not told that its router was replaced, and a ROUTER drops what it cannot address. So
 the router's epoch is in every message: a worker answers an unknown epoch with Hello, the router
@@ -16,9 +16,10 @@ from typing import Any
 
 import msgspec
 
+from mpspool.core.inbox import Place
 from mpspool.core.weights import WeightsReport
 
-PROTOCOL = 2
+PROTOCOL = 3
 INLINE_MAX_BYTES = 16 * 1024
 _BORROW_BYTES = 64 * 1024
 # zmq.h
@@ -39,6 +40,8 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     state: str
     credits: int
     progress: str
+    # What the router opens to write long bodies to; "" for none.
+    inbox: str = ""
     # Its device, where what fails there fails for every worker on it; else empty.
     domain: str = ""
     # In state FAILED: why it can use its device no more. It runs nothing from then on, and waits to be ended.
@@ -89,7 +92,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     and up to; None for all.
     """
 
-    body: bytes | None
+    body: bytes | Place | None
     deadline_ns: int = 0
     rows: tuple[int, int] | None = None
 

@@ -494,6 +494,7 @@ class Dataplane:
 
     def _on_result(self, worker: Worker, result: messages.Result, frames: list[bytes]) -> None:
         # DEADLINE_EXCEEDED is how a worker answers what it has not run.
+        worker.unpack(result.dispatch)
         ran = any(outcome.code != Code.DEADLINE_EXCEEDED for outcome in result.outcomes)
         now_ns = time.monotonic_ns()
         device = self._scheduler.device(worker.name)
@@ -588,10 +589,10 @@ class Dataplane:
             identity = order.worker.encode()
             if (worker := self._workers.get(identity)) is None:
                 continue  # lost to an order before this one: what it was to run waits again
-            frames: list[bytes] = []
+            packed, frames = worker.pack(order.dispatch, [entry.body for entry in order.entries])
             requests = [
-                messages.Request(messages.inline(entry.body, frames), entry.deadline_ns, entry.part)
-                for entry in order.entries
+                messages.Request(body, entry.deadline_ns, entry.part)
+                for body, entry in zip(packed, order.entries, strict=True)
             ]
             dispatch = messages.Dispatch(self.epoch, order.dispatch, requests, order.together)
             if not self._link.send(identity, dispatch, frames):

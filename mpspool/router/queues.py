@@ -22,6 +22,10 @@ from mpspool.router.policy import Policy, fifo
 # Several short requests travel in one dispatch while together they cost no more than this: what a
 # message costs is then shared, and the first of them waits for the last at most this long.
 COALESCE_US = 4_000.0
+# While many wait it may be up to so much, but no more than a part of what each worker is to do: who waits that long
+# hardly notices.
+_COALESCE_QUEUED_US = 16_000.0
+_COALESCE_PART = 4
 # What a client makes up (an output_filter) makes no more lines than this; beyond, requests run one by one.
 _MAX_LINES = 64
 # Of the bodies that were answered last, those that are kept: 4 MiB a version at most.
@@ -319,13 +323,17 @@ class Queue:
         return batching.spread(rows, idle, whole_us, part_us)
 
     def _take_short(self, line: Line, now_ns: int, share: int) -> tuple[list[Entry], float | None]:
-        """Up to `share` short ones while COALESCE_US holds them."""
+        """Up to `share` short ones."""
         entries: list[Entry] = []
         total_us: float | None = 0.0
+        most_us = COALESCE_US
         while len(entries) < share and (entry := line.first(now_ns)) is not None:
             cost_us = self.costs.predict(self.model, entry.signature, entry.size)
-            if entries and (cost_us is None or total_us is None or total_us + cost_us > COALESCE_US):
-                break
+            if entries:
+                if cost_us is None or total_us is None or total_us + cost_us > most_us:
+                    break
+            elif cost_us is not None:
+                most_us = max(most_us, min(_COALESCE_QUEUED_US, cost_us * share / _COALESCE_PART))
             self.discount(entry)
             entries.append(entry)
             total_us = None if cost_us is None or total_us is None else total_us + cost_us

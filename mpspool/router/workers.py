@@ -9,12 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpspool.core import log, messages, process
 from mpspool.core.ids import ModelVersion, WorkerId
+from mpspool.core.inbox import InboxWriter, Place
+from mpspool.core.messages import INLINE_MAX_BYTES
 from mpspool.core.progress import ProgressReader
 from mpspool.core.states import WorkerState
 from mpspool.core.weights import WeightsReport
@@ -38,6 +40,7 @@ class Worker:
 
     Attributes:
         identity: its address on the link, one for each generation of a slot.
+        inbox: where long bodies go that it is sent; None where it cannot be opened.
         engine: what runs its model, known once it is READY.
         weights: where its variables lie, known once it is READY.
         served: requests that it answered.
@@ -53,6 +56,7 @@ class Worker:
     pid: int
     pidfd: int
     progress: ProgressReader
+    inbox: InboxWriter | None = None
     state: WorkerState = WorkerState.STARTING
     engine: str = ""
     weights: WeightsReport = field(default_factory=WeightsReport)
@@ -65,6 +69,32 @@ class Worker:
     @property
     def name(self) -> str:
         return self.identity.decode()
+
+    def pack(self, dispatch: int, bodies: list[bytes]) -> tuple[list[bytes | Place | None], list[bytes]]:
+        """What stands for each body in a dispatch's message, and the frames that follow it."""
+        packed: list[bytes | Place | None] = list(bodies)
+        frames: list[bytes] = []
+        long = [index for index, body in enumerate(bodies) if len(body) > INLINE_MAX_BYTES]
+        if long:
+            places: Sequence[Place | None] = [None] * len(long)
+            if self.inbox is not None:
+                places = self.inbox.put(dispatch, [bodies[index] for index in long])
+            for index, place in zip(long, places, strict=True):
+                packed[index] = place
+                if place is None:
+                    frames.append(bodies[index])
+        return packed, frames
+
+    def unpack(self, dispatch: int) -> None:
+        """It has given a dispatch back."""
+        if self.inbox is not None:
+            self.inbox.release(dispatch)
+
+    def close(self) -> None:
+        os.close(self.pidfd)
+        self.progress.close()
+        if self.inbox is not None:
+            self.inbox.close()
 
     def running(self) -> tuple[int, int] | None:
         """The (dispatch, index) that it runs, or ran when it died; None while it is idle."""
@@ -165,7 +195,8 @@ class Workers:
             logger.warning("no progress page", worker=identity.decode(), error=str(error))
             return None
         worker = Worker(
-            identity, worker_id, hello.generation, hello.pid, pidfd, progress, domain=hello.domain
+            *(identity, worker_id, hello.generation, hello.pid, pidfd, progress, _inbox(hello)),
+            domain=hello.domain,
         )
         self._workers[identity] = worker
         self._loop.add_reader(pidfd, self._on_death, worker)
@@ -220,12 +251,20 @@ class Workers:
         """Forgets a worker whose process has ended."""
         del self._workers[worker.identity]
         self._loop.remove_reader(worker.pidfd)
-        os.close(worker.pidfd)
         self._lost(worker, why, Blame.PERHAPS)
-        worker.progress.close()
+        worker.close()
 
     def close(self) -> None:
         for worker in self:
             self._loop.remove_reader(worker.pidfd)
-            os.close(worker.pidfd)
-            worker.progress.close()
+            worker.close()
+
+
+def _inbox(hello: messages.Hello) -> InboxWriter | None:
+    if not hello.inbox:
+        return None
+    try:
+        return InboxWriter(hello.inbox)
+    except (OSError, ValueError) as error:
+        logger.warning("long requests go by the socket", worker=hello.worker, error=str(error))
+        return None

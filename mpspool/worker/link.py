@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import zmq
 
 from mpspool.core import log, messages
+from mpspool.core.inbox import Inbox, Place
 from mpspool.core.messages import Dispatch, Hello, Outcome
 from mpspool.core.states import WorkerState
 from mpspool.core.weights import WeightsReport
@@ -43,7 +44,8 @@ class Link:
     """
 
     def __init__(self, path: Path, hello: Hello, run: Run) -> None:
-        self._hello = hello
+        self._inbox = Inbox(hello.credits)
+        self._hello = msgspec.structs.replace(hello, inbox=self._inbox.path)
         self._run = run
         self._epoch = 0
         self._signatures = b""
@@ -110,6 +112,7 @@ class Link:
     def close(self) -> None:
         """Waits a moment for what was said last to be sent."""
         self._context.destroy()
+        self._inbox.close()
 
     def _take_all(self, stopping: Callable[[], bool]) -> bool:
         """Handles what has arrived. False after the router's Goodbye."""
@@ -139,13 +142,16 @@ class Link:
     def _on_dispatch(self, dispatch: Dispatch, frames: list[bytes]) -> None:
         began_ns = time.monotonic_ns()
         long_bodies = iter(frames)
-        bodies = [
-            next(long_bodies) if request.body is None else request.body for request in dispatch.requests
-        ]
+        bodies = [self._body(request.body, long_bodies) for request in dispatch.requests]
         answers: list[bytes] = []
         outcomes = self._run(dispatch, bodies, answers)
         busy_us = (time.monotonic_ns() - began_ns) // 1000
         self._send(messages.Result(dispatch.epoch, dispatch.dispatch, outcomes, began_ns, busy_us), answers)
+
+    def _body(self, body: bytes | Place | None, frames: Iterator[bytes]) -> bytes:
+        if isinstance(body, bytes):
+            return body
+        return next(frames) if body is None else self._inbox.body(body)
 
     def _say_hello(self) -> None:
         signatures = b"" if self._epoch else self._signatures

@@ -41,11 +41,14 @@ class Link:
         self.receive = receive
         self.sent: list[tuple[bytes, Any]] = []
         self.broken: set[bytes] = set()
+        self.frames: list[bytes] = []
 
-    def send(self, identity: bytes, message: Any, _frames: list[bytes]) -> bool:
+    def send(self, identity: bytes, message: Any, frames: list[bytes]) -> bool:
+        """`frames` are those of the last message."""
         if identity in self.broken:
             return False
         self.sent.append((identity, message))
+        self.frames = frames
         return True
 
     def dispatches(self, identity: bytes) -> list[Dispatch]:
@@ -71,7 +74,9 @@ class Scene:
         self.links.append(Link(receive))
         return self.links[-1]
 
-    def hello(self, slot: int, state: str = "READY", epoch: int = 0, generation: int = 1) -> bytes:
+    def hello(
+        self, slot: int, state: str = "READY", epoch: int = 0, generation: int = 1, inbox: str = ""
+    ) -> bytes:
         worker = f"m@1.cpu0.{slot}"
         identity = messages.worker_identity(worker, generation)
         page = self.folder / f"page{slot}.{generation}"
@@ -87,6 +92,7 @@ class Scene:
             state,
             2,
             str(page),
+            inbox,
             signatures=signatures,
         )
         self.link.receive(identity, hello, [])

@@ -116,6 +116,19 @@ def test_a_shared_dispatch_is_bounded_by_cost() -> None:
     assert [len(send.entries) for send in scheduler.dispatch(0)] == [2]
 
 
+@pytest.mark.parametrize(
+    ("cost_us", "waiting", "sizes"),
+    [(5000, 7, [1]), (5000, 8, [2]), (5000, 100, [3]), (9000, 100, [1]), (2000, 100, [8])],
+)
+def test_more_share_a_dispatch_while_many_wait(cost_us: float, waiting: int, sizes: list[int]) -> None:
+    """Up to 16 ms of them, but no more than a quarter of what waits for each worker."""
+    scheduler = make()
+    cheap(scheduler, cost_us)
+    scheduler.join("a", MODEL, 1)
+    arrive(scheduler, *[b"%d" % n for n in range(waiting)])
+    assert [len(send.entries) for send in scheduler.dispatch(0)] == sizes
+
+
 def test_round_robin_takes_turns() -> None:
     """round_robin goes round even when the same worker would be idle again."""
     scheduler = make("round_robin")
