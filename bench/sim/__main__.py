@@ -17,6 +17,7 @@ from typing import Any, cast
 from bench.sim.cell import Key, run_all
 from bench.sim.figures import Figures
 from bench.sim.scenario import Options, Scenario
+from bench.sim.trace import TraceError
 from mpspool.router import policy
 
 # By name, and the module.
@@ -40,7 +41,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("--scenario", help=f"of {', '.join(SCENARIOS)}, with commas; default: all, or fleet for a trace")
     add("--policy", default="", help="to be judged beside the scenario's own: a name, or module:attribute")
-    add("--trace", type=Path, help="requests to be played (JSON lines or .csv) by the scenario fleet")
+    add(
+        "--trace",
+        type=Path,
+        help="requests to be played (JSON lines, as of `mpspool record`, or .csv) by the scenario fleet",
+    )
     add("--gpus", type=int, default=0, help="devices; default: the scenario's")
     add("--slots", type=int, default=0, help="workers on a device; where each model has some, of each")
     add("--rate", type=float, default=0.0, help="requests a second; default: the scenario's")
@@ -52,6 +57,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     options.scenario = options.scenario or ("fleet" if options.trace else ",".join(SCENARIOS))
     if unknown := set(options.scenario.split(",")) - set(SCENARIOS):
         parser.error(f"{', '.join(sorted(unknown))}: none of {', '.join(SCENARIOS)}")
+    if options.trace and options.scenario != "fleet":
+        parser.error("--trace is played by the scenario fleet alone: leave --scenario out")
     if options.policy:
         try:
             policy.find(options.policy, 1.0)
@@ -108,7 +115,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in said.scenario.split(","):
         start_s = time.monotonic()
         scenario = _scenario(name)
-        found = run_all(scenario.tasks(options), said.processes)
+        try:
+            tasks = scenario.tasks(options)
+        except TraceError as error:
+            print(f"bench.sim: {error}", file=sys.stderr)
+            return 2
+        found = run_all(tasks, said.processes)
         _write(name, scenario, found, options, said.results)
         print(f"bench.sim: {name} took {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True)
     return 0

@@ -88,10 +88,10 @@ class Pool:
 
 
 def divide(slots: int, loads: dict[str, float]) -> dict[str, int]:
-    """So many slots of each device, divided by load; one for each at least."""
-    total = sum(loads.values())
+    """So many slots of each device, divided by load; one for each at least, and evenly where there is no load."""
+    loads = loads if any(loads.values()) else dict.fromkeys(loads, 1.0)
     found = dict.fromkeys(loads, 1)
     while sum(found.values()) < slots:
-        neediest = max(loads, key=lambda name: loads[name] / total / found[name])
+        neediest = max(loads, key=lambda name: loads[name] / found[name])
         found[neediest] += 1
     return found

@@ -2,16 +2,29 @@
 
     {"time": 0.0132, "model": "cnn", "rows": 1, "bytes": 2048, "cost_us": 9000, "client": "a", "deadline_ms": 100}
 
-Only `time` and `model` must be there.
+Only `time` and `model` must be there. `mpspool record` writes the like.
 """
 
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+
+_AT_LEAST_0 = msgspec.Meta(ge=0)
+_SHOWN = 100
+_REMEDY = (
+    'a line is as {"time": 0.0132, "model": "cnn"}, or CSV has these names in its first line; `mpspool record` writes '
+    "what arrives at a pool, and bench/sim/README.md lists the names"
+)
+
+
+class TraceError(Exception):
+    """A file is no trace: its name, the line, what is there and what should be."""
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -20,6 +33,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     Attributes:
         time: seconds, from any origin.
         model: which service it is for.
+        version: of the model, for the record: the versions of a model are one service; 0 where it is not known.
         signature: as the client named it; "" for the default.
         rows: dimension 0 of its inputs.
         bytes: of its body.
@@ -31,13 +45,14 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     time: float
     model: str
+    version: int = 0
     signature: str = ""
-    rows: int = 1
-    bytes: int = 1000
-    cost_us: float = 0.0
+    rows: Annotated[int, msgspec.Meta(ge=1)] = 1
+    bytes: Annotated[int, _AT_LEAST_0] = 1000
+    cost_us: Annotated[float, _AT_LEAST_0] = 0.0
     client: str = ""
     priority: int = 0
-    deadline_ms: float = 0.0
+    deadline_ms: Annotated[float, _AT_LEAST_0] = 0.0
 
 
 def write(file: Path, requests: Iterable[Request]) -> None:
@@ -57,21 +72,50 @@ def read(file: Path) -> list[Request]:
     """The requests of a trace in the order of their times, the first one's time being 0.
 
     Raises:
-        ValueError: the file is no trace: msgspec.ValidationError says where.
+        TraceError: the file cannot be read, is no trace, has no request, or is of one moment.
     """
-    found = sorted(_read_csv(file) if file.suffix == ".csv" else _read_lines(file), key=lambda one: one.time)
-    first_s = found[0].time if found else 0.0
-    return [msgspec.structs.replace(one, time=one.time - first_s) for one in found]
+    try:
+        found = list(_read_csv(file) if file.suffix == ".csv" else _read_lines(file))
+    except OSError as error:
+        raise TraceError(f"cannot read {file}: {error.strerror or error}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise TraceError(f"{file} is no CSV: {error}; {_REMEDY}") from error
+    if not found:
+        raise TraceError(f"{file}: there is no request in it; {_REMEDY}")
+    found.sort(key=lambda one: one.time)
+    if found[0].time == found[-1].time:
+        raise TraceError(
+            f"{file}: all of it arrives at time {found[0].time:g}, which tells no rate; {_REMEDY}"
+        )
+    return [msgspec.structs.replace(one, time=one.time - found[0].time) for one in found]
 
 
 def _read_lines(file: Path) -> Iterator[Request]:
     decode = msgspec.json.Decoder(Request).decode
     with file.open("rb") as lines:
-        yield from (decode(line) for line in lines if line.strip())
+        for number, line in enumerate(lines, 1):
+            if text := line.strip():
+                try:
+                    yield decode(text)
+                except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                    raise _not_one(file, number, text.decode(errors="replace"), str(error)) from error
 
 
 def _read_csv(file: Path) -> Iterator[Request]:
     with file.open(newline="") as table:
-        for row in csv.DictReader(table):
-            filled = {name: text for name, text in row.items() if text}
-            yield msgspec.convert(filled, Request, strict=False)
+        reader = csv.DictReader(table)
+        for row in reader:
+            text = ",".join(",".join(one) if isinstance(one, list) else one or "" for one in row.values())
+            if None in row:
+                raise _not_one(file, reader.line_num, text, "more values than names")
+            try:
+                found = msgspec.convert({k: v for k, v in row.items() if v}, Request, strict=False)
+            except msgspec.ValidationError as error:
+                raise _not_one(file, reader.line_num, text, str(error)) from error
+            if not math.isfinite(found.time + found.cost_us + found.deadline_ms):
+                raise _not_one(file, reader.line_num, text, "time, cost_us or deadline_ms is not finite")
+            yield found
+
+
+def _not_one(file: Path, line: int, text: str, why: str) -> TraceError:
+    return TraceError(f"{file}, line {line}, {text[:_SHOWN]!r}: {why}; {_REMEDY}")

@@ -18,6 +18,7 @@ from bench.sim.device import Device
 from bench.sim.engine import Record, Simulation
 from bench.sim.figures import fair_division, jain
 from bench.sim.job import Outcome
+from bench.sim.scenarios import fleet
 from bench.sim.service import Linear, Pool, Service, divide
 from bench.sim.setup import Setup
 from bench.sim.trace import Request
@@ -190,6 +191,7 @@ def test_capacity_is_where_the_limit_is_met() -> None:
 def test_divisions() -> None:
     """Slots by load, shares by max-min, and Jain's index."""
     assert divide(8, {"a": 5.0, "b": 1.0, "c": 0.1}) == {"a": 6, "b": 1, "c": 1}
+    assert divide(5, {"a": 0.0, "b": 0.0}) == {"a": 3, "b": 2}
     assert fair_division(10.0, {"a": 1.0, "b": 20.0, "c": 5.0}) == {"a": 1.0, "b": 4.5, "c": 4.5}
     assert jain([2.0, 2.0]) == 1.0
     assert jain([4.0, 0.0]) == 0.5
@@ -206,6 +208,93 @@ def test_the_command_writes_a_table_figures_and_a_plot(tmp_path: Path) -> None:
     assert main([*said, "--policy", f"{__name__}:longest_body_first"]) == 0
     assert {file.name for file in tmp_path.iterdir()} == {"priority.md", "priority.json", "priority.png"}
     assert "longest_body_first" in (tmp_path / "priority.md").read_text()
+
+
+MINIMAL = '{"time": 0.5, "model": "a"}\n{"time": 0.1, "model": "b"}\n{"time": 0.9, "model": "a"}\n'
+
+
+def play(tmp_path: Path, text: str, *args: str, name: str = "trace.jsonl") -> str:
+    """The table of a trace, played on a device with two workers."""
+    (tmp_path / name).write_text(text)
+    small = ["--gpus", "1", "--slots", "2", "--processes", "1", "--results", str(tmp_path)]
+    assert main(["--trace", str(tmp_path / name), *small, *args]) == 0
+    return (tmp_path / "fleet.md").read_text()
+
+
+def test_the_command_plays_a_trace_of_times_and_models(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is all that must be there; a mean of 1 ms stands for the costs, and the slots are divided by it."""
+    monkeypatch.setattr(fleet, "_GROWTH", (1,))
+    found = play(tmp_path, MINIMAL)
+    assert "trace.jsonl: 3 requests of b (1 workers on each device), a (1) in 0.8 s" in found
+    assert "| fifo | " in found
+    assert (tmp_path / "fleet.png").read_bytes().startswith(b"\x89PNG")
+    found = play(tmp_path, "time,model\n7,a\n8,a\n", "--rate", "5", name="trace.csv")
+    assert "trace.csv: 2 requests of a (2 workers on each device) in 1 s" in found
+
+
+def test_what_a_trace_does_not_tell_is_taken_for_the_mean() -> None:
+    """Of what it tells about the same model, by rows; of nothing, a millisecond."""
+    requests = [
+        Request(time=0.0, model="a", rows=2, cost_us=8000),
+        Request(time=0.1, model="a"),
+        Request(time=0.2, model="b"),
+    ]
+    services = {one.name: one for one in fleet.of_trace(requests)}
+    assert [services[name].alone_ns(1) / MS for name in "ab"] == pytest.approx([4, 1])
+    assert fleet.loads_of(requests, services.values()) == pytest.approx({"a": 12, "b": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("t.jsonl", "", "there is no request in it"),
+        ("t.csv", "time,model\n", "there is no request in it"),
+        ("t.csv", "time,model\n7,a\n7,b\n", "all of it arrives at time 7"),
+        (
+            "t.jsonl",
+            '{"time": 1, "model": "a"}\n\n{"time": "x", "model": "a"}\n',
+            """line 3, '{"time": "x", """,
+        ),
+        ("t.jsonl", '{"model": "a"}\n', "missing required field `time`"),
+        ("t.jsonl", '{"time": 1, "model": "a", "rows": 0}\n', "Expected `int` >= 1 - at `$.rows`"),
+        ("t.jsonl", "time,model\n1,a\n", "line 1, 'time,model': "),
+        ("t.jsonl", "\x80", "line 1"),
+        ("t.csv", "time,model\n1,a\nsoon,a\n", "line 3, 'soon,a': Expected `float`"),
+        ("t.csv", "time,model\nnan,a\n", "line 2, 'nan,a': time, cost_us or deadline_ms is not finite"),
+        ("t.csv", "time,model\n1,a,b\n", "line 2, '1,a,b': more values than names"),
+        ("t.csv", "1,a\n2,a\n", "missing required field"),
+    ],
+)
+def test_what_is_no_trace_is_said_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str, said: str
+) -> None:
+    """The file, the line and what is there; and what a line has to be."""
+    (tmp_path / name).write_text(text)
+    assert main(["--trace", str(tmp_path / name), "--results", str(tmp_path)]) == 2
+    found = capsys.readouterr().err
+    assert str(tmp_path / name) in found
+    assert said in found
+    assert "`mpspool record`" in found
+    assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+def test_a_trace_that_cannot_be_read_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is not there, and a scenario that plays none."""
+    assert main(["--trace", str(tmp_path / "none.jsonl")]) == 2
+    assert f"cannot read {tmp_path / 'none.jsonl'}: No such file" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--trace", "day.jsonl", "--scenario", "ocr"])
+    assert "--trace is played by the scenario fleet alone" in capsys.readouterr().err
+
+
+def test_deadlines_of_a_fleet_differ_within_a_model() -> None:
+    """Or `edf` would be `fifo` there; and each model's parts add up to its own."""
+    parts = Counter(stream.service.name for stream in fleet.STREAMS)
+    deadlines = {(stream.service.name, stream.deadline_ms) for stream in fleet.STREAMS}
+    assert set(parts.values()) == {2}
+    assert len(deadlines) == len(fleet.STREAMS)
 
 
 def test_a_policy_that_is_not_there_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bench.sim.arrivals import Load, Open, Replay, Stream
@@ -26,12 +27,18 @@ def _service(name: str, device_ms: float, cpu_ms: float, width: float) -> Servic
     return Service(name, device, cpu, sigma=0.4, width=width, batching=_BATCHING)
 
 
-_STREAMS = (
-    Stream(_service("tiny", 0.5, 0.2, 1), 0.545, deadline_ms=100),
-    Stream(_service("small", 1.5, 0.3, 1), 0.25, deadline_ms=100),
-    Stream(_service("wide", 4.0, 0.5, 1), 0.12, deadline_ms=200),
-    Stream(_service("rank", 8.0, 0.8, 1), 0.075, deadline_ms=200),
-    Stream(_service("slow", 60.0, 5.0, 2), 0.01, deadline_ms=2000),
+# Each with its share, and the deadlines of its requests: every second one has the longer.
+_SERVICES = (
+    (_service("tiny", 0.5, 0.2, 1), 0.545, (25, 100)),
+    (_service("small", 1.5, 0.3, 1), 0.25, (50, 200)),
+    (_service("wide", 4.0, 0.5, 1), 0.12, (50, 200)),
+    (_service("rank", 8.0, 0.8, 1), 0.075, (50, 200)),
+    (_service("slow", 60.0, 5.0, 2), 0.01, (250, 2000)),
+)
+STREAMS = tuple(
+    Stream(service, share / len(deadlines), deadline_ms=deadline_ms)
+    for service, share, deadlines in _SERVICES
+    for deadline_ms in deadlines
 )
 _PARALLEL = 4.0
 _LOSS = 0.01
@@ -60,25 +67,22 @@ def tasks(options: Options) -> dict[Key, Task]:
     gpus, slots = options.gpus or 8, options.slots or 8
     seconds = options.seconds or 2.5
     rate = options.rate or 10_000.0 * gpus * slots / 64
-    streams = _STREAMS
-    load: Load = Open(streams, rate, burst=_BURST)
-    services = tuple(stream.service for stream in streams)
-    shares = {stream.service.name: stream.share * stream.service.mean_ns() for stream in streams}
+    load: Load = Open(STREAMS, rate, burst=_BURST)
+    services = tuple(service for service, _, _ in _SERVICES)
+    loads = {service.name: share * service.mean_ns() for service, share, _ in _SERVICES}
     if options.trace is not None:
         trace = read(options.trace)
         services = of_trace(trace)
-        shares = {one.name: 0.0 for one in services}
-        for request in trace:
-            shares[request.model] += request.cost_us
+        loads = loads_of(trace, services)
         length_s = trace[-1].time
         load = Replay(trace, options.rate * length_s / len(trace) if options.rate else 1.0)
         seconds = options.seconds or length_s + 1e-6
-    pool = Pool(gpus, services, divide(slots, shares), parallel=_PARALLEL, loss=_LOSS)
+    pool = Pool(gpus, services, divide(slots, loads), parallel=_PARALLEL, loss=_LOSS)
     found: dict[Key, Task] = {
         ("policy", setup.title): Cell(pool, setup, load, seconds, options.seed)
         for setup in options.setups(SETUPS)
     }
-    one = dataclasses.replace(_STREAMS[1].service, batching=None)
+    one = dataclasses.replace(_SERVICES[1][0], batching=None)
     for workers in _GROWTH:
         devices = max(1, workers // 8)
         grown = Pool(devices, (one,), {one.name: workers // devices}, parallel=8.0)
@@ -90,16 +94,27 @@ def tasks(options: Options) -> dict[Key, Task]:
     return found
 
 
-def of_trace(trace: list[Request]) -> tuple[Service, ...]:
+def of_trace(trace: Sequence[Request]) -> tuple[Service, ...]:
     """The services of a trace: of the time that it tells, four fifths are taken for the device's."""
-    totals: dict[str, list[float]] = {}
+    costs_ms: dict[str, list[float]] = {request.model: [] for request in trace}
     for request in trace:
-        totals.setdefault(request.model, []).append(request.cost_us / max(1, request.rows) / 1000)
+        if request.cost_us:
+            costs_ms[request.model].append(request.cost_us / request.rows / 1000)
     found = []
-    for name, costs in totals.items():
-        each_ms = sum(costs) / len(costs) or 1.0
+    for name, costs in costs_ms.items():
+        each_ms = sum(costs) / len(costs) if costs else 1.0
         found.append(Service(name, Linear(0, 0.8 * each_ms), Linear(0, 0.2 * each_ms), batching=_BATCHING))
     return tuple(found)
+
+
+def loads_of(trace: Sequence[Request], services: Iterable[Service]) -> dict[str, float]:
+    """Milliseconds of a worker's time that are asked of each service."""
+    by_name = {service.name: service for service in services}
+    found = dict.fromkeys(by_name, 0.0)
+    for request in trace:
+        alone_us = by_name[request.model].alone_ns(request.rows) / 1000
+        found[request.model] += (request.cost_us or alone_us) / 1000
+    return found
 
 
 def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
@@ -107,9 +122,16 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
     yield f"{gpus} devices with {slots} workers each; a device runs {_PARALLEL:g} jobs at full speed, each overlap costs"
     yield f"{percent(_LOSS)} of its speed."
     if options.trace is None:
-        yield "Device time and share: " + "; ".join(_told(stream) for stream in _STREAMS) + "."
+        yield (
+            "Device time, share and the deadlines of its two halves: "
+            + "; ".join(map(_told, _SERVICES))
+            + "."
+        )
         yield ""
         yield "A fifth of the time grows with the rows of a batch. A tenth of the time the rate is half as high again."
+        yield "With batches whatever waits for a model goes together, and `edf` is `fifo`."
+    else:
+        yield _played(options.trace, slots)
     rows = []
     names: list[str] = []
     for key, figures in found.items():
@@ -148,9 +170,18 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
     )
 
 
-def _told(stream: Stream) -> str:
-    device_ms = stream.service.mean_ns(stream.service.device) / 1e6
-    return f"{stream.service.name} {device_ms:g} ms, {100 * stream.share:g} %, deadline {stream.deadline_ms:g} ms"
+def _told(what: tuple[Service, float, tuple[float, ...]]) -> str:
+    service, share, deadlines = what
+    device_ms, in_ms = service.mean_ns(service.device) / 1e6, " and ".join(f"{one:g}" for one in deadlines)
+    return f"{service.name} {device_ms:g} ms, {100 * share:g} %, {in_ms} ms"
+
+
+def _played(file: Path, slots: int) -> str:
+    trace = read(file)
+    divided = divide(slots, loads_of(trace, of_trace(trace)))
+    (first, count), *others = divided.items()
+    models = ", ".join([f"{first} ({count} workers on each device)", *(f"{one} ({n})" for one, n in others)])
+    return f"{file.name}: {len(trace)} requests of {models} in {trace[-1].time:.3g} s."
 
 
 def _row(title: str, figures: Figures) -> tuple[str, ...]:
