@@ -384,6 +384,43 @@ def density(run: RunDir, last: str, output: Path, devices: str | None, as_json: 
 
 @main.command(
     epilog=_examples(
+        "mpspool record",
+        "mpspool record --for 10m -o monday.jsonl && python -m bench.sim --trace monday.jsonl --gpus 1",
+    ),
+)
+@run_dir_option
+@click.option(
+    "--for", "length", default="60s", show_default=True, metavar="TIME", help="As 500ms, 30s or 2m."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="trace.jsonl",
+    show_default=True,
+    metavar="FILE",
+    help="The trace, JSON lines; what is there is replaced.",
+)
+def record(run: RunDir, length: str, output: Path) -> None:
+    """Record what arrives at the pool, for `python -m bench.sim --trace` to play under other policies.
+
+    A line for each Predict request: when it came, for which model, version and signature, its rows and bytes, priority and
+    what was left of its deadline, and how long its worker took for it. No values; of its client a number, by
+    scheduling.fair_by or, where clients do not share, by their address.
+
+    It ends after --for, or with Ctrl-C, which leaves out what is under way then. The router keeps up to 32,768 requests that
+    are under way or still to be written, and nothing while nobody records.
+    """
+    from mpspool.supervisor import record as recorder
+
+    try:
+        recorder.record(run, length, output)
+    except recorder.RecordError as error:
+        fail(str(error), error.status)
+
+
+@main.command(
+    epilog=_examples(
         "mpspool model half_plus_two",
         "mpspool model half_plus_two --json | jq .weights",
         "mpspool model --path /models/ranker --custom-op /models/ops/hash.so    # no pool is needed",

@@ -28,6 +28,8 @@ from mpspool.router.tfs_grpc import GrpcFront
 _LAST_CALLS_S = 1.0
 # A port that was taken between the check and the start may be free by then.
 _AGAIN_S = 1.0
+# From one look at what has arrived to the next, while it is recorded.
+_ARRIVALS_S = 0.1
 
 
 class Control:
@@ -77,6 +79,21 @@ class Control:
             yield piece
             await asyncio.sleep(0)
 
+    async def arrivals(self, request: Message) -> AsyncIterator[Message]:
+        """What arrives in the next so many seconds, once it is over; at the end what is not, and `ended`."""
+        end_s = time.monotonic() + request["for_s"]
+        with self._dataplane.recording() as found:
+            while True:
+                for piece in found.pieces():
+                    yield piece
+                    await asyncio.sleep(0)
+                if (left_s := end_s - time.monotonic()) <= 0:
+                    break
+                await asyncio.sleep(min(_ARRIVALS_S, left_s))
+        for piece in found.pieces(last=True):
+            yield piece
+        yield {"ended": True}
+
     async def drain(self, request: Message) -> Message:
         return {"left": await self._dataplane.drain(request["timeout_s"])}
 
@@ -106,6 +123,7 @@ async def serve(config: RouterSettings) -> None:
             "clear": control_ops.clear,
             "devices": control_ops.devices,
             "tasks": control_ops.tasks,
+            "arrivals": control_ops.arrivals,
             "drain": control_ops.drain,
             "latencies": functools.partial(_latencies, metrics),
             "watch": control_ops.watch,

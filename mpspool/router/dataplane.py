@@ -24,6 +24,7 @@ from mpspool.core.join import join
 from mpspool.core.settings import BatchingSettings, QueueSettings, RouterSettings
 from mpspool.core.states import DomainState, WorkerState
 from mpspool.router import rules
+from mpspool.router.arrivals import Arrivals
 from mpspool.router.batching import split
 from mpspool.router.entry import Entry
 from mpspool.router.fault_domains import FaultDomains
@@ -101,6 +102,7 @@ class Dataplane:
         self.memory = Memory(settings.max_queued_bytes)
         self._models = Models()
         self._task_log = TaskLog(time.monotonic_ns())
+        self._recordings: list[Arrivals] = []
         self._restarts: dict[str, int] = {}
         self._slots: dict[str, str] = {}
         self._devices: list[dict[str, Any]] = []
@@ -154,6 +156,8 @@ class Dataplane:
             admission.release()
             raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
         first = self._entry(body, deadline_ns, admission, head)
+        for recording in self._recordings:
+            recording.arrived(first, admission, head.peer)
         batching = self._scheduler.batching(first.model)
         if batching is not None:
             first.rows, kind = peek_rows(body)
@@ -421,6 +425,17 @@ class Dataplane:
         yield from self._task_log.parts(now_ns - int(last_s * 1e9))
         yield self._task_log.begins()
 
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[Arrivals]:
+        """Notes what arrives, until it is left."""
+        by_peer = self._settings.scheduling.fair_by == "none"
+        found = Arrivals(time.monotonic_ns(), by_peer=by_peer, simulated=self._settings.simulated)
+        self._recordings.append(found)
+        try:
+            yield found
+        finally:
+            self._recordings.remove(found)
+
     def _describe(self, worker: Worker) -> dict[str, Any]:
         return {
             "id": str(worker.id),
@@ -503,6 +518,8 @@ class Dataplane:
             return  # of a worker that was given up, or sent twice
         device.ran(result.busy_us / 1e6, batch.alone)
         self._task_log.add(str(worker.id), result.began_ns, result.busy_us, len(batch.entries))
+        for recording in self._recordings:
+            recording.ran(batch, result)
         worker.served += len(batch.entries)
         worker.busy_us += result.busy_us
         model = worker.id.model_version

@@ -77,6 +77,7 @@ class Admission:
 
     Attributes:
         model: whose limit they count against, too; "" for nobody's.
+        size: how many they are; 0 once they are released.
     """
 
     __slots__ = ("_holders", "_memory", "model", "size")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import gc
 import os
 import re
 import stat
@@ -156,6 +158,36 @@ def test_control_call_stream_and_errors() -> None:
         assert not path.exists()
         with pytest.raises(ControlError, match="nobody answers"):
             await control.acall(path, "double", n=1)
+
+    with short_dir() as root:
+        asyncio.run(scenario(root / "c.sock"))
+
+
+def test_a_stream_ends_when_its_asker_goes_away() -> None:
+    """Without a collector: it may have something to give back."""
+
+    async def scenario(path: Path) -> None:
+        ended = asyncio.Event()
+
+        async def count(_request: Message) -> AsyncIterator[Message]:
+            try:
+                while True:
+                    yield {}
+                    await asyncio.sleep(0.001)
+            finally:
+                ended.set()
+
+        server = ControlServer(path, {"count": count})
+        await server.start()
+        gc.disable()
+        try:
+            async with contextlib.aclosing(control.astream(path, "count")) as answers:
+                await anext(answers)
+            async with asyncio.timeout(5):
+                await ended.wait()
+        finally:
+            gc.enable()
+            await server.close()
 
     with short_dir() as root:
         asyncio.run(scenario(root / "c.sock"))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from mpspool.supervisor import durations
 from mpspool.supervisor.density.errors import DensityError
 from mpspool.supervisor.density.read import Record
 
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?(ms|s|m|h)?", re.ASCII)
-_LEAST_S = 0.001
 # From one mark of the clock to the next; above, whole hours.
 _MARKS_S = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
@@ -24,14 +21,10 @@ _COARSE_S = 10.0
 
 def seconds(text: str) -> float:
     """What --last says; a number alone is seconds. Raises DensityError."""
-    found = _DURATION.fullmatch(text.strip())
-    duration_s = float(found[1]) * _UNITS_S[found[2] or "s"] if found else 0.0
-    if duration_s < _LEAST_S:
-        raise DensityError(
-            f"--last is {text!r}, which is no time of 1 ms or more; write a number and ms, s, m or h, as 500ms, 30s or 2m",
-            status=2,
-        )
-    return duration_s
+    try:
+        return durations.seconds("--last", text)
+    except ValueError as error:
+        raise DensityError(str(error), status=2) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +46,7 @@ class Window:
     def of(cls, record: Record, last_s: float, ended: datetime) -> Window:
         """The last so many seconds, as far as they are on record."""
         begin_ns = max(record.now_ns - int(last_s * 1e9), record.begins_ns)
-        return cls(min(begin_ns, record.now_ns - int(_LEAST_S * 1e9)), record.now_ns, ended, last_s)
+        return cls(min(begin_ns, record.now_ns - int(durations.LEAST_S * 1e9)), record.now_ns, ended, last_s)
 
     @property
     def length_s(self) -> float:

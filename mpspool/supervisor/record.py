@@ -1,0 +1,173 @@
+"""`mpspool record`: writes what arrives at a pool to a file that `python -m bench.sim --trace` plays."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Generator
+from pathlib import Path
+from typing import BinaryIO
+
+import click
+
+from mpspool.core import control
+from mpspool.core.control import ControlError, Message
+from mpspool.core.rundir import RunDir
+from mpspool.supervisor import ask, durations, lock, report
+
+# The router tells something ten times a second.
+_SILENCE_S = 10.0
+# A router that was killed is back by then.
+_PATIENCE_S = 3.0
+_POLL_S = 0.1
+
+
+class RecordError(Exception):
+    """Why there is no trace, or not all of one; `status` is the exit status."""
+
+    def __init__(self, text: str, status: int = 1) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def record(run: RunDir, length: str, output: Path) -> None:
+    """Writes a line for each request that arrives, until the time is over, or Ctrl-C.
+
+    Args:
+        run: where the pool runs.
+        length: for how long, as --for says it.
+        output: the trace. It is made, or replaced, when the first request is over.
+
+    Raises:
+        RecordError: nothing was recorded, or less than was asked for.
+    """
+    try:
+        for_s = durations.seconds("--for", length)
+    except ValueError as error:
+        raise RecordError(str(error), status=2) from error
+    _check(output)
+    trace = _Trace(output)
+    problem = ""
+    with contextlib.closing(trace), contextlib.closing(_asked(run, for_s)) as pieces:
+        try:
+            for piece in pieces:
+                if not trace.began_s:
+                    click.echo(
+                        f"recording to {output} for {for_s:g} s; Ctrl-C ends it and keeps what is there"
+                    )
+                trace.add(piece)
+        except KeyboardInterrupt:
+            pass
+        except ControlError as error:
+            problem = f"the router went away before the end ({error})"
+        except OSError as error:
+            problem = f"cannot write {str(output)!r}: {error.strerror or error}"
+    if not trace.count:
+        why = problem or f"nothing arrived in {trace.length_s:.3g} s; is the pool under load?"
+        raise RecordError(f"{why}: no trace was written")
+    click.echo(trace.told())
+    if problem:
+        raise RecordError(f"{problem}: the trace ends there")
+
+
+def _check(output: Path) -> None:
+    """Before the time is spent. Raises RecordError."""
+    if output.suffix == ".csv":
+        raise RecordError(f"{str(output)!r}: a trace is recorded as JSON lines; name it .jsonl", status=2)
+    folder = output.absolute().parent
+    if not os.access(output if output.exists() else folder, os.W_OK):
+        why = "it may not be written" if folder.is_dir() else f"there is no folder {str(folder)!r}"
+        raise RecordError(f"cannot write {str(output)!r}: {why}; name another file with --output", status=2)
+
+
+def _asked(run: RunDir, for_s: float) -> Generator[Message, None, None]:
+    """What the router tells, from a pool that may only be starting it.
+
+    Raises:
+        RecordError: there is no pool, or its router does not answer.
+        ControlError: the router went away before the end.
+    """
+    end_s = time.monotonic() + _PATIENCE_S
+    began = False
+    while True:
+        try:
+            for piece in _told(run, for_s):
+                began = True
+                yield piece
+        except ControlError as error:
+            if began:
+                raise
+            pid = lock.holder(run)
+            if not pid:
+                raise RecordError(ask.no_pool(run)) from error
+            if time.monotonic() > end_s:
+                look = f"{report.program()} status{report.elsewhere(str(run.root))}"
+                text = f"the router of the pool of process {pid} does not answer ({error}); see `{look}`"
+                raise RecordError(text) from error
+        else:
+            return
+        time.sleep(_POLL_S)
+
+
+def _told(run: RunDir, for_s: float) -> Generator[Message, None, None]:
+    """The pieces of the router's answer, as Control.arrivals() has them, without the last. Raises ControlError."""
+    try:
+        for piece in control.stream(run.router_control, "arrivals", timeout_s=_SILENCE_S, for_s=for_s):
+            if "ended" in piece:
+                return
+            yield piece
+    except ValueError as error:
+        raise ControlError("the end of what it said is missing") from error
+    raise ControlError("it closed the connection")
+
+
+class _Trace:
+    """The file, and what is in it.
+
+    Attributes:
+        count: requests.
+        began_s: CLOCK_MONOTONIC; 0 before the first piece.
+        length_s: from there to the latest.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.count = 0
+        self.began_s = self.length_s = 0.0
+        self._output = output
+        self._file: BinaryIO | None = None
+        self._models: Counter[str] = Counter()
+        self._dropped = 0
+        self._simulated = ""
+
+    def add(self, piece: Message) -> None:
+        """A piece of the router's. Raises OSError."""
+        now_s = time.monotonic()
+        self.began_s = self.began_s or now_s
+        self.length_s = now_s - self.began_s
+        self._dropped, self._simulated = piece["dropped"], piece["simulated"]
+        if requests := piece["requests"]:
+            if self._file is None:
+                self._file = self._output.open("wb", buffering=0)  # a line is there as a whole, or not at all
+            self._file.write("".join(json.dumps(request) + "\n" for request in requests).encode())
+            self.count += len(requests)
+            self._models.update(request["model"] for request in requests)
+
+    def told(self) -> str:
+        """What was recorded, and how to play it."""
+        models = ", ".join(f"{name} {count:,}" for name, count in self._models.most_common())
+        mark = f", SIMULATED {self._simulated}" if self._simulated else ""
+        rate = self.count / self.length_s if self.length_s else 0.0
+        lines = [f"{self.count:,} requests in {self.length_s:.3g} s, {rate:.3g} a second: {models}{mark}"]
+        if self._dropped:
+            lines.append(
+                f"{self._dropped:,} more came faster than they could be kept, and are not in the trace"
+            )
+        lines.append(f"play it: python -m bench.sim --trace {self._output}")
+        return "\n".join(lines)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

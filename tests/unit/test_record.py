@@ -1,0 +1,153 @@
+"""`mpspool record`: what the router tells becomes a trace, or an error that says why there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bench.sim import trace
+from bench.sim.trace import Request
+from mpspool.cli import main
+from mpspool.core.control import ControlServer, Message
+from mpspool.core.rundir import RunDir
+from mpspool.supervisor import lock, record
+from tests.conftest import short_dir
+
+ROWS = [
+    {"time": 0.25, "model": "a", "version": 3, "rows": 2, "bytes": 80, "cost_us": 900.5, "client": "1"},
+    {"time": 0.125, "model": "b", "version": 1, "rows": 1, "bytes": 40, "priority": 5, "deadline_ms": 99.5},
+    {"time": 0.5, "model": "a", "version": 3, "rows": 1, "bytes": 40, "signature": "other"},
+]
+ENDED = {"ended": True}
+
+
+def piece(*rows: dict[str, Any], dropped: int = 0, simulated: str = "") -> Message:
+    return {"requests": list(rows), "dropped": dropped, "simulated": simulated}
+
+
+@pytest.fixture
+def run() -> Iterator[RunDir]:
+    with short_dir() as root:
+        yield RunDir(root)
+
+
+def recorded(run: RunDir, pieces: list[Message], output: Path, *args: str) -> tuple[Result, list[Message]]:
+    """The command on a router that tells this; and what that was asked."""
+    asked = []
+
+    async def arrivals(request: Message) -> AsyncIterator[Message]:
+        asked.append(request)
+        for one in pieces:
+            yield one
+
+    async def scenario() -> Result:
+        server = ControlServer(run.router_control, {"arrivals": arrivals})
+        await server.start()
+        command = ["record", "--run-dir", str(run.root), "-o", str(output), *args]
+        try:
+            return await asyncio.to_thread(CliRunner().invoke, main, command)
+        finally:
+            await server.close()
+
+    return asyncio.run(scenario()), asked
+
+
+def test_what_is_told_is_a_trace(run: RunDir, tmp_path: Path) -> None:
+    """A line for each request, which the simulation reads; what was there before is replaced; how to go on is said."""
+    output = tmp_path / "day.jsonl"
+    output.write_text("old\n")
+    pieces = [piece(), piece(*ROWS[:2]), piece(ROWS[2], dropped=1234, simulated="gpus"), ENDED]
+    done, asked = recorded(run, pieces, output, "--for", "2m")
+    assert (done.exit_code, asked) == (0, [{"for_s": 120}])
+    assert "Ctrl-C ends it" in done.stdout
+    assert "3 requests in " in done.stdout
+    assert ": a 2, b 1, SIMULATED gpus\n1,234 more came faster" in done.stdout
+    assert f"python -m bench.sim --trace {output}" in done.stdout
+    assert [json.loads(line) for line in output.read_text().splitlines()] == ROWS
+    assert trace.read(output) == [
+        Request(**{**row, "time": row["time"] - 0.125}) for row in (ROWS[1], ROWS[0], ROWS[2])
+    ]
+
+
+def test_nothing_told_is_no_trace(run: RunDir, tmp_path: Path) -> None:
+    """And what was there stays."""
+    output = tmp_path / "day.jsonl"
+    output.write_text("old\n")
+    done, _ = recorded(run, [piece(), piece(), ENDED], output)
+    assert done.exit_code == 1
+    assert "nothing arrived in " in done.stderr
+    assert "is the pool under load?: no trace was written" in done.stderr
+    assert output.read_text() == "old\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "said"),
+    [
+        ([piece(), piece(ROWS[0])], "the router went away before the end (it closed the connection)"),
+        ([piece(), piece(ROWS[0]), {"error": "ValueError: no"}], "(ValueError: no)"),
+    ],
+)
+def test_a_router_that_goes_away_leaves_what_there_is(
+    run: RunDir, tmp_path: Path, pieces: list[Message], said: str
+) -> None:
+    """The trace ends there, and the command says so."""
+    done, _ = recorded(run, pieces, tmp_path / "t.jsonl")
+    assert done.exit_code == 1
+    assert said in done.stderr
+    assert "the trace ends there" in done.stderr
+    assert json.loads((tmp_path / "t.jsonl").read_text()) == ROWS[0]
+
+
+def test_ctrl_c_keeps_what_there_is(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an end like any other."""
+
+    def told(*_: object) -> Iterator[Message]:
+        yield piece(ROWS[0])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(record, "_told", told)
+    record.record(run, "1h", tmp_path / "t.jsonl")
+    assert json.loads((tmp_path / "t.jsonl").read_text()) == ROWS[0]
+
+
+def test_without_a_pool_it_says_so(run: RunDir, tmp_path: Path) -> None:
+    """With what to do; a pool whose router is silent is another matter."""
+    done = CliRunner().invoke(main, ["record", "--run-dir", str(run.root), "-o", str(tmp_path / "t.jsonl")])
+    assert done.exit_code == 1
+    assert f"no pool runs in {run.root}; start one with `mpspool start`" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_router_that_does_not_answer(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pool is named, and where to look."""
+    monkeypatch.setattr(lock, "holder", lambda _: 4711)
+    monkeypatch.setattr(record, "_PATIENCE_S", 0.0)
+    with pytest.raises(record.RecordError, match="the router of the pool of process 4711 does not answer"):
+        record.record(run, "1s", tmp_path / "t.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--for", "soon"], "--for is 'soon', which is no time of 1 ms or more"),
+        (["-o", "/nowhere/t.jsonl"], "cannot write '/nowhere/t.jsonl': there is no folder '/nowhere'"),
+        (["-o", "t.csv"], "'t.csv': a trace is recorded as JSON lines; name it .jsonl"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_is_asked(run: RunDir, args: list[str], said: str) -> None:
+    """With its value and the remedy; exit status 2."""
+    done = CliRunner().invoke(main, ["record", "--run-dir", str(run.root), *args])
+    assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
+
+
+def test_a_full_disk_is_told(run: RunDir) -> None:
+    """Though it was there to be written to."""
+    done, _ = recorded(run, [piece(), piece(ROWS[0]), ENDED], Path("/dev/full"))
+    assert done.exit_code == 1
+    assert "cannot write '/dev/full': No space left on device: no trace was written" in done.stderr
