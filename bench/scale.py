@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from bench import environments, measure
-from bench.environments import DEFAULT_CACHE, BenchError
+from bench import environments, measure, report
+from bench.environments import BenchError
 from bench.front import LAYERS
 from bench.guard import Run, running
 from bench.server import Server
@@ -21,43 +24,107 @@ _MODEL, _BATCH = "half_plus_two", 1
 _WORKERS, _CONNECTIONS = (1, 2, 8, 64), (1, 10, 100, 1000)
 # What the other of the two is meanwhile.
 _FEW_WORKERS, _SOME_CONNECTIONS = 2, 32
+_RESULTS = Path(__file__).resolve().parent / "results"
 
 
-def _cost_us(run: Run, workers: int, connections: Sequence[int], rate: float, seconds: float) -> list[float]:
-    """Microseconds of the router's CPU for each request, over each number of connections."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Series:
+    """What a request costs over one of the two numbers.
+
+    Attributes:
+        title: which, and what the other is meanwhile.
+        counts: of it.
+        costs_us: of the router's CPU for each request.
+    """
+
+    title: str
+    counts: Sequence[int]
+    costs_us: Sequence[float]
+
+
+def _measure(options: argparse.Namespace) -> list[Series]:
+    with running(options.cache.resolve()) as run:
+        by_workers = [_costs_us(run, count, [_SOME_CONNECTIONS], options)[0] for count in options.workers]
+        by_connections = _costs_us(run, _FEW_WORKERS, options.connections, options)
+    return [
+        Series(f"workers, {_SOME_CONNECTIONS} connections", options.workers, by_workers),
+        Series(f"connections, {_FEW_WORKERS} workers", options.connections, by_connections),
+    ]
+
+
+def _costs_us(run: Run, workers: int, connections: Sequence[int], options: argparse.Namespace) -> list[float]:
+    """Over each number of connections."""
     peer = dataclasses.replace(_ROUTER, environment={"BENCH_ECHO_WORKERS": str(workers)})
     costs = []
     with Server(peer, _MODEL, run) as server:
         measure.wait_until_quiet(limit_s=15.0)
         for count in connections:
-            sample = server.measure(_BATCH, count, seconds, rate)
+            sample = server.measure(_BATCH, count, options.seconds, options.rate)
             answers = sample.cpu_by_role["router"] / sum(sample.cpu_by_role.values())
             costs.append(sample.cpu_s_per_1000 * answers * 1000)
+            print(f"bench: {workers} workers, {count} connections: {costs[-1]:.1f} us", flush=True)
     return costs
 
 
-def _row(title: str, counts: Sequence[int], costs: Sequence[float]) -> None:
-    print(f"{title:12}" + "".join(f"{count:>10}" for count in counts))
-    print(f"{'us':12}" + "".join(f"{cost:10.1f}" for cost in costs))
-    print(f"{'of the first':12}" + "".join(f"{cost / costs[0]:10.2f}" for cost in costs) + "\n", flush=True)
+def _lines(found: Sequence[Series], options: argparse.Namespace) -> Iterator[str]:
+    facts = report.machine()
+    yield "# What a request costs the router, by workers and connections"
+    yield ""
+    yield f"{facts['cpus']} CPUs ({facts['cpu']}), {facts['system']}, Python {facts['python']}, mpspool {facts['commit']},"
+    yield f"{facts['time']}. Microseconds of the router's CPU for each of {options.rate:g} requests a second over"
+    yield f"{options.seconds:g} s, with echo workers and {_MODEL}'s bodies; the load driver runs on the same machine."
+    for series in found:
+        first = series.costs_us[0]
+        yield ""
+        yield f"| {series.title} | " + " | ".join(map(str, series.counts)) + " |"
+        yield "|---" * (1 + len(series.counts)) + "|"
+        yield "| us a request | " + " | ".join(f"{cost:.1f}" for cost in series.costs_us) + " |"
+        yield "| of the first | " + " | ".join(f"{cost / first:.2f}" for cost in series.costs_us) + " |"
 
 
-def main() -> int:
+def _write(found: Sequence[Series], options: argparse.Namespace) -> None:
+    # Both first: a file that is written anew makes the clone differ from its commit.
+    table = "\n".join([*_lines(found, options), ""])
+    figures = {
+        "machine": report.machine(),
+        "rate": options.rate,
+        "seconds": options.seconds,
+        "series": [dataclasses.asdict(series) for series in found],
+    }
+    folder, name = options.results, options.name
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.md").write_text(table)
+    (folder / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
+    print(f"\n{table}\nbench: written to {folder / name}.md, .json", flush=True)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in text.split(",")]
+
+
+def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.scale", description=__doc__)
-    parser.add_argument("--rate", type=float, default=2000.0, help="requests a second; default: 2000")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of load for each figure; default: 4")
-    options = parser.parse_args()
+    add = parser.add_argument
+    add("--workers", type=_numbers, default=_WORKERS, help=f"default: {','.join(map(str, _WORKERS))}")
+    add(
+        "--connections",
+        type=_numbers,
+        default=_CONNECTIONS,
+        help=f"default: {','.join(map(str, _CONNECTIONS))}",
+    )
+    add("--rate", type=float, default=2000.0, help="requests a second; default: 2000")
+    add("--seconds", type=float, default=4.0, help="of load for each figure; default: 4")
+    add("--name", default=time.strftime("%Y%m%d-%H%M%S-scale"), help="of the files; default: the time")
+    add("--results", type=Path, default=_RESULTS, help="where they go; default: bench/results")
+    add("--cache", type=Path, default=environments.DEFAULT_CACHE, help="for the model")
+    return parser.parse_args(argv)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _arguments(argv)
     try:
         environments.ensure_h2load()
-        with running(DEFAULT_CACHE.resolve()) as run:
-            print(f"router CPU per request at {options.rate:.0f}/s\n")
-            costs = [
-                _cost_us(run, workers, [_SOME_CONNECTIONS], options.rate, options.seconds)[0]
-                for workers in _WORKERS
-            ]
-            _row("workers", _WORKERS, costs)
-            costs = _cost_us(run, _FEW_WORKERS, _CONNECTIONS, options.rate, options.seconds)
-            _row("connections", _CONNECTIONS, costs)
+        _write(_measure(options), options)
     except BenchError as error:
         print(f"bench: {error}", file=sys.stderr)
         return 1

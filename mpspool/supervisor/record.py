@@ -165,7 +165,7 @@ class _Trace:
             lines.append(
                 f"{self._dropped:,} more came faster than they could be kept, and are not in the trace"
             )
-        lines.append(f"play it: python -m bench.sim --trace {self._output}")
+        lines.append(f"play it, in a clone of mpspool: python -m bench.sim --trace {self._output.absolute()}")
         return "\n".join(lines)
 
     def close(self) -> None:
