@@ -199,21 +199,25 @@ def peek_name(start: bytes) -> str:
         return ""
 
 
-def peek_rows(body: bytes) -> tuple[int, bytes | None]:
+def peek_rows(body: bytes, *, padded: bool = False) -> tuple[int, bytes | None]:
     """How many rows a PredictRequest that peek() took has, and what decides with whom it may share a batch.
+
+    Args:
+        body: the request.
+        padded: inputs of different sizes are made one size.
 
     Returns:
         Dimension 0 of its first input, as far as one can tell from that alone: the others may differ. And the bytes of
-        its output_filter, with the type and the other dimensions of an only input. (0, None) where it has none, or its
-        first one no dimensions.
+        its output_filter, with the type and the other dimensions of an only input, or just their number where it is
+        padded. (0, None) where it has none, or its first one no dimensions.
     """
     try:
-        return _read_rows(body)
+        return _read_rows(body, padded)
     except (_MalformedError, IndexError):
         return 0, None
 
 
-def _read_rows(body: bytes) -> tuple[int, bytes | None]:
+def _read_rows(body: bytes, padded: bool) -> tuple[int, bytes | None]:
     first = stop = inputs = 0
     kind = b""
     position, end = 0, len(body)
@@ -236,7 +240,8 @@ def _read_rows(body: bytes) -> tuple[int, bytes | None]:
     head = _tensor_head(body, first, stop)
     if head is None:
         return 0, None
-    rows, rest = _known_head(head) if len(head) <= _MAX_REMEMBERED_BYTES else _parse_head(head)
+    parse = _known_head if len(head) <= _MAX_REMEMBERED_BYTES else _parse_head
+    rows, rest = parse(head, padded)
     if not rows:
         return 0, None
     return rows, kind + rest if inputs == 1 else kind
@@ -266,8 +271,8 @@ def _tensor_head(body: bytes, position: int, end: int) -> bytes | None:
     return None
 
 
-def _parse_head(head: bytes) -> tuple[int, bytes]:
-    """Dimension 0, and type and other dimensions."""
+def _parse_head(head: bytes, padded: bool) -> tuple[int, bytes]:
+    """Dimension 0, and type and other dimensions, or how many."""
     sizes: list[int] = []
     rest = b""
     position = 0
@@ -278,7 +283,7 @@ def _parse_head(head: bytes) -> tuple[int, bytes]:
         else:
             rest += head[start:position]
     rows = sizes[0] if sizes and 0 < sizes[0] < _MAX_ROWS else 0
-    return rows, rest + repr(sizes[1:]).encode()
+    return rows, rest + repr(len(sizes) if padded else sizes[1:]).encode()
 
 
 _known_head = lru_cache(maxsize=4096)(_parse_head)

@@ -7,11 +7,13 @@ proportion. Where they are not, by the size class of the body.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from typing import Any
 
 _WEIGHT = 0.2  # of the newest observation in the moving averages
-_MAX_SIGNATURES = 1024  # a signature's name is the client's choice
+_MAX_SIGNATURES = 1024  # kept, of each sort: those that were seen last
 
 
 @dataclass(slots=True)
@@ -51,24 +53,23 @@ class CostTable:
     """Moving averages of worker time, by model version and signature, and by rows or size class of the body."""
 
     def __init__(self) -> None:
-        self._by_size_us: dict[tuple[Hashable, str, int], float] = {}
-        self._by_rows: dict[tuple[Hashable, str], _Curve] = {}
+        self._by_size_us: OrderedDict[tuple[Hashable, str, int], float] = OrderedDict()
+        self._by_rows: OrderedDict[tuple[Hashable, str], _Curve] = OrderedDict()
 
     def observe(self, model: Hashable, signature: str, size: int, cost_us: float, rows: int = 0) -> None:
         """A request of so many bytes, or a batch of so many rows, took a worker this long."""
         if rows:
-            curve = self._by_rows.get((model, signature))
-            if curve is None and len(self._by_rows) < _MAX_SIGNATURES:
-                curve = self._by_rows[model, signature] = _Curve()
-            if curve is not None:
-                curve.observe(rows, cost_us)
-            return
-        key = (model, signature, size.bit_length())
-        known = self._by_size_us.get(key)
-        if known is not None:
+            named = (model, signature)
+            curve = self._by_rows.get(named)
+            if curve is None:
+                curve = self._by_rows[named] = _Curve()
+            curve.observe(rows, cost_us)
+            _keep(self._by_rows, named)
+        else:
+            key = (model, signature, size.bit_length())
+            known = self._by_size_us.get(key, cost_us)
             self._by_size_us[key] = known + _WEIGHT * (cost_us - known)
-        elif len(self._by_size_us) < _MAX_SIGNATURES:
-            self._by_size_us[key] = cost_us
+            _keep(self._by_size_us, key)
 
     def predict(self, model: Hashable, signature: str, size: int, rows: int = 0) -> float | None:
         """Microseconds of worker time, or None where nothing like it has been seen."""
@@ -81,3 +82,10 @@ class CostTable:
         """Microseconds for each row in the best batch that was seen; 0 where none was."""
         curve = self._by_rows.get((model, signature))
         return curve.least_per_row() if curve is not None else 0.0
+
+
+def _keep(table: OrderedDict[Any, Any], key: Hashable) -> None:
+    """This one was seen last; where there are too many, the one that was not for longest goes."""
+    table.move_to_end(key)
+    if len(table) > _MAX_SIGNATURES:
+        table.popitem(last=False)

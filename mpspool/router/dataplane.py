@@ -160,9 +160,11 @@ class Dataplane:
             recording.arrived(first, admission, head.peer)
         batching = self._scheduler.batching(first.model)
         if batching is not None:
-            first.rows, kind = peek_rows(body)
+            first.rows, kind = peek_rows(body, padded=batching.pad_variable_length_inputs)
             first.kind = (first.signature, kind)
             if first.rows > batching.run_rows:
+                # Parts are not padded to others' sizes: their outputs are put together again.
+                first.kind = (first.signature, peek_rows(body)[1])
                 return await self._predict_in_parts(first, batching)
         self._arrive(first)
         try:
@@ -526,7 +528,9 @@ class Dataplane:
         costs = self._scheduler.costs
         if batch.together and ran:
             self._recorder.batch(model.name, model.version, len(batch.entries), batch.rows)
-            costs.observe(model, batch.entries[0].signature, 0, result.busy_us, batch.rows)
+            # What only failed costs what errors do, and its signature may be made up.
+            if any(outcome.code == Code.OK for outcome in result.outcomes):
+                costs.observe(model, batch.entries[0].signature, 0, result.busy_us, batch.rows)
         long_bodies = iter(frames)
         for entry, outcome in zip(batch.entries, result.outcomes, strict=True):
             body = next(long_bodies) if outcome.body is None else outcome.body

@@ -126,8 +126,13 @@ class Runner:
         read_ns = (time.perf_counter_ns() - start) // max(1, len(bodies))
         self._progress.finish(sum(outcome is not _EXPIRED for outcome in outcomes.values()))
         indices = list(calls)
-        for run in self._batching.runs(list(calls.values())):
+        for number, run in enumerate(self._batching.runs(list(calls.values()))):
             chosen = [indices[position] for position in run]
+            if number:  # the runs before it have taken their time
+                now_ns, requests = time.monotonic_ns(), dispatch.requests
+                late = {index: _EXPIRED for index in chosen if _expired(requests[index], now_ns)}
+                outcomes |= late
+                chosen = [index for index in chosen if index not in late]
             outcomes |= self._share(dispatch, {index: calls[index] for index in chosen}, read_ns)
         return [outcomes[index] for index in range(len(bodies))]
 

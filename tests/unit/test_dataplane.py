@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
+import math
 import os
 import struct
 import time
@@ -475,13 +477,15 @@ def batching_model(**parameters: Any) -> dict[str, Any]:
     return {**MODEL, "batching": {"max_batch_size": 1000, **parameters}}
 
 
-def rows_request(rows: int) -> bytes:
+def rows_request(rows: int, *inner: int, signature: str = "") -> bytes:
     request = tfs.PredictRequest()
     request.model_spec.name = "m"
+    request.model_spec.signature_name = signature
     tensor = request.inputs["x"]
     tensor.dtype = 1
-    tensor.tensor_shape.dim.add(size=rows)
-    tensor.tensor_content = bytes(4 * rows)
+    for size in (rows, *inner):
+        tensor.tensor_shape.dim.add(size=size)
+    tensor.tensor_content = bytes(4 * math.prod((rows, *inner)))
     return request.SerializeToString()
 
 
@@ -517,6 +521,50 @@ def test_requests_share_a_batch(tmp_path: Path) -> None:
         assert await asyncio.gather(*asked) == [b"answer"] * 3
         assert scene.recorder.batches == [(1, 1), (2, 5)]
         assert scene.recorder.codes == [Code.OK] * 3
+
+    play(tmp_path, story)
+
+
+def test_inputs_that_are_padded_share_a_batch(tmp_path: Path) -> None:
+    """With pad_variable_length_inputs, whatever their lengths are; but not with the parts of a large request."""
+
+    async def story(scene: Scene) -> None:
+        parameters = {"max_execution_batch_size": 8, "pad_variable_length_inputs": True}
+        scene.dataplane.want([batching_model(**parameters)], {})
+        asked = [scene.ask(body=rows_request(1, size)) for size in (3, 2, 4, 5)]
+        asked += [scene.ask(body=rows_request(12, size)) for size in (3, 4)]
+        await settle()
+        worker = scene.hello(0)
+        sent: list[Dispatch] = []
+        for _ in range(8):
+            await settle()
+            for dispatch in scene.link.dispatches(worker)[len(sent) :]:
+                sent.append(dispatch)
+                answers = [Outcome(Code.OK, rows_response(0, 1), "", 1, 10, 1) for _ in dispatch.requests]
+                scene.link.receive(worker, Result(scene.dataplane.epoch, dispatch.dispatch, answers, 1, 9), [])
+        await asyncio.gather(*asked)
+        assert [[request.rows for request in dispatch.requests] for dispatch in sent] == [
+            [None] * 4,
+            *[[rows] for _ in range(2) for rows in ((0, 6), (6, 12))],
+        ]
+
+    play(tmp_path, story)
+
+
+def test_what_failed_teaches_no_costs(tmp_path: Path) -> None:
+    """Clients make up signatures at will; what such a request costs is no cost of the model's."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([batching_model()], {})
+        worker = scene.hello(0)
+        predict = functools.partial(scene.dataplane._scheduler.costs.predict, ModelVersion("m", 1), size=0, rows=1)
+        for signature, code in (("made up", Code.INVALID_ARGUMENT), ("real", Code.OK)):
+            asked = scene.ask(body=rows_request(1, signature=signature))
+            await settle()
+            scene.answer(worker, scene.link.dispatches(worker)[-1], code)
+            await asyncio.wait([asked])
+            assert asked.exception() if code else asked.result()
+            assert predict(signature) == (None if code else 12)
 
     play(tmp_path, story)
 

@@ -200,30 +200,49 @@ def test_rows_are_dimension_0(
     assert (kind is None) == (not expected)
 
 
+def _kind(
+    sizes: Sequence[int],
+    dtype: int = 1,
+    outputs: Sequence[str] = (),
+    *,
+    more: bool = False,
+    padded: bool = False,
+) -> bytes | None:
+    request = tfs.PredictRequest()
+    request.output_filter.extend(outputs)
+    _tensor(request, "x", sizes, dtype)
+    if more:
+        _tensor(request, "y", [3, 5])
+    return peek_rows(request.SerializeToString(), padded=padded)[1]
+
+
 def test_what_shares_a_batch_is_of_one_kind() -> None:
     """Rows and values make no difference; another output_filter does, and an only input's type and other dimensions."""
 
-    def kind(
-        sizes: Sequence[int], dtype: int = 1, outputs: Sequence[str] = (), more: bool = False
-    ) -> bytes | None:
-        request = tfs.PredictRequest()
-        request.output_filter.extend(outputs)
-        _tensor(request, "x", sizes, dtype)
-        if more:
-            _tensor(request, "y", [3, 5])
-        return peek_rows(request.SerializeToString())[1]
-
-    assert kind([1, 4]) == kind([300, 4])
+    assert _kind([1, 4]) == _kind([300, 4])
     different = [
-        kind([1, 4]),
-        kind([1, 5]),
-        kind([1]),
-        kind([1, 4], 2),
-        kind([1, 4], 1, ["a"]),
-        kind([1, 4], 1, ["a", "b"]),
+        _kind([1, 4]),
+        _kind([1, 5]),
+        _kind([1]),
+        _kind([1, 4], 2),
+        _kind([1, 4], 1, ["a"]),
+        _kind([1, 4], 1, ["a", "b"]),
     ]
     assert len(set(different)) == len(different)
-    assert kind([1, 4], more=True) == kind([1, 5], more=True), "of several inputs, the worker sees to that"
+    assert _kind([1, 4], more=True) == _kind([1, 5], more=True), "of several inputs, the worker sees to that"
+
+
+def test_what_is_padded_differs_in_its_sizes() -> None:
+    """And not in its type or in how many dimensions it has; it is of no kind that is not padded."""
+    assert _kind([1, 4], padded=True) == _kind([300, 5], padded=True)
+    different = [
+        _kind([1, 4], padded=True),
+        _kind([1, 4, 1], padded=True),
+        _kind([1, 4], 2, padded=True),
+        _kind([1, 4]),
+        _kind([1, 2]),
+    ]
+    assert len(set(different)) == len(different)
 
 
 @given(st.binary(max_size=60))

@@ -138,6 +138,23 @@ def test_deadlines() -> None:
     assert bench.fed == [[1, 3], [1]]
 
 
+def test_deadlines_between_runs() -> None:
+    """What expires while another run of its dispatch goes on is not run; what does not is."""
+    soon_ns = time.monotonic_ns() + 10**8
+
+    def slow(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        while time.monotonic_ns() < soon_ns:
+            pass
+        return {"y": inputs["x"]}
+
+    bench = Bench(slow, max_batch_size=2)
+    late = [Ask(asking(value), deadline_ns=soon_ns) for value in (3, 4, 5)]
+    outcomes = bench.run(asking(1), asking(2), *late, asking(6))
+    assert [outcome.code for outcome in outcomes] == [Code.OK] * 2 + [Code.DEADLINE_EXCEEDED] * 3 + [Code.OK]
+    assert bench.fed == [[1, 2], [6]]
+    assert bench.page.told == [(5, WHOLE), 0, (5, WHOLE), 2, (5, 5), 1]
+
+
 # The page, the times, the frames
 
 
