@@ -22,6 +22,7 @@ batch_timeout_micros { value: 20000 }
 max_enqueued_batches { value: 100 }
 enable_large_batch_splitting { value: true }
 max_execution_batch_size { value: 200 }
+pad_variable_length_inputs: true
 """
 
 
@@ -32,7 +33,8 @@ def pool(
     file = tmp_path_factory.mktemp("batching") / "parameters.txt"
     file.write_text(PARAMETERS)
     args = ("--cpu-slots", 2, "--enable-batching", "--batching-parameters-file", file)
-    return start_module_pool("--model", f"half_plus_two={model_dir('half_plus_two')}", *args).wait()
+    models = [arg for name in ("half_plus_two", "sequences") for arg in ("--model", f"{name}={model_dir(name)}")]
+    return start_module_pool(*models, *args).wait()
 
 
 def request(values: list[float], dtype: int = 1) -> bytes:
@@ -42,6 +44,18 @@ def request(values: list[float], dtype: int = 1) -> bytes:
     tensor.dtype = dtype
     tensor.tensor_shape.dim.add(size=len(values))
     (tensor.float_val if dtype == 1 else tensor.double_val).extend(values)
+    return asked.SerializeToString()
+
+
+def sequence(values: list[float]) -> bytes:
+    """One row of them."""
+    asked = tfs.PredictRequest(output_filter=["sum"])
+    asked.model_spec.name = "sequences"
+    tensor = asked.inputs["x"]
+    tensor.dtype = 1
+    for size in (1, len(values)):
+        tensor.tensor_shape.dim.add(size=size)
+    tensor.float_val.extend(values)
     return asked.SerializeToString()
 
 
@@ -77,6 +91,19 @@ def test_each_gets_the_answer_to_its_own_rows(pool: Pool) -> None:
     assert batches <= 100, "they do not share batches"
 
 
+def test_rows_of_different_lengths_share_batches(pool: Pool) -> None:
+    """They are padded with their first element, here 0: 200 requests of two to nine numbers, and each gets its own sum."""
+    batches = metric(pool, "mpspool_batch_requests_count")
+    with grpc.insecure_channel(pool.address) as channel:
+        call = channel.unary_unary(PREDICT)
+        lengths = [2 + index % 8 for index in range(200)]
+        futures = [call.future(sequence([0.0] * (length - 1) + [1.0]), timeout=30) for length in lengths]
+        for future in futures:
+            total = tfs.PredictResponse.FromString(future.result()).outputs["sum"].float_val
+            assert list(total) == [1.0]
+    assert metric(pool, "mpspool_batch_requests_count") - batches <= 50, "they do not share batches"
+
+
 def test_a_bad_request_fails_alone(pool: Pool) -> None:
     """One of a wrong type in a batch of twenty: it is told why, the others are answered."""
     with grpc.insecure_channel(pool.address) as channel:
@@ -102,7 +129,8 @@ def test_a_large_request_is_spread_over_the_workers(pool: Pool) -> None:
         ]
     assert metric(pool, "mpspool_batch_rows_sum") - rows == 700
     assert metric(pool, "mpspool_requests_total") - counted == 1
-    assert all(worker["served"] for worker in pool.workers().values())
+    workers = [worker for name, worker in pool.workers().items() if name.startswith("half_plus_two")]
+    assert all(worker["served"] for worker in workers)
 
 
 def test_a_request_of_too_many_rows_is_refused(pool: Pool) -> None:
