@@ -73,7 +73,7 @@ class EchoDataplane:
         self._answers = answers
         self.memory = Memory(2**32)
 
-    def admit(self, size: int, start: bytes) -> Admission:  # noqa: ARG002
+    def admit(self, size: int, start: bytes, head: Head) -> Admission:  # noqa: ARG002
         return self.memory.admit(size)
 
     async def predict(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> bytes:  # noqa: ARG002

@@ -190,13 +190,13 @@ def _parse_int64_value(data: bytes, value: int) -> int:
     return value
 
 
-def peek_name(start: bytes) -> str:
-    """The model's name in the first bytes of a PredictRequest; "" where they do not begin with all of its model_spec."""
+def peek_start(start: bytes) -> ModelSpecPeek | None:
+    """The model_spec in the first bytes of a PredictRequest; None where they do not begin with all of it."""
     try:
         tag, begin, end = _field(start, 0)
-        return _read_spec(start[begin:end]).name if tag == _MODEL_SPEC_TAG else ""
+        return _read_spec(start[begin:end]) if tag == _MODEL_SPEC_TAG else None
     except (_MalformedError, IndexError, UnicodeDecodeError):
-        return ""
+        return None
 
 
 def peek_rows(body: bytes, *, padded: bool = False) -> tuple[int, bytes | None]:

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from mpspool.core import log, messages, tfs
-from mpspool.core.envelope import peek, peek_name, peek_rows
+from mpspool.core.envelope import ModelSpecPeek, peek, peek_rows, peek_start
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.join import join
@@ -42,6 +42,8 @@ logger = log.get("dataplane")
 # core rounds up on the wire: 1 % at most. A client that goes away so shortly before it has not cancelled.
 _DEADLINE_ON_THE_WAY_NS = 5_000_000
 _DEADLINE_ROUNDED_BY = 100
+# What is counted for a request that names no model of ours.
+_NOBODYS = ModelVersion("", 0)
 # The pool tells how the GPUs fare once a second.
 _DEVICES_S = 10.0
 
@@ -58,12 +60,17 @@ class Head(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Pending(Entry):
-    """A request, or some rows of one, that somebody awaits."""
+    """A request, or some rows of one, that somebody awaits.
+
+    Attributes:
+        kept_bytes: of the answer to some rows, which waits for the others.
+    """
 
     future: asyncio.Future[bytes] = field(kw_only=True)
     admission: Admission = field(kw_only=True)
     outcome: messages.Outcome | None = None
     effective_s: float = 0.0
+    kept_bytes: int = 0
 
     def let_go(self) -> None:
         self.body = b""
@@ -99,6 +106,7 @@ class Dataplane:
         )
         self._told: dict[ModelVersion, object] = {}
         self._callers = rules.Callers(settings.scheduling.priority_key, settings.scheduling.fair_by)
+        self._fair = settings.scheduling.fair_by != "none"
         self.memory = Memory(settings.max_queued_bytes)
         self._models = Models()
         self._task_log = TaskLog(time.monotonic_ns())
@@ -122,21 +130,31 @@ class Dataplane:
 
     # -- what the fronts call ---------------------------------------------------------------------
 
-    def admit(self, size: int, start: bytes) -> Admission:
+    def admit(self, size: int, start: bytes, head: Head) -> Admission:
         """Room for a message that is about to be read: what is returned goes to predict(), or is released.
 
         Args:
             size: of the message.
             start: what is here of it.
+            head: as of predict().
 
         Raises:
             PoolError: it is refused before the rest is read.
         """
+        spec = peek_start(start)
+        client = self._callers.client(head.metadata, head.peer) if self._fair else None
         try:
-            return self.memory.admit(size, peek_name(start))
+            return self.memory.admit(size, spec.name if spec is not None else "", client)
         except PoolError as error:
-            self._refused(ModelVersion("", 0), error)
+            self._refused(self._meant(spec), error)
             raise
+
+    def _meant(self, spec: ModelSpecPeek | None) -> ModelVersion:
+        """Whose a refused message is; nobody's where that is not known, or is made up."""
+        if spec is not None:
+            with contextlib.suppress(PoolError):
+                return self._models.resolve(spec.name, spec.version, spec.label).model
+        return _NOBODYS
 
     async def predict(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> bytes:
         """Runs one serialised PredictRequest and returns the serialised PredictResponse.
@@ -175,7 +193,7 @@ class Dataplane:
 
     def _entry(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> _Pending:
         """What is to be queued. Raises PoolError, counted, for a request that no worker could take."""
-        model = ModelVersion("", 0)
+        model = _NOBODYS
         try:
             spec = peek(body)
             model = self._models.resolve(spec.name, spec.version, spec.label).model
@@ -255,6 +273,8 @@ class Dataplane:
                     self._cancel(part)
                 part.future.cancel()
             raise
+        finally:
+            self.memory.hold(-sum(part.kept_bytes for part in parts))
         try:
             answer = join(answers)
         except ValueError as error:
@@ -555,6 +575,9 @@ class Dataplane:
             return  # cancelled, and its task has not run yet
         if code is Code.OK:
             entry.future.set_result(body)
+            if entry.part is not None:
+                entry.kept_bytes = len(body)
+                self.memory.hold(entry.kept_bytes)
         else:
             entry.future.set_exception(PoolError(code, outcome.message))
 

@@ -2,6 +2,9 @@
 
 A unary method takes one message, which was admitted before it was read, and returns one; any other shape is
 a streaming method, which takes an iterator of messages and sends as many as it likes.
+
+A message is admitted when its beginning is there, which says whose it is: a size alone reserves nothing. What was
+admitted has to come at a rate, for others are refused for it.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from mpspool.core.errors import Code, PoolError, cut
 from mpspool.router.http2.connection import Connection
 from mpspool.router.http2.headers import RequestHead, encode
 from mpspool.router.http2.streams import Stream
-from mpspool.router.inflate import ENCODINGS, inflate
+from mpspool.router.inflate import ENCODINGS, begin, inflate
 from mpspool.router.memory import Admission
 
 if TYPE_CHECKING:
@@ -31,6 +34,10 @@ logger = log.get("grpc")
 # A deadline further away is none: it has to fit into 63 bits of nanoseconds.
 _LONGEST_TIMEOUT_NS = 365 * 86400 * 10**9
 _PREFIX_BYTES = 5
+# Of a message that is not whole at once, to admit it by.
+_START_BYTES = 4096
+# Such a part of a message has to come within Limits.stall_s.
+_LEAST_PART = 10
 # Every printable character of ASCII but "%" is itself in grpc-message.
 _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _NOTHING = BytesIO()
@@ -41,8 +48,8 @@ _OK = encode((b"grpc-status", b"0"))
 _NOT_GRPC_TEXT = b"This port speaks gRPC: POST with content-type application/grpc\n"
 
 
-# Takes a message's size and what is here of it; raises PoolError to have it refused unread.
-Admit = Callable[[int, bytes], Admission]
+# Takes a message's size, what is here of it (4 KiB, or all), and its call's head; raises PoolError to have it refused unread.
+Admit = Callable[[int, bytes, RequestHead], Admission]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +92,8 @@ class Call(Stream):
         "_inbox",
         "_left",
         "_method",
-        "_prefix",
         "_server",
+        "_start",
         "_task",
         "_waiter",
         "deadline_ns",
@@ -100,9 +107,9 @@ class Call(Stream):
         self.deadline_ns = 0
         self.led = False
         self._task: asyncio.Task[None] | None = None
-        # The message that is being read: what there is of its prefix, then how many bytes are missing (-1
-        # while there is none), what is here of it, and what it was admitted by.
-        self._prefix = b""
+        # The message that is being read: what there is of its prefix and its beginning, then how many bytes are
+        # missing (-1 while there is none), what is here of it, and what it was admitted by.
+        self._start = b""
         self._left = -1
         self._buffer = _NOTHING
         self._compressed = False
@@ -154,7 +161,7 @@ class Call(Stream):
     def on_data(self, data: bytes, start: int, stop: int) -> None:
         while start < stop and self.open:
             if self._left < 0:
-                start = self._on_prefix(data, start, stop)
+                start = self._on_start(data, start, stop)
             else:
                 take = min(self._left, stop - start)
                 self._left -= take
@@ -163,39 +170,46 @@ class Call(Stream):
                 if not self._left:
                     self._on_message(self._buffer.getvalue())
 
-    def _on_prefix(self, data: bytes, start: int, stop: int) -> int:
+    def _on_start(self, data: bytes, start: int, stop: int) -> int:
         """The beginning of a message; returns where it has been read to."""
-        if self._prefix or stop - start < _PREFIX_BYTES:
-            taken = data[start : min(stop, start + _PREFIX_BYTES - len(self._prefix))]
-            self._prefix += taken
-            start += len(taken)
-            if len(self._prefix) < _PREFIX_BYTES:
-                return start
-            flag, size = self._prefix[0], int.from_bytes(self._prefix[1:], "big")
-            self._prefix = b""
-        else:
-            flag, size = data[start], int.from_bytes(data[start + 1 : start + 5], "big")
-            start += _PREFIX_BYTES
-        end = min(stop, start + size)
+        if self._start:
+            return self._on_more_of_start(data, start, stop)
+        begun = start + _PREFIX_BYTES
+        if begun > stop:
+            self._start = data[start:stop]
+            return stop
+        flag, size = data[start], int.from_bytes(data[start + 1 : begun], "big")
+        end = min(stop, begun + size)
+        body = data[begun:end]
         try:
-            body = self._admit(flag, size, data[start:end])
+            if not self._admit(flag, size, body):
+                self._start = data[start:end]
+                return end
         except PoolError as refusal:
             self.refuse(refusal)
             return stop
         except Exception as error:  # noqa: BLE001 - told to the log, and to the client that there was one
             self._fail(error)
             return stop
-        if end - start == size:
+        if end - begun == size:
             self._on_message(body)
         else:
-            # Made in its size and written in place: its bytes are copied once, and getvalue() copies nothing.
+            # Made in its size, of pages that come as they are written to, and written in place: its bytes are
+            # copied once, and getvalue() copies nothing.
             self._buffer = BytesIO(bytes(size))
             self._buffer.write(body)
             self._left = size - len(body)
             self.connection.expect(self, self._left)
+            self.demand(size // _LEAST_PART)
         return end
 
-    def _admit(self, flag: int, size: int, body: bytes) -> bytes:
+    def _on_more_of_start(self, data: bytes, start: int, stop: int) -> int:
+        kept, self._start = self._start, b""
+        more = data[start : min(stop, start + _PREFIX_BYTES + _START_BYTES)]
+        return start + self._on_start(kept + more, 0, len(kept) + len(more)) - len(kept)
+
+    def _admit(self, flag: int, size: int, body: bytes) -> bool:
+        """Whether it is admitted: not while too little of it is here. Raises PoolError where it is refused."""
         server, method = self._server, self._method
         assert method is not None
         if size > server.max_message_bytes:
@@ -206,10 +220,13 @@ class Call(Stream):
             raise PoolError(
                 Code.INTERNAL, "A message is marked as compressed, and grpc-encoding says by nothing"
             )
+        if len(body) < size and len(body) < _START_BYTES:
+            return False
         self._compressed = bool(flag)
-        # What a compressed message is about is known when it is inflated, and it is admitted again then.
-        self._admission = server.memory.admit(size) if flag else method.admit(size, body)
-        return body
+        if flag:  # it is admitted again when it is inflated
+            body = begin(body, self.head.encoding)
+        self._admission = method.admit(size, body, self.head)
+        return True
 
     def _on_message(self, body: bytes) -> None:
         self._buffer, self._left = _NOTHING, -1
@@ -222,7 +239,7 @@ class Call(Stream):
         self._wake()
 
     def on_end(self) -> None:
-        if self._left >= 0 or self._prefix:
+        if self._left >= 0 or self._start:
             self.refuse(PoolError(Code.INTERNAL, "The request ended within a message"))
         elif self._inbox is not None:
             self._wake()
@@ -241,7 +258,8 @@ class Call(Stream):
     def on_stalled(self) -> None:
         if self._inbox is None or self._left >= 0:
             seconds = self.connection.limits.stall_s
-            self.refuse(PoolError(Code.DEADLINE_EXCEEDED, f"No byte of the request came for {seconds:g} s"))
+            text = f"Nothing of the request came for {seconds:g} s, or too little"
+            self.refuse(PoolError(Code.DEADLINE_EXCEEDED, text))
 
     # -- running ----------------------------------------------------------------------------------
 
@@ -279,9 +297,9 @@ class Call(Stream):
         """The message in plain, admitted as such; `compressed` is what it was admitted by until then."""
         assert compressed is not None
         server = self._server
-        inflated = await inflate(body, self.head.encoding, server.max_message_bytes, server.memory)
+        inflated = await inflate(body, self.head.encoding, server.max_message_bytes, compressed)
         compressed.release()
-        return inflated, method.admit(len(inflated), inflated)
+        return inflated, method.admit(len(inflated), inflated, self.head)
 
     async def receive(self) -> bytes | None:
         """The next message of a streaming call; None after the last."""

@@ -6,17 +6,33 @@ import asyncio
 import zlib
 
 from mpspool.core.errors import Code, PoolError
-from mpspool.router.memory import Memory
+from mpspool.router.memory import Admission
 
 # gRPC's "deflate" is zlib's format.
 _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 ENCODINGS = ("identity", *_WINDOW_BITS)
 # Inflated at once: some milliseconds of the event loop.
 _STEP_BYTES = 2**20
+# Of what a message begins with.
+_BEGIN_BYTES = 4096
 
 
-async def inflate(body: bytes, encoding: str, max_bytes: int, memory: Memory) -> bytes:
-    """Counts in `memory` while it goes on.
+def begin(body: bytes, encoding: str) -> bytes:
+    """The first bytes, in plain, of a message that begins with these; none where it is not of that format."""
+    try:
+        return zlib.decompressobj(_WINDOW_BITS[encoding]).decompress(body[:_BEGIN_BYTES], _BEGIN_BYTES)
+    except zlib.error:
+        return b""
+
+
+async def inflate(body: bytes, encoding: str, max_bytes: int, admission: Admission) -> bytes:
+    """The message in plain.
+
+    Args:
+        body: the message.
+        encoding: of ENCODINGS.
+        max_bytes: more are refused.
+        admission: of the message; what is inflated of it counts there, too.
 
     Raises:
         PoolError: RESOURCE_EXHAUSTED for more than max_bytes or more than there is room for, INTERNAL for
@@ -25,19 +41,20 @@ async def inflate(body: bytes, encoding: str, max_bytes: int, memory: Memory) ->
     if encoding == "identity":
         return body
     inflater = zlib.decompressobj(_WINDOW_BITS[encoding])
-    held = memory.admit(0)
     parts: list[bytes] = []
+    size = 0
     try:
         while not inflater.eof:
             part = inflater.decompress(body, _STEP_BYTES)
             body = inflater.unconsumed_tail
             parts.append(part)
-            if held.size + len(part) > max_bytes:
+            size += len(part)
+            if size > max_bytes:
                 raise PoolError(
                     Code.RESOURCE_EXHAUSTED,
                     f"SERVER: Received message larger than max (more than {max_bytes} bytes when inflated)",
                 )
-            held.grow(len(part))
+            admission.grow(len(part))
             if not body and not part and not inflater.eof:
                 raise PoolError(Code.INTERNAL, f"A message in {encoding} is cut off")
             if len(part) == _STEP_BYTES:
@@ -47,5 +64,3 @@ async def inflate(body: bytes, encoding: str, max_bytes: int, memory: Memory) ->
         return parts[0] if len(parts) == 1 else b"".join(parts)
     except zlib.error as error:
         raise PoolError(Code.INTERNAL, f"A message is not in {encoding}: {error}") from None
-    finally:
-        held.release()

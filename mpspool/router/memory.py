@@ -8,7 +8,10 @@ from mpspool.core.errors import Code, PoolError
 
 
 class Memory:
-    """Counts bytes, in all and for each model.
+    """Counts bytes, in all and for each model, and for each client where they share fairly.
+
+    A client that holds something is given more only while as much as it then holds stays free: by itself it has
+    half of a bound, and there is room for another. One that holds nothing is given what fits.
 
     Args:
         limit_bytes: more is refused to requests. An answer is counted all the same: it is there already.
@@ -23,36 +26,44 @@ class Memory:
         self.used = 0
         self.limits: dict[str, int] = {}
         self._by_model: defaultdict[str, int] = defaultdict(int)
+        # By model and client; by "" and client in all.
+        self._by_client: dict[tuple[str, str], int] = {}
 
     def hold(self, size: int) -> None:
         """Counts what is there, whatever the limit; fewer for a negative size."""
         self.used += size
 
-    def admit_any(self, size: int, _start: bytes) -> Admission:
+    def admit_any(self, size: int, _start: bytes, _head: object) -> Admission:
         """admit(), for methods that do not look at the message."""
         return self.admit(size)
 
-    def admit(self, size: int, model: str = "") -> Admission:
+    def admit(self, size: int, model: str = "", client: str | None = None) -> Admission:
         """Counts a request's bytes until its admission is released.
 
         Args:
             size: of the request.
             model: whose it is; "" where that is not known yet.
+            client: who asks; None where clients do not share.
 
         Raises:
             PoolError: RESOURCE_EXHAUSTED.
         """
-        if self.used + size > self.limit_bytes:
+        free = self.limit_bytes - self.used
+        if size > free:
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED,
                 f"Requests and answers hold {self.used} of {self.limit_bytes} bytes and this one has {size}; "
                 "try again later, or raise max_queued_bytes",
             )
-        counted = self._count(model, size)
+        if client is not None:
+            self._check_share("", client, size, free)
+        counted = self._count(model, client, size)
         self.used += size
-        return Admission(self, size, counted)
+        if client is not None:
+            self._note("", client, size)
+        return Admission(self, size, counted, client)
 
-    def _count(self, model: str, size: int) -> str:
+    def _count(self, model: str, client: str | None, size: int) -> str:
         """Counts it for a model that has a limit, which nobody can make up; "" for any other."""
         limit = self.limits.get(model)
         if limit is None:
@@ -64,12 +75,41 @@ class Memory:
                 f"Requests for {model} hold {used} of its {limit} bytes and this one has {size}; "
                 "try again later, or raise the model's max_queued_bytes",
             )
+        if client is not None:
+            self._check_share(model, client, size, limit - used)
+            self._note(model, client, size)
         self._by_model[model] = used + size
         return model
 
-    def _discount(self, model: str, size: int) -> None:
+    def _discount(self, model: str, client: str | None, size: int) -> None:
         if model:
             self._by_model[model] -= size
+            if client is not None:
+                self._note(model, client, -size)
+
+    def _check_share(self, model: str, client: str, size: int, free: int) -> None:
+        """Raises PoolError where a client would hold more than it leaves free for others."""
+        held = self._by_client.get((model, client), 0)
+        if held and held + size > free - size:
+            raise PoolError(
+                Code.RESOURCE_EXHAUSTED,
+                f"Requests of this client{model and f' for {model}'} hold {held} bytes, {free} are free and this one "
+                f"has {size}: as much as a client holds stays free for others; try again when some are answered",
+            )
+
+    def _note(self, model: str, client: str, size: int) -> None:
+        """Clients come and go: of those that hold nothing nothing is kept."""
+        held = self._by_client.get((model, client), 0) + size
+        if held:
+            self._by_client[model, client] = held
+        else:
+            self._by_client.pop((model, client), None)
+
+    def _release(self, model: str, client: str | None, size: int) -> None:
+        self.used -= size
+        self._discount(model, client, size)
+        if client is not None:
+            self._note("", client, -size)
 
 
 class Admission:
@@ -78,26 +118,28 @@ class Admission:
     Attributes:
         model: whose limit they count against, too; "" for nobody's.
         size: how many they are; 0 once they are released.
+        client: whose share; None where clients do not share.
     """
 
-    __slots__ = ("_holders", "_memory", "model", "size")
+    __slots__ = ("_holders", "_memory", "client", "model", "size")
 
-    def __init__(self, memory: Memory, size: int, model: str) -> None:
+    def __init__(self, memory: Memory, size: int, model: str, client: str | None) -> None:
         self._memory = memory
         self._holders = 1
         self.size = size
         self.model = model
+        self.client = client
 
     def grow(self, size: int) -> None:
         """Counts as many more. Raises PoolError, and counts as before."""
-        self._memory.admit(size, self.model)
+        self._memory.admit(size, self.model, self.client)
         self.size += size
 
     def belong(self, model: str) -> None:
         """It is this model's. Raises PoolError, and counts as before."""
         if model != self.model:
-            counted = self._memory._count(model, self.size)  # noqa: SLF001  one class in two
-            self._memory._discount(self.model, self.size)  # noqa: SLF001
+            counted = self._memory._count(model, self.client, self.size)  # noqa: SLF001  one class in two
+            self._memory._discount(self.model, self.client, self.size)  # noqa: SLF001
             self.model = counted
 
     def share(self, holders: int) -> None:
@@ -109,6 +151,5 @@ class Admission:
         self._holders -= 1
         if self._holders > 0:
             return
-        self._memory.used -= self.size
-        self._memory._discount(self.model, self.size)  # noqa: SLF001
+        self._memory._release(self.model, self.client, self.size)  # noqa: SLF001
         self.size = 0

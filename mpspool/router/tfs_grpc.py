@@ -66,7 +66,7 @@ class Dataplane(health.Readiness, Protocol):
     draining: bool
     memory: Memory
 
-    def admit(self, size: int, start: bytes) -> Admission:
+    def admit(self, size: int, start: bytes, head: Head) -> Admission:
         """A Predict message of `size` bytes is about to be read; `start` is what is here of it, perhaps all.
 
         What is returned goes to predict(), or is released where the call ends before.
@@ -138,11 +138,11 @@ class GrpcFront:
             f"/{tfs.MODEL_SERVICE}/GetModelStatus": self._counted("GetModelStatus", self._model_status),
         }
 
-    def _admit_predict(self, size: int, start: bytes) -> Admission:
+    def _admit_predict(self, size: int, start: bytes, head: Head) -> Admission:
         if self._stopping or self._dataplane.draining:
             self._metrics.answered("Predict", Code.UNAVAILABLE)
             raise _shutting_down()
-        return self._dataplane.admit(size, start)
+        return self._dataplane.admit(size, start, head)
 
     async def _predict(self, body: bytes, call: Call, admission: Admission) -> bytes:
         return await self._dataplane.predict(body, call.deadline_ns, admission, call.head)

@@ -48,7 +48,7 @@ class FakeDataplane:
         self.release = asyncio.Event()
         self._callbacks: list[Callable[[], None]] = []
 
-    def admit(self, size: int, start: bytes) -> Admission:
+    def admit(self, size: int, start: bytes, _head: Head) -> Admission:
         self.admitted.append((size, start))
         return self.memory.admit(size)
 

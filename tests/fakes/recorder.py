@@ -1,4 +1,4 @@
-"""A recorder of finished requests that only remembers their codes."""
+"""A recorder of finished requests that only remembers their codes and whose they were."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ class Recorder:
 
     def __init__(self) -> None:
         self.codes: list[Code] = []
+        self.models: list[tuple[str, int]] = []
         self.batches: list[tuple[int, int]] = []
 
     def finished(
         self,
-        _model: str,
-        _version: int,
+        model: str,
+        version: int,
         _worker: str,
         code: Code,
         _total_s: float,
@@ -25,6 +26,7 @@ class Recorder:
         _effective_s: float = 0.0,
     ) -> None:
         self.codes.append(code)
+        self.models.append((model, version))
 
     def batch(self, _model: str, _version: int, requests: int, rows: int) -> None:
         self.batches.append((requests, rows))

@@ -8,6 +8,7 @@ import gzip
 import shutil
 import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -24,9 +25,11 @@ from h2.events import (
     StreamReset,
     TrailersReceived,
 )
+from h2.settings import SettingCodes
 
 from mpspool.core import http2_frames as frames
 from mpspool.core.errors import Code
+from mpspool.router.http2.limits import Limits
 from tests.integration.test_front import PREDICT, Fronts, until
 
 HEAD = [
@@ -250,28 +253,81 @@ def test_a_reset_before_the_task_has_begun_gives_its_bytes_back(fronts: Fronts, 
 # -- admission ----------------------------------------------------------------------------------------
 
 
-def test_a_message_is_admitted_before_it_is_read(fronts: Fronts, raw: Raw) -> None:
-    """With its size and its beginning; the windows are then opened for all of it."""
-    size = 3 * 2**20
-    number = raw.begin()
-    raw.data(number, message(bytes(size))[:1005])
-    until(lambda: fronts.dataplane.memory.used == size)
-    assert fronts.dataplane.admitted[-1][0] == size
-    assert len(fronts.dataplane.admitted[-1][1]) <= 1000
-    while raw.h2.local_flow_control_window(number) < size - 1000:
+@pytest.mark.parametrize("pieces", [(5 + 4096,), (3, 1, 1, 1, 4094, 1), (5, 4096), (1005, 4000)])
+def test_a_message_is_admitted_before_it_is_read(fronts: Fronts, raw: Raw, pieces: tuple[int, ...]) -> None:
+    """With its size and the 4 KiB that say whose it is, in whatever pieces; the windows are then opened for all of it."""
+    body = bytes(range(256)) * 12_000
+    number, before = raw.begin(), len(fronts.dataplane.admitted)
+    start = 0
+    for piece in pieces:
+        assert raw.call(message(b"x")).body == message(b"x")
+        assert [size for size, _ in fronts.dataplane.admitted[before:] if size > 1] == []
+        raw.data(number, message(body)[start : start + piece])
+        start += piece
+    until(lambda: fronts.dataplane.memory.used == len(body))
+    (begun,) = [begun for size, begun in fronts.dataplane.admitted[before:] if size == len(body)]
+    assert begun[:4096] == body[:4096]
+    while raw.h2.local_flow_control_window(number) < len(body) + 5 - start:
         raw.step()
-    raw.data(number, bytes(size - 1000), end=True)
-    assert len(raw.answer(number).body) == size + 5
+    raw.data(number, message(body)[start:], end=True)
+    assert raw.answer(number).body == message(body)
+
+
+def test_a_size_alone_reserves_nothing(fronts: Fronts) -> None:
+    """Who announces 2 GiB and sends nothing of it is admitted nothing, and stalls; a size over the limit is refused at once."""
+    raw = Raw(fronts.grpc.port)
+    numbers = [raw.begin() for _ in range(3)]
+    for number in numbers:
+        raw.data(number, b"\0\x7f\xff\xff\xff" + bytes(4095))
+    assert raw.call(message(b"x")).body == message(b"x")
+    assert fronts.dataplane.memory.used == 0
+    assert not [size for size, _ in fronts.dataplane.admitted if size == 2**31 - 1]
+    too_large = raw.begin()
+    raw.data(too_large, b"\0\x80\0\0\0")
+    assert raw.answer(too_large).code is Code.RESOURCE_EXHAUSTED
+    raw.socket.close()
+
+
+def test_a_message_that_comes_too_slowly_is_given_up(
+    fronts: Fronts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a stall's time a tenth of it has to come; what a slow one held is free again, and a faster one is answered."""
+    monkeypatch.setattr(fronts.grpc._server.listener, "limits", Limits(stall_s=2.0))
+    raw = Raw(fronts.grpc.port)
+    raw.socket.settimeout(0.01)
+    rest = message(bytes(200_000))[50_000:]
+    bytes_per_s = {raw.begin(): 3_000, raw.begin(): 30_000}
+    slow, fast = bytes_per_s
+    for number in bytes_per_s:
+        raw.data(number, message(bytes(200_000))[:50_000])
+    sent = dict.fromkeys(bytes_per_s, 0)
+    start_s = time.monotonic()
+
+    def trickle() -> bool:
+        for number, rate in bytes_per_s.items():
+            until_now = min(int((time.monotonic() - start_s) * rate), len(rest))
+            if not raw.answers[number].ended and until_now > sent[number]:
+                raw.data(number, rest[sent[number] : until_now], end=until_now == len(rest))
+                sent[number] = until_now
+        with contextlib.suppress(TimeoutError):
+            raw.step()
+        return all(raw.answers[number].ended for number in bytes_per_s)
+
+    until(trickle)
+    assert raw.answers[slow].code is Code.DEADLINE_EXCEEDED
+    assert sent[slow] < 20_000
+    assert raw.answers[fast].code is Code.OK
+    raw.socket.close()
 
 
 def test_a_message_that_is_refused_is_not_read() -> None:
-    """RESOURCE_EXHAUSTED at its prefix; what comes all the same is thrown away, and other calls go on."""
+    """RESOURCE_EXHAUSTED at its beginning; what comes all the same is thrown away, and other calls go on."""
     fronts = Fronts()
     try:
         fronts.dataplane.memory.limit_bytes = 1000
         raw = Raw(fronts.grpc.port)
         number = raw.begin()
-        raw.data(number, message(bytes(10_000))[:10])
+        raw.data(number, message(bytes(10_000))[:4101])
         answer = raw.answer(number)
         assert answer.code is Code.RESOURCE_EXHAUSTED
         assert (
@@ -293,7 +349,7 @@ def test_a_client_that_goes_away_within_its_message(fronts: Fronts) -> None:
     """What was admitted for it is free again."""
     raw = Raw(fronts.grpc.port)
     number = raw.begin()
-    raw.data(number, message(bytes(2**20))[:1000])
+    raw.data(number, message(bytes(2**20))[:10_000])
     until(lambda: fronts.dataplane.memory.used == 2**20)
     raw.socket.close()
     until(lambda: fronts.dataplane.memory.used == 0)
@@ -305,6 +361,28 @@ def test_an_answer_that_waits_for_its_client_is_counted(fronts: Fronts) -> None:
     number = raw.begin()
     raw.data(number, message(bytes(200_000)), end=True)
     until(lambda: fronts.dataplane.memory.used == 200_005 - 65_535)
+    raw.socket.close()
+
+
+def test_what_the_socket_does_not_take_is_counted(fronts: Fronts) -> None:
+    """A client whose windows are open and which does not read: what was handed to the transport counts until it has gone."""
+    before = set(fronts.grpc._server.listener.links)
+    raw = Raw(fronts.grpc.port)
+    raw.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 2**30})
+    raw.h2.increment_flow_control_window(2**30)
+    raw.flush()
+    number = raw.begin()
+    raw.data(number, message(bytes(30 * 2**20)), end=True)
+    (link,) = set(fronts.grpc._server.listener.links) - before
+
+    async def buffered() -> tuple[int, int]:
+        queued = sum(stream.queued for stream in link.connection.streams.values())
+        return link._transport.get_write_buffer_size(), queued
+
+    until(lambda: fronts.run(buffered()) > (2**18, 2**20))
+    until(lambda: fronts.dataplane.memory.used == sum(fronts.run(buffered())))
+    assert len(raw.answer(number).body) == 30 * 2**20 + 5
+    until(lambda: fronts.dataplane.memory.used == 0)
     raw.socket.close()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import functools
 import math
 import os
@@ -22,7 +23,7 @@ from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.messages import Dispatch, Hello, Outcome, Result
 from mpspool.core.progress import ProgressWriter
-from mpspool.core.settings import RouterSettings
+from mpspool.core.settings import RouterSettings, SchedulingSettings
 from mpspool.core.states import WorkerState
 from mpspool.router.app import Control
 from mpspool.router.dataplane import Dataplane, _gone
@@ -112,8 +113,8 @@ class Scene:
             request = tfs.PredictRequest()
             request.model_spec.name = "m"
             body = request.SerializeToString()
-        admission = self.dataplane.admit(len(body), body)
         head = RequestHead(metadata=metadata or {}, peer="127.0.0.1:4711")
+        admission = self.dataplane.admit(len(body), body, head)
         return asyncio.create_task(self.dataplane.predict(body, deadline_ns, admission, head))
 
     def lose(self, identity: bytes, dispatch: Dispatch) -> None:
@@ -588,6 +589,9 @@ def test_a_large_request_runs_in_parts(tmp_path: Path) -> None:
             start, stop = dispatch.requests[0].rows
             outcome = Outcome(Code.OK, rows_response(start, stop), "", 1, 10, 1)
             scene.link.receive(worker, Result(scene.dataplane.epoch, dispatch.dispatch, [outcome], 1, 12), [])
+            if (start, stop) == (4, 7):
+                held = len(rows_request(7)) + len(rows_response(4, 7))
+                assert scene.dataplane.memory.used == held, "the answer waits for the others"
         response = tfs.PredictResponse.FromString(await asked)
         assert list(response.outputs["y"].float_val) == list(range(7))
         assert [dim.size for dim in response.outputs["y"].tensor_shape.dim] == [7]
@@ -678,13 +682,54 @@ def test_a_models_bytes_are_bounded_before_they_are_read(tmp_path: Path) -> None
             request.model_spec.name = name
             start = request.SerializeToString()
             if fits:
-                scene.dataplane.admit(101, start).release()
+                scene.dataplane.admit(101, start, RequestHead()).release()
                 continue
             with pytest.raises(PoolError, match="Requests for m hold 0 of its 100 bytes"):
-                scene.dataplane.admit(101, start)
+                scene.dataplane.admit(101, start, RequestHead())
         assert scene.recorder.codes == [Code.RESOURCE_EXHAUSTED]
+        assert scene.recorder.models == [("m", 1)]
 
     play(tmp_path, story)
+
+
+def test_what_no_model_is_named_by_is_refused_under_no_name(tmp_path: Path) -> None:
+    """Neither a name that a client made up nor one that is not there yet makes a series of the metrics."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([MODEL], {})
+        scene.dataplane.memory.limit_bytes = 100
+        request = tfs.PredictRequest()
+        request.model_spec.name = "made up"
+        for start in (request.SerializeToString(), b""):
+            with pytest.raises(PoolError, match="hold 0 of 100 bytes"):
+                scene.dataplane.admit(101, start, RequestHead())
+        assert scene.recorder.models == [("", 0)] * 2
+
+    play(tmp_path, story)
+
+
+def test_a_client_does_not_take_all_bytes_where_clients_share(tmp_path: Path) -> None:
+    """With fair_by one that floods is refused while another is taken in; without it whoever comes first has all."""
+
+    async def story(scene: Scene) -> None:
+        request = tfs.PredictRequest()
+        request.model_spec.name = "m"
+        start = request.SerializeToString()
+        taken = {"flood": 0, "other": 0}
+        scene.dataplane.want([{**MODEL, "queue": {"max_queued_bytes": 1000}}], {})
+        for client, requests in (("flood", 10), ("other", 1)):
+            for _ in range(requests):
+                with contextlib.suppress(PoolError):
+                    scene.dataplane.admit(100, start, RequestHead(metadata={"tenant": client}))
+                    taken[client] += 1
+        assert taken == expected
+
+    for fair_by, expected in (
+        ("metadata:tenant", {"flood": 5, "other": 1}),
+        ("none", {"flood": 10, "other": 0}),
+    ):
+        scheduling = SchedulingSettings(fair_by=fair_by)
+        play(tmp_path, story, msgspec.structs.replace(SETTINGS, scheduling=scheduling))
 
 
 def test_who_asks_and_how_urgently_is_in_the_metadata(tmp_path: Path) -> None:

@@ -215,15 +215,30 @@ def test_a_peer_is_asked_whether_it_is_alive() -> None:
 
 
 def test_a_body_that_stops_arriving() -> None:
-    """Its stream is told after a minute without a byte of it, and not before."""
+    """Its stream is told after a minute without 4 KiB of it, and not before."""
     scene = Scene().greet()
     scene.send(headers(1), headers(3), headers(5, end=True))
     for now_s in (30.0, 59.0):
         scene.connection.tick(now_s)
-        scene.send(data(3, b"x"))
+        scene.send(data(1, bytes(2047)), data(3, bytes(2048)))
     scene.connection.tick(60.0)
     assert "stalled" in scene.all[1].told
     assert "stalled" not in scene.all[3].told + scene.all[5].told
+
+
+def test_a_body_that_arrives_slower_than_is_demanded() -> None:
+    """Its stream is told, however often something of it comes; a faster one has its time each minute anew."""
+    scene = Scene().greet()
+    scene.send(headers(1), headers(3))
+    for number in (1, 3):
+        scene.all[number].demand(20_000)
+    for now_s in range(1, 180):
+        scene.connection.tick(float(now_s))
+        scene.send(data(1, bytes(320)), data(3, bytes(350)))
+        assert "stalled" not in scene.all[3].told
+        if now_s < 60:
+            assert "stalled" not in scene.all[1].told
+    assert scene.all[1].told.count("stalled") >= 1
 
 
 def test_an_answer_that_is_not_taken() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,6 +46,43 @@ def test_whose_it_is_may_become_known_late() -> None:
     memory.admit(10, "a")
 
 
+def test_a_client_leaves_as_much_free_as_it_holds() -> None:
+    """By itself it has half of the bound, the next one half of the rest: there is always room for one more."""
+    memory = Memory(120)
+    held: dict[str, list[Admission]] = {client: [] for client in ("a", "b", "c")}
+
+    def flood(client: str) -> int:
+        while True:
+            try:
+                held[client].append(memory.admit(1, client=client))
+            except PoolError:
+                return len(held[client])
+
+    assert flood("a") == 60
+    with pytest.raises(PoolError, match="of this client hold 60 bytes, 60 are free and this one has 1") as refused:
+        memory.admit(1, client="a")
+    assert refused.value.code is Code.RESOURCE_EXHAUSTED
+    assert (flood("b"), flood("c")) == (30, 15)
+    for admission in (one for admissions in held.values() for one in admissions):
+        admission.release()
+    assert not memory._by_client
+
+
+def test_a_client_leaves_room_at_each_model() -> None:
+    """It cannot take all of a model's bytes either; one that holds nothing is given what fits, whatever its size."""
+    memory = Memory(1000)
+    memory.limits = {"m": 100, "n": 100}
+    large = memory.admit(100, "m", "a")
+    with pytest.raises(PoolError, match="Requests for m hold 100 of its 100 bytes"):
+        memory.admit(1, "m", "b")
+    large.release()
+    memory.admit(40, "m", "a")
+    with pytest.raises(PoolError, match="of this client for m hold 40 bytes, 60 are free"):
+        memory.admit(20, "m", "a")
+    memory.admit(20, "n", "a")
+    memory.admit(30, "m", "b")
+
+
 def test_several_may_hold_the_same_bytes() -> None:
     """They count until the last has released them."""
     memory = Memory(10)
@@ -69,7 +108,8 @@ def test_it_all_adds_up(data: st.DataObject) -> None:
             match data.draw(st.sampled_from(["admit", "belong", "grow", "release"])):
                 case "admit":
                     model = data.draw(st.sampled_from(["", "a", "b", "unknown"]))
-                    held.append(memory.admit(data.draw(st.integers(0, 50)), model))
+                    client = data.draw(st.sampled_from([None, "", "c"]))
+                    held.append(memory.admit(data.draw(st.integers(0, 50)), model, client))
                 case "belong" if held:
                     data.draw(st.sampled_from(held)).belong(data.draw(st.sampled_from(["a", "b", "unknown"])))
                 case "grow" if held:
@@ -82,7 +122,14 @@ def test_it_all_adds_up(data: st.DataObject) -> None:
         for model, limit in memory.limits.items():
             counted = sum(admission.size for admission in held if admission.model == model)
             assert memory._by_model[model] == counted <= limit
+        shares: defaultdict[tuple[str, str], int] = defaultdict(int)
+        for admission in held:
+            if admission.client is not None and admission.size:
+                for model in {"", admission.model}:
+                    shares[model, admission.client] += admission.size
+        assert memory._by_client == shares
     for admission in held:
         admission.release()
     assert memory.used == 0
     assert not any(memory._by_model.values())
+    assert not memory._by_client

@@ -102,6 +102,9 @@ class Connection(Receiver):
 
     def _see_stalls(self, before_s: float) -> None:
         for stream in list(self.streams.values()):
+            if stream.received >= stream.due:
+                stream.due = stream.received + stream.pace
+                stream.touched_s = self.now_s
             if stream.touched_s > before_s or not stream.open:
                 continue
             if stream.queued:

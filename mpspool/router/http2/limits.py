@@ -21,7 +21,8 @@ class Limits:
         greeting_s: until the preface is there.
         silence_s: after which the peer is asked whether it is alive.
         ping_s: for its answer.
-        stall_s: without a byte of a request that was begun, or taken of a response.
+        stall_s: with less than there has to be of a request that was begun, or nothing taken of a response.
+        stall_bytes: that have to come of a request in this time, or its end, where its stream does not demand more.
     """
 
     streams: int = 1024
@@ -36,3 +37,4 @@ class Limits:
     silence_s: float = 120.0
     ping_s: float = 20.0
     stall_s: float = 60.0
+    stall_bytes: int = 4096

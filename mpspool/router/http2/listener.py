@@ -37,7 +37,8 @@ class _Link(asyncio.Protocol):
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
         self._stuck_s: float | None = None
-        self._left_bytes = 0
+        # In the transport's buffer, as far as it is counted as held.
+        self._buffered = 0
         self._over_s: float | None = None
         self._said = False
 
@@ -71,26 +72,33 @@ class _Link(asyncio.Protocol):
     def pause_writing(self) -> None:
         self.connection.pause()
         self._stuck_s = self._listener.now_s()
-        self._left_bytes = self._transport.get_write_buffer_size()
+        self._count(self._transport.get_write_buffer_size())
 
     def resume_writing(self) -> None:
         self._stuck_s = None
+        self._count(self._transport.get_write_buffer_size())
         self.connection.resume()
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._listener.links.discard(self)
+        self._count(0)
         self.connection.lost()
+
+    def _count(self, buffered: int) -> None:
+        """What was handed to the transport and has not gone waits for the peer, as what is queued here does."""
+        if buffered != self._buffered:
+            self._listener.held(buffered - self._buffered)
+            self._buffered = buffered
 
     def tick(self, now_s: float) -> None:
         self.connection.tick(now_s)
-        if self._stuck_s is not None:
-            left = self._transport.get_write_buffer_size()
-            if left < self._left_bytes:
-                self._stuck_s = now_s
-            self._left_bytes = left
-            if now_s - self._stuck_s >= self._listener.limits.stall_s:
-                self._complain(ErrorCode.NO_ERROR, "it takes nothing of what is sent")
-                self._transport.abort()
+        buffered = self._transport.get_write_buffer_size()
+        if self._stuck_s is not None and buffered < self._buffered:
+            self._stuck_s = now_s
+        self._count(buffered)
+        if self._stuck_s is not None and now_s - self._stuck_s >= self._listener.limits.stall_s:
+            self._complain(ErrorCode.NO_ERROR, "it takes nothing of what is sent")
+            self._transport.abort()
         if self.connection.over:
             self._over_s = self._over_s or now_s
             if now_s - self._over_s >= self._listener.limits.greeting_s:

@@ -221,7 +221,6 @@ class Receiver(Sender):
             self._left -= stop - position
             if stream is not None and stream.open:
                 stream.received += stop - position
-                stream.touched_s = self.now_s
                 stream.on_data(data, position, stop)
         if self._left:
             return stop

@@ -26,13 +26,15 @@ class Stream:
         in_window: what the peer may still send.
         out_window: what we may still send; below 0 after the peer has made it smaller.
         received: bytes of DATA so far, without padding.
-        touched_s: when the last of it came, or the last of the queue went, as of Connection.now_s.
+        pace: how many of them have to come within Limits.stall_s.
+        due: `received` when that many have come.
+        touched_s: when they had, or the last of the queue went, as of Connection.now_s.
         queued: bytes of DATA that wait for the peer to take them.
     """
 
     __slots__ = (
-        "connection", "head", "held", "id", "in_window", "lead", "open", "opened_s", "out_window", "queue",
-        "queued", "received", "receiving", "sent_all", "tail", "touched_s",
+        "connection", "due", "head", "held", "id", "in_window", "lead", "open", "opened_s", "out_window", "pace",
+        "queue", "queued", "received", "receiving", "sent_all", "tail", "touched_s",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, stream_id: int, head: RequestHead) -> None:
@@ -44,6 +46,7 @@ class Stream:
         self.in_window = connection.limits.window_bytes
         self.out_window = connection.peer_window
         self.received = 0
+        self.pace = self.due = connection.limits.stall_bytes
         self.opened_s = self.touched_s = connection.now_s
         self.queue: deque[Buffer] | None = None
         self.queued = self.held = 0
@@ -69,7 +72,15 @@ class Stream:
         """The exchange has ended before its response had been sent."""
 
     def on_stalled(self) -> None:
-        """Nothing of the request came for Limits.stall_s, and it is not whole."""
+        """Too little of the request came for Limits.stall_s, and it is not whole."""
+
+    # -- what a server calls ----------------------------------------------------------------------
+
+    def demand(self, pace: int) -> None:
+        """From now on so many bytes have to come within Limits.stall_s, or what its limits demand, if that is more."""
+        self.pace = max(pace, self.connection.limits.stall_bytes)
+        self.due = self.received + self.pace
+        self.touched_s = self.connection.now_s
 
     # -- what the connection sends of it ----------------------------------------------------------
 
