@@ -107,7 +107,7 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         policy: which of them is next: "fifo", "sjf", "edf", or "module:attribute" of one that is not ours.
         max_queued_requests: one more is answered UNAVAILABLE.
-        max_queued_bytes: queue and in flight; more is RESOURCE_EXHAUSTED.
+        max_queued_bytes: of the requests of all versions of its model; more is RESOURCE_EXHAUSTED.
     """
 
     policy: str = "fifo"

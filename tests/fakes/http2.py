@@ -156,7 +156,7 @@ class Scene:
         connection = self.connection
         assert all(stream.open for stream in connection.streams.values())
         assert set(connection._waiting) <= set(connection.streams.values())
-        assert self.held == sum(stream.queued for stream in connection.streams.values())
+        assert self.held == sum(stream.queued + stream.cut for stream in connection.streams.values())
         assert all(not stream.open for id_, stream in self.all.items() if id_ not in connection.streams)
 
 

@@ -542,7 +542,9 @@ def test_inputs_that_are_padded_share_a_batch(tmp_path: Path) -> None:
             for dispatch in scene.link.dispatches(worker)[len(sent) :]:
                 sent.append(dispatch)
                 answers = [Outcome(Code.OK, rows_response(0, 1), "", 1, 10, 1) for _ in dispatch.requests]
-                scene.link.receive(worker, Result(scene.dataplane.epoch, dispatch.dispatch, answers, 1, 9), [])
+                scene.link.receive(
+                    worker, Result(scene.dataplane.epoch, dispatch.dispatch, answers, 1, 9), []
+                )
         await asyncio.gather(*asked)
         assert [[request.rows for request in dispatch.requests] for dispatch in sent] == [
             [None] * 4,
@@ -558,7 +560,9 @@ def test_what_failed_teaches_no_costs(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         scene.dataplane.want([batching_model()], {})
         worker = scene.hello(0)
-        predict = functools.partial(scene.dataplane._scheduler.costs.predict, ModelVersion("m", 1), size=0, rows=1)
+        predict = functools.partial(
+            scene.dataplane._scheduler.costs.predict, ModelVersion("m", 1), size=0, rows=1
+        )
         for signature, code in (("made up", Code.INVALID_ARGUMENT), ("real", Code.OK)):
             asked = scene.ask(body=rows_request(1, signature=signature))
             await settle()
@@ -708,7 +712,13 @@ def test_what_no_model_is_named_by_is_refused_under_no_name(tmp_path: Path) -> N
     play(tmp_path, story)
 
 
-def test_a_client_does_not_take_all_bytes_where_clients_share(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("fair_by", "expected"),
+    [("metadata:tenant", {"flood": 5, "other": 1}), ("none", {"flood": 10, "other": 0})],
+)
+def test_a_client_does_not_take_all_bytes_where_clients_share(
+    tmp_path: Path, fair_by: str, expected: dict[str, int]
+) -> None:
     """With fair_by one that floods is refused while another is taken in; without it whoever comes first has all."""
 
     async def story(scene: Scene) -> None:
@@ -724,12 +734,8 @@ def test_a_client_does_not_take_all_bytes_where_clients_share(tmp_path: Path) ->
                     taken[client] += 1
         assert taken == expected
 
-    for fair_by, expected in (
-        ("metadata:tenant", {"flood": 5, "other": 1}),
-        ("none", {"flood": 10, "other": 0}),
-    ):
-        scheduling = SchedulingSettings(fair_by=fair_by)
-        play(tmp_path, story, msgspec.structs.replace(SETTINGS, scheduling=scheduling))
+    scheduling = SchedulingSettings(fair_by=fair_by)
+    play(tmp_path, story, msgspec.structs.replace(SETTINGS, scheduling=scheduling))
 
 
 def test_who_asks_and_how_urgently_is_in_the_metadata(tmp_path: Path) -> None:

@@ -218,7 +218,6 @@ def _kind(
 
 def test_what_shares_a_batch_is_of_one_kind() -> None:
     """Rows and values make no difference; another output_filter does, and an only input's type and other dimensions."""
-
     assert _kind([1, 4]) == _kind([300, 4])
     different = [
         _kind([1, 4]),

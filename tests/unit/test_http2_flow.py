@@ -7,6 +7,7 @@ import pytest
 from mpspool.core import http2_frames as frames
 from mpspool.core.http2_frames import ErrorCode, Setting
 from mpspool.router.http2.limits import Limits
+from mpspool.router.http2.streams import Buffer
 from tests.fakes.http2 import LEAD, TAIL, Frame, Scene, data, goaway_code, headers, reset_codes
 
 MIB = 2**20
@@ -46,14 +47,14 @@ def test_an_answer_is_cut_into_frames_of_the_peers_size() -> None:
 
 
 def test_an_answer_waits_for_its_streams_window() -> None:
-    """What does not fit is counted as held until the peer takes it; trailers come last."""
+    """What does not fit is counted as held, all of it until the peer has taken the last; trailers come last."""
     scene = asked(1)
     scene.send(frames.window_update(0, MIB))
     answer(scene, 1, bytes(100_000))
     assert len(bodies(scene.sent())[1]) == 65_535
-    assert scene.held == 100_000 - 65_535
+    assert scene.held == 100_000
     assert len(bodies(scene.send(frames.window_update(1, 10_000)))[1]) == 10_000
-    assert scene.held == 24_465
+    assert scene.held == 100_000
     sent = scene.send(frames.window_update(1, 30_000))
     assert len(bodies(sent)[1]) == 24_465
     assert sent[-1].kind == frames.HEADERS
@@ -141,14 +142,31 @@ def test_a_transport_that_is_full_in_the_middle() -> None:
     assert scene.held == 0
 
 
+@pytest.mark.parametrize("window", [100_000, 10 * MIB])
+def test_the_end_of_a_large_answer_does_not_keep_it(window: int) -> None:
+    """What the transport still has when all was handed to it is a copy; of a small answer nothing is copied."""
+    for size, copied in ((5 * MIB, 2**19), (4 * MIB, 0)):
+        scene = asked(1)
+        body = bytes(size)
+        pieces: list[Buffer] = []
+        scene.sink.writelines = pieces.extend  # type: ignore[method-assign]
+        scene.send(settings(initial_window_size=window), frames.window_update(0, 10 * MIB))
+        answer(scene, 1, body)
+        while scene.held:
+            scene.send(frames.window_update(1, window))
+        views = [len(part) for part in pieces if isinstance(part, memoryview) and part.obj is body]
+        assert 0 <= sum(views) - (size - copied) < frames.DEFAULT_FRAME_BYTES
+        assert sum(map(len, pieces)) > size
+
+
 def test_what_waits_goes_with_its_stream() -> None:
     """A reset, or the connection's end, lets go of it."""
     scene = asked(1, 3)
     for number in (1, 3):
         answer(scene, number, bytes(100_000))
-    assert scene.held == 200_000 - 65_535
+    assert scene.held == 200_000
     scene.send(frames.rst_stream(3, ErrorCode.CANCEL))
-    assert scene.held == 100_000 - 65_535
+    assert scene.held == 100_000
     scene.connection.lost()
     assert scene.held == 0
     assert scene.all[3].told[-1] == "reset"

@@ -59,7 +59,9 @@ def test_a_client_leaves_as_much_free_as_it_holds() -> None:
                 return len(held[client])
 
     assert flood("a") == 60
-    with pytest.raises(PoolError, match="of this client hold 60 bytes, 60 are free and this one has 1") as refused:
+    with pytest.raises(
+        PoolError, match="of this client hold 60 bytes, 60 are free and this one has 1"
+    ) as refused:
         memory.admit(1, client="a")
     assert refused.value.code is Code.RESOURCE_EXHAUSTED
     assert (flood("b"), flood("c")) == (30, 15)

@@ -115,7 +115,7 @@ class Sender:
     ) -> None:
         """A part of a response: a header block to begin with, DATA, trailers; empty for none.
 
-        What the peer does not take yet is kept, not copied, and counted as held.
+        What the peer does not take yet is kept, not copied, and counted as held: each chunk until all of it has gone.
         """
         if not stream.open:
             return
@@ -173,9 +173,10 @@ class Sender:
         return pieces, total
 
     def _account(self, stream: Stream) -> None:
-        if stream.queued != stream.held:
-            self._held(stream.queued - stream.held)
-            stream.held = stream.queued
+        held = stream.queued + stream.cut
+        if held != stream.held:
+            self._held(held - stream.held)
+            stream.held = held
 
     def _finish(self, stream: Stream) -> None:
         """The response has gone. What the peer still sends is not wanted."""
@@ -195,7 +196,7 @@ class Sender:
         if stream.queue is not None:
             self._waiting.pop(stream, None)
             stream.queue.clear()
-            stream.queued = 0
+            stream.queued = stream.cut = 0
             self._account(stream)
 
     # -- what the peer and the transport allow ----------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mpspool.core.http2_frames import END_HEADERS, END_STREAM, FRAME_HEADER, HEADERS
 from mpspool.router.http2.headers import RequestHead
@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from mpspool.router.http2.connection import Connection
 
 Buffer = bytes | memoryview
+# The last bytes of a large chunk go to the transport as a copy: what of them has not gone yet, of which the transport
+# holds less than this, does not keep all of the chunk.
+_LARGE_BYTES = 2**22
+_COPIED_BYTES = 2**19
 
 
 class Stream:
@@ -30,10 +34,11 @@ class Stream:
         due: `received` when that many have come.
         touched_s: when they had, or the last of the queue went, as of Connection.now_s.
         queued: bytes of DATA that wait for the peer to take them.
+        cut: bytes that were taken of the first chunk, which is there until it has gone to its end.
     """
 
     __slots__ = (
-        "connection", "due", "head", "held", "id", "in_window", "lead", "open", "opened_s", "out_window", "pace",
+        "connection", "cut", "due", "head", "held", "id", "in_window", "lead", "open", "opened_s", "out_window", "pace",
         "queue", "queued", "received", "receiving", "sent_all", "tail", "touched_s",
     )  # fmt: skip
 
@@ -49,7 +54,7 @@ class Stream:
         self.pace = self.due = connection.limits.stall_bytes
         self.opened_s = self.touched_s = connection.now_s
         self.queue: deque[Buffer] | None = None
-        self.queued = self.held = 0
+        self.queued = self.held = self.cut = 0
         self.lead = b""
         self.tail = b""
         self.sent_all = False
@@ -106,13 +111,23 @@ class Stream:
         taken: list[Buffer] = []
         while size:
             chunk = queue.popleft()
+            if self.cut > _LARGE_BYTES and len(chunk) <= _COPIED_BYTES and _is_part(chunk):
+                chunk = bytes(chunk)
             if len(chunk) > size:
                 view = memoryview(chunk)
                 queue.appendleft(view[size:])
                 chunk = view[:size]
+                self.cut += size
+            else:
+                self.cut = 0
             taken.append(chunk)
             size -= len(chunk)
         return taken
+
+
+def _is_part(chunk: Buffer) -> bool:
+    """Whether it keeps a large chunk."""
+    return isinstance(chunk, memoryview) and len(cast("bytes", chunk.obj)) > _LARGE_BYTES
 
 
 def headers_frame(stream_id: int, block: bytes, flags: int = 0) -> bytes:

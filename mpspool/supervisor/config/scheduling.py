@@ -55,6 +55,6 @@ class SchedulingConfig(Section):
     """Metadata key with a request's priority, a whole number from -999 to 999: each step goes before what has waited a
     second more. Empty for no priorities."""
     fair_by: Annotated[str, AfterValidator(_read_fair_by)] = "none"
-    """Whose requests take turns: none, peer (each client's address), or metadata:KEY (each value of that key)."""
+    """Whose requests take turns and share the bytes: none, peer (each client's address), or metadata:KEY (each value of it)."""
     refuse_late: bool = True
     """A request that cannot meet its deadline is refused at once."""

@@ -126,7 +126,7 @@ class ModelConfig(Placement):
     max_queued_requests: Annotated[int, Field(ge=1)] | None = None
     """Requests waiting for a version of this model; not given, the pool's."""
     max_queued_bytes: Annotated[ByteSize, Field(ge=1)] | None = None
-    """Bytes waiting or running of a version of this model; not given, the pool's max_queued_bytes_per_model."""
+    """Bytes of requests for this model, whatever the version; not given, the pool's max_queued_bytes_per_model."""
     weights: WeightsConfig | None = None
     """What differs for this model from the pool's weights."""
 
@@ -161,7 +161,7 @@ class PoolConfig(Placement):
     max_queued_bytes: Annotated[ByteSize, Field(ge=1)] = ByteSize(2**32)
     """Bytes of requests that are read, wait or run, and of answers that wait for their clients; more is answered RESOURCE_EXHAUSTED."""
     max_queued_bytes_per_model: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
-    """Of those, what one model version may have; 0 for half of them where several models are served, else for all."""
+    """Of those, what the requests of one model may have; 0 for half of them where several models are served, else for all."""
     scheduling: SchedulingConfig = SchedulingConfig()
     """Which request is next, which worker takes it, and what may run at once."""
     batching: Annotated[
