@@ -142,9 +142,12 @@ class Dataplane:
             PoolError: it is refused before the rest is read.
         """
         spec = peek_start(start)
+        name = spec.name if spec is not None else ""
         client = self._callers.client(head.metadata, head.peer) if self._fair else None
         try:
-            return self.memory.admit(size, spec.name if spec is not None else "", client)
+            if spec is not None and name not in self.memory.limits:  # no bound holds for what clients make up
+                self._models.resolve(name, spec.version, spec.label)
+            return self.memory.admit(size, name, client)
         except PoolError as error:
             self._refused(self._meant(spec), error)
             raise
@@ -338,8 +341,11 @@ class Dataplane:
             self._scheduler.govern(model, rules.queue_rules(self._settings, *told))
 
     def _limits(self, models: list[dict[str, Any]]) -> dict[str, int]:
-        """How many bytes each model's requests may hold: as many as the most generous of its versions allows."""
-        limits: dict[str, int] = {}
+        """How many bytes each model's requests may hold: as many as the most generous of its versions allows.
+
+        And those that do not say yet which model they are for: they are not to keep all others out.
+        """
+        limits = {"": self.memory.limit_bytes // 2}
         for item in models:
             limit = rules.told(item)[0].max_queued_bytes
             limits[item["name"]] = max(limit, limits.get(item["name"], 0))

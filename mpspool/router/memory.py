@@ -18,7 +18,8 @@ class Memory:
 
     Attributes:
         used: bytes counted now.
-        limits: of the requests of one model, by its name; without one the limit of all holds.
+        limits: of the requests of one model, by its name, and of those of which it is not known yet, by ""; without one
+            the limit of all holds.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -26,8 +27,8 @@ class Memory:
         self.used = 0
         self.limits: dict[str, int] = {}
         self._by_model: defaultdict[str, int] = defaultdict(int)
-        # By model and client; by "" and client in all.
-        self._by_client: dict[tuple[str, str], int] = {}
+        # By model and client; by None and client in all.
+        self._by_client: dict[tuple[str | None, str], int] = {}
 
     def hold(self, size: int) -> None:
         """Counts what is there, whatever the limit; fewer for a negative size."""
@@ -37,12 +38,12 @@ class Memory:
         """admit(), for methods that do not look at the message."""
         return self.admit(size)
 
-    def admit(self, size: int, model: str = "", client: str | None = None) -> Admission:
+    def admit(self, size: int, model: str | None = "", client: str | None = None) -> Admission:
         """Counts a request's bytes until its admission is released.
 
         Args:
             size: of the request.
-            model: whose it is; "" where that is not known yet.
+            model: whose it is; "" where that is not known yet, None where it counts against no model's limit.
             client: who asks; None where clients do not share.
 
         Raises:
@@ -56,23 +57,22 @@ class Memory:
                 "try again later, or raise max_queued_bytes",
             )
         if client is not None:
-            self._check_share("", client, size, free)
+            self._check_share(None, client, size, free)
         counted = self._count(model, client, size)
         self.used += size
         if client is not None:
-            self._note("", client, size)
+            self._note(None, client, size)
         return Admission(self, size, counted, client)
 
-    def _count(self, model: str, client: str | None, size: int) -> str:
-        """Counts it for a model that has a limit, which nobody can make up; "" for any other."""
-        limit = self.limits.get(model)
-        if limit is None:
-            return ""
+    def _count(self, model: str | None, client: str | None, size: int) -> str | None:
+        """Counts it for a model that has a limit, which nobody can make up; None for any other."""
+        if model is None or (limit := self.limits.get(model)) is None:
+            return None
         used = self._by_model[model]
         if used + size > limit:
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED,
-                f"Requests for {model} hold {used} of its {limit} bytes and this one has {size}; "
+                f"Requests for {_named(model)} hold {used} of {limit} bytes and this one has {size}; "
                 "try again later, or raise the model's max_queued_bytes",
             )
         if client is not None:
@@ -81,23 +81,23 @@ class Memory:
         self._by_model[model] = used + size
         return model
 
-    def _discount(self, model: str, client: str | None, size: int) -> None:
-        if model:
+    def _discount(self, model: str | None, client: str | None, size: int) -> None:
+        if model is not None:
             self._by_model[model] -= size
             if client is not None:
                 self._note(model, client, -size)
 
-    def _check_share(self, model: str, client: str, size: int, free: int) -> None:
+    def _check_share(self, model: str | None, client: str, size: int, free: int) -> None:
         """Raises PoolError where a client would hold more than it leaves free for others."""
         held = self._by_client.get((model, client), 0)
         if held and held + size > free - size:
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED,
-                f"Requests of this client{model and f' for {model}'} hold {held} bytes, {free} are free and this one "
-                f"has {size}: as much as a client holds stays free for others; try again when some are answered",
+                f"Requests of this client for {_named(model)} hold {held} bytes, {free} are free and this one has {size}: "
+                f"as much as a client holds stays free for others; try again when some are answered",
             )
 
-    def _note(self, model: str, client: str, size: int) -> None:
+    def _note(self, model: str | None, client: str, size: int) -> None:
         """Clients come and go: of those that hold nothing nothing is kept."""
         held = self._by_client.get((model, client), 0) + size
         if held:
@@ -105,25 +105,25 @@ class Memory:
         else:
             self._by_client.pop((model, client), None)
 
-    def _release(self, model: str, client: str | None, size: int) -> None:
+    def _release(self, model: str | None, client: str | None, size: int) -> None:
         self.used -= size
         self._discount(model, client, size)
         if client is not None:
-            self._note("", client, -size)
+            self._note(None, client, -size)
 
 
 class Admission:
     """Bytes that count until all that hold them have released them.
 
     Attributes:
-        model: whose limit they count against, too; "" for nobody's.
+        model: whose limit they count against, too; None for nobody's.
         size: how many they are; 0 once they are released.
         client: whose share; None where clients do not share.
     """
 
     __slots__ = ("_holders", "_memory", "client", "model", "size")
 
-    def __init__(self, memory: Memory, size: int, model: str, client: str | None) -> None:
+    def __init__(self, memory: Memory, size: int, model: str | None, client: str | None) -> None:
         self._memory = memory
         self._holders = 1
         self.size = size
@@ -153,3 +153,9 @@ class Admission:
             return
         self._memory._release(self.model, self.client, self.size)  # noqa: SLF001
         self.size = 0
+
+
+def _named(model: str | None) -> str:
+    if model is None:
+        return "any model"
+    return model or "models that their first bytes do not name"

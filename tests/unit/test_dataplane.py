@@ -688,7 +688,7 @@ def test_a_models_bytes_are_bounded_before_they_are_read(tmp_path: Path) -> None
             if fits:
                 scene.dataplane.admit(101, start, RequestHead()).release()
                 continue
-            with pytest.raises(PoolError, match="Requests for m hold 0 of its 100 bytes"):
+            with pytest.raises(PoolError, match="Requests for m hold 0 of 100 bytes"):
                 scene.dataplane.admit(101, start, RequestHead())
         assert scene.recorder.codes == [Code.RESOURCE_EXHAUSTED]
         assert scene.recorder.models == [("m", 1)]
@@ -696,18 +696,22 @@ def test_a_models_bytes_are_bounded_before_they_are_read(tmp_path: Path) -> None
     play(tmp_path, story)
 
 
-def test_what_no_model_is_named_by_is_refused_under_no_name(tmp_path: Path) -> None:
-    """Neither a name that a client made up nor one that is not there yet makes a series of the metrics."""
+def test_what_names_no_model_of_ours_does_not_keep_others_out(tmp_path: Path) -> None:
+    """One that a client made up is not found, before it is read; what names none has half; neither makes a series."""
 
     async def story(scene: Scene) -> None:
+        scene.dataplane.memory.limit_bytes = 1000
         scene.dataplane.want([MODEL], {})
-        scene.dataplane.memory.limit_bytes = 100
         request = tfs.PredictRequest()
         request.model_spec.name = "made up"
-        for start in (request.SerializeToString(), b""):
-            with pytest.raises(PoolError, match="hold 0 of 100 bytes"):
-                scene.dataplane.admit(101, start, RequestHead())
+        with pytest.raises(PoolError, match=r"Servable not found for request: Latest\(made up\)"):
+            scene.dataplane.admit(500, request.SerializeToString(), RequestHead())
+        scene.dataplane.admit(500, b"", RequestHead())
+        with pytest.raises(PoolError, match="their first bytes do not name hold 500 of 500 bytes"):
+            scene.dataplane.admit(1, b"", RequestHead())
         assert scene.recorder.models == [("", 0)] * 2
+        request.model_spec.name = "m"
+        scene.dataplane.admit(500, request.SerializeToString(), RequestHead())
 
     play(tmp_path, story)
 
