@@ -28,15 +28,36 @@ def split(rows: int, settings: BatchingSettings) -> list[tuple[int, int]]:
     return [(rows * part // parts, rows * (part + 1) // parts) for part in range(parts)]
 
 
-def check_room(line: Line, rows: int, settings: BatchingSettings) -> None:
-    """Raises PoolError where a line has as many batches waiting as it may."""
-    batches = -(-line.rows // settings.run_rows)
-    if line.rows + rows > settings.max_enqueued_batches * settings.run_rows:
-        raise PoolError(
-            Code.UNAVAILABLE,
-            "The batch scheduling queue to which this task was submitted is full; currently "
-            f"{batches} batches enqueued and max_enqueued_batches is {settings.max_enqueued_batches}",
+def fills(rows: int, settings: BatchingSettings) -> bool:
+    """Whether no other of its size fits beside a request of so many rows. What is cut can be cut to fit."""
+    return not settings.max_execution_batch_size and 2 * rows > settings.run_rows
+
+
+def check_room(waiting: int, filling: int, rows: int, settings: BatchingSettings) -> PoolError | None:
+    """Whether a request fits among those of its signature: the error where it would begin a batch more than may wait.
+
+    Batches are taken to be as full as they can be, whatever else keeps requests apart.
+
+    Args:
+        waiting: rows that do.
+        filling: requests among those of which each fills a batch.
+        rows: of the request.
+        settings: what holds.
+    """
+    run_rows, most = settings.run_rows, settings.max_enqueued_batches
+    if max(-(-(waiting + rows) // run_rows), filling + fills(rows, settings)) <= most:
+        return None
+    batches = max(-(-waiting // run_rows), filling)
+    text = "The batch scheduling queue to which this task was submitted is full; "
+    if settings.max_execution_batch_size:
+        text += (
+            f"task size is {rows} but scheduling capacity is only {most * run_rows - waiting} (num_enqueued_batches="
+            f"{batches}, max_enqueued_batches={most}, open_batch_size={waiting - (batches - 1) * run_rows}, "
+            f"max_execution_batch_size={run_rows})"
         )
+    else:
+        text += f"currently {batches} batches enqueued and max_enqueued_batches is {most}"
+    return PoolError(Code.UNAVAILABLE, text)
 
 
 def due_ns(line: Line, settings: BatchingSettings) -> int:

@@ -22,12 +22,14 @@ class Entry:
     Attributes:
         arrived_ns, deadline_ns: CLOCK_MONOTONIC; no deadline is 0.
         rows: dimension 0 of its inputs, where its model version batches; 0 where it shares no batch.
-        kind: what else must be the same in a batch.
+        kind: what must be the same in a batch, the signature included.
+        fills: it counts as a batch of its own.
         part: those rows of the body that are to be run, from and up to; None for all.
-        priority: how many steps it goes before others.
+        priority: how many steps it goes before others; where clients share fairly, before others of its client.
         client: whose it is, where clients share fairly.
         arrived_s: as arrived_ns.
         start_s: when it counts as arrived: then, or by its client's share, which has a clock of its own.
+        own_key: where clients share fairly, its place among those of its client.
         cost_s: of a worker's time, as predicted on arrival; None where nobody knows.
         key: its place: what has the least is next.
         order: among those with the same key.
@@ -54,9 +56,11 @@ class Entry:
     size: int = 0
     arrived_s: float = 0.0
     start_s: float = 0.0
+    own_key: float = 0.0
     cost_s: float | None = None
     key: float = 0.0
     order: int = 0
+    fills: bool = False
     long: bool = False
     line: Line | None = None
     sent_ns: int = 0

@@ -21,12 +21,13 @@ class FairShare:
     def __init__(self) -> None:
         self.clock_s = 0.0
         self._next_s: dict[Hashable, float] = {}
+        self._most = _SLACK  # parties, before those are forgotten that can be
 
     def arrive(self, party: Hashable, cost_s: float) -> float:
         """When a request of this party counts as arrived."""
         start_s = self.now(party)
         self._next_s[party] = start_s + cost_s
-        if len(self._next_s) > _SLACK:
+        if len(self._next_s) > self._most:
             self._forget()
         return start_s
 
@@ -50,7 +51,6 @@ class FairShare:
         return start_s + cost_s
 
     def _forget(self) -> None:
-        """Those that have nothing ahead of the clock are as good as new."""
-        kept = {party: at_s for party, at_s in self._next_s.items() if at_s > self.clock_s}
-        if len(kept) <= len(self._next_s) // 2:
-            self._next_s = kept
+        """Those that have nothing ahead of the clock are as good as new. Looked for once in as many arrivals as there are."""
+        self._next_s = {party: at_s for party, at_s in self._next_s.items() if at_s > self.clock_s}
+        self._most = max(_SLACK, 2 * len(self._next_s))

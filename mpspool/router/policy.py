@@ -2,7 +2,8 @@
 
 A policy is a function from a waiting request to a number: the one with the least is next. It is called once, on
 arrival. An order that starts from when a request arrived starves nobody: whoever waits is passed only by what
-arrives within the time that their numbers differ by.
+arrives within the time that their numbers differ by. Requests of two models are compared by a built-in one that
+both have, and by no other.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Protocol
 
@@ -71,13 +73,19 @@ def edf(waiting: Waiting) -> float:
     return waiting.deadline_s or waiting.arrived_s + NO_DEADLINE_S
 
 
-def sjf(aging: float) -> Policy:
+@dataclass(frozen=True, slots=True)
+class Sjf:
     """The shortest job first; a second longer to run is as good as having arrived `aging` seconds later."""
 
-    def key(waiting: Waiting) -> float:
-        return waiting.arrived_s + aging * (waiting.cost_s or 0.0)
+    aging: float
 
-    return key
+    def __call__(self, waiting: Waiting) -> float:
+        return waiting.arrived_s + self.aging * (waiting.cost_s or 0.0)
+
+
+def is_time(policy: Policy) -> bool:
+    """Whether its numbers are times; those of a user's own need not be."""
+    return policy is fifo or policy is edf or isinstance(policy, Sjf)
 
 
 def find(name: str, aging: float) -> Policy:
@@ -86,7 +94,7 @@ def find(name: str, aging: float) -> Policy:
     Raises:
         LookupError, ImportError, AttributeError, TypeError: there is none, or what there is cannot be called.
     """
-    builtin = {"fifo": fifo, "edf": edf, "sjf": sjf(aging)}
+    builtin: dict[str, Policy] = {"fifo": fifo, "edf": edf, "sjf": Sjf(aging)}
     if name in builtin:
         return builtin[name]
     points = list(entry_points(group=GROUP, name=name))

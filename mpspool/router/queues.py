@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,12 +13,13 @@ from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import BatchingSettings
 from mpspool.router import batching
 from mpspool.router.cost import CostTable
+from mpspool.router.crowd import Crowd
 from mpspool.router.entry import Entry
 from mpspool.router.fair_share import FairShare
-from mpspool.router.line import Line
+from mpspool.router.line import FairLine, Line
 from mpspool.router.load import Batch
 from mpspool.router.placement import Placement
-from mpspool.router.policy import Policy, fifo
+from mpspool.router.policy import Policy, fifo, is_time
 
 # Several short requests travel in one dispatch while together they cost no more than this: what a
 # message costs is then shared, and the first of them waits for the last at most this long.
@@ -55,6 +57,22 @@ class QueueRules:
 
 
 @dataclass(slots=True, eq=False)
+class Enqueued:
+    """What waits of one signature to be run in batches.
+
+    Attributes:
+        crowd: where clients share fairly, its rows by client.
+        count, rows: of all of it.
+        filling: of those, how many fill a batch each.
+    """
+
+    crowd: Crowd | None
+    count: int = 0
+    rows: int = 0
+    filling: int = 0
+
+
+@dataclass(slots=True, eq=False)
 class Queue:
     """The waiting requests of one model version, and its workers.
 
@@ -83,45 +101,57 @@ class Queue:
     excused: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     _lines: dict[tuple[object, bool], Line] = field(default_factory=dict)
     _shares: FairShare = field(default_factory=FairShare)
-    # Where clients share fairly: what waits of each, in the order of arrival.
-    _clients: dict[str, dict[Entry, None]] = field(default_factory=dict)
+    # Those with a negative priority in the lines, whom others pass.
+    _passed: int = 0
+    # By signature.
+    _enqueued: dict[str, Enqueued] = field(default_factory=dict)
+    # Where clients share fairly: what waits in the lines.
+    _crowd: Crowd = field(default_factory=Crowd)
     _order: Iterator[int] = field(default_factory=itertools.count)
 
     # -- arrival ----------------------------------------------------------------------------------
 
-    def check_room(self, entry: Entry) -> Entry | None:
+    def check_room(self, entry: Entry) -> list[tuple[Entry, PoolError]]:
         """Whether a new request fits.
 
         Returns:
-            One that has to leave for it, where clients share fairly and another has more waiting than its part.
+            Those that have to leave for it, and why, where clients share fairly and another has more waiting than its
+            part.
 
         Raises:
             PoolError: it does not.
         """
-        leaving: Entry | None = None
-        if self.length >= self.rules.max_requests:
-            leaving = self._last_of_most(entry) if self.rules.fair else None
-            if leaving is None:
-                raise self.full()
+        leaving: list[tuple[Entry, PoolError]] = []
         settings = self.rules.batching
-        if entry.rows and settings is not None:
-            for long in (False, True):
-                if line := self._lines.get((entry.kind, long)):
-                    batching.check_room(line, entry.rows, settings)
+        if settings is not None and entry.rows:
+            entry.fills = batching.fills(entry.rows, settings)
+            if (enqueued := self._enqueued.get(entry.signature)) is not None:
+                leaving = self._room_for_rows(entry, enqueued, settings)
+        if self.length - len(leaving) >= self.rules.max_requests:
+            text = f"The queue of {self.model} is full: {self.length} requests wait; try again later"
+            error = PoolError(Code.UNAVAILABLE, text)
+            last = next(self._crowd.last_of_most(entry.client, 1), None)
+            if last is None or any(last is other for other, _ in leaving):
+                raise error
+            leaving.append((last, error))
         return leaving
 
-    def full(self) -> PoolError:
-        """For a request that does not fit."""
-        return PoolError(
-            Code.UNAVAILABLE,
-            f"The queue of {self.model} is full: {self.length} requests wait; try again later",
-        )
-
-    def _last_of_most(self, entry: Entry) -> Entry | None:
-        """The last request of the client that has most waiting; None where that is who asks, or nobody has more."""
-        waiting = self._clients.get(entry.client, ())
-        most = max(self._clients.values(), key=len, default={})
-        return next(reversed(most), None) if len(most) > len(waiting) + 1 else None
+    def _room_for_rows(
+        self, entry: Entry, enqueued: Enqueued, settings: BatchingSettings
+    ) -> list[tuple[Entry, PoolError]]:
+        """As check_room, among what is to be run in batches."""
+        rows, filling = enqueued.rows, enqueued.filling
+        error = batching.check_room(rows, filling, entry.rows, settings)
+        if error is None:
+            return []
+        leaving = []
+        for last in enqueued.crowd.last_of_most(entry.client, entry.rows) if enqueued.crowd else ():
+            rows -= last.rows
+            filling -= last.fills
+            leaving.append((last, error))
+            if batching.check_room(rows, filling, entry.rows, settings) is None:
+                return leaving
+        raise error
 
     def check_deadline(self, entry: Entry, now_ns: int) -> None:
         """Raises PoolError where a request's deadline has passed, or will have before it could have been run."""
@@ -145,7 +175,7 @@ class Queue:
 
     def _ahead_s(self, entry: Entry) -> float:
         """What is before a new request takes of the workers' time, at least."""
-        if self.rules.policy is not fifo or self.rules.fair or entry.priority:
+        if self.rules.policy is not fifo or self.rules.fair or entry.priority or self._passed:
             return 0.0  # nobody knows who is before it
         if self.rules.batching is None:
             return self.waiting_s
@@ -156,11 +186,21 @@ class Queue:
         """Gives a new request its place among those that wait."""
         rules = self.rules
         entry.arrived_s = entry.start_s = entry.arrived_ns / 1e9
-        if rules.fair:
+        number = rules.policy(entry)
+        entry.key = entry.own_key = number - entry.priority * rules.priority_s
+        if rules.fair:  # anybody can say that a request is urgent
             entry.start_s = self._shares.arrive(entry.client, entry.cost_s or 0.0)
-        later_s = entry.start_s - entry.arrived_s
-        entry.key = rules.policy(entry) + later_s - entry.priority * rules.priority_s
+            entry.key = number + entry.start_s - entry.arrived_s
         entry.order = next(self._order)
+
+    def after_s(self, first: Entry) -> float:
+        """How long after its turn among models a request is next by its policy, and by its priority where clients do not share.
+
+        What a policy of a user's own says need not be a time, and means nothing beside other models.
+        """
+        if not is_time(self.rules.policy):
+            return 0.0
+        return (self.rules.policy(first) if self.rules.fair else first.key) - first.arrived_s
 
     def give_back(self, entry: Entry) -> None:
         """It leaves without having been run: its client is not charged for it."""
@@ -178,12 +218,23 @@ class Queue:
         line = self._lines.get((kind, entry.long))
         if line is None:
             if len(self._lines) >= _MAX_LINES:
-                kind, entry.rows = None, 0
-            line = self._lines.setdefault((kind, entry.long), Line(kind, entry.long))
+                kind = None
+            make = FairLine if self.rules.fair else Line
+            line = self._lines.setdefault((kind, entry.long), make(kind, entry.signature, entry.long))
         line.add(entry)
         self.waiting_s += entry.cost_s or 0.0
-        if self.rules.fair:
-            self._clients.setdefault(entry.client, {})[entry] = None
+        self._passed += entry.priority < 0
+        if line.fair:
+            self._crowd.add(entry)
+        if entry.rows:
+            enqueued = self._enqueued.get(entry.signature)
+            if enqueued is None:
+                enqueued = self._enqueued[entry.signature] = Enqueued(Crowd() if line.fair else None)
+            enqueued.count += 1
+            enqueued.rows += entry.rows
+            enqueued.filling += entry.fills
+            if enqueued.crowd is not None:
+                enqueued.crowd.add(entry, entry.rows)
 
     def discount(self, entry: Entry) -> None:
         """Counts as waiting no more what is sent or over."""
@@ -192,14 +243,22 @@ class Queue:
             self.length -= 1
             if (line := entry.line) is not None:
                 line.leave(entry)
-                # Small differences of floats do not pile up.
-                self.waiting_s = max(0.0, self.waiting_s - (entry.cost_s or 0.0)) if self.length else 0.0
+                self._passed -= entry.priority < 0
+                if line.fair:
+                    self._crowd.discard(entry)
+                if entry.rows:
+                    enqueued = self._enqueued[entry.signature]
+                    enqueued.count -= 1
+                    enqueued.rows -= entry.rows
+                    enqueued.filling -= entry.fills
+                    if enqueued.crowd is not None:
+                        enqueued.crowd.discard(entry)
+                    if not enqueued.count:
+                        del self._enqueued[entry.signature]
                 if not line.count:
                     self._lines.pop((line.kind, line.long), None)
-            if (mine := self._clients.get(entry.client)) is not None:
-                mine.pop(entry, None)
-                if not mine:
-                    del self._clients[entry.client]
+                # Small differences of floats do not pile up.
+                self.waiting_s = max(0.0, self.waiting_s - (entry.cost_s or 0.0)) if self._lines else 0.0
 
     def forget_over(self) -> None:
         """Keeps what nobody wants any more from piling up behind what is not served."""
@@ -253,27 +312,43 @@ class Queue:
 
     # -- dispatch ---------------------------------------------------------------------------------
 
-    def next_line(self, now_ns: int, allowed: Callable[[bool], bool]) -> tuple[Line, Entry] | None:
-        """The line whose first request is next, and that request.
+    def next_line(
+        self, now_ns: int, allowed: Callable[[bool], bool], long_us: float
+    ) -> tuple[Line, Entry, bool] | None:
+        """The line whose first request is next, that request, and whether the dispatch would be long.
 
         Args:
             now_ns: the time.
             allowed: whether there is a worker for a long dispatch, or for another.
+            long_us: from which predicted cost on a batch is long.
         """
-        best: tuple[Line, Entry] | None = None
+        best: tuple[Line, Entry, bool] | None = None
         settings = self.rules.batching
         for line in list(self._lines.values()):
-            if not allowed(line.long):
+            long = line.long
+            if not allowed(long):
                 continue
-            if settings is not None and line.kind is not None and batching.due_ns(line, settings) > now_ns:
-                continue
+            if settings is not None and line.kind is not None:
+                if batching.due_ns(line, settings) > now_ns:
+                    continue
+                if not long and long_us < math.inf:
+                    long = self._batch_us(line, settings) >= long_us
+                    if long and not allowed(long):
+                        continue
             first = line.first(now_ns)
             if first is not None and (best is None or _place(first) < _place(best[1])):
-                best = line, first
+                best = line, first, long
         return best
 
-    def take(self, line: Line, now_ns: int, share: int) -> Batch:
-        """The next dispatch from a line; empty where all in it are late. `share`: requests for each worker, at most."""
+    def take(self, line: Line, now_ns: int, share: int, long: bool) -> Batch:
+        """The next dispatch from a line; empty where all in it are late.
+
+        Args:
+            line: which.
+            now_ns: the time.
+            share: requests for each worker, at most.
+            long: it is of those that a slow lane is for.
+        """
         settings = self.rules.batching
         if self.rules.refuse_late:
             self._leave_hopeless(line, now_ns)
@@ -287,7 +362,7 @@ class Queue:
             self._shares.served(entries[0].start_s)
         if settings is not None:
             line.renew(settings.run_rows)
-        return Batch(entries, cost_us, together, line.long)
+        return Batch(entries, cost_us, together, long)
 
     def _leave_hopeless(self, line: Line, now_ns: int) -> None:
         """Whoever is next and can no longer be in time leaves, while others wait that may be."""
@@ -309,17 +384,19 @@ class Queue:
             self.discount(entry)
             entries.append(entry)
             rows += entry.rows
-        signature = entries[0].signature if entries else ""
-        return entries, self.costs.predict(self.model, signature, 0, rows)
+        return entries, self.costs.predict(self.model, line.signature, 0, rows) if rows else 0.0
+
+    def _batch_us(self, line: Line, settings: BatchingSettings) -> float:
+        """What the next batch of a line is predicted to cost; 0 where nobody knows."""
+        return self.costs.predict(self.model, line.signature, 0, self._rows_to_take(line, settings)) or 0.0
 
     def _rows_to_take(self, line: Line, settings: BatchingSettings) -> int:
         rows = min(line.rows, settings.run_rows)
         idle = self.placement.idle_count
         if idle < 2 or line.rows > settings.run_rows:
             return rows
-        signature = next(iter(line)).signature
-        whole_us = self.costs.predict(self.model, signature, 0, rows)
-        part_us = self.costs.predict(self.model, signature, 0, -(-rows // idle))
+        whole_us = self.costs.predict(self.model, line.signature, 0, rows)
+        part_us = self.costs.predict(self.model, line.signature, 0, -(-rows // idle))
         return batching.spread(rows, idle, whole_us, part_us)
 
     def _take_short(self, line: Line, now_ns: int, share: int) -> tuple[list[Entry], float | None]:
@@ -354,11 +431,6 @@ class Queue:
                 batching.due_ns(line, settings) for line in self._lines.values() if line.kind is not None
             ]
         return min((due for due in dues if due is not None and due > now_ns), default=None)
-
-    @property
-    def lanes(self) -> set[bool]:
-        """Whether what waits is long."""
-        return {line.long for line in self._lines.values()}
 
     @property
     def waits(self) -> bool:

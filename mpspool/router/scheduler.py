@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from dataclasses import dataclass, field
 
 from mpspool.core.errors import Code, PoolError
@@ -34,7 +35,7 @@ from mpspool.router.fair_share import FairShare
 from mpspool.router.line import Line
 from mpspool.router.load import Batch, Device, Limits, WorkerLoad, by_load
 from mpspool.router.placement import BATCH_PIPELINE_NS, PIPELINE_NS, Placement
-from mpspool.router.policy import edf
+from mpspool.router.policy import Policy, edf
 from mpspool.router.queues import Queue, QueueRules
 from mpspool.router.suspicion import Blame, Standing, Suspicions
 
@@ -114,7 +115,8 @@ class Scheduler:
         self._deadlines: list[tuple[int, int, Entry]] = []
         self._tiebreak = itertools.count()
         self._wanted = 0
-        self._refusals: list[Send | Refuse] = []
+        # What nobody has been given yet. Kept here, so that an error in dispatch() loses none.
+        self._orders: list[Send | Refuse] = []
         self._trying = False  # a suspect is running
         # Whose suspect is the next to run, or runs, and the workers that are kept free for it.
         self._trial: tuple[Queue, list[WorkerLoad]] | None = None
@@ -145,20 +147,20 @@ class Scheduler:
     def arrive(self, entry: Entry, now_ns: int) -> None:
         """Takes a request into its queue. Raises PoolError where it is refused at the door."""
         queue = self._queue(entry.model)
-        leaving = queue.check_room(entry)
         entry.size = len(entry.body)
+        self._estimate(entry)
+        leaving = queue.check_room(entry)
         standing = self._suspicions.standing(entry.model, entry.body, now_ns)
         if standing is Standing.QUARANTINED:
             raise PoolError(Code.INTERNAL, _QUARANTINED)
         entry.suspect = standing is Standing.SUSPECT
-        self._estimate(entry)
         queue.check_deadline(entry, now_ns)
         queue.forget_over()
         self._forget_deadlines()
         self._wanted += 1
-        if leaving is not None:
-            self._refusals.append(Refuse(leaving, queue.full()))
-            self._end(leaving)
+        for other, error in leaving:
+            self._orders.append(Refuse(other, error))
+            self._end(other)
         queue.place(entry)
         self._add(queue, entry)
         if entry.deadline_ns:
@@ -171,8 +173,19 @@ class Scheduler:
             return
         entry.cost_s = cost_us / 1e6
         if self._rules.limits.long:
-            self._average_us += _WEIGHT * (cost_us - self._average_us) if self._average_us else cost_us
-            entry.long = cost_us >= (self._rules.long_us or _LONG_BY * self._average_us)
+            if not entry.rows:
+                self._learn(cost_us)
+            entry.long = cost_us >= self._long_us()
+
+    def _learn(self, cost_us: float) -> None:
+        """What a job costs: a request that runs alone, or a batch."""
+        self._average_us += _WEIGHT * (cost_us - self._average_us) if self._average_us else cost_us
+
+    def _long_us(self) -> float:
+        """From which cost on a job is long."""
+        if not self._rules.limits.long:
+            return math.inf
+        return self._rules.long_us or _LONG_BY * self._average_us or math.inf
 
     def _add(self, queue: Queue, entry: Entry) -> None:
         queue.add(entry)
@@ -318,10 +331,9 @@ class Scheduler:
 
     def dispatch(self, now_ns: int) -> list[Send | Refuse]:
         """Every dispatch that can be sent now, and who had to leave."""
-        orders, self._refusals = self._refusals, []
         for queue in list(self._suspected):
             if queue.suspects or (self._trial and self._trial[0] is queue):
-                self._dispatch_suspect(queue, now_ns, orders)
+                self._dispatch_suspect(queue, now_ns)
             else:
                 del self._suspected[queue]
         while self._dues and self._dues[0][0] <= now_ns:
@@ -332,16 +344,18 @@ class Scheduler:
         limits = self._rules.limits
         # Where nothing limits a device, the queues do not meet.
         if not limits.running and not limits.long:
-            for queue in self._stirred:
-                self._dispatch_all({queue: queue.share()}, now_ns, orders)
+            while self._stirred:
+                queue, _ = self._stirred.popitem()
+                self._dispatch_all({queue: queue.share()}, now_ns)
         elif self._stirred:
-            self._dispatch_all({queue: queue.share() for queue in self._waits}, now_ns, orders)
-        self._stirred.clear()
+            self._stirred.clear()
+            self._dispatch_all({queue: queue.share() for queue in self._waits}, now_ns)
+        orders, self._orders = self._orders, []
         return orders
 
-    def _dispatch_all(self, queues: dict[Queue, int], now_ns: int, orders: list[Send | Refuse]) -> None:
+    def _dispatch_all(self, queues: dict[Queue, int], now_ns: int) -> None:
         """Sends all that these queues can be sent now, and notes when there may be more."""
-        while self._dispatch_one(queues, now_ns, orders):
+        while self._dispatch_one(queues, now_ns):
             pass
         for queue in queues:
             if not queue.length:
@@ -352,56 +366,57 @@ class Scheduler:
                 queue.due_ns = due_ns
                 heapq.heappush(self._dues, (due_ns, next(self._tiebreak), queue))
 
-    def _dispatch_one(self, queues: dict[Queue, int], now_ns: int, orders: list[Send | Refuse]) -> bool:
+    def _dispatch_one(self, queues: dict[Queue, int], now_ns: int) -> bool:
         """Sends the dispatch that is next over these queues, each with its share, if one can be sent."""
-        best: tuple[float, Queue, Line, WorkerLoad] | None = None
-        if len(queues) > 1:  # who waits keeps its place while others are served, or it would never come up
+        several = len(queues) > 1
+        if several:  # who waits keeps its place while others are served, or it would never come up
             ready = [queue for queue in queues if queue.waits and queue.placement.workers]
             self._starts = {queue: self._starts.get(queue, self._shares.now(queue)) for queue in ready}
+        # By policy: the numbers of two need not mean the same, and are not compared.
+        best: dict[Policy, tuple[float, Queue, Line, WorkerLoad, bool]] = {}
         for queue in queues:
-            if queue.waits and (found := self._next(queue, now_ns, alone=len(queues) == 1)):
-                line, first, worker = found
-                rank = 0.0
-                if len(queues) > 1:
-                    rank = self._rank(queue, first, now_ns)
-                if best is None or rank < best[0]:
-                    best = rank, queue, line, worker
-        if best is None:
+            if queue.waits and (found := self._next(queue, now_ns, alone=not several)):
+                line, first, worker, long = found
+                rank = self._rank(queue, first, now_ns) if several else 0.0
+                policy = queue.rules.policy
+                if policy not in best or rank < best[policy][0]:
+                    best[policy] = rank, queue, line, worker, long
+        if not best:
             return False
-        _, queue, line, worker = best
-        batch = queue.take(line, now_ns, queues[queue])
-        orders += [self._refuse(entry, Code.DEADLINE_EXCEEDED, _TOO_LATE) for entry in queue.late]
+        _, queue, line, worker, long = min(best.values(), key=lambda choice: self._starts.get(choice[1], 0.0))
+        batch = queue.take(line, now_ns, queues[queue], long)
+        self._orders += [self._refuse(entry, Code.DEADLINE_EXCEEDED, _TOO_LATE) for entry in queue.late]
         queue.late.clear()
-        if len(queues) > 1:
+        if several:
             self._starts[queue] = self._shares.serve(queue, self._starts[queue], (batch.cost_us or 0.0) / 1e6)
         if batch.entries:
-            orders.append(self._send(queue, worker, batch, now_ns))
+            self._orders.append(self._send(queue, worker, batch, now_ns))
         return True
 
     def _rank(self, queue: Queue, first: Entry, now_ns: int) -> float:
-        """How soon a queue's first request is next where queues share a device: the least is."""
-        after_s = first.key - first.start_s
+        """How soon a queue's first request is next among those of its policy where queues share a device: the least is."""
+        after_s = queue.after_s(first)
         if queue.rules.policy is edf:  # a deadline is one whoever is asked, and when
             return self._shares.clock_s + after_s + first.arrived_s - now_ns / 1e9
         return self._starts[queue] + after_s
 
-    def _next(self, queue: Queue, now_ns: int, alone: bool) -> tuple[Line, Entry, WorkerLoad] | None:
-        """What a queue would send next, and to whom. `alone`: no other queue may be kept off a device by that."""
+    def _next(self, queue: Queue, now_ns: int, alone: bool) -> tuple[Line, Entry, WorkerLoad, bool] | None:
+        """What a queue would send next, to whom, and whether it is long. `alone`: no other may be kept off a device by that."""
         place = queue.placement
         limits = self._rules.limits
         workers: dict[bool, WorkerLoad | None] = {}
-        for long in queue.lanes:
+        for long in (False, True) if limits.long else (False,):
             workers[long] = place.idle(long)
             # Who is always sent more before its device is free is the only one who ever runs there.
             if workers[long] is None and (alone or not (limits.running or (long and limits.long))):
                 workers[long] = place.soon(long, now_ns)
-        found = queue.next_line(now_ns, lambda long: workers[long] is not None)
+        found = queue.next_line(now_ns, lambda long: workers[long] is not None, self._long_us())
         if found is None:
             return None
-        line, first = found
-        worker = workers[line.long]
+        line, first, long = found
+        worker = workers[long]
         assert worker is not None
-        return line, first, worker
+        return line, first, worker, long
 
     def look_again_ns(self, now_ns: int) -> int | None:
         """When dispatch() could next send something, if nothing else happens before."""
@@ -409,6 +424,8 @@ class Scheduler:
 
     def _send(self, queue: Queue, worker: WorkerLoad, batch: Batch, now_ns: int) -> Send:
         dispatch = next(self._dispatches)
+        if batch.together and batch.cost_us is not None and self._rules.limits.long:
+            self._learn(batch.cost_us)
         worker.take(dispatch, batch, now_ns)
         queue.placement.settle(worker)
         for entry in batch.entries:
@@ -418,7 +435,7 @@ class Scheduler:
 
     # -- suspects ---------------------------------------------------------------------------------
 
-    def _dispatch_suspect(self, queue: Queue, now_ns: int, orders: list[Send | Refuse]) -> None:
+    def _dispatch_suspect(self, queue: Queue, now_ns: int) -> None:
         """One suspect at a time in the pool, alone on a device or a worker that is emptied for it first."""
         if self._trying or (self._trial and self._trial[0] is not queue):
             return
@@ -439,7 +456,7 @@ class Scheduler:
             entry = queue.suspects.popleft()
             queue.discount(entry)
             self._trying = True
-            orders.append(self._send(queue, worker, Batch([entry], None, suspect=True), now_ns))
+            self._orders.append(self._send(queue, worker, Batch([entry], None, suspect=True), now_ns))
 
     def _end_trial(self) -> None:
         """What was kept free for a suspect, or ran it, takes other requests again."""

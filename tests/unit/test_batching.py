@@ -13,8 +13,9 @@ from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import BatchingSettings
 from mpspool.router import batching
 from mpspool.router.entry import Entry
+from mpspool.router.load import Limits
 from mpspool.router.queues import QueueRules
-from mpspool.router.scheduler import PoolRules, Scheduler, Send
+from mpspool.router.scheduler import PoolRules, Refuse, Scheduler, Send
 
 MODEL = ModelVersion("m", 1)
 MS = 1_000_000
@@ -29,8 +30,19 @@ def make(workers: int = 1, **parameters: Any) -> Scheduler:
     return scheduler
 
 
-def ask(scheduler: Scheduler, rows: int = 1, kind: str = "k", at_ns: int = 0) -> Entry:
-    entry = Entry(MODEL, "", b"x", at_ns, rows=rows, kind=kind)
+def ask(
+    scheduler: Scheduler,
+    rows: int = 1,
+    kind: str = "k",
+    at_ns: int = 0,
+    *,
+    signature: str = "",
+    client: str = "",
+    deadline_ns: int = 0,
+) -> Entry:
+    entry = Entry(
+        MODEL, signature, b"x", at_ns, deadline_ns, rows=rows, kind=(signature, kind), client=client
+    )
     scheduler.arrive(entry, at_ns)
     return entry
 
@@ -112,7 +124,10 @@ def test_kinds_do_not_mix() -> None:
     scheduler = make(workers=2)
     for kind in "abab":
         ask(scheduler, kind=kind)
-    assert [{entry.kind for entry in send.entries} for send in scheduler.dispatch(0)] == [{"a"}, {"b"}]
+    assert [{entry.kind for entry in send.entries} for send in scheduler.dispatch(0)] == [
+        {("", "a")},
+        {("", "b")},
+    ]
 
 
 def test_what_shares_no_batch_goes_as_before() -> None:
@@ -131,19 +146,136 @@ def test_a_batch_never_has_more_rows_than_it_may() -> None:
     assert rows(scheduler.dispatch(0)) == [8, 4, 10]
 
 
+def refusal(scheduler: Scheduler, rows: int = 1, kind: str = "k", client: str = "") -> str:
+    with pytest.raises(PoolError) as refused:
+        ask(scheduler, rows, kind, client=client)
+    assert refused.value.code is Code.UNAVAILABLE
+    return refused.value.message
+
+
 def test_more_than_may_wait_is_refused() -> None:
-    """As TensorFlow Serving does: UNAVAILABLE, with its text; another kind has batches of its own."""
+    """As TensorFlow Serving does: UNAVAILABLE, with its text; another signature has batches of its own."""
     scheduler = make(max_batch_size=4, max_enqueued_batches=2, batch_timeout_us=10)
     for _ in range(8):
         ask(scheduler)
-    with pytest.raises(PoolError) as refused:
-        ask(scheduler)
-    assert refused.value.code is Code.UNAVAILABLE
-    assert refused.value.message == (
+    assert refusal(scheduler) == (
         "The batch scheduling queue to which this task was submitted is full; currently 2 batches enqueued and "
         "max_enqueued_batches is 2"
     )
-    ask(scheduler, kind="other")
+    ask(scheduler, signature="other")
+
+
+def test_more_than_may_wait_is_refused_where_large_ones_are_split() -> None:
+    """With TensorFlow Serving's other text."""
+    scheduler = make(max_batch_size=100, max_execution_batch_size=4, max_enqueued_batches=2)
+    ask(scheduler, 4)
+    ask(scheduler, 3)
+    assert refusal(scheduler, 2) == (
+        "The batch scheduling queue to which this task was submitted is full; task size is 2 but scheduling capacity is "
+        "only 1 (num_enqueued_batches=2, max_enqueued_batches=2, open_batch_size=3, max_execution_batch_size=4)"
+    )
+    ask(scheduler, 1)
+
+
+def test_what_cannot_be_joined_counts_as_batches_of_one() -> None:
+    """Requests of three rows are a batch each where four rows are run."""
+    scheduler = make(max_batch_size=4, max_enqueued_batches=3)
+    for _ in range(3):
+        ask(scheduler, 3)
+    assert "currently 3 batches" in refusal(scheduler, 3)
+
+
+def test_a_client_that_makes_up_kinds_gets_no_more_room() -> None:
+    """All of a signature count, and as though they could share their batches: many shapes have as much room as one."""
+    scheduler = make(max_batch_size=100, max_enqueued_batches=2)
+    for number in range(200):
+        ask(scheduler, kind=str(number))
+    refusal(scheduler, kind="new")
+
+
+def test_what_leaves_makes_room() -> None:
+    """Sent or cancelled."""
+    scheduler = make(max_batch_size=4, max_enqueued_batches=1)
+    entries = [ask(scheduler) for _ in range(4)]
+    scheduler.cancel(entries[0])
+    ask(scheduler)
+    refusal(scheduler)
+    assert rows(scheduler.dispatch(0)) == [4]
+    for _ in range(4):
+        ask(scheduler)
+
+
+def make_fair(**parameters: Any) -> Scheduler:
+    return Scheduler(PoolRules(), QueueRules(fair=True, batching=BatchingSettings(**parameters)))
+
+
+def test_who_fills_the_batches_does_not_keep_others_out() -> None:
+    """The last of whoever has most rows waiting leave for a client that has fewer, as many as it takes."""
+    scheduler = make_fair(max_batch_size=4, max_enqueued_batches=3)
+    flood = [ask(scheduler, client="flood") for _ in range(12)]
+    other = ask(scheduler, 3, "another kind", client="other")
+    refused = [order.entry for order in scheduler.dispatch(0) if isinstance(order, Refuse)]
+    assert refused == flood[:-4:-1]
+    assert other.waiting
+    refusal(scheduler, client="flood")
+
+
+def test_nobody_leaves_for_who_would_have_more() -> None:
+    """Nor is anybody refused for one that does not fit after all."""
+    scheduler = make_fair(max_batch_size=4, max_enqueued_batches=3)
+    for _ in range(12):
+        ask(scheduler, client="flood")
+    for _ in range(2):
+        ask(scheduler, 3, client="other")
+    refusal(scheduler, 3, client="other")
+    assert len([order for order in scheduler.dispatch(0) if isinstance(order, Refuse)]) == 6
+
+
+def test_a_batch_is_long_by_what_it_costs_itself() -> None:
+    """Many requests that are short each make a batch that keeps to the slow lane; a small batch does not."""
+    batching_rules = QueueRules(batching=BatchingSettings(max_batch_size=100))
+    scheduler = Scheduler(PoolRules(limits=Limits(long=1), long_us=50_000), batching_rules)
+    for count in (1, 100):
+        scheduler.costs.observe(MODEL, "", 0, 5_000 * count, rows=count)
+    for name in "abcd":
+        scheduler.join(name, MODEL, 1, "gpu0")
+    for _ in range(300):
+        ask(scheduler)
+    (lane,) = scheduler.dispatch(0)
+    assert len(lane.entries) == 100
+    ask(scheduler, kind="small")
+    assert rows(scheduler.dispatch(0)) == [1]
+    scheduler.finished(lane.worker, lane.dispatch)
+    assert rows(scheduler.dispatch(0)) == [100]
+
+
+def test_which_batches_are_long_is_found_out() -> None:
+    """By what batches cost on average, not requests."""
+    scheduler = Scheduler(
+        PoolRules(limits=Limits(long=1)), QueueRules(batching=BatchingSettings(max_batch_size=8))
+    )
+    for count in (1, 8):
+        scheduler.costs.observe(MODEL, "", 0, 1_000 * count, rows=count)
+    for name in "ab":
+        scheduler.join(name, MODEL, 1, "gpu0")
+    for _ in range(3):
+        for _ in range(16):
+            ask(scheduler)
+        sends = scheduler.dispatch(0)
+        assert rows(sends) == [8, 8]
+        for send in sends:
+            scheduler.finished(send.worker, send.dispatch)
+
+
+def test_a_line_in_which_all_are_late() -> None:
+    """Nothing is sent where a batch would be spread and there is nobody left in it."""
+    scheduler = make(max_batch_size=8)
+    scheduler.costs.observe(MODEL, "", 0, 50_000, rows=1)
+    entries = [ask(scheduler, deadline_ns=until * MS) for until in (200, 150)]
+    scheduler.join("w1", MODEL, 1)
+    orders = scheduler.dispatch(160 * MS)
+    assert [order.entry for order in orders if isinstance(order, Refuse)] == entries[:1]
+    assert not [order for order in orders if isinstance(order, Send)]
 
 
 def test_a_client_that_makes_up_kinds_makes_no_lines_without_end() -> None:

@@ -14,7 +14,7 @@ from mpspool.core.ids import ModelVersion
 from mpspool.router import policy
 from mpspool.router.entry import Entry
 from mpspool.router.load import Limits
-from mpspool.router.policy import edf, fifo, sjf
+from mpspool.router.policy import Sjf, edf, fifo
 from mpspool.router.queues import QueueRules
 from mpspool.router.scheduler import PoolRules, Scheduler
 
@@ -71,7 +71,7 @@ def test_fifo_is_the_order_of_arrival() -> None:
 
 def test_sjf_takes_the_shortest_first() -> None:
     """Of those that arrived together."""
-    scheduler = make(policy=sjf(100.0))
+    scheduler = make(policy=Sjf(100.0))
     long, short, middle = [ask(scheduler, size) for size in (100, 1, 10)]
     scheduler.join("w", A, 1)
     assert served(scheduler) == [short, middle, long]
@@ -79,7 +79,7 @@ def test_sjf_takes_the_shortest_first() -> None:
 
 def test_sjf_starves_nobody() -> None:
     """With an aging of 10, one of 100 ms is passed by those of 1 ms that arrive within 990 ms after it, and by no more."""
-    scheduler = make(policy=sjf(10.0))
+    scheduler = make(policy=Sjf(10.0))
     long = ask(scheduler, 100)
     before = ask(scheduler, 1, at_ms=980)
     after = ask(scheduler, 1, at_ms=1_000)
@@ -132,6 +132,32 @@ def test_fair_shares_are_by_cost() -> None:
     assert sum(entry.client == "short" for entry in first) == pytest.approx(100, abs=2)
 
 
+def test_priority_goes_before_what_the_same_client_asked_for_where_clients_share() -> None:
+    """Else whoever calls all requests urgent would have everything: each client has its turn, for the most urgent first."""
+    scheduler = make(fair=True)
+    for _ in range(50):
+        ask(scheduler, 10, client="flood", priority=999)
+    other = ask(scheduler, 10, client="other")
+    low = ask(scheduler, 10, client="other", priority=-1)
+    plain = ask(scheduler, 10, client="other")
+    urgent = ask(scheduler, 10, client="other", priority=1)
+    scheduler.join("w", A, 1)
+    order = served(scheduler)
+    assert [entry for entry in order if entry.client == "other"] == [urgent, other, plain, low]
+    assert order.index(low) <= 8
+
+
+def test_priority_says_nothing_between_models_where_clients_share() -> None:
+    """On a device that limits what runs, one model's urgent flood leaves the other its part."""
+    scheduler = make(Limits(running=1), fair=True)
+    for name, model in (("a", A), ("b", B)):
+        scheduler.join(name, model, 1, "gpu0")
+    for _ in range(50):
+        ask(scheduler, 10, model=A, client="flood", priority=999)
+    other = ask(scheduler, 10, model=B, client="other")
+    assert served(scheduler).index(other) <= 1
+
+
 def test_a_device_runs_no_more_than_it_may() -> None:
     """With two at once, over all models on it, the third waits though its worker is idle."""
     scheduler = make(Limits(running=2))
@@ -157,6 +183,42 @@ def test_a_models_flood_does_not_keep_another_from_a_device() -> None:
     scheduler.finished(first.worker, first.dispatch)
     order = served(scheduler, 0)
     assert order.index(other) <= 1
+
+
+def by_size(waiting: policy.Waiting) -> float:
+    return float(waiting.size)
+
+
+@pytest.mark.parametrize(
+    ("flooded", "other"),
+    [
+        (fifo, edf),
+        (edf, fifo),
+        (Sjf(3.0), fifo),
+        (by_size, fifo),
+        (fifo, by_size),
+        (by_size, by_size),
+        (Sjf(3.0), Sjf(3.0)),
+    ],
+)
+@pytest.mark.parametrize("deadline_ms", [0, 1_000_000])
+def test_models_take_turns_whatever_their_policies_are(
+    flooded: policy.Policy, other: policy.Policy, deadline_ms: float
+) -> None:
+    """What two policies say is not compared, nor what one says that is no time; a day after the machine has started, too."""
+    scheduler = make(Limits(running=1))
+    day_ms = 86_400_000
+    for name, model, chosen in (("a", A, flooded), ("b", B, other)):
+        scheduler.govern(model, QueueRules(policy=chosen, refuse_late=False))
+        scheduler.join(name, model, 1, "gpu0")
+    for _ in range(50):
+        ask(scheduler, 10, at_ms=day_ms, model=A)
+    late = [
+        ask(scheduler, 10, at_ms=day_ms, model=B, deadline_ms=deadline_ms and day_ms + deadline_ms)
+        for _ in range(5)
+    ]
+    order = served(scheduler, day_ms)
+    assert max(order.index(entry) for entry in late) <= 11
 
 
 def test_long_jobs_keep_to_the_slow_lane() -> None:
@@ -234,6 +296,15 @@ def test_nobody_is_refused_for_what_is_not_known() -> None:
     scheduler.join("w", A, 1)
     ask(scheduler, 100)
     ask(scheduler, 100, deadline_ms=1)
+
+
+def test_nobody_is_refused_for_those_who_let_it_pass() -> None:
+    """What waits with a lower priority is not before it."""
+    scheduler = make()
+    scheduler.join("w", A, 1)
+    for _ in range(10):
+        ask(scheduler, 100, priority=-5)
+    assert ask(scheduler, 10, deadline_ms=50).waiting
 
 
 def test_what_keeps_nobody_waiting_is_tried() -> None:

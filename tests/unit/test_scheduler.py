@@ -26,7 +26,7 @@ from mpspool.core.settings import BatchingSettings
 from mpspool.router.entry import Entry
 from mpspool.router.load import Batch, Limits
 from mpspool.router.placement import DISPATCHES
-from mpspool.router.policy import Policy, edf, fifo, sjf
+from mpspool.router.policy import Policy, Sjf, edf, fifo
 from mpspool.router.queues import QueueRules
 from mpspool.router.scheduler import PoolRules, Refuse, Scheduler, Send
 from mpspool.router.suspicion import MAX_REMEMBERED, REMEMBERED_NS, Blame, Standing, Suspicions
@@ -552,7 +552,7 @@ class Pool(RuleBasedStateMachine):
 
     @initialize(
         dispatch=st.sampled_from(DISPATCHES),
-        policy=st.sampled_from([fifo, edf, sjf(10.0)]),
+        policy=st.sampled_from([fifo, edf, Sjf(10.0)]),
         fair=st.booleans(),
         limits=st.builds(Limits, st.integers(0, 2), st.integers(0, 1)),
         batching=st.none()

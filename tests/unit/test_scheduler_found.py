@@ -5,14 +5,19 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
+from mpspool.router.crowd import Crowd
 from mpspool.router.entry import Entry
-from mpspool.router.load import Limits
-from mpspool.router.policy import edf, sjf
+from mpspool.router.fair_share import FairShare
+from mpspool.router.load import Batch, Limits
+from mpspool.router.policy import Sjf, edf
 from mpspool.router.queues import Queue, QueueRules
 from mpspool.router.scheduler import PoolRules, Refuse, Scheduler, Send
 
@@ -107,7 +112,7 @@ def test_edf_holds_between_models_on_a_limited_device() -> None:
 def test_no_model_is_idle_for_long_because_its_jobs_are_long() -> None:
     """Under sjf with a limit on a device, a flood of short ones leaves the long ones their share."""
     pool = Pool(Limits(running=1), {MODEL: 5, OTHER: 50})
-    pool.scheduler = Scheduler(PoolRules(limits=Limits(running=1)), QueueRules(policy=sjf(10.0)))
+    pool.scheduler = Scheduler(PoolRules(limits=Limits(running=1)), QueueRules(policy=Sjf(10.0)))
     for model, cost in ((MODEL, 5000), (OTHER, 50_000)):
         pool.scheduler.costs.observe(model, "", 1, cost)
     pool.join("a", MODEL)
@@ -212,3 +217,61 @@ def test_a_worker_that_is_long_overdue_is_sent_nothing_more() -> None:
     assert len(pool.dispatch(0)) == 1
     pool.arrive(Entry(MODEL, "", b"x", 500 * MS), 500 * MS)
     assert pool.dispatch(500 * MS) == []
+
+
+def test_what_was_decided_before_an_error_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The orders of one model are given out though another's failed; at the next decision, with their credits."""
+    pool = Scheduler(PoolRules(), QueueRules())
+    for name, model in (("a", MODEL), ("b", OTHER)):
+        pool.join(name, model, 1)
+        pool.arrive(Entry(model, "", b"x", 0), 0)
+    take = Queue.take
+    taken: list[ModelVersion] = []
+
+    def take_one(queue: Queue, *args: Any) -> Batch:
+        taken.append(queue.model)
+        if len(taken) == 2:
+            raise RuntimeError
+        return take(queue, *args)
+
+    monkeypatch.setattr(Queue, "take", take_one)
+    with pytest.raises(RuntimeError):
+        pool.dispatch(0)
+    pool.arrive(Entry(taken[1], "", b"y", 0), 0)
+    assert {send.worker for send in pool.dispatch(0) if isinstance(send, Send)} == {"a", "b"}
+
+
+def test_a_fair_share_costs_the_same_with_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that can be forgotten are looked for once in as many arrivals as there are clients; and are forgotten."""
+    looked: list[int] = []
+    forget = FairShare._forget
+    monkeypatch.setattr(FairShare, "_forget", lambda share: (looked.append(1), forget(share)))
+    share = FairShare()
+    for _ in range(3):
+        for client in range(10_000):
+            share.arrive(client, 0.1)
+    assert len(looked) < 20
+    share.served(100.0)
+    for client in range(10_000, 30_000):
+        share.arrive(client, 0.0)
+    assert len(share._next_s) < 20_000
+
+
+@given(st.lists(st.tuples(st.sampled_from("uvw"), st.integers(0, 4)), max_size=60))
+def test_who_has_most_is_known(steps: list[tuple[str, int]]) -> None:
+    """For every order in which entries come (of so many rows) and go (the client's oldest, of 0)."""
+    crowd = Crowd()
+    waiting: dict[str, list[Entry]] = {client: [] for client in "uvwx"}
+    for client, rows in steps:
+        if rows:
+            entry = Entry(MODEL, "", b"", 0, rows=rows, client=client)
+            waiting[client].append(entry)
+            crowd.add(entry, rows)
+        elif waiting[client]:
+            crowd.discard(waiting[client].pop(0))
+        much = {client: sum(entry.rows for entry in entries) for client, entries in waiting.items()}
+        most = max(much.values())
+        last = next(crowd.last_of_most("x", 0), None)
+        assert (last is None) == (most == 0)
+        assert last is None or (much[last.client] == most and waiting[last.client][-1] is last)
+        assert {client: crowd.of(client) for client in waiting} == much
