@@ -23,10 +23,11 @@ from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.progress import WHOLE
 from mpspool.core.settings import BatchingSettings
+from mpspool.router.batching import split
 from mpspool.router.entry import Entry
 from mpspool.router.load import Batch, Limits
 from mpspool.router.placement import DISPATCHES
-from mpspool.router.policy import Policy, Sjf, edf, fifo
+from mpspool.router.policy import Sjf, edf, fifo
 from mpspool.router.queues import QueueRules
 from mpspool.router.scheduler import PoolRules, Refuse, Scheduler, Send
 from mpspool.router.suspicion import MAX_REMEMBERED, REMEMBERED_NS, Blame, Standing, Suspicions
@@ -552,24 +553,30 @@ class Pool(RuleBasedStateMachine):
 
     @initialize(
         dispatch=st.sampled_from(DISPATCHES),
-        policy=st.sampled_from([fifo, edf, Sjf(10.0)]),
-        fair=st.booleans(),
         limits=st.builds(Limits, st.integers(0, 2), st.integers(0, 1)),
-        batching=st.none()
-        | st.builds(
-            BatchingSettings,
-            max_batch_size=st.just(4),
-            batch_timeout_us=st.integers(0, 1),
-            max_enqueued_batches=st.just(10_000),
+        long_us=st.sampled_from([0.0, 5_000.0]),
+        rules=st.builds(
+            QueueRules,
+            policy=st.sampled_from([fifo, edf, Sjf(10.0)]),
+            fair=st.booleans(),
+            refuse_late=st.booleans(),
+            max_requests=st.integers(1, 6) | st.just(10_000),
+            batching=st.none()
+            | st.builds(
+                BatchingSettings,
+                max_batch_size=st.just(4),
+                batch_timeout_us=st.integers(0, 1),
+                max_enqueued_batches=st.integers(1, 3) | st.just(10_000),
+                max_execution_batch_size=st.sampled_from([0, 2]),
+                adaptive=st.booleans(),
+            ),
         ),
     )
-    def start(
-        self, dispatch: str, policy: Policy, fair: bool, limits: Limits, batching: BatchingSettings | None
-    ) -> None:
-        rules = {"policy": policy, "fair": fair, "batching": batching, "refuse_late": False}
-        self.scheduler = make(dispatch, limits, **rules)
+    def start(self, dispatch: str, limits: Limits, long_us: float, rules: QueueRules) -> None:
+        self.scheduler = Scheduler(PoolRules(dispatch, limits, long_us), rules)
+        self.rules = rules
+        self.most_rows = rules.batching.run_rows if rules.batching else 0
         self.limits = limits
-        self.batching = batching
         self.devices: dict[str, str] = {}
         self.now = 0
         self.names = 0
@@ -577,6 +584,7 @@ class Pool(RuleBasedStateMachine):
         self.held: dict[str, list[Send]] = {}
         self.leaving: set[str] = set()
         self.wanted: set[Entry] = set()
+        self.put_out: set[Entry] = set()  # for others, and not told yet
         self.answers: dict[Entry, str] = {}
         self.keys: dict[Entry, Key] = {}
         self.suspects: set[Key] = set()
@@ -588,16 +596,20 @@ class Pool(RuleBasedStateMachine):
         for model, cost_us in ((MODEL, 100), (OTHER, 10_000)):
             self.scheduler.costs.observe(model, "", 1, cost_us)
             self.scheduler.costs.observe(model, "", 0, cost_us, rows=1)
+        self.scheduler.costs.observe(
+            MODEL, "", 0, 400, rows=4
+        )  # its batches are worth spreading, and the other's are not
+        self.scheduler.costs.observe(OTHER, "", 0, 10_000, rows=4)
 
     @rule(
         target=requests,
         model=models,
         body=st.sampled_from(BODIES),
-        deadline=st.just(0) | st.integers(1, 30),
+        deadline=st.just(0) | st.integers(1, 30) | st.integers(50_000, 50_000_000),
         copies=st.integers(1, 3),
         rows=st.integers(0, 4),
         kind=st.sampled_from("kl"),
-        who=st.tuples(st.integers(0, 1), st.sampled_from("uv")),
+        who=st.tuples(st.integers(-1, 1), st.sampled_from("uv")),
     )
     def arrivals(
         self,
@@ -611,27 +623,58 @@ class Pool(RuleBasedStateMachine):
     ) -> MultipleResults[Entry]:
         items = []
         for _ in range(copies):
-            item = entry(body, model, deadline and self.now + deadline)
-            item.arrived_ns = self.now
-            item.priority, item.client = who
-            if self.batching:
-                item.rows, item.kind = rows, kind
-            items.append(self._arrive(item, model, body))
+            parts: list[tuple[int, int] | None] = [None]
+            if self.rules.batching and rows > self.most_rows:
+                parts = [*split(rows, self.rules.batching)]
+            taken = []
+            for part in parts:
+                item = entry(body, model, deadline and self.now + deadline)
+                item.arrived_ns, item.part = self.now, part
+                item.priority, item.client = who
+                if self.rules.batching:
+                    item.rows, item.kind = part[1] - part[0] if part else rows, kind
+                taken.append(item)
+                if not self._arrive(item, model, body):
+                    for other in taken:
+                        self.cancel(item=other)
+                    break
+            items += taken
         return multiple(*items)
 
-    def _arrive(self, item: Entry, model: ModelVersion, body: bytes) -> Entry:
+    def _arrive(self, item: Entry, model: ModelVersion, body: bytes) -> bool:
         self.keys[item] = (model, body)
+        rows, queued = self._rows(model), self.scheduler.queued(model)
+        settings = self.rules.batching
+        room = settings.max_enqueued_batches * settings.run_rows if settings and item.rows else 10**9
         try:
             self.scheduler.arrive(item, self.now)
         except PoolError as error:
-            assert error.code is Code.INTERNAL, "only quarantine refuses"  # noqa: PT017  it may or may not
-            assert self.keys[item] in self.quarantined
+            if error.code is Code.UNAVAILABLE:
+                assert queued >= self.rules.max_requests or rows + 4 * item.rows > room, "there is room"
+            elif error.code is Code.DEADLINE_EXCEEDED:
+                assert self.rules.refuse_late
+                assert item.deadline_ns
+            else:
+                assert self.keys[item] in self.quarantined
             item.over = True
             item.body = b""
-        else:
-            assert self.keys[item] not in self.quarantined
-            self.wanted.add(item)
-        return item
+            return False
+        assert self.keys[item] not in self.quarantined
+        out = {other for other in self.wanted if other.over}
+        assert not out or self.rules.fair
+        assert all(other.client != item.client for other in out)
+        self.wanted -= out
+        self.put_out |= out
+        self.wanted.add(item)
+        assert self.scheduler.queued(model) <= max(self.rules.max_requests, queued), "more than may wait"
+        assert self._rows(model) <= max(room, rows) or item.suspect, "more than may wait"
+        return True
+
+    def _waiting(self, model: ModelVersion) -> set[Entry]:
+        return {item for item in self.wanted.difference(self._in_flight()) if item.model == model}
+
+    def _rows(self, model: ModelVersion) -> int:
+        return sum(item.rows for item in self._waiting(model) if not item.suspect)
 
     @rule(model=models, credit=st.integers(1, 3), device=st.sampled_from("gh"))
     def worker_joins(self, model: ModelVersion, credit: int, device: str) -> None:
@@ -648,12 +691,15 @@ class Pool(RuleBasedStateMachine):
     @rule()
     def dispatches(self) -> None:
         for send in self.scheduler.dispatch(self.now):
+            if isinstance(send, Refuse):
+                self._refused(send)
+                continue
             assert send.worker not in self.leaving
             self.held[send.worker].append(send)
             assert len(self.held[send.worker]) <= self.credits[send.worker], "sent without a credit"
             assert send.entries, "an empty dispatch"
             if send.together:
-                assert sum(item.rows for item in send.entries) <= 4, "more rows than a batch has"
+                assert sum(item.rows for item in send.entries) <= self.most_rows, "more rows than a batch has"
                 assert len({(item.model, item.kind) for item in send.entries}) == 1, "not of one kind"
                 assert all(item.rows for item in send.entries), "a request that shares no batch"
             else:
@@ -674,8 +720,18 @@ class Pool(RuleBasedStateMachine):
         for device in "gh" if self.limits.running and not self.trial else "":
             busy = [name for name, sends in self.held.items() if sends and self.devices[name] == device]
             assert len(busy) <= self.limits.running, "more than a device may run"
+        assert not self.put_out, "one that had to leave is not told"
         copies = self._in_flight()
         assert len(copies) == len(set(map(id, copies))), "one request in two places"
+
+    def _refused(self, refusal: Refuse) -> None:
+        """One that had to leave for another, or cannot be in time."""
+        if refusal.error.code is Code.UNAVAILABLE:
+            self.put_out.remove(refusal.entry)
+            return
+        assert refusal.error.code is Code.DEADLINE_EXCEEDED
+        assert self.rules.refuse_late
+        self._answer(refusal.entry, "late")
 
     def _in_flight(self) -> list[Entry]:
         return [item for sends in self.held.values() for send in sends for item in send.entries]
@@ -761,10 +817,10 @@ class Pool(RuleBasedStateMachine):
         if item in self.wanted:
             self._answer(item, "cancelled")
 
-    @rule(step=st.integers(1, 10) | st.just(REMEMBERED_NS))
-    def time_passes(self, step: int) -> None:
+    @rule(step=st.integers(1, 10) | st.sampled_from([100_000, 10_000_000, REMEMBERED_NS]), seen=st.booleans())
+    def time_passes(self, step: int, seen: bool = True) -> None:
         self.now += step
-        for refusal in self.scheduler.expire(self.now):
+        for refusal in self.scheduler.expire(self.now) if seen else ():
             assert refusal.entry.deadline_ns <= self.now
             self._answer(refusal.entry, "expired")
         if step >= REMEMBERED_NS:
@@ -776,6 +832,36 @@ class Pool(RuleBasedStateMachine):
         assert self.scheduler.unfinished() == len(self.wanted)
         assert all(item.over for item in self.answers)
         assert not any(item.over for item in self.wanted)
+
+    @invariant()
+    def queues_count_what_waits(self) -> None:
+        for model, queue in self.scheduler._queues.items():
+            waiting = self._waiting(model)
+            assert queue.length == len(waiting)
+            lined = [item for item in waiting if not item.suspect]
+            expired = {item for item in waiting if item.deadline_ns and item.deadline_ns <= self.now}
+            assert waiting - expired <= set(queue.waiting()) <= waiting
+            for line in queue._lines.values():
+                there = [item for item in lined if item.line is line]
+                assert (line.count, line.rows) == (len(there), sum(item.rows for item in there))
+                assert line.count
+            assert sum(line.count for line in queue._lines.values()) == len(lined)
+            assert queue.waiting_s == pytest.approx(sum(item.cost_s or 0.0 for item in lined), abs=1e-9)
+            enqueued = queue._enqueued.values()
+            assert sum(each.rows for each in enqueued) == sum(item.rows for item in lined)
+            assert sum(each.count for each in enqueued) == sum(item.rows > 0 for item in lined)
+            assert sum(each.filling for each in enqueued) == sum(item.fills for item in lined)
+            shared = [item for item in lined if self.rules.fair]
+            for client in "uv":
+                assert queue._crowd.of(client) == sum(item.client == client for item in shared)
+
+    @invariant()
+    def devices_count_what_runs(self) -> None:
+        for device in self.scheduler.devices():
+            here = [worker for worker in self.scheduler._workers.values() if worker.device is device]
+            assert device.running == sum(bool(self.held[worker.name]) for worker in here)
+            assert device.long == sum(worker.long for worker in here)
+            assert not self.limits.long or device.long <= self.limits.long, "more than the slow lane holds"
 
     @invariant()
     def bodies_are_kept_while_they_may_matter(self) -> None:
