@@ -80,7 +80,7 @@ class BatchingSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         max_batch_size: of a request and, without splitting, of a batch.
         batch_timeout_us: how long a batch that is not full waits for more.
-        max_enqueued_batches: batches that may wait; what would begin one more is refused.
+        max_enqueued_batches: batches of a signature that may wait; what would begin one more is refused.
         allowed_batch_sizes: a batch is padded to the next of these; ascending, empty for any size.
         pad_variable_length_inputs: inputs that differ in other dimensions are padded to the largest.
         max_execution_batch_size: rows of one run, where larger requests are split; 0 for no splitting.

@@ -66,7 +66,7 @@ class Parameters(Section):
     batch_timeout_micros: Annotated[int, Field(ge=0, le=_INT64_MAX)] = 0
     """Microseconds that a batch waits for more requests, from its first on; 0 for only as long as all workers run."""
     max_enqueued_batches: Annotated[int, Field(ge=1, le=_INT32_MAX)] = MAX_ENQUEUED_BATCHES
-    """Batches that may wait, per model version; a request that would begin one more is answered UNAVAILABLE."""
+    """Batches that may wait, per signature of a model version; a request that would begin one more is answered UNAVAILABLE."""
     num_batch_threads: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
     """Taken for TensorFlow Serving's sake; as many batches run at once as there are workers."""
     thread_pool_name: str = ""

@@ -50,10 +50,10 @@ class SchedulingConfig(Section):
     slow_lane: Annotated[int, Field(ge=0)] = 0
     """Of those, or of a device's workers, so many at most run long batches; 0 for no limit."""
     slow_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Predicted milliseconds from which a batch is long; 0 to have it found out."""
+    """Predicted milliseconds from which a batch, or a request that runs alone, is long; 0 to have it found out."""
     priority_key: Annotated[str, AfterValidator(_read_key)] = "x-mpspool-priority"
     """Metadata key with a request's priority, a whole number from -999 to 999: each step goes before what has waited a
-    second more. Empty for no priorities."""
+    second more; with fair_by, before what the same client asked for. Empty for no priorities."""
     fair_by: Annotated[str, AfterValidator(_read_fair_by)] = "none"
     """Whose requests take turns and share the bytes: none, peer (each client's address), or metadata:KEY (each value of it)."""
     refuse_late: bool = True
