@@ -330,7 +330,7 @@ class Scheduler:
     # -- dispatch ---------------------------------------------------------------------------------
 
     def dispatch(self, now_ns: int) -> list[Send | Refuse]:
-        """Every dispatch that can be sent now, and who had to leave."""
+        """Every dispatch that can be sent now, and who had to leave. To be called after expire() for the same time."""
         for queue in list(self._suspected):
             if queue.suspects or (self._trial and self._trial[0] is queue):
                 self._dispatch_suspect(queue, now_ns)

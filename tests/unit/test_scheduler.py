@@ -688,8 +688,14 @@ class Pool(RuleBasedStateMachine):
         self.wanted.remove(item)
         self.answers[item] = how
 
+    def _expire(self) -> None:
+        for refusal in self.scheduler.expire(self.now):
+            assert refusal.entry.deadline_ns <= self.now
+            self._answer(refusal.entry, "expired")
+
     @rule()
     def dispatches(self) -> None:
+        self._expire()
         for send in self.scheduler.dispatch(self.now):
             if isinstance(send, Refuse):
                 self._refused(send)
@@ -820,9 +826,8 @@ class Pool(RuleBasedStateMachine):
     @rule(step=st.integers(1, 10) | st.sampled_from([100_000, 10_000_000, REMEMBERED_NS]), seen=st.booleans())
     def time_passes(self, step: int, seen: bool = True) -> None:
         self.now += step
-        for refusal in self.scheduler.expire(self.now) if seen else ():
-            assert refusal.entry.deadline_ns <= self.now
-            self._answer(refusal.entry, "expired")
+        if seen:
+            self._expire()
         if step >= REMEMBERED_NS:
             self.suspects.clear()
             self.quarantined.clear()
@@ -839,8 +844,7 @@ class Pool(RuleBasedStateMachine):
             waiting = self._waiting(model)
             assert queue.length == len(waiting)
             lined = [item for item in waiting if not item.suspect]
-            expired = {item for item in waiting if item.deadline_ns and item.deadline_ns <= self.now}
-            assert waiting - expired <= set(queue.waiting()) <= waiting
+            assert set(queue.waiting()) == waiting
             for line in queue._lines.values():
                 there = [item for item in lined if item.line is line]
                 assert (line.count, line.rows) == (len(there), sum(item.rows for item in there))
@@ -882,8 +886,7 @@ class Pool(RuleBasedStateMachine):
         self.leaving.clear()
         self.worker_joins(MODEL, 1, "g")
         self.worker_joins(OTHER, 2, "h")
-        for refusal in self.scheduler.expire(self.now):
-            self._answer(refusal.entry, "expired")
+        self._expire()
         for _ in range(3 * len(self.wanted) + 3):
             self.time_passes(2000)  # longer than a batch waits
             self.dispatches()
