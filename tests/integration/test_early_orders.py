@@ -14,10 +14,10 @@ import pytest
 from mpspool.core import process
 from mpspool.supervisor.orders import Orders
 from tests.conftest import short_dir
+from tests.light import LIGHT
 from tests.polling import until
 from tests.pool import CLI, ROOT, cli, processes_of
 
-LIGHT = {"PYTHONPATH": str(ROOT / "tests" / "fakes" / "light_worker"), "MPSPOOL_WORKERS_START": "exec"}
 _NAMESPACE = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 
 

@@ -20,11 +20,10 @@ from mpspool.core.control import ControlError, Message, call
 from mpspool.core.process import alive, stat
 from mpspool.core.rundir import RunDir
 from tests.conftest import PoolStarter
+from tests.light import LIGHT
 from tests.polling import until
 from tests.pool import CLI, ROOT, Pool, cli, processes_of
 
-# Without TensorFlow there is nothing to fork from.
-LIGHT = {"PYTHONPATH": str(ROOT / "tests" / "fakes" / "light_worker"), "MPSPOOL_WORKERS_START": "exec"}
 ONE, TWO = "half@1.cpu0.0", "half@1.cpu0.1"
 LightStarter = Callable[..., Pool]
 

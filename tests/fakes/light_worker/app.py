@@ -1,4 +1,7 @@
-"""A worker without TensorFlow: it joins the router for real, and answers nothing.
+"""A worker without TensorFlow: it joins the router for real, and answers y = x / 2 + 2.
+
+Each run is a line of <run folder>/runs, and lasts as long as there is a file <run folder>/hold/<the first of its values>.
+What a request is said to have cost is in COST_US by its signature; y of the signature "total" is one number for all rows.
 
 What it does otherwise stands in <run folder>/behave/<worker id>: "never" (exit 78 with a reason),
 "crash" (exit 3 before it is READY), "deaf" (SIGTERM is ignored), "slow" (not READY for a minute, this once),
@@ -8,26 +11,90 @@ What it does otherwise stands in <run folder>/behave/<worker id>: "never" (exit 
 from __future__ import annotations
 
 import faulthandler
+import json
 import os
 import signal
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mpspool.core import messages, process
+import msgspec
+import numpy as np
+
+from mpspool.core import messages, process, tfs
+from mpspool.core.envelope import peek
 from mpspool.core.errors import Code
-from mpspool.core.ids import WorkerId
+from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.messages import Dispatch, Hello, Outcome
 from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import WorkerSettings
 from mpspool.core.states import WorkerState
+from mpspool.core.weights import WeightsReport
 from mpspool.worker import simulated_gpu
+from mpspool.worker.engine.base import Array, Signature, TensorSpec
 from mpspool.worker.link import Link, wake_on_signals
+from mpspool.worker.predict import Predictor
+from mpspool.worker.runner import Runner
+
+# By signature; of one that costs 0 nothing is learned.
+COST_US = {tfs.DEFAULT_SIGNATURE: 1_000, "slow": 10_000_000, "unknown": 0, "total": 1_000}
 
 
-def _refuse(dispatch: Dispatch, bodies: list[bytes], frames: list[bytes]) -> list[Outcome]:
-    return [Outcome(Code.UNIMPLEMENTED, message="a light worker")] * len(bodies)
+class _Engine:
+    """The model. Its signatures take one tensor of floats, of any shape."""
+
+    name = "light"
+
+    def __init__(self, worker: str, root: Path) -> None:
+        spec = {"x": TensorSpec(1, None)}
+        self.signatures = {
+            name: Signature(name, "tensorflow/serving/predict", spec, {"y": TensorSpec(1, None)}, {})
+            for name in COST_US
+        }
+        self._worker = worker
+        self._root = root
+
+    def weights(self) -> WeightsReport:
+        return WeightsReport()
+
+    @property
+    def signature_def_map(self) -> bytes:
+        definitions = tfs.SignatureDefMap()
+        for name in self.signatures:
+            definitions.signature_def[name].inputs["x"].name = "x:0"
+        return bytes(definitions.SerializeToString())
+
+    def run(self, signature: str, inputs: Mapping[str, Array], _outputs: Sequence[str]) -> list[Array]:
+        x = inputs["x"]
+        values = x.reshape(-1).tolist()
+        line = {"worker": self._worker, "signature": signature, "shape": x.shape, "values": values}
+        with (self._root / "runs").open("a") as runs:
+            runs.write(f"{json.dumps(line)}\n")
+        hold = self._root / "hold" / f"{values[0]:g}"
+        while hold.exists():
+            time.sleep(0.005)
+        return [np.asarray(x.sum() if signature == "total" else x / 2 + 2)]
+
+
+class _Light:
+    """Runs dispatches as a worker does, and says that they took what COST_US has."""
+
+    def __init__(self, config: WorkerSettings, engine: _Engine, progress: ProgressWriter) -> None:
+        model = ModelVersion(config.model.name, config.model.version)
+        self._runner = Runner(Predictor(engine, model), config.model.batching, progress)
+
+    def run(self, dispatch: Dispatch, bodies: list[bytes], frames: list[bytes]) -> list[Outcome]:
+        outcomes = self._runner.run(dispatch, bodies, frames)
+        return [
+            msgspec.structs.replace(
+                outcome, run_us=COST_US[peek(body).signature_name or tfs.DEFAULT_SIGNATURE]
+            )
+            if outcome.code == Code.OK
+            else outcome
+            for outcome, body in zip(outcomes, bodies, strict=True)
+        ]
 
 
 def _beat(progress: ProgressWriter) -> None:
@@ -61,12 +128,13 @@ def main(config: WorkerSettings) -> int:
     threading.Thread(target=_beat, args=(progress,), daemon=True).start()
     state = WorkerState.STARTING.value
     hello = Hello(messages.PROTOCOL, 0, config.worker, config.generation, os.getpid(), state, 2, str(page))
-    link = Link(run_dir.router_socket, hello, _refuse)
+    engine = _Engine(config.worker, run_dir.root)
+    link = Link(run_dir.router_socket, hello, _Light(config, engine, progress).run)
     link.announce(WorkerState.LOADING)
     link.announce(WorkerState.WARMING)
     if behaviour == "warming":
         threading.Event().wait()
-    link.announce(WorkerState.READY)
+    link.announce(WorkerState.READY, engine.name, engine.signature_def_map)
     print("light worker", config.worker, "of generation", config.generation, flush=True)
     link.serve(stopping.is_set, wakeup)
     link.close()
