@@ -78,3 +78,6 @@ def test_a_flood_of_large_requests_stays_within_the_bound(pool: Pool, tmp_path: 
     )
     assert memory(router, "VmHWM") - before <= BOUND + OVERHEAD
     assert others > 20
+    assert level["right"] > 0
+    assert set(level["failed"]) == {"RESOURCE_EXHAUSTED"}
+    assert level["right"] + level["failed"]["RESOURCE_EXHAUSTED"] == level["sent"]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import urllib.request
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
@@ -13,6 +12,7 @@ import pytest
 
 from mpspool.core import tfs
 from tests.conftest import PoolStarter
+from tests.light import metric
 from tests.pool import Pool
 
 PREDICT = f"/{tfs.PREDICTION_SERVICE}/Predict"
@@ -67,11 +67,10 @@ def answer(body: bytes) -> list[float]:
     return list(tensor.float_val)
 
 
-def metric(pool: Pool, name: str) -> float:
-    """The sum of a metric's samples."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{pool.rest_port}/metrics", timeout=10) as response:
-        lines = [line for line in response.read().decode().splitlines() if line.startswith(name)]
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
+def served_by(pool: Pool) -> dict[str, int]:
+    """How many requests each worker of half_plus_two has answered."""
+    workers = pool.workers().items()
+    return {name: worker["served"] for name, worker in workers if name.startswith("half_plus_two")}
 
 
 def test_each_gets_the_answer_to_its_own_rows(pool: Pool) -> None:
@@ -125,6 +124,7 @@ def test_a_large_request_is_spread_over_the_workers(pool: Pool) -> None:
     """700 rows of which 200 run at once: four parts, on both workers, and one answer in order."""
     rows = metric(pool, "mpspool_batch_rows_sum")
     counted = metric(pool, "mpspool_requests_total")
+    served = served_by(pool)
     values = [float(index) for index in range(700)]
     with grpc.insecure_channel(pool.address) as channel:
         assert answer(channel.unary_unary(PREDICT)(request(values), timeout=30)) == [
@@ -132,8 +132,7 @@ def test_a_large_request_is_spread_over_the_workers(pool: Pool) -> None:
         ]
     assert metric(pool, "mpspool_batch_rows_sum") - rows == 700
     assert metric(pool, "mpspool_requests_total") - counted == 1
-    workers = [worker for name, worker in pool.workers().items() if name.startswith("half_plus_two")]
-    assert all(worker["served"] for worker in workers)
+    assert all(count > served[worker] for worker, count in served_by(pool).items())
 
 
 def test_a_request_of_too_many_rows_is_refused(pool: Pool) -> None:
@@ -145,9 +144,10 @@ def test_a_request_of_too_many_rows_is_refused(pool: Pool) -> None:
 
 
 def test_a_batch_waits_for_its_timeout_and_no_longer(pool: Pool) -> None:
-    """A request by itself is answered though nothing fills its batch."""
-    with grpc.insecure_channel(pool.address) as channel, ThreadPoolExecutor(1) as threads:
+    """A request by itself is answered though nothing fills its batch, and not before the 20 ms are over."""
+    with grpc.insecure_channel(pool.address) as channel:
         call = channel.unary_unary(PREDICT)
         for index in range(5):
-            future = threads.submit(call, request([float(index)]), timeout=5)
-            assert answer(future.result(5)) == [index / 2 + 2]
+            start_s = time.monotonic()
+            assert answer(call(request([float(index)]), timeout=5)) == [index / 2 + 2]
+            assert time.monotonic() - start_s >= 0.02
