@@ -21,7 +21,7 @@ POOL: dict[str, Any] = {
     "max_queued_bytes_per_model": 100_000,
     "models": {
         "plain": {"max_queued_requests": 3},
-        "small": {"max_queued_bytes": 50_000, "batching": {"max_batch_size": 4}},
+        "small": {"max_queued_bytes": 50_000, "batching": {"max_batch_size": 4, "max_enqueued_batches": 1}},
         "large": {"max_queued_bytes": 1_000_000},
         "batched": {
             "batching": {
@@ -69,17 +69,24 @@ REFUSALS = {
         waiting=((1,), (1,), (1,)),
     ),
     "max_enqueued_batches": Refusal(
+        "small",
+        grpc.StatusCode.UNAVAILABLE,
+        "The batch scheduling queue to which this task was submitted is full; currently 1 batches enqueued and "
+        "max_enqueued_batches is 1",
+        waiting=((4,),),
+    ),
+    "max_enqueued_batches, where requests are split": Refusal(
         "batched",
         grpc.StatusCode.UNAVAILABLE,
-        "The batch scheduling queue to which this task was submitted is full; currently 2 batches enqueued and "
-        "max_enqueued_batches is 2",
+        "The batch scheduling queue to which this task was submitted is full; task size is 1 but scheduling capacity "
+        "is only 0 (num_enqueued_batches=*, max_enqueued_batches=2, open_batch_size=2, max_execution_batch_size=2)",
         waiting=((2,), (2,)),
     ),
-    "max_enqueued_batches, begun by a part": Refusal(
+    "max_enqueued_batches, full after the first part": Refusal(
         "batched",
         grpc.StatusCode.UNAVAILABLE,
-        "The batch scheduling queue to which this task was submitted is full; currently 2 batches enqueued and "
-        "max_enqueued_batches is 2",
+        "The batch scheduling queue to which this task was submitted is full; task size is 2 but scheduling capacity "
+        "is only 0 (num_enqueued_batches=*, max_enqueued_batches=2, open_batch_size=2, max_execution_batch_size=2)",
         shape=(4,),
         waiting=((2,),),
     ),
@@ -98,7 +105,7 @@ REFUSALS = {
     "max_queued_bytes_per_model": Refusal(
         "plain",
         grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "Requests for plain hold * of its 100000 bytes and this one has *; try again later, or raise the model's "
+        "Requests for plain hold * of 100000 bytes and this one has *; try again later, or raise the model's "
         "max_queued_bytes",
         shape=(1, 15_000),
         waiting=((1, 15_000),),
@@ -106,7 +113,7 @@ REFUSALS = {
     "models[].max_queued_bytes": Refusal(
         "small",
         grpc.StatusCode.RESOURCE_EXHAUSTED,
-        "Requests for small hold * of its 50000 bytes and this one has *; try again later, or raise the model's "
+        "Requests for small hold * of 50000 bytes and this one has *; try again later, or raise the model's "
         "max_queued_bytes",
         shape=(1, 7_500),
         waiting=((1, 7_500),),
