@@ -50,6 +50,8 @@ class Memory:
             PoolError: RESOURCE_EXHAUSTED.
         """
         free = self.limit_bytes - self.used
+        if size > self.limit_bytes:
+            raise _never(size, "max_queued_bytes", self.limit_bytes)
         if size > free:
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED,
@@ -69,6 +71,8 @@ class Memory:
         if model is None or (limit := self.limits.get(model)) is None:
             return None
         used = self._by_model[model]
+        if size > limit:
+            raise _never(size, f"max_queued_bytes for {_named(model)}", limit)
         if used + size > limit:
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED,
@@ -153,6 +157,11 @@ class Admission:
             return
         self._memory._release(self.model, self.client, self.size)  # noqa: SLF001
         self.size = 0
+
+
+def _never(size: int, limit: str, limit_bytes: int) -> PoolError:
+    text = f"The request has {size} bytes and {limit} is {limit_bytes}: make it smaller, or raise that"
+    return PoolError(Code.RESOURCE_EXHAUSTED, text)
 
 
 def _named(model: str | None) -> str:

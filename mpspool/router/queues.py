@@ -128,7 +128,10 @@ class Queue:
             if (enqueued := self._enqueued.get(entry.signature)) is not None:
                 leaving = self._room_for_rows(entry, enqueued, settings)
         if self.length - len(leaving) >= self.rules.max_requests:
-            text = f"The queue of {self.model} is full: {self.length} requests wait; try again later"
+            text = (
+                f"The queue of {self.model} is full: {self.length} requests wait and max_queued_requests is "
+                f"{self.rules.max_requests}; try again later"
+            )
             error = PoolError(Code.UNAVAILABLE, text)
             last = next(self._crowd.last_of_most(entry.client, 1), None)
             if last is None or any(last is other for other, _ in leaving):
@@ -167,11 +170,10 @@ class Queue:
             return  # it keeps nobody waiting, and tells what such a request costs now
         ahead_s = self._ahead_s(entry) / workers
         if ahead_s + entry.cost_s > left_s:
-            raise PoolError(
-                Code.DEADLINE_EXCEEDED,
-                f"Deadline exceeded: it is {left_s * 1e3:.1f} ms away, the request is expected to take "
-                f"{entry.cost_s * 1e3:.1f} ms and what waits before it {ahead_s * 1e3:.1f} ms; it was not run",
-            )
+            text = f"Deadline exceeded: it is {left_s * 1e3:.1f} ms away, the request is expected to take {entry.cost_s * 1e3:.1f} ms"
+            if ahead_s:
+                text += f" and what waits before it {ahead_s * 1e3:.1f} ms"
+            raise PoolError(Code.DEADLINE_EXCEEDED, f"{text}; it was not run")
 
     def _ahead_s(self, entry: Entry) -> float:
         """What is before a new request takes of the workers' time, at least."""

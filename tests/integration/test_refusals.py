@@ -65,7 +65,7 @@ REFUSALS = {
     "max_queued_requests": Refusal(
         "plain",
         grpc.StatusCode.UNAVAILABLE,
-        "The queue of plain@1 is full: 3 requests wait; try again later",
+        "The queue of plain@1 is full: 3 requests wait and max_queued_requests is 3; try again later",
         waiting=((1,), (1,), (1,)),
     ),
     "max_enqueued_batches": Refusal(
@@ -118,6 +118,12 @@ REFUSALS = {
         shape=(1, 7_500),
         waiting=((1, 7_500),),
     ),
+    "more than max_queued_bytes": Refusal(
+        "small",
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "The request has * bytes and max_queued_bytes for small is 50000: make it smaller, or raise that",
+        shape=(1, 15_000),
+    ),
     "max_queued_bytes": Refusal(
         "large",
         grpc.StatusCode.RESOURCE_EXHAUSTED,
@@ -128,8 +134,7 @@ REFUSALS = {
     "refuse_late": Refusal(
         "plain",
         grpc.StatusCode.DEADLINE_EXCEEDED,
-        "Deadline exceeded: it is * ms away, the request is expected to take * ms and what waits before it * ms; "
-        "it was not run",
+        "Deadline exceeded: it is * ms away, the request is expected to take * ms; it was not run",
         signature="slow",
         timeout_s=9,
     ),

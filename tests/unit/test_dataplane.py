@@ -688,7 +688,10 @@ def test_a_models_bytes_are_bounded_before_they_are_read(tmp_path: Path) -> None
             if fits:
                 scene.dataplane.admit(101, start, RequestHead()).release()
                 continue
-            with pytest.raises(PoolError, match="Requests for m hold 0 of 100 bytes"):
+            with pytest.raises(
+                PoolError,
+                match="The request has 101 bytes and max_queued_bytes for m is 100: make it smaller",
+            ):
                 scene.dataplane.admit(101, start, RequestHead())
         assert scene.recorder.codes == [Code.RESOURCE_EXHAUSTED]
         assert scene.recorder.models == [("m", 1)]

@@ -231,6 +231,12 @@ def test_what_is_refused(tmp_path: Path, given: str, told: str) -> None:
             ],
         ),
         ("{slow_lane: 1, running_per_device: 2}", []),
+        (
+            "{slow_lane: 9}",
+            [
+                "scheduling.slow_lane is 9, and no device has more workers than 2: no place is kept for short ones; give less"
+            ],
+        ),
         ("{aging: 2}", ["scheduling.aging has no effect: it is for the policy sjf"]),
         ("{aging: 2, policy: sjf}", []),
     ],
@@ -339,3 +345,20 @@ def test_the_folder_we_were_started_from_does_not_count(
     else:
         with pytest.raises(PolicyError, match="no module alone"):
             find_policy("alone:X")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (
+            "max_queued_bytes: 1MiB\nmax_message_bytes: 2MiB",
+            "max_message_bytes is 2097152, and max_queued_bytes 1048576: larger requests than that are never taken; raise it",
+        ),
+        (
+            "max_queued_bytes: 1MiB\nmax_queued_bytes_per_model: 2MiB",
+            "max_queued_bytes_per_model is 2097152, and max_queued_bytes, of all models, 1048576: it has no effect",
+        ),
+    ],
+)
+def test_bytes_that_do_not_go_together_are_said(tmp_path: Path, given: str, told: str) -> None:
+    assert planned(read(tmp_path, f"models: {{half: x}}\n{given}")).warnings == [told]

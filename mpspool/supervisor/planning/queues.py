@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -199,7 +200,11 @@ def queue_warnings(
     config: PoolConfig, models: Sequence[ModelSettings], files: Mapping[str, VersionFile]
 ) -> list[str]:
     """One line each: what was said of queues, and means nothing or hardly what was meant."""
-    lines = [*_scheduling_warnings(config)]
+    lines = [*_scheduling_warnings(config), *_lane_warnings(config, models), *_bytes_warnings(config)]
+    if config.batching.per_model and config.batching.parameters_file:
+        lines.append(
+            "batching.parameters_file has no effect: with batching.per_model each version has its own"
+        )
     if config.batching.per_model and not any(is_wanted(config, model) for model in config.models):
         lines.append("batching.per_model has no effect: batching is not enabled")
     asked = {model.name: model for model in config.models}
@@ -238,15 +243,37 @@ def _batching_warnings(found: Batching) -> Iterable[str]:
         )
 
 
+def _lane_warnings(config: PoolConfig, models: Sequence[ModelSettings]) -> Iterable[str]:
+    asked = config.scheduling
+    workers = Counter(slot.device for model in models for slot in model.slots)
+    most = max(workers.values(), default=0)
+    if 0 < asked.running_per_device <= asked.slow_lane:
+        limit = f"no more than {asked.running_per_device} batches run at once (scheduling.running_per_device)"
+    elif asked.slow_lane >= most > 0:
+        limit = f"no device has more workers than {most}"
+    else:
+        return
+    yield f"scheduling.slow_lane is {asked.slow_lane}, and {limit}: no place is kept for short ones; give less"
+
+
+def _bytes_warnings(config: PoolConfig) -> Iterable[str]:
+    most = config.max_queued_bytes
+    if "max_message_bytes" in config.model_fields_set and config.max_message_bytes > most:
+        yield (
+            f"max_message_bytes is {config.max_message_bytes}, and max_queued_bytes {most}: larger requests than that are "
+            "never taken; raise it"
+        )
+    if config.max_queued_bytes_per_model > most:
+        yield (
+            f"max_queued_bytes_per_model is {config.max_queued_bytes_per_model}, and max_queued_bytes, of all models, {most}:"
+            " it has no effect"
+        )
+
+
 def _scheduling_warnings(config: PoolConfig) -> Iterable[str]:
     asked = config.scheduling
     if asked.slow_ms and not asked.slow_lane:
         yield "scheduling.slow_ms has no effect: scheduling.slow_lane is 0"
-    if 0 < asked.running_per_device <= asked.slow_lane:
-        yield (
-            f"scheduling.slow_lane is {asked.slow_lane}, and no more than {asked.running_per_device} batches run at once"
-            " (scheduling.running_per_device): no place is kept for short ones; give less"
-        )
     policies = {model.policy or asked.policy for model in config.models}
     if "aging" in asked.model_fields_set and policies and "sjf" not in policies:
         yield "scheduling.aging has no effect: it is for the policy sjf"
