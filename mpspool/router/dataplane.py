@@ -31,6 +31,7 @@ from mpspool.router.fault_domains import FaultDomains
 from mpspool.router.link import Link
 from mpspool.router.memory import Admission, Memory
 from mpspool.router.models import Models, Version, VersionStatus
+from mpspool.router.policy import Own
 from mpspool.router.scheduler import Refuse, Scheduler
 from mpspool.router.suspicion import Blame
 from mpspool.router.task_log import TaskLog
@@ -407,12 +408,16 @@ class Dataplane:
         """The control socket's answer: models, workers, queue."""
         models: dict[str, list[dict[str, Any]]] = {}
         for version in self._models.all():
+            policy = self._scheduler.policy(version.model)
+            own = policy if isinstance(policy, Own) else None
             models.setdefault(version.model.name, []).append(
                 {
                     "version": version.model.version,
                     "state": version.state.name,
                     "error": "" if version.ready else version.failed,
                     "queued": self._scheduler.queued(version.model),
+                    "policy_failures": own.failures if own else 0,
+                    "policy_error": own.error if own else "",
                 }
             )
         return {
@@ -421,6 +426,8 @@ class Dataplane:
             "models": [{"name": name, "versions": versions} for name, versions in models.items()],
             "workers": [self._describe(worker) for worker in self._workers],
             "queued": self._scheduler.unfinished(),
+            "held_bytes": self.memory.used,
+            "held_bytes_limit": self.memory.limit_bytes,
             "restarts": self._restarts,
             "slots": self._slots,
             "devices": self._devices if self._loop.time() < self._devices_until else [],

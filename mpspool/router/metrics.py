@@ -179,6 +179,16 @@ class _SnapshotCollector(Collector):
         yield GaugeMetricFamily(
             "mpspool_draining", "1 while the pool shuts down.", value=float(snapshot["draining"])
         )
+        yield GaugeMetricFamily(
+            "mpspool_held_bytes",
+            "Bytes of requests that are read, wait or run, and of answers that wait for their clients.",
+            value=snapshot["held_bytes"],
+        )
+        yield GaugeMetricFamily(
+            "mpspool_held_bytes_limit",
+            "max_queued_bytes: requests that would make held bytes more are refused.",
+            value=snapshot["held_bytes_limit"],
+        )
         yield from self._versions(snapshot)
         yield self._states(snapshot)
         yield self._slots(snapshot)
@@ -197,11 +207,18 @@ class _SnapshotCollector(Collector):
         queued = GaugeMetricFamily(
             "mpspool_queued_requests", "Requests that wait for a worker.", labels=VERSION
         )
+        failures = CounterMetricFamily(
+            "mpspool_policy_failures",
+            "Requests that went in the order of arrival, for their policy failed or could not be had.",
+            labels=VERSION,
+        )
         for labels, version in _model_versions(snapshot):
             state.add_metric(labels, ModelVersionState[version["state"]].value)
             queued.add_metric(labels, version["queued"])
+            failures.add_metric(labels, version["policy_failures"])
         yield state
         yield queued
+        yield failures
 
     def _states(self, snapshot: dict[str, Any]) -> Metric:
         counts = {

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from operator import attrgetter
 from typing import Protocol
 
 from mpspool.core import log
@@ -30,11 +31,11 @@ class Waiting(Protocol):
 
     Attributes:
         model: name and version.
-        signature: as the client named it; "" for the default.
-        rows: dimension 0 of its inputs where its model version batches, else 0.
+        signature: as the client named it; serving_default where it named none.
+        rows: dimension 0 of its inputs where its model version batches and it can share a batch, else 0.
         size: of the request, in bytes.
         arrived_s: when it arrived.
-        deadline_s: 0 for none.
+        deadline_s: when it is, not how long after; 0 for none.
         cost_s: of a worker's time, predicted; None where no such request was seen yet.
         priority: as the client gave it.
         client: its peer, or what the metadata key of `fair_by` holds; "" where clients do not share fairly.
@@ -93,6 +94,7 @@ def find(name: str, aging: float) -> Policy:
 
     Raises:
         LookupError, ImportError, AttributeError, TypeError: there is none, or what there is cannot be called.
+        Exception: importing it runs somebody else's code.
     """
     builtin: dict[str, Policy] = {"fifo": fifo, "edf": edf, "sjf": Sjf(aging)}
     if name in builtin:
@@ -102,31 +104,58 @@ def find(name: str, aging: float) -> Policy:
         found = points[0].load()
     elif ":" in name:
         module, _, attribute = name.partition(":")
-        found = getattr(importlib.import_module(module), attribute)
+        found = attrgetter(attribute)(importlib.import_module(module))
     else:
         known = ", ".join(sorted(builtin))
         raise LookupError(f"no policy {name!r}: it is none of {known}, and no entry point of {GROUP}")
     if not callable(found):
-        raise TypeError(f"the policy {name!r} is {found!r}, which cannot be called")
-    return _guarded(name, found)
+        raise TypeError(f"the policy {name!r} is {found!r:.100}, which cannot be called")
+    return Own(name, found)
 
 
-def _guarded(name: str, policy: Policy) -> Policy:
-    """A user's policy that cannot harm a request: what it fails on goes in the order of arrival."""
-    failed = False
+class Own:
+    """A user's policy that cannot harm a request: what it fails on goes in the order of arrival.
 
-    def key(waiting: Waiting) -> float:
-        nonlocal failed
+    Attributes:
+        failures: how many requests that were.
+        error: why, of the first; "" while there was none.
+    """
+
+    __slots__ = ("_name", "_policy", "error", "failures")
+
+    def __init__(self, name: str, policy: Policy, error: str = "") -> None:
+        self._name = name
+        self._policy = policy
+        self.failures = 0
+        self.error = error
+
+    def __call__(self, waiting: Waiting) -> float:
         try:
-            value = float(policy(waiting))
+            value = float(self._policy(waiting))
             if not math.isnan(value):
                 return value
             reason = "it returned nan"
         except Exception as error:  # noqa: BLE001  it is somebody else's code
-            reason = repr(error)
-        if not failed:
-            failed = True
-            logger.error("policy failed; its requests go in the order of arrival", policy=name, error=reason)
+            reason = why(error)
+        self.failures += 1
+        if not self.error:
+            self.error = reason
+            logger.error(
+                "policy failed; its requests go in the order of arrival", policy=self._name, error=reason
+            )
         return waiting.arrived_s
 
-    return key
+
+def missing(name: str, error: Exception) -> Own:
+    """In place of one that cannot be had: it fails on every request."""
+    text = why(error)
+
+    def fail(_waiting: Waiting) -> float:
+        raise LookupError(text)
+
+    return Own(name, fail, text)
+
+
+def why(error: BaseException) -> str:
+    """What somebody else's code raised, in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")

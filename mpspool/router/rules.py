@@ -31,13 +31,13 @@ def pool_rules(settings: RouterSettings) -> PoolRules:
 def queue_rules(
     settings: RouterSettings, queue: QueueSettings, batching: BatchingSettings | None
 ) -> QueueRules:
-    """What holds for the queue of one model version. A policy that cannot be had is logged, and fifo holds instead."""
+    """What holds for the queue of one model version. A policy that cannot be had is logged, and fails on each request."""
     scheduling = settings.scheduling
     try:
         chosen = policy.find(queue.policy, scheduling.aging)
-    except Exception:  # importing it runs somebody else's code
-        logger.exception("no such policy; fifo holds", policy=queue.policy)
-        chosen = policy.fifo
+    except Exception as error:  # importing it runs somebody else's code
+        logger.exception("no such policy; requests go in the order of arrival", policy=queue.policy)
+        chosen = policy.missing(queue.policy, error)
     return QueueRules(
         policy=chosen,
         max_requests=queue.max_queued_requests,

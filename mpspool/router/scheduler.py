@@ -135,6 +135,10 @@ class Scheduler:
         """How requests of a model version are joined; None where they run one by one."""
         return self._queue(model).rules.batching
 
+    def policy(self, model: ModelVersion) -> Policy:
+        """Who of a model version's requests is next."""
+        return self._queue(model).rules.policy
+
     def _queue(self, model: ModelVersion) -> Queue:
         queue = self._queues.get(model)
         if queue is None:

@@ -63,7 +63,7 @@ def print_status(status: Status) -> None:
     for rows in blocks:
         console.print()
         console.print(table(rows))
-    if told := [*_excesses(status), *_errors(status)]:
+    if told := [*_excesses(status), *_policies(status), *_errors(status)]:
         console.print()
     for name, text in told:
         console.print(f"[yellow]{escape(name)}[/]: {escape(text)}")
@@ -172,11 +172,21 @@ def xids(device: Status) -> str:
 
 
 def _models(status: Status) -> list[tuple[str, ...]]:
-    return [("model", "version", "state", "weights")] + [
-        (model["name"], str(version["version"]), version["state"], _shares(version.get("weights", {})))
+    """Their policies where any is not fifo."""
+    titles = ("model", "version", "state", "weights", "policy")
+    rows = [
+        (
+            model["name"],
+            str(version["version"]),
+            version["state"],
+            _shares(version.get("weights", {})),
+            version["policy"],
+        )
         for model in status["models"]
         for version in model["versions"]
     ]
+    shown = 5 if any(row[4] != "fifo" for row in rows) else 4
+    return [row[:shown] for row in (titles, *rows)]
 
 
 def _shares(weights: Status) -> str:
@@ -193,6 +203,19 @@ def _excesses(status: Status) -> list[tuple[str, str]]:
         for model in status["models"]
         for version in model["versions"]
         if (told := excess(version.get("weights", {})))
+    ]
+
+
+def _policies(status: Status) -> list[tuple[str, str]]:
+    """Those that fail."""
+    return [
+        (
+            str(ModelVersion(model["name"], version["version"])),
+            f"the policy {version['policy']} fails, and requests go in the order of arrival: {version['policy_error']}",
+        )
+        for model in status["models"]
+        for version in model["versions"]
+        if "policy_error" in version
     ]
 
 

@@ -114,8 +114,14 @@ class FakeDataplane:
                 {
                     "name": "half",
                     "versions": [
-                        {"version": 3, "state": "AVAILABLE", "error": "", "queued": 7},
-                        {"version": 4, "state": "END", "error": "no such file", "queued": 0},
+                        {"version": 3, "state": "AVAILABLE", "error": "", "queued": 7, "policy_failures": 5},
+                        {
+                            "version": 4,
+                            "state": "END",
+                            "error": "no such file",
+                            "queued": 0,
+                            "policy_failures": 0,
+                        },
                     ],
                 }
             ],
@@ -124,6 +130,8 @@ class FakeDataplane:
                 {"generation": 2, "state": "READY", "in_flight": 1, "served": 0, **_WORKER},
             ],
             "queued": 10,
+            "held_bytes": 3,
+            "held_bytes_limit": 100,
             "restarts": {"half@3.cpu0.0": 1, "half@3.cpu0.1": 4},
             "slots": {"half@3.cpu0.0": "READY", "half@3.cpu0.1": "FATAL"},
             "devices": [],

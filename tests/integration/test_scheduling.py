@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from urllib.request import urlopen
 
 import grpc
 import pytest
 
 from mpspool.core import tfs
 from tests.conftest import PoolStarter
+from tests.polling import until
 from tests.pool import cli
 
 PREDICT = f"/{tfs.PREDICTION_SERVICE}/Predict"
@@ -37,7 +39,10 @@ def request() -> bytes:
 def test_a_policy_of_ones_own_is_asked(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """By module and attribute, with what the client says of a request; what is no priority is refused by its name."""
+    """By module and attribute, with what the client says of a request; what is no priority is refused by its name.
+
+    The start has asked it once before.
+    """
     notes = tmp_path / "notes"
     (tmp_path / "mine.py").write_text(POLICY.format(notes=str(notes)))
     args = (
@@ -60,7 +65,33 @@ def test_a_policy_of_ones_own_is_asked(
             call(body, timeout=30, metadata=(("x-mpspool-priority", "high"),))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "x-mpspool-priority is 'high'" in refused.value.details()
-    assert notes.read_text().splitlines() == [f"half_plus_two {priority} {len(body)}" for priority in (0, 7)]
+    asked = [
+        f"half_plus_two {priority} {size}" for priority, size in ((0, 100), (0, len(body)), (7, len(body)))
+    ]
+    assert notes.read_text().splitlines() == asked
+
+
+def test_a_policy_that_fails_in_the_router_is_seen(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Though it could be asked at the start: requests are answered, and status and metrics say so."""
+    (tmp_path / "mine.py").write_text("def late(waiting):\n    return 1 / (waiting.deadline_s == 0)\n")
+    model = f"half_plus_two={model_dir('half_plus_two')}"
+    pool = start_pool(
+        "--model", model, "--cpu-slots", 1, "--policy", "mine:late", env={"PYTHONPATH": str(tmp_path)}
+    ).wait()
+    assert "policy_error" not in pool.status()["models"][0]["versions"][0]
+    with grpc.insecure_channel(pool.address) as channel:
+        for _ in range(2):
+            channel.unary_unary(PREDICT)(request(), timeout=30)
+
+    def told() -> str:
+        return str(pool.status()["models"][0]["versions"][0].get("policy_error"))
+
+    until(lambda: told() == "ZeroDivisionError: division by zero")
+    failures = 'mpspool_policy_failures_total{model="half_plus_two",version="1"} 2.0'
+    with urlopen(f"http://127.0.0.1:{pool.rest_port}/metrics", timeout=10) as metrics:
+        assert failures in metrics.read().decode()
 
 
 def test_a_policy_that_is_not_there_starts_nothing(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
@@ -71,3 +102,6 @@ def test_a_policy_that_is_not_there_starts_nothing(model_dir: Callable[[str], Pa
     assert "'sfj' is neither built in (fifo, sjf, edf)" in done.stderr
     assert "did you mean sjf?" in done.stderr
     assert not (tmp_path / "r").exists()
+    done = cli("start", "--model", model, "--run-dir", tmp_path / "r", "--policy", "os:nope", "--check")
+    assert done.returncode == 2
+    assert "scheduling.policy: in --policy: module os has no attribute nope; name a function" in done.stderr

@@ -35,6 +35,8 @@ class Snapshot:
             "slots": {},
             "devices": [],
             "tasks": [],
+            "held_bytes": 30,
+            "held_bytes_limit": 40,
         }
         self._snapshot = {**nothing, **fields}
 
@@ -178,7 +180,7 @@ def test_other_methods_carry_the_model_they_were_about() -> None:
 def test_the_snapshot_becomes_gauges() -> None:
     """Versions, queues, workers by state, in flight and restarts show as the snapshot has them."""
     under_test = metrics()
-    versions = [{"version": 3, "state": "AVAILABLE", "error": "", "queued": 7}]
+    versions = [{"version": 3, "state": "AVAILABLE", "error": "", "queued": 7, "policy_failures": 5}]
     weights = {"shared_bytes": 8, "private_bytes": 4, "excess_bytes": 0}
     under_test.observe(
         Snapshot(
@@ -202,7 +204,10 @@ def test_the_snapshot_becomes_gauges() -> None:
     slot = {**version, "device": "cpu0", "slot": "0"}
     assert sample(under_test, "draining") == 1
     assert sample(under_test, "model_version_state", **version) == 30
+    assert sample(under_test, "held_bytes") == 30
+    assert sample(under_test, "held_bytes_limit") == 40
     assert sample(under_test, "queued_requests", **version) == 7
+    assert sample(under_test, "policy_failures_total", **version) == 5
     assert sample(under_test, "workers", state="READY", **version) == 1
     assert sample(under_test, "workers", state="LOADING", **version) == 0
     assert sample(under_test, "worker_in_flight_requests", **slot) == 3

@@ -339,10 +339,13 @@ def mine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", ["last_first", "mine:last_first"])
+@pytest.mark.parametrize("name", ["last_first", "mine:last_first", "mine:Mine.last_first"])
 def test_a_policy_of_ones_own(mine: Path, name: str) -> None:
-    """By the name of its entry point, or by module and attribute."""
-    _install(mine, "def last_first(waiting):\n    return -waiting.arrived_s\n")
+    """By the name of its entry point, or by module and attribute, or attribute of that."""
+    _install(
+        mine,
+        "def last_first(waiting):\n    return -waiting.arrived_s\nclass Mine:\n    last_first = last_first\n",
+    )
     scheduler = make(policy=policy.find(name, aging=1.0))
     entries = [ask(scheduler, at_ms=at) for at in (1, 2, 3)]
     scheduler.join("w", A, 1)
@@ -351,14 +354,17 @@ def test_a_policy_of_ones_own(mine: Path, name: str) -> None:
 
 @pytest.mark.parametrize("body", ["raise RuntimeError('no')", "return float('nan')", "return 'soon'"])
 def test_a_policy_that_fails_harms_no_request(mine: Path, body: str) -> None:
-    """They go in the order of arrival, and the log says once why."""
+    """They go in the order of arrival and are counted, and the log says once why."""
     _install(mine, f"def last_first(waiting):\n    {body}\n")
-    scheduler = make(policy=policy.find("last_first", aging=1.0))
+    found = policy.find("last_first", aging=1.0)
+    assert isinstance(found, policy.Own)
+    scheduler = make(policy=found)
     with capture_logs() as logs:
         entries = [ask(scheduler, at_ms=at) for at in (1, 2, 3)]
     scheduler.join("w", A, 1)
     assert served(scheduler) == entries
-    assert [line["policy"] for line in logs] == ["last_first"]
+    assert [(line["policy"], line["error"]) for line in logs] == [("last_first", found.error)]
+    assert found.failures == 3
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@ import pytest
 from structlog.testing import capture_logs
 
 from mpspool.core.errors import Code, PoolError
+from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import BatchingSettings, QueueSettings, RouterSettings, SchedulingSettings
 from mpspool.router import rules
+from mpspool.router.entry import Entry
 from mpspool.router.load import Limits
-from mpspool.router.policy import edf, fifo
+from mpspool.router.policy import Own, edf
 
 
 def settings(**scheduling: object) -> RouterSettings:
@@ -29,10 +31,13 @@ def test_settings_become_rules() -> None:
 
 
 def test_a_policy_that_cannot_be_had_does_not_stop_the_router() -> None:
-    """Fifo holds, and the log says why."""
+    """Requests go in the order of arrival; the log says why, and so do the router's figures."""
     with capture_logs() as logs:
         queue = rules.queue_rules(settings(), QueueSettings(policy="nosuch:policy"), None)
-    assert queue.policy is fifo
+    assert isinstance(queue.policy, Own)
+    assert "nosuch" in queue.policy.error
+    entry = Entry(ModelVersion("a", 1), "", b"", 0, arrived_s=3.5)
+    assert (queue.policy(entry), queue.policy.failures) == (3.5, 1)
     assert [line["policy"] for line in logs] == ["nosuch:policy"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from mpspool.supervisor.cpus import Cpu, Topology
 from mpspool.supervisor.planning import preflight
 from mpspool.supervisor.planning.drafts import Machine
 from mpspool.supervisor.planning.plan import Plan, plan, to_settings
-from mpspool.supervisor.planning.policies import PolicyError, find_policy
+from mpspool.supervisor.planning.policies import PolicyError, find_policy, try_policy
 
 GIB = 2**30
 
@@ -50,25 +51,59 @@ def router(config: PoolConfig) -> RouterSettings:
 
 def refused(tmp_path: Path, text: str, flags: dict[str, object] | None = None, **environ: str) -> list[str]:
     config, findings = read_config(write(tmp_path, text), flags or {}, environ)
-    return [str(problem) for problem in findings.told(preflight.read_queues(config, {})[1])]
+    versions = {model.name: (3, Path(model.base_path) / "3") for model in config.models}
+    return [str(problem) for problem in findings.told(preflight.read_queues(config, versions)[1])]
+
+
+POLICY = """
+import sys
+
+text = "no policy"
+
+class Shortest:
+    def make(waiting):
+        print("asked")  # not among what the child answers
+        return waiting.size
+
+def by_model(waiting):
+    return {"a": 1, "b": 2}[waiting.model.name]
+
+def soon(waiting):
+    return "soon"
+
+def none(waiting):
+    return float("nan")
+
+def cheap(waiting):
+    return waiting.cost_s + 1
+
+async def later(waiting):
+    return 1.0
+"""
 
 
 @pytest.fixture
 def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that the supervisor could import from, with two modules that nobody may import here."""
+    """A folder on the path with policies and what is none, and entry points that name them."""
     folder = tmp_path / "site"
     (folder / "mine/inner").mkdir(parents=True)
-    for name in ("mine/__init__.py", "mine/inner/__init__.py", "mine/inner/policy.py", "alone.py"):
-        (folder / name).write_text("raise AssertionError('imported')")
+    (folder / "mine/__init__.py").touch()
+    (folder / "mine/inner/__init__.py").touch()
+    (folder / "mine/inner/policy.py").write_text(POLICY)
+    (folder / "torn.py").write_text("raise OSError(2, 'no\\nlicence')")
+    (folder / "needy.py").write_text("import nobodys.own")
+    (folder / "leaves.py").write_text("import sys; sys.exit(3)")
+    (folder / "dies.py").write_text("import os; os.abort()")
+    (folder / "quits.py").write_text("import os; os._exit(7)")
+    (folder / "hangs.py").write_text("import time; time.sleep(60)")
     point = folder / "mine-1.0.dist-info"
     point.mkdir()
     (point / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
     (point / "entry_points.txt").write_text(
-        "[mpspool.policies]\nshortest-tenant = mine.inner.policy:Shortest.make\nbroken = gone.away:X\nfifo = alone:X\n"
+        "[mpspool.policies]\nshortest-tenant = mine.inner.policy:Shortest.make\nbroken = gone.away:X\nfifo = torn:X\n"
     )
     monkeypatch.syspath_prepend(folder)
-    # Not the folder that we were started from, which the router does without.
-    monkeypatch.setattr(sys, "path", ["/nowhere", *sys.path])
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
     return folder
 
 
@@ -256,16 +291,14 @@ def test_what_has_no_effect_is_said(tmp_path: Path, given: str, told: list[str])
         ("fifo", "fifo"),
         ("sjf", "sjf"),
         ("edf", "edf"),
-        ("alone:Policy", "alone:Policy"),
-        ("mine.inner.policy:Policy.make", "mine.inner.policy:Policy.make"),
+        ("torn:X", "torn:X"),
+        ("mine.inner.policy:Shortest.make", "mine.inner.policy:Shortest.make"),
         ("shortest-tenant", "mine.inner.policy:Shortest.make"),
     ],
 )
-def test_a_policy_is_found_and_not_imported(name: str, found: str) -> None:
-    """Ours by name, before an entry point of that name; another's as the router imports it; its packages untouched."""
-    imported = set(sys.modules)
+def test_a_policy_is_named(name: str, found: str) -> None:
+    """Ours by name, before an entry point of that name; another's as the router imports it."""
     assert find_policy(name) == found
-    assert set(sys.modules) == imported
 
 
 @pytest.mark.usefixtures("importable")
@@ -281,32 +314,93 @@ def test_a_policy_is_found_and_not_imported(name: str, found: str) -> None:
         ),
         ("shortest_tenant", "nor module:attribute; did you mean shortest-tenant?"),
         ("colour", "nor module:attribute; use one of them, or install the package that brings it"),
-        ("alone:", "'alone:' is neither built in"),
-        ("alone:1", "'alone:1' is neither built in"),
+        ("torn:", "'torn:' is neither built in"),
+        ("torn:1", "'torn:1' is neither built in"),
         ("a/b.py:X", "'a/b.py:X' is neither built in"),
-        (
-            "mine.outer:Policy",
-            (
-                "'mine.outer:Policy' is neither built in (fifo, sjf, edf) nor an entry point of mpspool.policies, and there"
-                " is no module mine.outer; install it beside mpspool, or put its folder on PYTHONPATH"
-            ),
-        ),
-        ("alone.inner:X", "there is no module alone.inner;"),
-        ("nobodys:X", "there is no module nobodys;"),
-        (
-            "broken",
-            (
-                "the entry point broken of mpspool.policies is in gone.away:X, and there is no module gone; install it"
-                " beside mpspool, or put its folder on PYTHONPATH"
-            ),
-        ),
     ],
 )
-def test_a_policy_that_is_not_found(name: str, told: str) -> None:
+def test_a_policy_that_has_no_such_name(name: str, told: str) -> None:
     """What was looked for, what there is, and the remedy."""
     with pytest.raises(PolicyError) as caught:
         find_policy(name)
     assert told in str(caught.value)
+
+
+_WANTED = "name a function that takes a waiting request and returns a number"
+_INSTALL = "install it beside mpspool, or put its folder on PYTHONPATH"
+
+
+@pytest.mark.usefixtures("importable")
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("mine.outer:Policy", f"there is no module mine.outer; {_INSTALL}"),
+        (
+            "torn.inner:X",
+            "module torn.inner cannot be imported: FileNotFoundError: [Errno 2] no licence; mend it",
+        ),
+        ("nobodys:X", f"there is no module nobodys; {_INSTALL}"),
+        ("needy:X", f"module needy cannot be imported: there is no module nobodys; {_INSTALL}"),
+        (
+            "broken",
+            (
+                "the entry point broken of mpspool.policies is gone.away:X: there is no module gone;"
+                f" {_INSTALL}"
+            ),
+        ),
+        ("os:nope", f"module os has no attribute nope; {_WANTED}"),
+        (
+            "mine.inner.policy:text",
+            f"the policy 'mine.inner.policy:text' is 'no policy', which cannot be called; {_WANTED}",
+        ),
+        ("torn:X", "module torn cannot be imported: FileNotFoundError: [Errno 2] no licence; mend it"),
+        ("leaves:X", "module leaves cannot be imported: SystemExit: 3; mend it"),
+        ("dies:X", "dies:X cannot be tried: the process that tried was ended by SIGABRT"),
+        ("quits:X", "quits:X cannot be tried: the process that tried ended with status 7: it said nothing"),
+        (
+            "mine.inner.policy:soon",
+            (
+                "mine.inner.policy:soon fails on a request for half@3: ValueError: could not convert string to float:"
+                f" 'soon'; {_WANTED}"
+            ),
+        ),
+        ("mine.inner.policy:none", "fails on a request for half@3: it returned nan;"),
+        ("mine.inner.policy:by_model", "fails on a request for half@3: KeyError: 'half';"),
+        ("mine.inner.policy:cheap", "fails on a request for half@3: TypeError: unsupported operand type(s)"),
+        ("mine.inner.policy:later", "fails on a request for half@3: TypeError: float() argument must be"),
+        (
+            "mine.inner.policy:Shortest",
+            "fails on a request for half@3: TypeError: Shortest() takes no arguments",
+        ),
+    ],
+)
+def test_a_policy_that_cannot_be_had_or_asked(tmp_path: Path, name: str, told: str) -> None:
+    """It is imported and asked as the router will, in a child; nothing starts where that fails."""
+    imported = set(sys.modules)
+    (line,) = refused(tmp_path, "models: {half: x}", {"policy": name})
+    assert line.startswith("scheduling.policy: in --policy: ")
+    assert told in line
+    assert "\n" not in line
+    assert set(sys.modules) == imported
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_policy_is_asked_about_the_models_that_it_is_for(tmp_path: Path) -> None:
+    """And about no other."""
+    text = """
+    models: {a: x, b: x, half: {base_path: x, policy: fifo}}
+    scheduling: {policy: "mine.inner.policy:by_model"}
+    """
+    assert refused(tmp_path, text) == []
+    (line,) = refused(tmp_path, text.replace("half:", "b:").replace("b: x, ", "c: x, "))
+    assert "fails on a request for c@3: KeyError: 'c'" in line
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_policy_that_takes_for_ever_is_not_waited_for() -> None:
+    """Nor would requests have been served while the router imports it."""
+    with pytest.raises(PolicyError, match=r"hangs:X was not imported and asked within 0\.5 s"):
+        try_policy("hangs:X", [], limit_s=0.5)
 
 
 def test_without_any_entry_point_the_start_says_so(tmp_path: Path) -> None:
@@ -325,26 +419,25 @@ def test_without_any_entry_point_the_start_says_so(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("importable")
 def test_the_router_gets_what_it_can_import(tmp_path: Path) -> None:
     """An entry point's name stays here: the router is told module:attribute."""
-    text = "models: {a: {base_path: x, policy: shortest-tenant}, b: {base_path: x, policy: 'alone:X'}, c: x}"
-    assert [queue.policy for queue in queues(read(tmp_path, text))] == [
-        "mine.inner.policy:Shortest.make",
-        "alone:X",
-        "fifo",
-    ]
+    text = (
+        "models: {a: {base_path: x, policy: shortest-tenant}, b: {base_path: x, policy: 'math:isnan'}, c: x}"
+    )
+    found = "mine.inner.policy:Shortest.make"
+    with pytest.raises(StartError, match="math:isnan fails on a request for b@1"):
+        planned(read(tmp_path, text))
+    plan_ = planned(read(tmp_path, text.replace("math:isnan", found)))
+    assert [model.queue.policy for model in plan_.models] == [found, found, "fifo"]
+    assert plan_.facts[-2:] == [f"a: policy {found}", f"b: policy {found}"]
 
 
 def test_the_folder_we_were_started_from_does_not_count(
     importable: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`python -m mpspool` would find a module there; the router, started with -P, would not."""
-    monkeypatch.setattr(
-        sys, "path", [str(importable), *[path for path in sys.path if path != str(importable)]]
-    )
-    if sys.flags.safe_path:
-        assert find_policy("alone:X") == "alone:X"
-    else:
-        with pytest.raises(PolicyError, match="no module alone"):
-            find_policy("alone:X")
+    monkeypatch.setenv("PYTHONPATH", os.environ["PYTHONPATH"].partition(os.pathsep)[2])
+    monkeypatch.chdir(importable)
+    with pytest.raises(PolicyError, match="there is no module mine;"):
+        try_policy("mine.inner.policy:Shortest.make", [])
 
 
 @pytest.mark.parametrize(

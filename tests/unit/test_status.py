@@ -122,6 +122,27 @@ def test_the_router_is_told_the_state_of_every_slot() -> None:
     assert {worker["id"]: worker["state"] for worker in shown} == told
 
 
+def test_each_version_has_its_policy_and_why_that_fails() -> None:
+    """Known without the router, which tells of failures."""
+    config = settings("plain", "urgent")
+    urgent = msgspec.structs.replace(config.models[1], queue=QueueSettings(policy="mine:urgent"))
+    config = msgspec.structs.replace(config, models=[config.models[0], urgent])
+    versions = [{"version": 1, "state": "AVAILABLE", "error": "", "policy_error": ""} for _ in "ab"]
+    versions[1]["policy_error"] = "KeyError: 'x'"
+    names = [model.name for model in config.models]
+    router = {
+        "workers": [],
+        "models": [{"name": name, "versions": [one]} for name, one in zip(names, versions, strict=True)],
+    }
+
+    def told(router: dict[str, Any] | None) -> list[tuple[str, str | None]]:
+        found = status.build(status.View(config, slots(config), {}, {}, {}, router, 1))["models"]
+        return [(model["versions"][0]["policy"], model["versions"][0].get("policy_error")) for model in found]
+
+    assert told(None) == [("fifo", None), ("mine:urgent", None)]
+    assert told(router) == [("fifo", None), ("mine:urgent", "KeyError: 'x'")]
+
+
 def test_a_process_that_cannot_do_its_work_says_why() -> None:
     """The nursery's and the router's own words stand beside them, and nobody else's."""
     config = settings("good")

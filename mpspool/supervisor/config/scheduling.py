@@ -38,8 +38,8 @@ class SchedulingConfig(Section):
     """How the queues of all models are served."""
 
     policy: Policy = "fifo"
-    """Which request is next: fifo, sjf (the shortest), edf (the earliest deadline), or a policy of your own, named by its
-    entry point in mpspool.policies or as module:attribute."""
+    """Which request is next: fifo, sjf (the shortest), edf (the earliest deadline; without one a request counts as having
+    10 s), or a policy of your own, named by its entry point in mpspool.policies or as module:attribute."""
     dispatch: Literal["least_loaded", "round_robin"] = "least_loaded"
     """Which worker takes it."""
     aging: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0

@@ -35,6 +35,7 @@ from mpspool.supervisor.planning.queues import (
     batching,
     batching_facts,
     check_batching,
+    policy_facts,
     queue_of,
     queue_warnings,
     scheduling,
@@ -104,7 +105,11 @@ def plan(
         mps=mps,
         mps_daemons=daemons,
         simulated=machine.simulated,
-        facts=facts(config, drafts, models, machine, mps) + batching_facts(config, models),
+        facts=[
+            *facts(config, drafts, models, machine, mps),
+            *batching_facts(config, models),
+            *policy_facts(models),
+        ],
         warnings=[
             *warnings(config, drafts, machine, mps),
             *shares_warnings(config, models, mps),

@@ -1,39 +1,57 @@
-"""Where a scheduling policy comes from: one of ours, an entry point, or module:attribute. Nothing of it is imported."""
+"""Where a scheduling policy comes from: one of ours, an entry point, or module:attribute. A child imports it, never we."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import re
+import signal
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 from mpspool.core.errors import Problem
+from mpspool.core.ids import ModelVersion
 from mpspool.supervisor.config.explain import nearest
 from mpspool.supervisor.config.scheduling import POLICIES
 from mpspool.supervisor.config.schema import PoolConfig
 
 GROUP = "mpspool.policies"
+# Part of the router, which is not imported here: it is only named. -P as the router is started.
+PROBE = ("-P", "-m", "mpspool.router.probe")
+LIMIT_S = 60.0
 
 _DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"
 _REFERENCE = re.compile(f"({_DOTTED}):({_DOTTED})")
 
 
 class PolicyError(Exception):
-    """A policy that is nowhere to be found; the text says what was looked for, and what there is."""
+    """A policy that cannot be had; the text says what was looked for, and what there is."""
 
 
-def find_policies(config: PoolConfig) -> tuple[Mapping[str, str], list[Problem]]:
-    """By name as configured, what find_policy() says; a problem for each name that it does not know."""
+def find_policies(
+    config: PoolConfig, versions: Mapping[str, tuple[int, Path]]
+) -> tuple[Mapping[str, str], list[Problem]]:
+    """By name as configured, what find_policy() says; a problem for each that is not known or fails on what it is for."""
     asked = {"scheduling.policy": config.scheduling.policy}
     asked |= {f"models.{model.name}.policy": model.policy for model in config.models if model.policy}
     found: dict[str, str] = {}
     problems = []
     for path, name in asked.items():
+        models = [
+            str(ModelVersion(model.name, versions[model.name][0]))
+            for model in config.models
+            if name == (model.policy or config.scheduling.policy) and model.name in versions
+        ]
         try:
             found[name] = find_policy(name)
+            if found[name] not in POLICIES:
+                try_policy(found[name], models)
         except PolicyError as error:
-            problems.append(Problem(path, str(error)))
+            known = found.get(name, name)
+            what = "" if known == name else f"the entry point {name} of {GROUP} is {known}: "
+            problems.append(Problem(path, f"{what}{error}"))
     return found, problems
 
 
@@ -41,19 +59,14 @@ def find_policy(name: str) -> str:
     """One of ours by its name, any other as "module:attribute".
 
     Raises:
-        PolicyError: there is none of that name, or its module is not there.
+        PolicyError: there is none of that name.
     """
     if name in POLICIES:
         return name
     points = {point.name: point for point in importlib.metadata.entry_points(group=GROUP)}
     if name in points:
-        point = points[name]
-        _check_module(point.module, f"the entry point {name} of {GROUP} is in {point.value}")
-        return f"{point.module}:{point.attr}"
-    if found := _REFERENCE.fullmatch(name):
-        _check_module(
-            found[1], f"{name!r} is neither built in ({', '.join(POLICIES)}) nor an entry point of {GROUP}"
-        )
+        return f"{points[name].module}:{points[name].attr}"
+    if _REFERENCE.fullmatch(name):
         return name
     near = nearest(name, [*POLICIES, *points])
     raise PolicyError(
@@ -63,24 +76,34 @@ def find_policy(name: str) -> str:
     )
 
 
-def _check_module(module: str, what: str) -> None:
-    path: Sequence[str] | None = None
-    looked_for = ""
-    for part in module.split("."):
-        looked_for = f"{looked_for}.{part}".removeprefix(".")
-        spec = _spec(looked_for, path)
-        if spec is None:
-            raise PolicyError(
-                f"{what}, and there is no module {looked_for}; install it beside mpspool, or put its folder on PYTHONPATH"
-            )
-        path = spec.submodule_search_locations or ()
+def try_policy(reference: str, models: Sequence[str], *, limit_s: float = LIMIT_S) -> None:
+    """Has a child import "module:attribute" as the router will, and ask it of a request for each of the models.
+
+    Raises:
+        PolicyError: that fails, or takes longer than the limit.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, *PROBE, reference, *models],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PolicyError(f"{reference} was not imported and asked within {limit_s:g} s; mend it") from None
+    try:
+        error = json.loads(done.stdout)["error"]
+    except ValueError:
+        error = f"{reference} cannot be tried: {_end(done)}"
+    if error:
+        raise PolicyError(error)
 
 
-def _spec(module: str, path: Sequence[str] | None) -> ModuleSpec | None:
-    """As importlib.util.find_spec, which imports what the module is in."""
-    if path is None and not sys.flags.safe_path:
-        path = sys.path[1:]  # the router does without the folder that we were started from
-    for finder in sys.meta_path:
-        if (spec := finder.find_spec(module, path)) is not None:
-            return spec
-    return None
+def _end(done: subprocess.CompletedProcess[str]) -> str:
+    """How a child ended that gave no answer."""
+    if done.returncode < 0:
+        return f"the process that tried was ended by {signal.Signals(-done.returncode).name}"
+    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+    return f"the process that tried ended with status {done.returncode}: {last}"

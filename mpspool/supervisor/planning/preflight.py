@@ -127,7 +127,7 @@ def find_versions(config: PoolConfig) -> tuple[Versions, list[Problem]]:
 def read_queues(config: PoolConfig, versions: Mapping[str, tuple[int, Path]]) -> tuple[Queues, list[Problem]]:
     """What versions say of batching where they may, where each policy is; and what of it cannot be used."""
     files: dict[str, VersionFile] = {}
-    policies, problems = find_policies(config)
+    policies, problems = find_policies(config, versions)
     for model in config.models:
         if not config.batching.per_model or not is_wanted(config, model) or model.name not in versions:
             continue

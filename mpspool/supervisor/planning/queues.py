@@ -167,6 +167,11 @@ def scheduling(config: PoolConfig) -> SchedulingSettings:
     return SchedulingSettings(**config.scheduling.model_dump(include=names))
 
 
+def policy_facts(models: Sequence[ModelSettings]) -> list[str]:
+    """One line for each model whose requests do not simply go in the order of arrival."""
+    return [f"{model.name}: policy {model.queue.policy}" for model in models if model.queue.policy != "fifo"]
+
+
 def batching_facts(config: PoolConfig, models: Sequence[ModelSettings]) -> list[str]:
     """One line for each model that is batched, or is not though batching is on."""
     asked = {model.name: model for model in config.models}

@@ -194,13 +194,21 @@ def _pool_state(view: View, workers: Iterable[Status]) -> PoolState:
 
 def _models(view: View) -> list[Status]:
     """As the router sees them; without it, a version is LOADING until it is known to have failed."""
+    policies = {model.name: model.queue.policy for model in view.settings.models}
     if view.router is not None and view.router.get("models"):
         reports = worker_reports(view.router)
         places = {model.name: place for place, model in enumerate(view.settings.models)}
         return [
             {
                 "name": model["name"],
-                "versions": [_version(model["name"], version, reports) for version in model["versions"]],
+                "versions": [
+                    {
+                        **_version(model["name"], version, reports),
+                        "policy": policies.get(model["name"], "fifo"),
+                        **_policy_error(version),
+                    }
+                    for version in model["versions"]
+                ],
             }
             for model in sorted(view.router["models"], key=lambda model: places.get(model["name"], -1))
         ]
@@ -210,7 +218,12 @@ def _models(view: View) -> list[Status]:
         reason = failed.get(ModelVersion(model.name, model.version))
         state = ModelVersionState.LOADING if reason is None else ModelVersionState.END
         models.setdefault(model.name, []).append(
-            {"version": model.version, "state": state.name, "error": reason or ""}
+            {
+                "version": model.version,
+                "state": state.name,
+                "error": reason or "",
+                "policy": model.queue.policy,
+            }
         )
     return [{"name": name, "versions": versions} for name, versions in models.items()]
 
@@ -225,6 +238,10 @@ def _version(model: str, found: Mapping[str, Any], reports: Mapping[str, WorkerR
     ]
     # All its workers bind them alike; where one does not, it is the one to look at.
     return {**described, "weights": max(ready, key=_privacy)} if ready else described
+
+
+def _policy_error(found: Mapping[str, Any]) -> Status:
+    return {"policy_error": error} if (error := found.get("policy_error")) else {}
 
 
 def _privacy(weights: Mapping[str, Any]) -> tuple[int, int]:
