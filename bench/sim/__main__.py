@@ -29,7 +29,12 @@ SCENARIOS = {
     "batching": "batches",
     "priority": "classes",
 }
+# What plays a trace; and those in which policies are compared side by side, on devices of any kind.
+_TRACE = {"trace": "replay"}
+_COMPARING = {"fleet", "trace"}
 _RESULTS = Path(__file__).resolve().parents[1] / "results" / "sim"
+_OWN_RESULTS = Path("sim-results")
+_OR_LEAVE = "give one, or leave the option out for its default"
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -39,26 +44,36 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         "What is simulated, and what is not: bench/sim/README.md.",
     )
     add = parser.add_argument
-    add("--scenario", help=f"of {', '.join(SCENARIOS)}, with commas; default: all, or fleet for a trace")
+    add("--scenario", help=f"of {', '.join(SCENARIOS)}, with commas; default: all")
     add("--policy", default="", help="to be judged beside the scenario's own: a name, or module:attribute")
     add(
         "--trace",
         type=Path,
-        help="requests to be played (JSON lines, as of `mpspool record`, or .csv) by the scenario fleet",
+        help="requests to be played (JSON lines, as of `mpspool record`, or .csv) instead of a scenario",
     )
-    add("--gpus", type=int, default=0, help="devices; default: the scenario's")
-    add("--slots", type=int, default=0, help="workers on a device; where each model has some, of each")
-    add("--rate", type=float, default=0.0, help="requests a second; default: the scenario's")
-    add("--seconds", type=float, default=0.0, help="of simulated time a cell; default: the scenario's")
-    add("--seed", type=int, default=1)
-    add("--processes", type=int, default=len(os.sched_getaffinity(0)), help="default: one for each CPU")
-    add("--results", type=Path, default=_RESULTS, help="where files go; default: bench/results/sim")
+    add("--gpus", type=_whole, default=0, help="devices; default: the scenario's, 8 for a trace")
+    add("--slots", type=_whole, default=0, help="workers on a device; where each model has some, of each")
+    add("--rate", type=_above_0, default=0.0, help="requests a second; default: the scenario's")
+    add("--seconds", type=_above_0, default=0.0, help="of simulated time a cell; default: the scenario's")
+    add("--parallel", type=_above_0, default=0.0, help="jobs that a device runs at full speed; default: 4")
+    add("--loss", type=_part, help="of a device's speed, for each job that overlaps; default: 0.01")
+    add("--seed", type=_whole, default=1)
+    add("--processes", type=_whole, default=len(os.sched_getaffinity(0)), help="default: one for each CPU")
+    add(
+        "--results",
+        type=Path,
+        help="where files go; default: bench/results/sim, or ./sim-results where anything but --scenario was said",
+    )
     options = parser.parse_args(argv)
-    options.scenario = options.scenario or ("fleet" if options.trace else ",".join(SCENARIOS))
-    if unknown := set(options.scenario.split(",")) - set(SCENARIOS):
+    if options.trace and options.scenario:
+        parser.error("--trace is played instead of a scenario: leave --scenario out")
+    options.scenarios = options.scenario.split(",") if options.scenario else list(SCENARIOS)
+    if unknown := set(options.scenarios) - set(SCENARIOS):
         parser.error(f"{', '.join(sorted(unknown))}: none of {', '.join(SCENARIOS)}")
-    if options.trace and options.scenario != "fleet":
-        parser.error("--trace is played by the scenario fleet alone: leave --scenario out")
+    if options.trace:
+        options.scenarios = list(_TRACE)
+    if (options.parallel or options.loss is not None) and not _COMPARING.issuperset(options.scenarios):
+        parser.error("--parallel and --loss are for --trace and --scenario fleet: the others have their own")
     if options.policy:
         try:
             policy.find(options.policy, 1.0)
@@ -67,11 +82,39 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
+def _whole(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more; {_OR_LEAVE}")
+    return int(text)
+
+
+def _above_0(text: str) -> float:
+    if not 0.0 < (value := _number(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0; {_OR_LEAVE}")
+    return value
+
+
+def _part(text: str) -> float:
+    if not 0.0 <= (value := _number(text)) <= 1.0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0 to 1; {_OR_LEAVE}")
+    return value
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def _scenario(name: str) -> Scenario:
-    return cast("Scenario", importlib.import_module(f"bench.sim.scenarios.{SCENARIOS[name]}"))
+    return cast("Scenario", importlib.import_module(f"bench.sim.scenarios.{(SCENARIOS | _TRACE)[name]}"))
 
 
-def _write(name: str, scenario: Scenario, found: Mapping[Key, Any], options: Options, folder: Path) -> None:
+def _write(
+    name: str, scenario: Scenario, found: Mapping[Key, Any], options: Options, folder: Path
+) -> list[Path]:
+    """The report, its figures and its plot. Returns where they are."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -79,13 +122,15 @@ def _write(name: str, scenario: Scenario, found: Mapping[Key, Any], options: Opt
 
     report = "\n".join([f"# {scenario.TITLE}", "", *scenario.lines(found, options), ""])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.md").write_text(report)
-    (folder / f"{name}.json").write_text(_as_json(found, options))
+    written = [folder / f"{name}.{kind}" for kind in ("md", "json", "png")]
+    written[0].write_text(report)
+    written[1].write_text(_as_json(found, options))
     figure = plt.figure()
     scenario.draw(found, options, figure)
-    figure.savefig(folder / f"{name}.png", dpi=100)
+    figure.savefig(written[2], dpi=100)
     plt.close(figure)
     print(f"\n{report}", flush=True)
+    return written
 
 
 def _as_json(found: Mapping[Key, Any], options: Options) -> str:
@@ -111,8 +156,10 @@ def _plain(value: Any) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> int:
     said = _arguments(argv)
-    options = Options(said.policy, said.trace, said.gpus, said.slots, said.rate, said.seconds, said.seed)
-    for name in said.scenario.split(","):
+    options = Options(**{field.name: getattr(said, field.name) for field in dataclasses.fields(Options)})
+    folder = said.results or (_RESULTS if options == Options() else _OWN_RESULTS)
+    written: list[Path] = []
+    for name in said.scenarios:
         start_s = time.monotonic()
         scenario = _scenario(name)
         try:
@@ -121,8 +168,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"bench.sim: {error}", file=sys.stderr)
             return 2
         found = run_all(tasks, said.processes)
-        _write(name, scenario, found, options, said.results)
+        written += _write(name, scenario, found, options, folder)
         print(f"bench.sim: {name} took {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True)
+    print(f"written: {', '.join(map(str, written))}")
     return 0
 
 

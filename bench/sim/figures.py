@@ -20,6 +20,9 @@ class Part:
 
     Attributes:
         offered: that arrived in the window.
+        asked: of those, in a second.
+        answered: of those, be it after the window.
+        unanswered: the part of those that had no answer by the end of the window.
         rate: answers a second.
         good: answers a second within their deadlines.
         work: seconds of worker time, without overlap, that they got in each second.
@@ -29,6 +32,9 @@ class Part:
     """
 
     offered: int
+    asked: float
+    answered: int
+    unanswered: float
     rate: float
     good: float
     work: float
@@ -153,6 +159,9 @@ def _part(ended: list[Ended], window: tuple[float, float]) -> Part:
     outcomes = [sum(one.outcome is outcome for one in arrived) / max(1, len(arrived)) for outcome in Outcome]
     return Part(
         offered=len(arrived),
+        asked=len(arrived) / length_s,
+        answered=len(answered),
+        unanswered=1.0 - sum(one.at_s < end_s for one in answered) / max(1, len(arrived)),
         rate=len(in_time) / length_s,
         good=good / length_s,
         work=sum(one.alone_s for one in in_time) / length_s,

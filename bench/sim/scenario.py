@@ -23,6 +23,7 @@ class Options:
         rate: requests a second.
         seconds: of simulated time, for each cell.
         seed: of everything that is drawn.
+        parallel, loss: of each device, as in Pool, where policies are compared side by side.
     """
 
     policy: str = ""
@@ -32,6 +33,8 @@ class Options:
     rate: float = 0.0
     seconds: float = 0.0
     seed: int = 1
+    parallel: float = 0.0
+    loss: float | None = None
 
     def setups(self, own: Sequence[Setup]) -> list[Setup]:
         """A scenario's own, and the one that was asked for."""
@@ -66,7 +69,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 def ms(value: float) -> str:
     """Milliseconds, as many digits as are worth reading."""
     if math.isnan(value):
-        return ""
+        return "none answered"
     return f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 
@@ -85,6 +88,9 @@ _LOOKS = (
     ("#777777", "X"),
     ("#000000", "*"),
 )
+
+
+LOOKS = len(_LOOKS)
 
 
 def look(number: int) -> dict[str, Any]:

@@ -88,9 +88,9 @@ def test_what_was_recorded_is_played(pool: Pool, tmp_path: Path) -> None:
     command += ["--processes", "2", "--results", str(tmp_path)]
     played = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)
     assert played.returncode == 0, played.stderr
-    assert "trace.jsonl: 20 requests of half_plus_two (2 workers on each device)" in played.stdout
-    cells = json.loads((tmp_path / "fleet.json").read_text())["cells"]
-    fifo = next(one["figures"] for one in cells if one["cell"] == ["policy", "fifo"])
+    assert "1 device with 2 workers (half_plus_two 2)" in played.stdout
+    cells = json.loads((tmp_path / "trace.json").read_text())["cells"]
+    fifo = next(one["figures"] for one in cells if one["cell"] == ["fifo"])
     assert 0 < fifo["all"]["offered"] <= 20
     assert fifo["all"]["refused_full"] == 0
 

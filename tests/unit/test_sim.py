@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from bench.sim import trace
+from bench.sim import __main__ as command
+from bench.sim import compare, trace
 from bench.sim.__main__ import main
 from bench.sim.arrivals import Closed, Load, Open, Replay, Stream
 from bench.sim.cell import Capacity, Cell
@@ -18,7 +19,8 @@ from bench.sim.device import Device
 from bench.sim.engine import Record, Simulation
 from bench.sim.figures import fair_division, jain
 from bench.sim.job import Outcome
-from bench.sim.scenarios import fleet
+from bench.sim.scenario import Options
+from bench.sim.scenarios import fleet, replay
 from bench.sim.service import Linear, Pool, Service, divide
 from bench.sim.setup import Setup
 from bench.sim.trace import Request
@@ -218,20 +220,151 @@ def play(tmp_path: Path, text: str, *args: str, name: str = "trace.jsonl") -> st
     (tmp_path / name).write_text(text)
     small = ["--gpus", "1", "--slots", "2", "--processes", "1", "--results", str(tmp_path)]
     assert main(["--trace", str(tmp_path / name), *small, *args]) == 0
-    return (tmp_path / "fleet.md").read_text()
+    return (tmp_path / "trace.md").read_text()
 
 
-def test_the_command_plays_a_trace_of_times_and_models(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_plays_a_trace_of_times_and_models(tmp_path: Path) -> None:
     """That is all that must be there; a mean of 1 ms stands for the costs, and the slots are divided by it."""
-    monkeypatch.setattr(fleet, "_GROWTH", (1,))
     found = play(tmp_path, MINIMAL)
-    assert "trace.jsonl: 3 requests of b (1 workers on each device), a (1) in 0.8 s" in found
-    assert "| fifo | " in found
-    assert (tmp_path / "fleet.png").read_bytes().startswith(b"\x89PNG")
+    assert "trace.jsonl: 3 requests in 0.8 s, 3.75 a second: a 2, b 1." in found
+    assert "1 device with 2 workers (b 1, a 1)." in found
+    assert titles(found) == ["fifo", "sjf", "sjf, slow lane 1", "fifo, at most 1", "fifo, batching"]
+    assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
     found = play(tmp_path, "time,model\n7,a\n8,a\n", "--rate", "5", name="trace.csv")
-    assert "trace.csv: 2 requests of a (2 workers on each device) in 1 s" in found
+    assert "trace.csv: 2 requests in 1 s, 2 a second: a 2.\nPlayed 2.5 times as fast, 5 a second." in found
+    assert "What a decision costs" not in found
+
+
+def titles(report: str) -> list[str]:
+    """Of its rows."""
+    return [row[""] for row in cells(report)]
+
+
+def cells(report: str) -> list[dict[str, str]]:
+    """The rows of its table, by column."""
+    header, _, *rows = [
+        [cell.strip() for cell in line[2:-2].split("|")] for line in report.splitlines() if line[:1] == "|"
+    ]
+    return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def test_a_trace_that_is_played_faster_is_over_sooner(tmp_path: Path) -> None:
+    """What is asked for in a second is what --rate says, and answers are counted over that time alone."""
+    steady = "".join(f'{{"time": {n / 100}, "model": "a", "cost_us": 500}}\n' for n in range(1000))
+    fifo = cells(play(tmp_path, steady, "--rate", "800"))[0]
+    assert float(fifo["asked/s"]) == pytest.approx(800, rel=0.02)
+    assert float(fifo["answers/s"]) == pytest.approx(800, rel=0.02)
+    assert fifo["unanswered at the end"] == "0 %"
+    fifo = cells(play(tmp_path, steady, "--seconds", "1000"))[0]
+    assert float(fifo["asked/s"]) == pytest.approx(100, rel=0.02)
+
+
+def test_what_was_never_answered_shows(tmp_path: Path) -> None:
+    """What still waited at the end; a model none of whose requests was answered; one that nobody asked for in time."""
+    busy = "".join(f'{{"time": {n / 1000}, "model": "a", "cost_us": 4000}}\n' for n in range(1000))
+    hopeless = "".join(
+        f'{{"time": {n / 20}, "model": "b", "cost_us": 9000, "deadline_ms": 1}}\n' for n in range(20)
+    )
+    found = play(tmp_path, busy + hopeless + '{"time": 0.01, "model": "c"}\n')
+    fifo = cells(found)[0]
+    assert float(fifo["asked/s"]) == pytest.approx(1020, rel=0.02)
+    assert fifo["unanswered at the end"] == "89 %"
+    assert fifo["a p99"].endswith(", 88 % unanswered")
+    assert fifo["b p99"] == "none of 17 answered"
+    assert fifo["c p99"] == "none asked"
+    assert "**Every row: 5 % or more was left unanswered.**" in found
+
+
+def test_what_cannot_differ_has_no_row() -> None:
+    """Limits are within the workers on a device; round robin takes several of a model, edf deadlines, shares clients."""
+
+    def setups(slots: int, gpus: int = 1, **what: bool) -> list[str]:
+        pool = Pool(gpus, (SHORT,), {"short": slots})
+        return [setup.title for setup in compare.setups(pool, "", **what)]
+
+    assert setups(1, deadlines=False) == ["fifo", "sjf", "fifo, batching"]
+    assert setups(1) == ["fifo", "sjf", "edf", "fifo, batching", "edf, batching"]
+    assert "fifo, round robin" in setups(1, gpus=2)
+    assert {"sjf, slow lane 1", "fifo, at most 1", "fifo, round robin"} < set(setups(2))
+    assert {"sjf, slow lane 2", "sjf, slow lane 4", "fifo, at most 6"} < set(setups(8))
+    assert "fifo, clients share" not in setups(8)
+    assert "fifo, clients share" in setups(8, clients=True)
+
+
+def test_clients_of_a_trace_share(tmp_path: Path) -> None:
+    """Beside fifo; and how fair each row is."""
+    flood = "".join(
+        f'{{"time": {n / 1000}, "model": "a", "cost_us": 4000, "client": "{int(n % 20 > 0)}"}}\n'
+        for n in range(1000)
+    )
+    rows = {row[""]: row for row in cells(play(tmp_path, flood))}
+    assert float(rows["fifo"]["fairness"]) < 0.9
+    assert float(rows["fifo, clients share"]["fairness"]) > 0.95
+
+
+def test_a_policy_of_ones_own_runs_with_batching_and_without(tmp_path: Path) -> None:
+    """As those do that it is compared with."""
+    name = f"{__name__}:longest_body_first"
+    found = {row[""]: row for row in cells(play(tmp_path, 50 * MINIMAL, "--policy", name))}
+    assert not found[name]["rows a batch"]
+    assert found[f"{name}, batching"]["rows a batch"].startswith("a ")
+    asked = [setup for setup in compare.setups(POOL, "sjf") if setup.policy == "sjf" and not setup.long]
+    assert [setup.title for setup in asked] == ["sjf", "sjf, batching"]
+
+
+def test_the_device_of_a_trace_can_be_said(tmp_path: Path) -> None:
+    """And what it is, is in the report."""
+    found = play(tmp_path, MINIMAL, "--parallel", "1.5", "--loss", "0")
+    assert "A device runs 1.5 jobs at full speed, each overlap costs 0 of its speed." in found
+    assert compare.loss(Options()) == 0.01
+
+
+def test_what_is_not_the_scenarios_own_does_not_replace_the_results(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It goes to ./sim-results; the last line says where."""
+    committed = tmp_path / "committed"
+    monkeypatch.setattr(command, "_RESULTS", committed)
+    monkeypatch.setattr(command, "SCENARIOS", {"fleet": "replay"})  # quicker
+    monkeypatch.setattr(replay, "_read", lambda _: [Request(time=n, model="a") for n in (0, 1)])
+    monkeypatch.setattr(replay, "lines", lambda *_: iter(()))
+    monkeypatch.chdir(tmp_path)
+    assert main(["--processes", "1"]) == 0
+    assert (committed / "fleet.md").exists()
+    said = ["--gpus 1", "--slots 2", "--rate 9", "--seconds 2", "--seed 2", "--policy sjf", "--loss 0"]
+    for number, one in enumerate(said):
+        monkeypatch.setattr(command, "_RESULTS", tmp_path / f"none{number}")
+        capsys.readouterr()
+        assert main(["--processes", "1", *one.split()]) == 0
+        last = capsys.readouterr().out.splitlines()[-1]
+        assert last == "written: sim-results/fleet.md, sim-results/fleet.json, sim-results/fleet.png"
+    assert {file.name for file in tmp_path.iterdir()} == {"committed", "sim-results"}
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("--gpus 0", "no whole number of 1 or more"),
+        ("--gpus -1", "no whole number of 1 or more"),
+        ("--slots two", "no whole number of 1 or more"),
+        ("--processes 0", "no whole number of 1 or more"),
+        ("--rate -3", "no number above 0"),
+        ("--seconds 0", "no number above 0"),
+        ("--rate inf", "no number above 0"),
+        ("--parallel nan", "no number above 0"),
+        ("--loss 2", "no number from 0 to 1"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str], said: str, why: str) -> None:
+    """By its option and value, with what to do; exit status 2."""
+    option, value = said.split()
+    with pytest.raises(SystemExit) as error:
+        main([option, value])
+    assert error.value.code == 2
+    assert (
+        f"argument {option}: '{value}' is {why}; give one, or leave the option out for its default"
+        in capsys.readouterr().err
+    )
 
 
 def test_what_a_trace_does_not_tell_is_taken_for_the_mean() -> None:
@@ -241,9 +374,10 @@ def test_what_a_trace_does_not_tell_is_taken_for_the_mean() -> None:
         Request(time=0.1, model="a"),
         Request(time=0.2, model="b"),
     ]
-    services = {one.name: one for one in fleet.of_trace(requests)}
+    services = {one.name: one for one in replay.of_trace(requests)}
     assert [services[name].alone_ns(1) / MS for name in "ab"] == pytest.approx([4, 1])
-    assert fleet.loads_of(requests, services.values()) == pytest.approx({"a": 12, "b": 1})
+    told = replay.with_costs(requests, services.values())
+    assert replay.loads_of(told) == pytest.approx({"a": 12, "b": 1})
 
 
 @pytest.mark.parametrize(
@@ -286,7 +420,10 @@ def test_a_trace_that_cannot_be_read_is_said_so(tmp_path: Path, capsys: pytest.C
     assert f"cannot read {tmp_path / 'none.jsonl'}: No such file" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["--trace", "day.jsonl", "--scenario", "ocr"])
-    assert "--trace is played by the scenario fleet alone" in capsys.readouterr().err
+    assert "--trace is played instead of a scenario" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["--scenario", "ocr", "--loss", "0.1"])
+    assert "--parallel and --loss are for --trace and --scenario fleet" in capsys.readouterr().err
 
 
 def test_deadlines_of_a_fleet_differ_within_a_model() -> None:

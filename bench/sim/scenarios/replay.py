@@ -1,0 +1,116 @@
+"""A trace: what was recorded, under every policy."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from bench.sim import compare
+from bench.sim.arrivals import Replay
+from bench.sim.cell import Cell, Key, Task
+from bench.sim.scenario import Options
+from bench.sim.service import Linear, Pool, Service, divide
+from bench.sim.trace import Request, read
+
+TITLE = "A trace under every policy"
+
+
+def tasks(options: Options) -> dict[Key, Task]:
+    recorded = _read(options)
+    services = of_trace(recorded)
+    trace = with_costs(recorded, services)
+    pool = _pool(options, trace, services)
+    speed = _speed(options, trace)
+    seconds = min(options.seconds or math.inf, trace[-1].time / speed + 1e-6)
+    setups = compare.setups(
+        pool,
+        options.policy,
+        deadlines=any(one.deadline_ms for one in trace),
+        clients=len({one.client for one in trace}) > 1,
+    )
+    return {
+        (setup.title,): Cell(pool, setup, Replay(trace, speed), seconds, options.seed) for setup in setups
+    }
+
+
+def _read(options: Options) -> list[Request]:
+    assert options.trace is not None
+    return read(options.trace)
+
+
+def _pool(options: Options, trace: Iterable[Request], services: tuple[Service, ...]) -> Pool:
+    """Slots by load."""
+    return Pool(
+        options.gpus or 8,
+        services,
+        divide(options.slots or 8, loads_of(trace)),
+        parallel=compare.parallel(options),
+        loss=compare.loss(options),
+    )
+
+
+def _speed(options: Options, trace: Sequence[Request]) -> float:
+    return options.rate * trace[-1].time / len(trace) if options.rate else 1.0
+
+
+def of_trace(trace: Sequence[Request]) -> tuple[Service, ...]:
+    """The services of a trace: of the time that it tells, four fifths are taken for the device's."""
+    costs_ms: dict[str, list[float]] = {request.model: [] for request in trace}
+    for request in trace:
+        if request.cost_us:
+            costs_ms[request.model].append(request.cost_us / request.rows / 1000)
+    found = []
+    for name, costs in costs_ms.items():
+        each_ms = sum(costs) / len(costs) if costs else 1.0
+        device, before = Linear(0, 0.8 * each_ms), Linear(0, 0.2 * each_ms)
+        found.append(Service(name, device, before, batching=compare.BATCHING))
+    return tuple(found)
+
+
+def with_costs(trace: Iterable[Request], services: Iterable[Service]) -> list[Request]:
+    """Where it tells none, the mean of the service."""
+    by_name = {service.name: service for service in services}
+    return [
+        request
+        if request.cost_us
+        else msgspec.structs.replace(request, cost_us=by_name[request.model].alone_ns(request.rows) / 1000)
+        for request in trace
+    ]
+
+
+def loads_of(trace: Iterable[Request]) -> dict[str, float]:
+    """Milliseconds of a worker's time that are asked of each service."""
+    found: dict[str, float] = {}
+    for request in trace:
+        found[request.model] = found.get(request.model, 0.0) + request.cost_us / 1000
+    return found
+
+
+def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
+    recorded = _read(options)
+    services = of_trace(recorded)
+    length_s, speed = recorded[-1].time, _speed(options, recorded)
+    models = ", ".join(
+        f"{name} {count}" for name, count in Counter(one.model for one in recorded).most_common()
+    )
+    rate = len(recorded) / length_s
+    assert options.trace is not None
+    yield f"{options.trace.name}: {len(recorded)} requests in {length_s:.3g} s, {rate:.3g} a second: {models}."
+    if options.rate:
+        yield f"Played {speed:.3g} times as fast, {options.rate:g} a second."
+    yield ""
+    yield from compare.told(_pool(options, with_costs(recorded, services), services))
+    clients = len({one.client for one in recorded}) > 1
+    yield from compare.rows({key[0]: figures for key, figures in found.items()}, fairness=clients)
+
+
+def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
+    del options
+    results = {key[0]: figures for key, figures in found.items()}
+    figure.set_size_inches(6 + 1.2 * len(next(iter(results.values())).services), 4.5)
+    compare.draw(results, figure.subplots())
+    figure.tight_layout()
