@@ -68,7 +68,7 @@ def record(run: RunDir, length: str, output: Path) -> None:
     if not trace.count:
         why = problem or f"nothing arrived in {trace.length_s:.3g} s; is the pool under load?"
         raise RecordError(f"{why}: no trace was written")
-    click.echo(trace.told())
+    click.echo(trace.told(_devices(run)))
     if problem:
         raise RecordError(f"{problem}: the trace ends there")
 
@@ -124,6 +124,15 @@ def _told(run: RunDir, for_s: float) -> Generator[Message, None, None]:
     raise ControlError("it closed the connection")
 
 
+def _devices(run: RunDir) -> str:
+    """Options of bench.sim: as many devices as the pool has, and workers on each; "" where the pool has gone."""
+    with contextlib.suppress(ControlError, ValueError):
+        workers = control.call(run.pool_control, "status")["workers"]
+        if devices := Counter(worker["device"] for worker in workers):
+            return f" --gpus {len(devices)} --slots {max(devices.values())}"
+    return ""
+
+
 class _Trace:
     """The file, and what is in it.
 
@@ -155,8 +164,8 @@ class _Trace:
             self.count += len(requests)
             self._models.update(request["model"] for request in requests)
 
-    def told(self) -> str:
-        """What was recorded, and how to play it."""
+    def told(self, devices: str) -> str:
+        """What was recorded, and how to play it: on devices as these options say."""
         models = ", ".join(f"{name} {count:,}" for name, count in self._models.most_common())
         mark = f", SIMULATED {self._simulated}" if self._simulated else ""
         rate = self.count / self.length_s if self.length_s else 0.0
@@ -165,7 +174,8 @@ class _Trace:
             lines.append(
                 f"{self._dropped:,} more came faster than they could be kept, and are not in the trace"
             )
-        lines.append(f"play it, in a clone of mpspool: python -m bench.sim --trace {self._output.absolute()}")
+        command = f"python -m bench.sim --trace {self._output.absolute()}{devices}"
+        lines.append(f"play it, in a clone of mpspool: {command}")
         return "\n".join(lines)
 
     def close(self) -> None:

@@ -37,8 +37,10 @@ def run() -> Iterator[RunDir]:
         yield RunDir(root)
 
 
-def recorded(run: RunDir, pieces: list[Message], output: Path, *args: str) -> tuple[Result, list[Message]]:
-    """The command on a router that tells this; and what that was asked."""
+def recorded(
+    run: RunDir, pieces: list[Message], output: Path, *args: str, devices: tuple[str, ...] = ()
+) -> tuple[Result, list[Message]]:
+    """The command on a router that tells this, in a pool with a worker on each of these; and what that was asked."""
     asked = []
 
     async def arrivals(request: Message) -> AsyncIterator[Message]:
@@ -46,13 +48,19 @@ def recorded(run: RunDir, pieces: list[Message], output: Path, *args: str) -> tu
         for one in pieces:
             yield one
 
+    async def status(_: Message) -> AsyncIterator[Message]:
+        yield {"workers": [{"device": device} for device in devices]}
+
     async def scenario() -> Result:
         server = ControlServer(run.router_control, {"arrivals": arrivals})
+        pool = ControlServer(run.pool_control, {"status": status})
         await server.start()
+        await pool.start()
         command = ["record", "--run-dir", str(run.root), "-o", str(output), *args]
         try:
             return await asyncio.to_thread(CliRunner().invoke, main, command)
         finally:
+            await pool.close()
             await server.close()
 
     return asyncio.run(scenario()), asked
@@ -63,12 +71,12 @@ def test_what_is_told_is_a_trace(run: RunDir, tmp_path: Path) -> None:
     output = tmp_path / "day.jsonl"
     output.write_text("old\n")
     pieces = [piece(), piece(*ROWS[:2]), piece(ROWS[2], dropped=1234, simulated="gpus"), ENDED]
-    done, asked = recorded(run, pieces, output, "--for", "2m")
+    done, asked = recorded(run, pieces, output, "--for", "2m", devices=("gpu0", "gpu1", "gpu0", "gpu1"))
     assert (done.exit_code, asked) == (0, [{"for_s": 120}])
     assert "Ctrl-C ends it" in done.stdout
     assert "3 requests in " in done.stdout
     assert ": a 2, b 1, SIMULATED gpus\n1,234 more came faster" in done.stdout
-    assert f"python -m bench.sim --trace {output}" in done.stdout
+    assert f"python -m bench.sim --trace {output} --gpus 2 --slots 2\n" in done.stdout
     assert [json.loads(line) for line in output.read_text().splitlines()] == ROWS
     assert trace.read(output) == [
         Request(**{**row, "time": row["time"] - 0.125}) for row in (ROWS[1], ROWS[0], ROWS[2])
