@@ -32,7 +32,7 @@ def setups(pool: Pool, policy: str, *, deadlines: bool = True, clients: bool = F
     Args:
         pool: limits grow with the workers on one of its devices.
         policy: to be judged beside the others; "" for none.
-        deadlines: some of the requests have one.
+        deadlines: those of the requests differ.
         clients: there are several.
     """
     slots = sum(map(pool.workers, pool.services))

@@ -29,7 +29,7 @@ def tasks(options: Options) -> dict[Key, Task]:
     setups = compare.setups(
         pool,
         options.policy,
-        deadlines=any(one.deadline_ms for one in trace),
+        deadlines=len({one.deadline_ms for one in trace}) > 1,
         clients=len({one.client for one in trace}) > 1,
     )
     return {
@@ -99,13 +99,17 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
     )
     rate = len(recorded) / length_s
     assert options.trace is not None
-    yield f"{options.trace.name}: {len(recorded)} requests in {length_s:.3g} s, {rate:.3g} a second: {models}."
+    yield f"{options.trace.name}: {len(recorded)} requests in {_short(length_s)} s, {_short(rate)} a second: {models}."
     if options.rate:
         yield f"Played {speed:.3g} times as fast, {options.rate:g} a second."
     yield ""
     yield from compare.told(_pool(options, with_costs(recorded, services), services))
     clients = len({one.client for one in recorded}) > 1
     yield from compare.rows({key[0]: figures for key, figures in found.items()}, fairness=clients)
+
+
+def _short(value: float) -> str:
+    return f"{value:.3g}" if value < 100 else f"{value:.0f}"
 
 
 def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
