@@ -122,5 +122,5 @@ def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
     )
     growth.set_xticks(_GROWTH, [str(workers) for workers in _GROWTH])
     growth.minorticks_off()
-    growth.legend(fontsize=7)
+    growth.legend(fontsize=9)
     figure.tight_layout()
