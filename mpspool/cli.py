@@ -785,8 +785,8 @@ def _pairs(
     "--plot",
     "plot_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE.png",
-    help="Latency and throughput over the levels; needs matplotlib.",
+    metavar="FILE",
+    help="Latency and throughput over the levels: .png, .svg, .pdf or what else matplotlib writes, which it needs.",
 )
 def bench(
     *,

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -19,7 +20,7 @@ from mpspool.loadtest.figures import Level, Run
 from mpspool.loadtest.fleet import Fleet, GeneratorLostError
 from mpspool.loadtest.frames import MetadataError, header_block
 from mpspool.loadtest.messages import Answer, Ask, Job
-from mpspool.loadtest.options import Options
+from mpspool.loadtest.options import Options, Trial
 from mpspool.loadtest.progress import Progress, progress
 
 _PREDICT = f"/{tfs.PREDICTION_SERVICE}/Predict"
@@ -63,9 +64,13 @@ def _check_files(options: Options) -> None:
             plot.check(options.plot_file)
         except plot.PlotError as error:
             raise UsageError(str(error)) from error
-    for path in (options.json_file, options.plot_file):
-        if path is not None and not os.access(path if path.exists() else path.absolute().parent, os.W_OK):
-            raise UsageError(f"{path} cannot be written")
+    for option, path in (("--json", options.json_file), ("--plot", options.plot_file)):
+        if path is None:
+            continue
+        folder = path.absolute().parent
+        if not os.access(path if path.exists() else folder, os.W_OK):
+            why = "it may not be written" if folder.is_dir() else f"there is no folder {str(folder)!r}"
+            raise UsageError(f"cannot write {str(path)!r}: {why}; name another file with {option}")
 
 
 class _Bench:
@@ -75,7 +80,7 @@ class _Bench:
         self._levels: list[Level] = []
         self._notes: list[str] = []
         self._error = ""
-        self._lengths: list[int] = []
+        self._trial = Trial(datetime.now().astimezone(), ())
         self._metrics_url = options.metrics_url
         self._fleet = Fleet(options.processes)
 
@@ -101,13 +106,13 @@ class _Bench:
         report.print_levels(self._options, self._levels, [*self._notes, *filter(None, [self._error])])
         if self._options.json_file is not None:
             found = report.for_scripts(
-                self._options, self._levels, self._lengths, interrupted=self.interrupted, error=self._error
+                self._options, self._trial, self._levels, interrupted=self.interrupted, error=self._error
             )
             self._options.json_file.write_text(found, encoding="utf-8")
         if self._options.plot_file is not None:
             from mpspool.loadtest import plot
 
-            plot.draw(self._options, self._levels, self._options.plot_file)
+            plot.draw(self._options, self._trial, self._levels, self._options.plot_file)
         failed = any(level.failed for level in self._levels) and not self._options.allow_failures
         return 1 if failed or self._error else 0
 
@@ -125,8 +130,14 @@ class _Bench:
         answer = await self._ask(_PREDICT, bodies[0])
         if answer.code:
             raise BenchError(f"{_text(answer)}{self._hint(answer)}")
-        self._lengths = [len(body) for body in bodies]
-        report.print_head(options, self._lengths, _shown(answer.body))
+        response = _response(answer.body)
+        self._trial = replace(
+            self._trial,
+            lengths=tuple(map(len, bodies)),
+            version=response.model_spec.version.value or None,
+            signature=response.model_spec.signature_name or None,
+        )
+        report.print_head(options, self._trial.lengths, report.outputs(response.outputs, answer.body))
         if self._metrics_url:
             try:
                 await self._snapshot()
@@ -216,10 +227,14 @@ class _Bench:
             raise UsageError(f"--metadata: {error}") from error
 
     def _hint(self, answer: Answer) -> str:
-        made_up = not self._options.request_files and self._options.document is None
-        if made_up and answer.code not in (Code.NOT_FOUND, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
-            return "\nthe request was made up from the signature: give one that the model takes, with --inputs or --request"
-        return ""
+        options = self._options
+        if not options.made_up or answer.code in (Code.NOT_FOUND, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
+            return ""
+        given = [f"--rows {options.rows}"] if options.rows > 1 else []
+        given += [f"--metadata {key}" for key, _ in options.metadata]
+        with_them = f", with {' and '.join(given)}: where these are right, " if given else ": "
+        remedy = "give one that the model takes, with --inputs or --request"
+        return f"\nthe request was made up from the signature{with_them}{remedy}"
 
     async def _snapshot(self) -> server.Snapshot:
         return await asyncio.to_thread(
@@ -284,12 +299,12 @@ def _text(answer: Answer) -> str:
     return f"status {answer.code}: {answer.text}"
 
 
-def _shown(body: bytes) -> str:
-    """An answer in one line. Raises BenchError for one that is none."""
+def _response(body: bytes) -> Any:
+    """The PredictResponse. Raises BenchError for an answer that is none."""
     try:
-        outputs = tfs.PredictResponse.FromString(body).outputs
+        response = tfs.PredictResponse.FromString(body)
     except DecodeError as error:
         raise BenchError(f"the answer is no PredictResponse: {error}") from error
-    if not outputs:
+    if not response.outputs:
         raise BenchError("the answer has no outputs")
-    return report.outputs(outputs, body)
+    return response

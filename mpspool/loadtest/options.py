@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 
 from mpspool.loadtest.messages import Phase
@@ -53,6 +54,11 @@ class Options:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     @property
+    def made_up(self) -> bool:
+        """The request is made up from the signature."""
+        return not self.request_files and self.document is None
+
+    @property
     def is_open(self) -> bool:
         return bool(self.rates)
 
@@ -77,6 +83,22 @@ class Options:
             Phase(seconds, in_flight=_share(int(level), count, number), streams=self.streams)
             for number in range(count)
         ]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What was found out before the load.
+
+    Attributes:
+        began: when, with its time zone.
+        lengths: of the requests, in bytes.
+        version, signature: of the model, as the first answer has them; None where it does not.
+    """
+
+    began: datetime
+    lengths: tuple[int, ...]
+    version: int | None = None
+    signature: str | None = None
 
 
 def _share(whole: int, count: int, number: int) -> int:

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpspool.loadtest.figures import Level
-from mpspool.loadtest.options import Options
+from mpspool.loadtest.options import Options, Trial
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 _SHOWN = ("p50", "p90", "p99", "p99.9")
 _COLOURS = ("#4c9be8", "#2f6db5", "#e08a1e", "#b8312f")
+_FAILED = "#b8312f"
 _DPI = 130
+# So many levels have room for words beside each other.
+_ROOMY = 4
+# The axis of latency has marks at so many times each power of ten; above that range, at these alone.
+_STEPS, _DECADES = (1, 2, 3, 5), 3
 
 
 class PlotError(Exception):
@@ -34,36 +43,69 @@ def check(path: Path) -> None:
         )
 
 
-def draw(options: Options, levels: Sequence[Level], path: Path) -> None:
+def draw(options: Options, trial: Trial, levels: Sequence[Level], path: Path) -> None:
     """Writes the picture, in the format that the name ends in."""
-    from matplotlib import ticker
+    picture(options, trial, levels).savefig(path, dpi=_DPI)
+
+
+def picture(options: Options, trial: Trial, levels: Sequence[Level]) -> Figure:
+    """Latency on the left, and right answers a second on the right."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
-    latency, throughput = figure.subplots(1, 2)
+    levels = sorted(levels, key=lambda level: level.wanted)
+    figure = Figure(figsize=(11, 4.8), layout="constrained")
+    latency, throughput = figure.subplots(1, 2, sharex=True, gridspec_kw={"wspace": 0.08})
     what = "open loop" if options.is_open else "closed loop"
     figure.suptitle(
-        f"{options.model}: {what}, median of {options.repeat} x {options.seconds:g} s, bands from least to most",
+        f"{options.model}: {what}, median of {options.repeat} x {options.seconds:g} s, bands from least to most\n"
+        f"{_asked(options)}; deadline {options.deadline_s:g} s; {trial.began:%Y-%m-%d %H:%M:%S UTC%z}",
         fontsize=11,
+        parse_math=False,
     )
     for name, colour in zip(_SHOWN, _COLOURS, strict=True):
         _line(latency, levels, name, colour)
-    latency.set_yscale("log")
-    latency.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
-    latency.yaxis.set_major_formatter(ticker.FormatStrFormatter("%g"))
-    latency.yaxis.set_minor_locator(ticker.NullLocator())
-    latency.set_ylabel("latency, ms")
-    latency.legend(frameon=False)
+    latency.set_ylabel("latency, ms (log scale)", labelpad=8)
+    _latency_axis(latency)
     _line(throughput, levels, "rate", _COLOURS[1], label="right answers")
-    throughput.set_ylabel("requests/s")
-    throughput.set_ylim(bottom=0)
+    throughput.set_ylabel("requests/s", labelpad=8)
     if options.is_open:
         wanted = [level.wanted for level in levels]
-        throughput.plot(wanted, wanted, color="grey", linestyle=":", label="sent")
+        throughput.plot(wanted, wanted, ":s", color="#b8b8b8", markersize=7, zorder=1, label="sent")
         throughput.legend(frameon=False)
+    throughput.set_ylim(bottom=0)
     for axes in (latency, throughput):
         _axis(axes, options, levels)
-    figure.savefig(path, dpi=_DPI)
+    return figure
+
+
+def _asked(options: Options) -> str:
+    if options.made_up:
+        return f"made up, {options.rows:,} row{'s' * (options.rows > 1)}"
+    return "requests of files" if options.request_files else "the request of --inputs"
+
+
+def _latency_axis(axes: Any) -> None:
+    """Logarithmic, from mark to mark around all that is drawn."""
+    if not axes.lines:
+        axes.text(0.5, 0.5, "no right answers", transform=axes.transAxes, ha="center", va="center")
+        axes.set_yticks([])
+        return
+    at = marks(axes.dataLim.y0, axes.dataLim.y1)
+    axes.set_yscale("log")
+    axes.set_yticks(at, [f"{mark:.12g}" for mark in at])
+    axes.minorticks_off()
+    axes.set_ylim(at[0], at[-1])
+    axes.legend(frameon=False)
+
+
+def marks(least: float, most: float) -> list[float]:
+    """Round numbers, ascending: the first is not above the least, the last above the most."""
+    first, last = math.floor(math.log10(least)), math.floor(math.log10(most))
+    steps = _STEPS if last - first < _DECADES else _STEPS[:1]
+    found = [float(f"{step}e{power}") for power in range(first, last + 2) for step in steps]
+    below = max(number for number, mark in enumerate(found) if mark <= least)
+    above = min(number for number, mark in enumerate(found) if mark > most)
+    return found[below : above + 1]
 
 
 def _line(axes: Any, levels: Sequence[Level], name: str, colour: str, label: str = "") -> None:
@@ -89,10 +131,24 @@ def _axis(axes: Any, options: Options, levels: Sequence[Level]) -> None:
     wanted = [level.wanted for level in levels]
     if min(wanted) * 4 < max(wanted):
         axes.set_xscale("log")
-    axes.set_xticks(wanted, [f"{each:g}" for each in wanted])
+    crowded = len(levels) > _ROOMY
+    names = [_named(level, crowded=crowded) for level in levels]
+    axes.set_xticks(wanted, names, fontsize=8 if crowded else None)
+    for level, label in zip(levels, axes.get_xticklabels(), strict=True):
+        label.set_color(_FAILED if level.failed else "black")
     axes.xaxis.set_minor_locator(ticker.NullLocator())
     limited = ", rings: the generator was the limit" if any(level.limits() for level in levels) else ""
     axes.set_xlabel(f"{'requests/s sent' if options.is_open else 'requests in flight'}{limited}")
     axes.grid(alpha=0.3)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def _named(level: Level, *, crowded: bool) -> str:
+    """A level, and below it how many requests failed at it."""
+    failed, sent = sum(level.failed.values()), level.sum(lambda run: run.sent)
+    if not failed:
+        return f"{level.wanted:g}"
+    return (
+        f"{level.wanted:g}\n{f'{failed / sent * 100:.3g}%' if crowded else f'{failed:,} of {sent:,}'}\nfailed"
+    )

@@ -11,7 +11,7 @@ from typing import Any
 from mpspool.core import json_tensors, tfs
 from mpspool.core.errors import PoolError
 from mpspool.loadtest.figures import BUSY, FIGURES, Level
-from mpspool.loadtest.options import Options
+from mpspool.loadtest.options import Options, Trial
 
 _PLAIN_COLUMNS = 160
 # Narrower terminals get fewer percentiles.
@@ -20,6 +20,8 @@ _LEFT_OUT_WHERE_NARROW = ("mean", "p95", "right")
 _SHOWN_BODY_BYTES = 4096
 _SHOWN_CHARS = 80
 _TEXTS = 5
+# Metadata whose values are nobody's but the server's.
+_SECRET = ("authorization", "cookie")
 _TITLES = {"rate": "req/s", "mean_ms": "mean", "max_ms": "max"}
 _PARTS = {
     "queue": "queue",
@@ -223,11 +225,14 @@ def _escape(text: str) -> str:
 
 
 def for_scripts(
-    options: Options, levels: Sequence[Level], lengths: Sequence[int], *, interrupted: bool, error: str
+    options: Options, trial: Trial, levels: Sequence[Level], *, interrupted: bool, error: str
 ) -> str:
     """Everything as JSON."""
     found = {
+        "began": trial.began.isoformat(timespec="seconds"),
         "model": options.model,
+        "version": trial.version,
+        "signature": trial.signature,
         "address": options.address,
         "loop": "open" if options.is_open else "closed",
         "arrivals": ("poisson" if options.poisson else "uniform") if options.is_open else None,
@@ -238,7 +243,10 @@ def for_scripts(
         "seconds": options.seconds,
         "warmup_s": options.warmup_s,
         "deadline_s": options.deadline_s,
-        "request_bytes": list(lengths),
+        "rows": options.rows if options.made_up else None,
+        "request_files": list(map(str, options.request_files)),
+        "request_bytes": list(trial.lengths),
+        "metadata": [(key, None if key in _SECRET else value) for key, value in options.metadata],
         "interrupted": interrupted,
         "error": error,
         "levels": [_level(level) for level in levels],

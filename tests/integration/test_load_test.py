@@ -376,6 +376,7 @@ def test_the_command(server: Server, tmp_path: Path) -> None:
     assert seen == {"1"}
     found = json.loads((tmp_path / "a.json").read_text())
     assert [level["in_flight"] for level in found["levels"]] == [1, 4]
+    assert (found["version"], found["signature"]) == (None, None)
     for level in found["levels"]:
         assert level["sent"] == level["right"] > 0
         assert len(level["runs"]) == 2
@@ -413,7 +414,24 @@ def test_nothing_is_loaded_before_an_answer_is_right(server: Server) -> None:
     done = bench(server, *SHORT)
     assert done.returncode == 1
     assert "INVALID_ARGUMENT: x must be 7" in done.stderr
-    assert "--inputs" in done.stderr
+    assert "made up from the signature: give one that the model takes, with --inputs" in done.stderr
+
+
+def test_what_a_request_was_made_with_is_named_where_it_is_refused(server: Server) -> None:
+    """Rows and metadata, which may be what the server does not take; it does not say that inputs are."""
+
+    async def refuse(_body: bytes, context: Any) -> bytes:
+        return await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "5000 is no priority")
+
+    server.answer = refuse
+    done = bench(server, *SHORT, "--metadata", "x-mpspool-priority=5000", "--rows", 2000)
+    assert done.returncode == 1
+    assert "INVALID_ARGUMENT: 5000 is no priority" in done.stderr
+    words = " ".join(done.stderr.split())
+    assert (
+        "from the signature, with --rows 2000 and --metadata x-mpspool-priority: where these are right,"
+        in words
+    )
 
 
 @pytest.mark.parametrize("loop", [("--concurrency", 4), ("--rate", 100)], ids=["closed", "open"])
@@ -473,7 +491,9 @@ def test_a_pool_in_a_closed_loop(pool: Pool, tmp_path: Path) -> None:
     done = cli("bench", "--model", "half_plus_two", "--run-dir", pool.run_dir, *SHORT, *args)
     assert done.returncode == 0, done.stderr + done.stdout
     assert '{"y": [2.0, 2.5, 2.25]}' in done.stdout
-    for level in json.loads(file.read_text())["levels"]:
+    found = json.loads(file.read_text())
+    assert (found["version"], found["signature"], found["rows"]) == (1, tfs.DEFAULT_SIGNATURE, 3)
+    for level in found["levels"]:
         assert level["right"] == level["sent"] == level["server"]["counted"]
         told = level["server_ms"]
         parts = ("queue", "parse", "compute", "serialise", "rest", "transport")

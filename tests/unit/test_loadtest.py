@@ -6,7 +6,9 @@ import json
 import re
 import struct
 from array import array
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from mpspool.core import tfs
 from mpspool.loadtest import figures, plot, records, report, requests, server
 from mpspool.loadtest.figures import Level, failures_of, figure, percentile, run_of
 from mpspool.loadtest.messages import Failure, Result
-from mpspool.loadtest.options import Options
+from mpspool.loadtest.options import Options, Trial
 from mpspool.loadtest.records import RecordError
 from mpspool.loadtest.requests import RequestError
 
@@ -298,7 +300,10 @@ def test_processes_share_a_level() -> None:
         (["--metadata", "grpc-x=1", "--address", "127.0.0.1:1"], "no key of metadata"),
         (["--address", "host:port"], "no number"),
         (["--plot", "x.what"], "no kind of picture"),
-        (["--json", "/none/x.json"], "cannot be written"),
+        (
+            ["--json", "/none/x.json"],
+            "cannot write '/none/x.json': there is no folder '/none'; name another file",
+        ),
     ],
 )
 def test_options_that_do_not_go(args: list[str], text: str) -> None:
@@ -308,8 +313,10 @@ def test_options_that_do_not_go(args: list[str], text: str) -> None:
     assert text in done.output.replace("\n", " ")
 
 
-def level(wanted: float, *, is_open: bool = False) -> Level:
-    runs = [run_of([result([1.0 * repeat] * 2000, sent=2001)]) for repeat in (1, 2, 4)]
+def level(wanted: float, *, is_open: bool = False, failed: int = 0) -> Level:
+    refused = [Failure("UNAVAILABLE", "full", failed)] if failed else []
+    runs = [run_of([result([1.7 * repeat] * 2000, sent=2001)]) for repeat in (1, 2)]
+    runs.append(run_of([result([6.8] * 2000, sent=2001 + failed, failures=refused)]))
     told = dict.fromkeys(("queue", "parse", "compute", "beside", "serialise", "rest", "transport"), 0.5)
     failure = Failure("RESOURCE_EXHAUSTED", "[no] room", 1)
     return Level(wanted, is_open, runs, [failure], {**told, "counted": 9000.0, "rows": 3.0})
@@ -319,7 +326,7 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     """A row for each level with medians and spreads, failures with their texts, and whose requests were counted."""
     report.print_levels(Options("h", 1, "m", concurrency=(1, 8)), [level(1), level(8)], ["a note"])
     text = capsys.readouterr().out
-    assert re.search(r"^ +8 +6,003 +6,000 +0 +2,000 +2.00 +2.00", text, re.MULTILINE)
+    assert re.search(r"^ +8 +6,003 +6,000 +0 +2,000 +3.40 +3.40", text, re.MULTILINE)
     assert re.search(r"^ +0% +150% +150%", text, re.MULTILINE)
     assert "1 x RESOURCE_EXHAUSTED: [no] room" in text
     assert "counted 9,000 requests, and 6,003 were ours" in text
@@ -327,30 +334,108 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "note: a note" in text
 
 
+TRIAL = Trial(datetime(2026, 3, 4, 14, 2, 41, 250_000, timezone(timedelta(hours=5))), (38,), 7, "scale")
+
+
 def test_the_report_for_scripts() -> None:
-    """All figures of all repeats as JSON, with null for what is not known."""
-    options = Options("h", 1, "m", rates=(5.0,))
-    found = json.loads(
-        report.for_scripts(options, [level(5, is_open=True)], [38], interrupted=True, error="")
-    )
+    """All figures of all repeats as JSON, with null for what is not known; what was asked, of whom and when."""
+    metadata = (("x-mpspool-priority", "5"), ("authorization", "Bearer secret"))
+    options = Options("h", 1, "m", rates=(5.0,), rows=64, metadata=metadata)
+    text = report.for_scripts(options, TRIAL, [level(5, is_open=True)], interrupted=True, error="")
+    found = json.loads(text)
     assert (found["loop"], found["arrivals"], found["interrupted"]) == ("open", "poisson", True)
+    assert (found["began"], found["version"], found["signature"]) == ("2026-03-04T14:02:41+05:00", 7, "scale")
+    assert (found["rows"], found["request_files"], found["request_bytes"]) == (64, [], [38])
+    assert found["metadata"] == [["x-mpspool-priority", "5"], ["authorization", None]]
+    assert "secret" not in text
     (told,) = found["levels"]
-    assert (told["rate"], told["median"]["p99"], told["server_ms"]["queue"]) == (5, 2.0, 0.5)
-    assert [run["figures"]["p50"] for run in told["runs"]] == [1.0, 2.0, 4.0]
+    assert (told["rate"], told["median"]["p99"], told["server_ms"]["queue"]) == (5, pytest.approx(3.4), 0.5)
+    assert [run["figures"]["p50"] for run in told["runs"]] == pytest.approx([1.7, 3.4, 6.8])
 
 
-def test_the_picture(tmp_path: Path) -> None:
-    """It is a PNG, for either loop, and for a single level."""
-    for number, (options, levels) in enumerate(
-        (
-            (Options("h", 1, "m", concurrency=(1, 8)), [level(1), level(8)]),
-            (Options("h", 1, "m", rates=(5.0,)), [level(5, is_open=True)]),
-        )
-    ):
-        path = tmp_path / f"{number}.png"
-        plot.check(path)
-        plot.draw(options, levels, path)
-        assert struct.unpack(">II", path.read_bytes()[16:24]) > (1000, 400)
+@pytest.mark.parametrize("given", [{"document": [1]}, {"request_files": (Path("a.pb"),)}])
+def test_rows_are_those_of_a_request_that_was_made_up(given: dict[str, Any]) -> None:
+    """Of others they are not known; files are named."""
+    options = Options("h", 1, "m", concurrency=(1,), **given)
+    found = json.loads(report.for_scripts(options, TRIAL, [], interrupted=False, error=""))
+    assert (found["rows"], found["request_files"]) == (None, list(map(str, given.get("request_files", ()))))
+
+
+@pytest.mark.parametrize("levels", [(1, 8), (1,)])
+def test_the_picture(tmp_path: Path, levels: tuple[int, ...]) -> None:
+    """It is a PNG, which says what was asked, and when."""
+    options = Options("h", 1, "m", concurrency=levels, rows=64, deadline_s=0.5)
+    plot.check(tmp_path / "out.png")
+    plot.draw(options, TRIAL, list(map(level, levels)), tmp_path / "out.png")
+    assert struct.unpack(">II", (tmp_path / "out.png").read_bytes()[16:24]) > (1000, 400)
+    title = plot.picture(options, TRIAL, [level(1)]).get_suptitle()
+    assert "m: closed loop" in title
+    assert "made up, 64 rows; deadline 0.5 s; 2026-03-04 14:02:41 UTC+0500" in title
+
+
+def test_a_single_rate_is_drawn_with_what_failed() -> None:
+    """What was sent has a mark within the axis, and what failed is told at its level, in both panels."""
+    options = Options("h", 1, "m", rates=(4000.0,))
+    latency, throughput = plot.picture(options, TRIAL, [level(4000, is_open=True, failed=65)]).axes
+    (sent,) = [line for line in throughput.lines if line.get_label() == "sent"]
+    assert sent.get_marker() not in (None, "None", "")
+    assert 0 == throughput.get_ylim()[0] < 4000 < throughput.get_ylim()[1]
+    for axes in (latency, throughput):
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["4000\n65 of 6,068\nfailed"]
+
+
+def test_levels_are_drawn_in_their_order() -> None:
+    """In whatever order they ran, for lines go from each to the next."""
+    latency, _ = plot.picture(
+        Options("h", 1, "m", concurrency=(1, 8, 2)), TRIAL, [level(1), level(8), level(2)]
+    ).axes
+    assert list(latency.lines[0].get_xdata()) == [1, 2, 8]
+
+
+def test_many_levels_tell_the_part_that_failed() -> None:
+    """There is no room for more beside each other."""
+    levels = [level(number, is_open=True, failed=65) for number in range(1, 6)]
+    latency, _ = plot.picture(Options("h", 1, "m", rates=(1.0, 2.0, 3.0, 4.0, 5.0)), TRIAL, levels).axes
+    assert latency.get_xticklabels()[0].get_text() == "1\n1.07%\nfailed"
+
+
+def test_levels_at_which_nothing_failed_say_nothing_of_it() -> None:
+    """Their marks are their numbers alone."""
+    options = Options("h", 1, "m", concurrency=(1, 2))
+    latency, _ = plot.picture(options, TRIAL, [level(1), level(2, failed=65)]).axes
+    assert [label.get_text() for label in latency.get_xticklabels()] == ["1", "2\n65 of 6,068\nfailed"]
+
+
+def test_a_picture_of_failures_alone() -> None:
+    """There is no latency to draw, and that is no error."""
+    nothing = run_of([result([], sent=9, failures=[Failure("UNAVAILABLE", "full", 9)])])
+    options = Options("h", 1, "m", rates=(5.0,))
+    latency, throughput = plot.picture(options, TRIAL, [Level(5, True, [nothing])]).axes
+    assert [text.get_text() for text in latency.texts] == ["no right answers"]
+    assert throughput.get_ylim()[1] > 5
+
+
+def test_latency_has_marks_around_all_of_it() -> None:
+    """At 1, 2, 3 and 5 of each power of ten as plain numbers, over bands and medians; the axis says that it is logarithmic."""
+    latency, _ = plot.picture(Options("h", 1, "m", concurrency=(1,)), TRIAL, [level(1)]).axes
+    assert [label.get_text() for label in latency.get_yticklabels()] == ["1", "2", "3", "5", "10"]
+    assert latency.get_ylim() == (1, 10)
+    assert latency.get_ylabel() == "latency, ms (log scale)"
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "marks"),
+    [
+        (3.4, 3.4, [3, 5]),
+        (2, 2, [2, 3]),
+        (0.3, 0.6, [0.3, 0.5, 1]),
+        (0.04, 0.09, [0.03, 0.05, 0.1]),
+        (7, 120_000, [1, 10, 100, 1000, 10_000, 100_000, 1_000_000]),
+    ],
+)
+def test_marks(least: float, most: float, marks: list[float]) -> None:
+    """From the last that is not above the least to the first above the most; of a wide range powers of ten alone."""
+    assert plot.marks(least, most) == pytest.approx(marks)
 
 
 def test_no_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
