@@ -169,6 +169,14 @@ def test_what_is_drawn_is_the_mean_and_the_most_of_the_grid(
     assert list(drawn.most) == [max(together[part]) for part in parts]
 
 
+def test_what_is_shorter_than_a_step_is_drawn_as_part_of_one() -> None:
+    """However few ran: by itself it would be too narrow to be seen. The most says that it was there."""
+    drawn = figures.steps(one_device([("a@1.gpu0.0", 30, 32, 1)], 0, 100).course, 10)
+    assert list(drawn.running[0]) == pytest.approx([0, 0, 0, 0.2, 0, 0, 0, 0, 0, 0])
+    assert drawn.most is not None
+    assert list(drawn.most) == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+
+
 def test_requests_a_second_count_where_their_dispatches_ended() -> None:
     """In the step of the end, whenever it began."""
     found = one_device([("a@1.gpu0.0", 0, 3 * S, 4), ("a@1.gpu0.1", 0, 1 * S + 1, 2)], 0, 4 * S)
@@ -302,20 +310,21 @@ def looked_at(length_s: float, begins_ns: int = 0, now_ns: int = 10_000 * S) -> 
 @pytest.mark.parametrize(
     ("length_s", "text"),
     [
-        (30, "2026-03-04 14:02:11 to 14:02:41 (30 s)"),
-        (0.5, "2026-03-04 14:02:40.750 to 14:02:41.250 (0.5 s)"),
-        (1.5, "2026-03-04 14:02:39.750 to 14:02:41.250 (1.5 s)"),
+        (30, "2026-03-04 14:02:11 to 14:02:41 UTC+0500 (30 s)"),
+        (0.5, "2026-03-04 14:02:40.750 to 14:02:41.250 UTC+0500 (0.5 s)"),
+        (1.5, "2026-03-04 14:02:39.750 to 14:02:41.250 UTC+0500 (1.5 s)"),
     ],
 )
 def test_a_window_is_told_by_the_clock(length_s: float, text: str) -> None:
-    """With fractions of seconds where it is short."""
+    """With how far that is from UTC, and with fractions of seconds where it is short."""
     assert str(looked_at(length_s)) == text
 
 
 def test_a_window_over_midnight_has_both_days() -> None:
     """For the times alone would run backwards."""
     assert (
-        str(looked_at(15 * 3600, now_ns=10**6 * S)) == "2026-03-03 23:02:41 to 2026-03-04 14:02:41 (54000 s)"
+        str(looked_at(15 * 3600, now_ns=10**6 * S))
+        == "2026-03-03 23:02:41 to 2026-03-04 14:02:41 UTC+0500 (54000 s)"
     )
 
 
@@ -428,6 +437,15 @@ def test_a_window_in_which_nothing_ran_has_no_picture(busy: Said) -> None:
     assert json.loads((busy.folder / "out.json").read_text())["devices"][0]["busy_s"] == 0
 
 
+def test_scripts_are_told_apart_from_the_json_that_there_is_no_picture(busy: Said) -> None:
+    """On standard error, for standard output is the JSON's."""
+    done = busy("--device", "gpu1", "--json", "-")
+    assert (done.exit_code, json.loads(done.stdout)["devices"][0]["busy_s"]) == (0, 0)
+    assert done.stderr.startswith("Nothing ran on gpu1 from")
+    assert done.stderr.endswith(": there is nothing to draw.\n")
+    assert busy("--json", "-").stderr == ""
+
+
 @pytest.mark.parametrize(
     ("keeps", "why"),
     [(SIZE, "the router keeps its last 131,072 dispatches"), (0, "the router was started then")],
@@ -509,6 +527,9 @@ def test_a_full_record_is_drawn(tmp_path: Path) -> None:
     assert [axes.get_title(loc="left") for axes in drawn.axes[::2]] == ["gpu0", "gpu1"]
     names = [text.get_text() for text in drawn.legends[0].get_texts()]
     assert names == [*found[0].models, "most at once"]
+    for axes in drawn.axes[::2]:
+        (most,) = axes.patches
+        assert most.get_zorder() < min(area.get_zorder() for area in axes.collections)
     draw.save(drawn, tmp_path / "out.png")
     height, width, _ = imread(tmp_path / "out.png").shape
     assert (width, 400 < height < 800) == (1200, True)

@@ -41,23 +41,18 @@ def show(run: RunDir, last: str, output: Path, devices: str | None, as_json: str
     if as_json is not None:
         _write_json(as_json, summary.for_scripts(found, looked_at, record.simulated))
     quiet = as_json == _STDOUT
-    if not quiet:
-        _tell(record, looked_at, found)
-    if any(device.models for device in found):
-        _draw(found, looked_at, record, output)
-        if not quiet:
-            click.echo(f"drawn: {output}")
-
-
-def _tell(record: Record, looked_at: Window, found: Sequence[DeviceFigures]) -> None:
-    if looked_at.shortened:
+    if looked_at.shortened and not quiet:
         click.echo(_shortened(record, looked_at))
-    if any(device.models for device in found):
+    if not any(device.models for device in found):
+        names = f" on {', '.join(device.name for device in found)}" if found else ""
+        click.echo(f"Nothing ran{names} from {looked_at}: there is nothing to draw.", err=quiet)
+        return
+    if not quiet:
         click.echo(f"{looked_at}{_mark(record)}\n")
         summary.print_table(found)
-    else:
-        names = f" on {', '.join(device.name for device in found)}" if found else ""
-        click.echo(f"Nothing ran{names} from {looked_at}: there is nothing to draw.")
+    _draw(found, looked_at, record, output)
+    if not quiet:
+        click.echo(f"drawn: {output}")
 
 
 def _draw(found: Sequence[DeviceFigures], looked_at: Window, record: Record, output: Path) -> None:

@@ -41,6 +41,8 @@ _LONGEST_NAME = 60
 _LETTERS, _LETTERS_BETWEEN = 150, 8
 _OTHERS = "#bbbbbb"
 _DARK = "#333333"
+# Below what ran: where little did, lines from none to one and back fill the panel.
+_MOST, _THIN = "#b0b0b0", 0.6
 
 
 def check_format(file: Path) -> None:
@@ -133,7 +135,7 @@ def _draw_running(
         axes.fill_between(at_s, below, above, step="post", color=colours[model], linewidth=0)
         below = above
     if drawn.most is not None:
-        axes.stairs(drawn.most, at_s, baseline=None, color=_DARK, linewidth=0.6)
+        axes.stairs(drawn.most, at_s, baseline=None, color=_MOST, linewidth=_THIN, zorder=0.9)
     axes.set_xlim(0, window.length_s)
     axes.set_ylabel("running at once", fontsize=8, color=_DARK)
     axes.set_title(device.name, loc="left", fontsize=12, weight="bold", color=_DARK, pad=4)
@@ -195,7 +197,7 @@ def _legend_names(colours: dict[str, str], *, lines: bool) -> tuple[dict[str, st
     if others := len(colours) - len(names):
         names[f"{others} other{'s' * (others > 1)}"] = _OTHERS
     if lines:
-        names["most at once"] = _DARK
+        names["most at once"] = _MOST
     longest = max(map(len, names))
     return names, max(1, min(len(names), _LETTERS // (longest + _LETTERS_BETWEEN)))
 
@@ -214,7 +216,7 @@ def _legend(drawn: Figure, down: float, names: dict[str, str], columns: int) -> 
     from matplotlib.patches import Patch
 
     handles = [
-        Line2D([], [], color=_DARK, linewidth=0.6) if colour == _DARK else Patch(color=colour)
+        Line2D([], [], color=_MOST, linewidth=_THIN) if colour == _MOST else Patch(color=colour)
         for colour in names.values()
     ]
     legend = drawn.legend(

@@ -192,8 +192,9 @@ def _totals(
 
 
 def steps(whole: Course, at_most: int) -> Steps:
-    """The course itself where it has no more steps than that; else as many of the same length."""
-    if int((whole.lengths_ns > 0).sum()) <= at_most:
+    """The course itself where none of its steps is shorter than those of so many are; else so many of the same length."""
+    lengths_ns = whole.lengths_ns[whole.lengths_ns > 0]
+    if int(lengths_ns.min()) * at_most >= int(lengths_ns.sum()):
         return Steps(whole.at_ns, [running.astype(np.float64) for running in whole.running], None)
     edges = np.linspace(whole.at_ns[0], whole.at_ns[-1], at_most + 1).astype(np.int64)
     return Steps(

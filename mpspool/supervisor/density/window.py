@@ -74,10 +74,11 @@ class Window:
         return [one - began_s for one in at_s], [label[:12] for label in labels]
 
     def __str__(self) -> str:
-        """As "2026-11-22 14:02:11 to 14:02:41 (30 s)"."""
+        """As "2026-11-22 14:02:11 to 14:02:41 UTC+0100 (30 s)"."""
         ended = self.ended.strftime("%Y-%m-%d " * (self.began.date() != self.ended.date()))
         length = f"{self.length_s:.0f}" if self.length_s >= _COARSE_S else f"{self.length_s:.3g}"
-        return f"{self.began:%Y-%m-%d} {self._clock(self.began)} to {ended}{self._clock(self.ended)} ({length} s)"
+        until = f"{ended}{self._clock(self.ended)} {self.ended:UTC%z}"
+        return f"{self.began:%Y-%m-%d} {self._clock(self.began)} to {until} ({length} s)"
 
     def _clock(self, time: datetime) -> str:
         milliseconds = f".{time.microsecond // 1000:03}" if self.length_s < _COARSE_S else ""
