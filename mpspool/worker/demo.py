@@ -5,9 +5,9 @@ y = 0.5 x + 2, the model that TensorFlow Serving's own examples use.
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -51,5 +51,14 @@ def _save(path: Path) -> None:
     tf.saved_model.save(model, str(path), signatures={"serving_default": model.predict})
 
 
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m mpspool.worker.demo",
+        description="Export the demo model, DIR/half_plus_two/1, unless it is there; prints its base path.",
+    )
+    parser.add_argument("dir", type=Path, metavar="DIR", help="made where it is not there")
+    return parser.parse_args()
+
+
 if __name__ == "__main__":
-    print(export(Path(sys.argv[1])))
+    print(export(_arguments().dir))

@@ -328,3 +328,15 @@ def test_demo(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "half_plus_two").iterdir()] == ["1"]
     model = load(settings(tmp_path / "half_plus_two"))
     assert model.run("serving_default", {"x": floats(2)}, ["y"])[0].tolist() == [3]
+
+
+def test_demo_help(tmp_path: Path) -> None:
+    """It is told and not taken for a folder; without a folder nothing is exported."""
+    command = [sys.executable, "-P", "-m", "mpspool.worker.demo"]
+    for args, status in (["--help"], 0), ([], 2):
+        done = subprocess.run(
+            [*command, *args], check=False, capture_output=True, text=True, timeout=60, cwd=tmp_path
+        )
+        assert done.returncode == status
+        assert "DIR" in done.stdout + done.stderr
+    assert not list(tmp_path.iterdir())
