@@ -24,8 +24,8 @@ from mpspool.router.policy import Policy, fifo, is_time
 # Several short requests travel in one dispatch while together they cost no more than this: what a
 # message costs is then shared, and the first of them waits for the last at most this long.
 COALESCE_US = 4_000.0
-# While many wait it may be up to so much, but no more than a part of what each worker is to do: who waits that long
-# hardly notices.
+# While many wait in the order of their arrival it may be up to so much, but no more than a part of what each worker is to
+# do: who waits that long hardly notices.
 _COALESCE_QUEUED_US = 16_000.0
 _COALESCE_PART = 4
 # What a client makes up (an output_filter) makes no more lines than this; beyond, requests run one by one.
@@ -411,7 +411,7 @@ class Queue:
             if entries:
                 if cost_us is None or total_us is None or total_us + cost_us > most_us:
                     break
-            elif cost_us is not None:
+            elif cost_us is not None and self.rules.policy is fifo and not self.rules.fair:
                 most_us = max(most_us, min(_COALESCE_QUEUED_US, cost_us * share / _COALESCE_PART))
             self.discount(entry)
             entries.append(entry)
