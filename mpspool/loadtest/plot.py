@@ -17,6 +17,8 @@ _SHOWN = ("p50", "p90", "p99", "p99.9")
 _COLOURS = ("#4c9be8", "#2f6db5", "#e08a1e", "#b8312f")
 _FAILED = "#b8312f"
 _DPI = 130
+# Of an axis, above what is highest.
+_ROOM = 1.05
 # So many levels have room for words beside each other.
 _ROOMY = 4
 # The axis of latency has marks at so many times each power of ten; above that range, at these alone.
@@ -72,7 +74,7 @@ def picture(options: Options, trial: Trial, levels: Sequence[Level]) -> Figure:
         wanted = [level.wanted for level in levels]
         throughput.plot(wanted, wanted, ":s", color="#b8b8b8", markersize=7, zorder=1, label="sent")
         throughput.legend(frameon=False)
-    throughput.set_ylim(bottom=0)
+    throughput.set_ylim(0, max(0.0, throughput.dataLim.y1) * _ROOM or 1)
     for axes in (latency, throughput):
         _axis(axes, options, levels)
     return figure
