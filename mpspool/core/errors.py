@@ -32,18 +32,29 @@ class Code(enum.IntEnum):
     UNAUTHENTICATED = 16
 
 
+class Lack(enum.Enum):
+    """What there is too little of for a request: room for it in the queue, as a batch, or among the bytes; or time."""
+
+    REQUESTS = "queue_requests"
+    BATCHES = "queue_batches"
+    BYTES = "bytes"
+    TIME = "late"
+
+
 class PoolError(Exception):
     """A request or a command that cannot be served.
 
     Attributes:
         code: the canonical code every protocol maps from.
         message: what the caller reads.
+        lack: for want of what it is refused, for the metrics; None for any other reason.
     """
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: Code, message: str, lack: Lack | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
+        self.lack = lack
 
 
 @dataclass(frozen=True, slots=True)

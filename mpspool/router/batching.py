@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.line import Line
 
@@ -57,7 +57,7 @@ def check_room(waiting: int, filling: int, rows: int, settings: BatchingSettings
         )
     else:
         text += f"currently {batches} batches enqueued and max_enqueued_batches is {most}"
-    return PoolError(Code.UNAVAILABLE, text)
+    return PoolError(Code.UNAVAILABLE, text, Lack.BATCHES)
 
 
 def due_ns(line: Line, settings: BatchingSettings) -> int:

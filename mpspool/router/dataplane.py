@@ -18,7 +18,7 @@ import msgspec
 
 from mpspool.core import log, messages, tfs
 from mpspool.core.envelope import ModelSpecPeek, peek, peek_rows, peek_start
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.join import join
 from mpspool.core.settings import BatchingSettings, QueueSettings, RouterSettings
@@ -94,6 +94,8 @@ class Recorder(Protocol):
     ) -> None: ...
 
     def batch(self, model: str, version: int, requests: int, rows: int) -> None: ...
+
+    def lacked(self, model: str, version: int, lack: Lack) -> None: ...
 
 
 class Dataplane:
@@ -237,6 +239,11 @@ class Dataplane:
 
     def _refused(self, model: ModelVersion, error: PoolError) -> None:
         self._recorder.finished(model.name, model.version, "", error.code, 0.0, 0.0, None)
+        self._lacked(model, error)
+
+    def _lacked(self, model: ModelVersion, error: PoolError) -> None:
+        if error.lack is not None:
+            self._recorder.lacked(model.name, model.version, error.lack)
 
     async def _predict_in_parts(self, whole: _Pending, batching: BatchingSettings) -> bytes:
         """Runs a request of more rows than run at once over several workers, and puts it together in order."""
@@ -252,6 +259,7 @@ class Dataplane:
             return await self._await_parts(whole, parts)
         except PoolError as error:
             self._count(whole, "", error.code, None)
+            self._lacked(whole.model, error)
             raise
         except asyncio.CancelledError:
             self._count(whole, "", _gone(whole, time.monotonic_ns()), None)
@@ -676,6 +684,7 @@ class Dataplane:
             assert isinstance(entry, _Pending)
             if entry.part is None:
                 self._count(entry, "", refusal.error.code, None)
+                self._lacked(entry.model, refusal.error)
             if not entry.future.done():
                 entry.future.set_exception(refusal.error)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, Lack, PoolError
 
 
 class Memory:
@@ -57,6 +57,7 @@ class Memory:
                 Code.RESOURCE_EXHAUSTED,
                 f"Requests and answers hold {self.used} of {self.limit_bytes} bytes and this one has {size}; "
                 "try again later, or raise max_queued_bytes",
+                Lack.BYTES,
             )
         if client is not None:
             self._check_share(None, client, size, free)
@@ -78,6 +79,7 @@ class Memory:
                 Code.RESOURCE_EXHAUSTED,
                 f"Requests for {_named(model)} hold {used} of {limit} bytes and this one has {size}; "
                 "try again later, or raise the model's max_queued_bytes",
+                Lack.BYTES,
             )
         if client is not None:
             self._check_share(model, client, size, limit - used)
@@ -99,6 +101,7 @@ class Memory:
                 Code.RESOURCE_EXHAUSTED,
                 f"Requests of this client for {_named(model)} hold {held} bytes, {free} are free and this one has {size}: "
                 f"as much as a client holds stays free for others; try again when some are answered",
+                Lack.BYTES,
             )
 
     def _note(self, model: str | None, client: str, size: int) -> None:
@@ -161,7 +164,7 @@ class Admission:
 
 def _never(size: int, limit: str, limit_bytes: int) -> PoolError:
     text = f"The request has {size} bytes and {limit} is {limit_bytes}: make it smaller, or raise that"
-    return PoolError(Code.RESOURCE_EXHAUSTED, text)
+    return PoolError(Code.RESOURCE_EXHAUSTED, text, Lack.BYTES)
 
 
 def _named(model: str | None) -> str:

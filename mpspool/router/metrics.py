@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 
 import mpspool
 from mpspool.core import process
-from mpspool.core.errors import Code
+from mpspool.core.errors import Code, Lack
 from mpspool.core.ids import ModelVersion
 from mpspool.core.messages import Outcome
 from mpspool.core.settings import RouterSettings
@@ -113,6 +113,13 @@ class Metrics:
             counts = self._versions[model, version] = VersionCounts()
         counts.batch_requests.observe(requests)
         counts.batch_rows.observe(rows)
+
+    def lacked(self, model: str, version: int, lack: Lack) -> None:
+        """Says of a Predict request that finished() counts for want of what it was refused."""
+        counts = self._versions.get((model, version))
+        if counts is None:
+            counts = self._versions[model, version] = VersionCounts()
+        counts.lacks[lack] = counts.lacks.get(lack, 0) + 1
 
     def answered(self, method: str, code: Code, model: str = "", version: int | None = None) -> None:
         """Counts a request that is no Predict, or that the front answered by itself.

@@ -8,7 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import BatchingSettings
 from mpspool.router import batching
@@ -132,7 +132,7 @@ class Queue:
                 f"The queue of {self.model} is full: {self.length} requests wait and max_queued_requests is "
                 f"{self.rules.max_requests}; try again later"
             )
-            error = PoolError(Code.UNAVAILABLE, text)
+            error = PoolError(Code.UNAVAILABLE, text, Lack.REQUESTS)
             last = next(self._crowd.last_of_most(entry.client, 1), None)
             if last is None or any(last is other for other, _ in leaving):
                 raise error
@@ -173,7 +173,7 @@ class Queue:
             text = f"Deadline exceeded: it is {left_s * 1e3:.1f} ms away, the request is expected to take {entry.cost_s * 1e3:.1f} ms"
             if ahead_s:
                 text += f" and what waits before it {ahead_s * 1e3:.1f} ms"
-            raise PoolError(Code.DEADLINE_EXCEEDED, f"{text}; it was not run")
+            raise PoolError(Code.DEADLINE_EXCEEDED, f"{text}; it was not run", Lack.TIME)
 
     def _ahead_s(self, entry: Entry) -> float:
         """What is before a new request takes of the workers' time, at least."""

@@ -13,7 +13,7 @@ from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, M
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from mpspool.core.errors import Code
+from mpspool.core.errors import Code, Lack
 from mpspool.router.labels import VERSION, WORKER, worker_labels
 
 # fmt: off
@@ -58,6 +58,7 @@ class VersionCounts:
         "codes",
         "effective",
         "encode",
+        "lacks",
         "latency",
         "parse",
         "queue",
@@ -67,6 +68,7 @@ class VersionCounts:
 
     def __init__(self) -> None:
         self.codes: dict[Code, int] = {}
+        self.lacks: dict[Lack, int] = {}
         self.latency, self.queue = Buckets(SECONDS), Buckets(SECONDS)
         self.parse, self.run, self.encode = Buckets(SECONDS), Buckets(SECONDS), Buckets(SECONDS)
         self.effective, self.waiting = Buckets(SECONDS), Buckets(SECONDS)
@@ -127,6 +129,7 @@ class RequestCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield self._requests()
+        yield self._refusals()
         yield from self._by_worker()
         for attribute, (name, text) in _HISTOGRAMS.items():
             family = HistogramMetricFamily(f"mpspool_{name}", text, labels=VERSION)
@@ -147,6 +150,18 @@ class RequestCollector(Collector):
         for (method, code, model, version), count in self._others.items():
             number = "" if version is None else str(version)
             family.add_metric((model, number, method, code.name), count)
+        return family
+
+    def _refusals(self) -> Metric:
+        family = CounterMetricFamily(
+            "mpspool_refusals",
+            "Predict requests refused for want of room or time: queue_requests (max_queued_requests), queue_batches "
+            "(max_enqueued_batches), bytes (max_queued_bytes), late (could not have met their deadlines).",
+            labels=(*VERSION, "reason"),
+        )
+        for key, counts in self._versions.items():
+            for lack in Lack:
+                family.add_metric((*_labels(*key), lack.value), counts.lacks.get(lack, 0))
         return family
 
     def _by_worker(self) -> Iterator[Metric]:

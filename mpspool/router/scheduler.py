@@ -25,7 +25,7 @@ import itertools
 import math
 from dataclasses import dataclass, field
 
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.progress import WHOLE
 from mpspool.core.settings import BatchingSettings
@@ -389,7 +389,9 @@ class Scheduler:
             return False
         _, queue, line, worker, long = min(best.values(), key=lambda choice: self._starts.get(choice[1], 0.0))
         batch = queue.take(line, now_ns, queues[queue], long)
-        self._orders += [self._refuse(entry, Code.DEADLINE_EXCEEDED, _TOO_LATE) for entry in queue.late]
+        self._orders += [
+            self._refuse(entry, Code.DEADLINE_EXCEEDED, _TOO_LATE, Lack.TIME) for entry in queue.late
+        ]
         queue.late.clear()
         if several:
             self._starts[queue] = self._shares.serve(queue, self._starts[queue], (batch.cost_us or 0.0) / 1e6)
@@ -511,9 +513,9 @@ class Scheduler:
             self._deadlines = [item for item in self._deadlines if not item[2].over]
             heapq.heapify(self._deadlines)
 
-    def _refuse(self, entry: Entry, code: Code, text: str) -> Refuse:
+    def _refuse(self, entry: Entry, code: Code, text: str, lack: Lack | None = None) -> Refuse:
         self._end(entry)
-        return Refuse(entry, PoolError(code, text))
+        return Refuse(entry, PoolError(code, text, lack))
 
     def _end(self, entry: Entry) -> None:
         entry.over = True

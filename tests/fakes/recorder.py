@@ -1,8 +1,8 @@
-"""A recorder of finished requests that only remembers their codes and whose they were."""
+"""A recorder of finished requests that only remembers their codes, what they lacked and whose they were."""
 
 from __future__ import annotations
 
-from mpspool.core.errors import Code
+from mpspool.core.errors import Code, Lack
 from mpspool.core.messages import Outcome
 
 
@@ -12,6 +12,7 @@ class Recorder:
     def __init__(self) -> None:
         self.codes: list[Code] = []
         self.models: list[tuple[str, int]] = []
+        self.lacks: list[Lack] = []
         self.batches: list[tuple[int, int]] = []
 
     def finished(
@@ -30,3 +31,6 @@ class Recorder:
 
     def batch(self, _model: str, _version: int, requests: int, rows: int) -> None:
         self.batches.append((requests, rows))
+
+    def lacked(self, _model: str, _version: int, lack: Lack) -> None:
+        self.lacks.append(lack)

@@ -19,7 +19,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from mpspool.core import messages, tfs
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.messages import Dispatch, Hello, Outcome, Result
 from mpspool.core.progress import ProgressWriter
@@ -374,6 +374,7 @@ def test_a_deadline_is_answered_though_nothing_happens(tmp_path: Path, sent: boo
                 await asked
         assert late.value.code is Code.DEADLINE_EXCEEDED
         assert scene.recorder.codes == [Code.DEADLINE_EXCEEDED]
+        assert scene.recorder.lacks == []
 
     play(tmp_path, story)
 
@@ -633,9 +634,25 @@ def test_a_large_request_of_which_a_part_does_not_fit_is_refused_whole(tmp_path:
         with pytest.raises(PoolError, match="queue to which this task was submitted is full"):
             await scene.ask(body=rows_request(17))
         assert scene.recorder.codes == [Code.UNAVAILABLE]
+        assert scene.recorder.lacks == [Lack.BATCHES]
         assert scene.dataplane.snapshot()["queued"] == 0
         assert scene.dataplane.memory.used == 0
         assert scene.dataplane._scheduler.queued(ModelVersion("m", 1)) == 0
+
+    play(tmp_path, story)
+
+
+def test_a_request_that_the_queue_has_no_room_for_is_counted_so(tmp_path: Path) -> None:
+    """Beside its code, which says no more than that another server may do."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([{**MODEL, "queue": {"max_queued_requests": 1}}], {})
+        scene.ask()
+        await settle()
+        with pytest.raises(PoolError, match="is full: 1 requests wait"):
+            await scene.ask()
+        assert scene.recorder.codes == [Code.UNAVAILABLE]
+        assert scene.recorder.lacks == [Lack.REQUESTS]
 
     play(tmp_path, story)
 
@@ -694,6 +711,7 @@ def test_a_models_bytes_are_bounded_before_they_are_read(tmp_path: Path) -> None
             ):
                 scene.dataplane.admit(101, start, RequestHead())
         assert scene.recorder.codes == [Code.RESOURCE_EXHAUSTED]
+        assert scene.recorder.lacks == [Lack.BYTES]
         assert scene.recorder.models == [("m", 1)]
 
     play(tmp_path, story)

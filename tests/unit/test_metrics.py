@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from mpspool.core.errors import Code
+from mpspool.core.errors import Code, Lack
 from mpspool.core.ids import WorkerId
 from mpspool.core.messages import Outcome
 from mpspool.core.settings import PoolSettings, RestartSettings, RouterSettings
@@ -175,6 +175,18 @@ def test_other_methods_carry_the_model_they_were_about() -> None:
     for method, version in (("GetModelMetadata", "0"), ("GetModelStatus", "")):
         labels = {"model": "half", "version": version, "method": method, "code": "OK"}
         assert sample(under_test, "requests_total", **labels) == 1
+
+
+def test_what_requests_are_refused_for_is_counted() -> None:
+    """By model version; what has not come yet is 0."""
+    under_test = metrics()
+    under_test.finished("half", 3, "", Code.UNAVAILABLE, 0.0, 0.0, None)
+    under_test.lacked("half", 3, Lack.BATCHES)
+    counts = {
+        reason: sample(under_test, "refusals_total", model="half", version="3", reason=reason)
+        for reason in ("queue_requests", "queue_batches", "bytes", "late")
+    }
+    assert counts == {"queue_requests": 0, "queue_batches": 1, "bytes": 0, "late": 0}
 
 
 def test_the_snapshot_becomes_gauges() -> None:

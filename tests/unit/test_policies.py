@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.router import policy
 from mpspool.router.entry import Entry
@@ -284,7 +284,7 @@ def test_what_cannot_meet_its_deadline_is_refused_at_once(
         PoolError, match=r"take 10.0 ms and what waits before it \d0.0 ms; it was not run"
     ) as refused:
         ask(scheduler, 10, deadline_ms=deadline_ms)
-    assert refused.value.code is Code.DEADLINE_EXCEEDED
+    assert (refused.value.code, refused.value.lack) == (Code.DEADLINE_EXCEEDED, Lack.TIME)
     assert scheduler.unfinished() == before
 
 
@@ -320,7 +320,7 @@ def test_a_deadline_that_has_passed_is_refused_at_the_door() -> None:
     """Even where nothing is known of its cost."""
     with pytest.raises(PoolError) as refused:
         ask(make(refuse_late=False), 3, at_ms=10, deadline_ms=9)
-    assert refused.value.code is Code.DEADLINE_EXCEEDED
+    assert (refused.value.code, refused.value.lack) == (Code.DEADLINE_EXCEEDED, None)
 
 
 def _install(folder: Path, source: str) -> None:
