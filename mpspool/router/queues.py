@@ -125,7 +125,9 @@ class Queue:
         settings = self.rules.batching
         if settings is not None and entry.rows:
             entry.fills = batching.fills(entry.rows, settings)
-            if (enqueued := self._enqueued.get(entry.signature)) is not None:
+            enqueued = self._enqueued.get(entry.signature)
+            # None has more rows than a batch: so many fit, however they are joined.
+            if enqueued is not None and enqueued.count >= settings.max_enqueued_batches:
                 leaving = self._room_for_rows(entry, enqueued, settings)
         if self.length - len(leaving) >= self.rules.max_requests:
             text = (
