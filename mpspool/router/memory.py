@@ -114,9 +114,11 @@ class Memory:
 
     def _release(self, model: str | None, client: str | None, size: int) -> None:
         self.used -= size
-        self._discount(model, client, size)
         if client is not None:
+            self._discount(model, client, size)
             self._note(None, client, -size)
+        elif model is not None:
+            self._by_model[model] -= size
 
 
 class Admission:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mpspool.core.errors import Code, Lack, PoolError
@@ -111,7 +111,7 @@ class Queue:
 
     # -- arrival ----------------------------------------------------------------------------------
 
-    def check_room(self, entry: Entry) -> list[tuple[Entry, PoolError]]:
+    def check_room(self, entry: Entry) -> Sequence[tuple[Entry, PoolError]]:
         """Whether a new request fits.
 
         Returns:
@@ -121,8 +121,10 @@ class Queue:
         Raises:
             PoolError: it does not.
         """
-        leaving: list[tuple[Entry, PoolError]] = []
         settings = self.rules.batching
+        if settings is None and self.length < self.rules.max_requests:
+            return ()
+        leaving: list[tuple[Entry, PoolError]] = []
         if settings is not None and entry.rows:
             entry.fills = batching.fills(entry.rows, settings)
             enqueued = self._enqueued.get(entry.signature)
