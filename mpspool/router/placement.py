@@ -17,7 +17,7 @@ DISPATCHES = ("least_loaded", "round_robin")
 PIPELINE_NS = 2_000_000
 # A worker that is late by more may hang.
 _OVERDUE_NS = 20_000_000
-# A batch grows while it waits, so that it does so to the last.
+# A batch that is not full grows while it waits, so that it does so to the last.
 BATCH_PIPELINE_NS = 300_000
 
 
@@ -27,17 +27,15 @@ class Placement:
     Args:
         dispatch: "least_loaded", a worker on the device that runs least, or "round_robin".
         limits: what may run on a device.
-        window_ns: how long before a worker is idle it may be sent more.
 
     Attributes:
         workers: by name.
         idle_count: of them, how many are idle.
     """
 
-    def __init__(self, dispatch: str, limits: Limits, window_ns: int = PIPELINE_NS) -> None:
+    def __init__(self, dispatch: str, limits: Limits) -> None:
         self._least_loaded = dispatch == "least_loaded"
         self._limits = limits
-        self.window_ns = window_ns
         self._idle: dict[Device, list[tuple[int, int, WorkerLoad]]] = {}
         self._soon: list[tuple[int, int, WorkerLoad]] = []
         self.idle_count = 0
@@ -83,21 +81,21 @@ class Placement:
                     best, best_rank = line[0][2], rank
         return best
 
-    def soon(self, long: bool, now_ns: int) -> WorkerLoad | None:
-        """A busy worker that will have run all it holds in a moment; not one that should have long ago."""
+    def soon(self, long: bool, now_ns: int, window_ns: int) -> WorkerLoad | None:
+        """A busy worker that will have run all it holds within that time; not one that should have long ago."""
         due = self._next_soon()
         while due is not None and now_ns > due[0] + _OVERDUE_NS:
             heapq.heappop(self._soon)
             due = self._next_soon()
-        if due is None or due[0] - self.window_ns > now_ns:
+        if due is None or due[0] - window_ns > now_ns:
             return None
         worker = due[2]
         return worker if worker.long or self._limits.allow_long(worker.device, long) else None
 
-    def look_again_ns(self, now_ns: int) -> int | None:
+    def look_again_ns(self, now_ns: int, window_ns: int) -> int | None:
         """When soon() will next have one, if nothing else happens before."""
         due = self._next_soon()
-        at_ns = None if due is None else due[0] - self.window_ns
+        at_ns = None if due is None else due[0] - window_ns
         return at_ns if at_ns is not None and at_ns > now_ns else None
 
     def _next_soon(self) -> tuple[int, int, WorkerLoad] | None:

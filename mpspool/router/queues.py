@@ -18,7 +18,7 @@ from mpspool.router.entry import Entry
 from mpspool.router.fair_share import FairShare
 from mpspool.router.line import FairLine, Line
 from mpspool.router.load import Batch
-from mpspool.router.placement import Placement
+from mpspool.router.placement import BATCH_PIPELINE_NS, PIPELINE_NS, Placement
 from mpspool.router.policy import Policy, fifo, is_time
 
 # Several short requests travel in one dispatch while together they cost no more than this: what a
@@ -431,12 +431,20 @@ class Queue:
         """When more of what waits could be sent, if nothing else happens before."""
         if not self._lines:
             return None
-        dues = [self.placement.look_again_ns(now_ns)]
+        dues = [self.placement.look_again_ns(now_ns, self.window_ns)]
         if (settings := self.rules.batching) is not None:
             dues += [
                 batching.due_ns(line, settings) for line in self._lines.values() if line.kind is not None
             ]
         return min((due for due in dues if due is not None and due > now_ns), default=None)
+
+    @property
+    def window_ns(self) -> int:
+        """How long before a worker is idle it may be sent more."""
+        settings = self.rules.batching
+        if settings is None or any(line.rows >= settings.run_rows for line in self._lines.values()):
+            return PIPELINE_NS
+        return BATCH_PIPELINE_NS
 
     @property
     def waits(self) -> bool:

@@ -34,7 +34,7 @@ from mpspool.router.entry import Entry
 from mpspool.router.fair_share import FairShare
 from mpspool.router.line import Line
 from mpspool.router.load import Batch, Device, Limits, WorkerLoad, by_load
-from mpspool.router.placement import BATCH_PIPELINE_NS, PIPELINE_NS, Placement
+from mpspool.router.placement import Placement
 from mpspool.router.policy import Policy, edf
 from mpspool.router.queues import Queue, QueueRules
 from mpspool.router.suspicion import Blame, Standing, Suspicions
@@ -129,7 +129,6 @@ class Scheduler:
         queue = self._queue(model)
         queue.rules = rules
         self._stirred[queue] = None
-        queue.placement.window_ns = PIPELINE_NS if rules.batching is None else BATCH_PIPELINE_NS
 
     def batching(self, model: ModelVersion) -> BatchingSettings | None:
         """How requests of a model version are joined; None where they run one by one."""
@@ -415,7 +414,7 @@ class Scheduler:
             workers[long] = place.idle(long)
             # Who is always sent more before its device is free is the only one who ever runs there.
             if workers[long] is None and (alone or not (limits.running or (long and limits.long))):
-                workers[long] = place.soon(long, now_ns)
+                workers[long] = place.soon(long, now_ns, queue.window_ns)
         found = queue.next_line(now_ns, lambda long: workers[long] is not None, self._long_us())
         if found is None:
             return None

@@ -79,6 +79,23 @@ def test_a_full_batch_does_not_wait() -> None:
     assert scheduler.look_again_ns(5) == 4 + 2 * MS
 
 
+@pytest.mark.parametrize(("waiting", "early_us"), [(3, 300), (4, 2000)])
+def test_a_full_batch_is_sent_earlier_behind_a_running_one(waiting: int, early_us: int) -> None:
+    """It grows no more; any other does to the last."""
+    scheduler = make(max_batch_size=4)
+    scheduler.costs.observe(MODEL, "", 0, 8000, 4)
+    for _ in range(4):
+        ask(scheduler)
+    assert rows(scheduler.dispatch(0)) == [4]
+    for _ in range(waiting):
+        ask(scheduler)
+    assert scheduler.dispatch(0) == []
+    due_ns = 8 * MS - early_us * 1000
+    assert scheduler.look_again_ns(0) == due_ns
+    assert scheduler.dispatch(due_ns - 1) == []
+    assert rows(scheduler.dispatch(due_ns)) == [waiting]
+
+
 def test_adaptive_batches_wait_only_for_workers() -> None:
     """An idle worker takes what is there, whatever the timeout; while all run, the batch grows."""
     scheduler = make(batch_timeout_us=1_000_000, adaptive=True)
