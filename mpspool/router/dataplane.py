@@ -471,8 +471,7 @@ class Dataplane:
     @contextlib.contextmanager
     def recording(self) -> Iterator[Arrivals]:
         """Notes what arrives, until it is left."""
-        by_peer = self._settings.scheduling.fair_by == "none"
-        found = Arrivals(time.monotonic_ns(), by_peer=by_peer, simulated=self._settings.simulated)
+        found = Arrivals(time.monotonic_ns(), by_peer=not self._fair, simulated=self._settings.simulated)
         self._recordings.append(found)
         try:
             yield found
@@ -551,8 +550,8 @@ class Dataplane:
             self._see_suspects()
 
     def _on_result(self, worker: Worker, result: messages.Result, frames: list[bytes]) -> None:
-        # DEADLINE_EXCEEDED is how a worker answers what it has not run.
         worker.unpack(result.dispatch)
+        # DEADLINE_EXCEEDED is how a worker answers what it has not run.
         ran = any(outcome.code != Code.DEADLINE_EXCEEDED for outcome in result.outcomes)
         now_ns = time.monotonic_ns()
         device = self._scheduler.device(worker.name)

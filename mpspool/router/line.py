@@ -62,7 +62,9 @@ class Line:
 
     def first(self, now_ns: int) -> Entry | None:
         """The next to be served; not one whose deadline has passed, which is refused elsewhere."""
-        heap = self._heap
+        return self._first_in(self._heap, now_ns)
+
+    def _first_in(self, heap: list[tuple[float, int, Entry]], now_ns: int) -> Entry | None:
         while heap:
             entry = heap[0][2]
             if entry.line is self and not (entry.deadline_ns and entry.deadline_ns <= now_ns):
@@ -120,20 +122,14 @@ class FairLine(Line):
     def first(self, now_ns: int) -> Entry | None:
         while self._turns:
             holder = self._holders.get(self._turns[0][1])
-            if holder is not None and (first := self._first_of(holder.client, now_ns)) is not None:
+            if (
+                holder is not None
+                and (first := self._first_in(self._own[holder.client].heap, now_ns)) is not None
+            ):
                 if first is not holder:
                     self._change_turns(holder, first)
                 return first
             heapq.heappop(self._turns)
-        return None
-
-    def _first_of(self, client: str, now_ns: int) -> Entry | None:
-        heap = self._own[client].heap
-        while heap:
-            entry = heap[0][2]
-            if entry.line is self and not (entry.deadline_ns and entry.deadline_ns <= now_ns):
-                return entry
-            heapq.heappop(heap)
         return None
 
     def _change_turns(self, one: Entry, other: Entry) -> None:

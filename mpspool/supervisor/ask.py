@@ -55,6 +55,17 @@ def no_pool(run: RunDir) -> str:
     return f"no pool runs in {run.root}; start one with `mpspool start`, or name its folder with --run-dir"
 
 
+def why_no_router(run: RunDir, error: Exception, until_s: float) -> str:
+    """Why a router does not answer; "" where there is a pool that may only be starting it, until then (CLOCK_MONOTONIC)."""
+    pid = lock.holder(run)
+    if not pid:
+        return no_pool(run)
+    if time.monotonic() <= until_s:
+        return ""
+    look = f"{report.program()} status{report.elsewhere(str(run.root))}"
+    return f"the router of the pool of process {pid} does not answer ({error}); see `{look}`"
+
+
 def why_not_ready(run: RunDir, timeout_s: float, say: Callable[[str], object]) -> str:
     """Waits until every slot is READY, also while there is no pool yet.
 

@@ -16,7 +16,7 @@ import click
 from mpspool.core import control
 from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import ask, durations, lock, report
+from mpspool.supervisor import ask, durations
 
 # The router tells something ten times a second.
 _SILENCE_S = 10.0
@@ -100,13 +100,8 @@ def _asked(run: RunDir, for_s: float) -> Generator[Message, None, None]:
         except ControlError as error:
             if began:
                 raise
-            pid = lock.holder(run)
-            if not pid:
-                raise RecordError(ask.no_pool(run)) from error
-            if time.monotonic() > end_s:
-                look = f"{report.program()} status{report.elsewhere(str(run.root))}"
-                text = f"the router of the pool of process {pid} does not answer ({error}); see `{look}`"
-                raise RecordError(text) from error
+            if why := ask.why_no_router(run, error, end_s):
+                raise RecordError(why) from error
         else:
             return
         time.sleep(_POLL_S)

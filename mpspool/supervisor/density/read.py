@@ -15,7 +15,7 @@ from mpspool.core import control
 from mpspool.core.control import ControlError, Message
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import ask, lock, report
+from mpspool.supervisor import ask
 from mpspool.supervisor.density.errors import DensityError
 
 _ANSWER_S = 10.0
@@ -66,13 +66,8 @@ def ask_router(run: RunDir, last_s: float) -> Record:
         try:
             return decode(control.stream(run.router_control, "tasks", timeout_s=_ANSWER_S, last_s=last_s))
         except (ControlError, BrokenRecordError, ValueError) as error:
-            pid = lock.holder(run)
-            if not pid:
-                raise DensityError(ask.no_pool(run)) from error
-            if time.monotonic() > end:
-                look = f"{report.program()} status{report.elsewhere(str(run.root))}"
-                text = f"the router of the pool of process {pid} does not answer ({error}); see `{look}`"
-                raise DensityError(text) from error
+            if why := ask.why_no_router(run, error, end):
+                raise DensityError(why) from error
         time.sleep(_POLL_S)
 
 
