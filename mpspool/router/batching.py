@@ -6,7 +6,7 @@ from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.line import Line
 
-# A batch is spread over workers that would else be idle where that ends it so much sooner.
+# A worker takes no more than its even part where that ends so much sooner than the whole.
 _WORTH_SPREADING = 0.75
 
 
@@ -67,15 +67,15 @@ def due_ns(line: Line, settings: BatchingSettings) -> int:
     return line.since_ns + settings.batch_timeout_us * 1000
 
 
-def spread(rows: int, idle: int, whole_us: float | None, part_us: float | None) -> int:
-    """How many rows a worker takes of those that wait, when so many workers are idle.
+def spread(rows: int, part: int, whole_us: float | None, part_us: float | None) -> int:
+    """How many rows a worker takes of those that wait.
 
     Args:
         rows: that would make one batch.
-        idle: workers that could take a part each.
+        part: its own, if what waits and runs were spread evenly over the workers.
         whole_us: what the batch is predicted to cost.
-        part_us: what the even part of each of them is.
+        part_us: what the part is.
     """
-    if idle > 1 and whole_us is not None and part_us is not None and part_us <= _WORTH_SPREADING * whole_us:
-        return -(-rows // idle)
+    if whole_us is not None and part_us is not None and part_us <= _WORTH_SPREADING * whole_us:
+        return part
     return rows

@@ -43,6 +43,8 @@ logger = log.get("dataplane")
 # core rounds up on the wire: 1 % at most. A client that goes away so shortly before it has not cancelled.
 _DEADLINE_ON_THE_WAY_NS = 5_000_000
 _DEADLINE_ROUNDED_BY = 100
+# What uvloop's timers go by.
+_TIMER_NS = 1_000_000
 # What is counted for a request that names no model of ours.
 _NOBODYS = ModelVersion("", 0)
 # The pool tells how the GPUs fare once a second.
@@ -223,13 +225,14 @@ class Dataplane:
     def _arrive(self, entry: _Pending) -> None:
         """Takes it into its queue. Raises PoolError, counted, where it is refused at the door."""
         try:
-            self._scheduler.arrive(entry, entry.arrived_ns)
+            stirs = self._scheduler.arrive(entry, entry.arrived_ns)
         except PoolError as error:
             entry.let_go()
             if entry.part is None:
                 self._refused(entry.model, error)
             raise
-        self._pump_soon()
+        if stirs or (self._look is not None and entry.arrived_ns >= self._look_ns):
+            self._pump_soon()
 
     def _cancel(self, entry: _Pending) -> None:
         if not entry.over:
@@ -671,7 +674,9 @@ class Dataplane:
         if self._look is not None:
             self._look.cancel()
         self._look_ns = due_ns
-        self._look = self._loop.call_later((due_ns - now_ns) / 1e9, self._on_look)
+        # A shorter time would be none to uvloop, which then asks again and again until it is over.
+        delay_s = max(_TIMER_NS, due_ns - now_ns) / 1e9
+        self._look = self._loop.call_later(delay_s, self._on_look)
 
     def _on_look(self) -> None:
         self._look = None

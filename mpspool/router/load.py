@@ -18,6 +18,7 @@ class Batch:
         began: the time, and its device's clock, when its worker had nothing before it any more.
         alone: once finished, the part of its time that it would have taken with the device to itself, where those
             that ran beside it shared the device evenly.
+        rows: of one that runs together; 0 of another.
     """
 
     entries: list[Entry]
@@ -27,11 +28,10 @@ class Batch:
     suspect: bool = False
     began: tuple[int, float] = (0, 0.0)
     alone: float = 1.0
+    rows: int = field(init=False)
 
-    @property
-    def rows(self) -> int:
-        """Of one that runs together; 0 of another."""
-        return sum(entry.rows for entry in self.entries) if self.together else 0
+    def __post_init__(self) -> None:
+        self.rows = sum(entry.rows for entry in self.entries) if self.together else 0
 
 
 @dataclass(slots=True, eq=False)
@@ -98,7 +98,9 @@ class WorkerLoad:
         leaving: it is sent nothing more.
         reserved: it is kept free for a suspect, here or on its device, or runs one.
         last_sent: its latest dispatch; they are numbered over all workers.
+        rows: of the batches.
         free: its placement counts it as idle.
+        counted_rows: as its placement counts them.
     """
 
     name: str
@@ -110,7 +112,9 @@ class WorkerLoad:
     leaving: bool = False
     reserved: bool = False
     last_sent: int = 0
+    rows: int = 0
     free: bool = False
+    counted_rows: int = 0
 
     @property
     def idle(self) -> bool:
@@ -139,6 +143,7 @@ class WorkerLoad:
         device.running += not self.batches
         device.long += batch.long and not was_long
         self.batches[dispatch] = batch
+        self.rows += batch.rows
         self.last_sent = dispatch
 
     def give_back(self, dispatch: int, now_ns: int) -> Batch | None:
@@ -150,6 +155,7 @@ class WorkerLoad:
         clock_ns = device.advance(now_ns)
         was_long = self.long
         del self.batches[dispatch]
+        self.rows -= batch.rows
         device.running -= not self.batches
         device.long -= was_long and not self.long
         began_ns, began_clock_ns = batch.began

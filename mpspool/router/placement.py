@@ -31,6 +31,7 @@ class Placement:
     Attributes:
         workers: by name.
         idle_count: of them, how many are idle.
+        rows: of the batches that they hold.
     """
 
     def __init__(self, dispatch: str, limits: Limits) -> None:
@@ -39,6 +40,7 @@ class Placement:
         self._idle: dict[Device, list[tuple[int, int, WorkerLoad]]] = {}
         self._soon: list[tuple[int, int, WorkerLoad]] = []
         self.idle_count = 0
+        self.rows = 0
         self._serial = itertools.count()
         self.workers: dict[str, WorkerLoad] = {}
 
@@ -49,10 +51,19 @@ class Placement:
     def remove(self, worker: WorkerLoad) -> None:
         worker.leaving = True
         self.settle(worker)
+        self.rows -= worker.counted_rows
+        worker.counted_rows = 0
         del self.workers[worker.name]
+
+    def even_part(self, rows: int) -> int:
+        """What each worker would have of so many rows that wait and all that run, but no more than an idle one of what waits."""
+        even = -(-(rows + self.rows) // max(1, len(self.workers)))
+        return min(even, -(-rows // max(1, self.idle_count)))
 
     def settle(self, worker: WorkerLoad) -> None:
         """To be called after anything about a worker has changed."""
+        self.rows += worker.rows - worker.counted_rows
+        worker.counted_rows = worker.rows
         idle = worker.idle
         if idle != worker.free:
             worker.free = idle

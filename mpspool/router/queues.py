@@ -213,13 +213,13 @@ class Queue:
         if self.rules.fair and not entry.sent_ns:
             self._shares.refund(entry.client, entry.cost_s or 0.0)
 
-    def add(self, entry: Entry) -> None:
-        """Among the suspects, or in its place in a line."""
+    def add(self, entry: Entry) -> bool:
+        """Among the suspects, or in its place in a line. Returns whether more of the line could be sent now than before."""
         entry.waiting = True
         self.length += 1
         if entry.suspect:
             self.suspects.append(entry)
-            return
+            return False
         kind = entry.kind if entry.rows else None
         line = self._lines.get((kind, entry.long))
         if line is None:
@@ -241,6 +241,10 @@ class Queue:
             enqueued.filling += entry.fills
             if enqueued.crowd is not None:
                 enqueued.crowd.add(entry, entry.rows)
+        settings = self.rules.batching
+        return line.count == 1 or (
+            settings is not None and line.rows - entry.rows < settings.run_rows <= line.rows
+        )
 
     def discount(self, entry: Entry) -> None:
         """Counts as waiting no more what is sent or over."""
@@ -398,12 +402,15 @@ class Queue:
 
     def _rows_to_take(self, line: Line, settings: BatchingSettings) -> int:
         rows = min(line.rows, settings.run_rows)
-        idle = self.placement.idle_count
-        if idle < 2 or line.rows > settings.run_rows:
+        if line.rows > settings.run_rows:
             return rows
-        whole_us = self.costs.predict(self.model, line.signature, 0, rows)
-        part_us = self.costs.predict(self.model, line.signature, 0, -(-rows // idle))
-        return batching.spread(rows, idle, whole_us, part_us)
+        part = self.placement.even_part(rows)
+        if part >= rows:
+            return rows
+        whole_us, part_us = (
+            self.costs.predict(self.model, line.signature, 0, count) for count in (rows, part)
+        )
+        return batching.spread(rows, part, whole_us, part_us)
 
     def _take_short(self, line: Line, now_ns: int, share: int) -> tuple[list[Entry], float | None]:
         """Up to `share` short ones."""

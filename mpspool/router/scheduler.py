@@ -147,8 +147,15 @@ class Scheduler:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def arrive(self, entry: Entry, now_ns: int) -> None:
-        """Takes a request into its queue. Raises PoolError where it is refused at the door."""
+    def arrive(self, entry: Entry, now_ns: int) -> bool:
+        """Takes a request into its queue.
+
+        Returns:
+            Whether dispatch() has something to do now. It has not where others of its kind wait already.
+
+        Raises:
+            PoolError: it is refused at the door.
+        """
         queue = self._queue(entry.model)
         entry.size = len(entry.body)
         self._estimate(entry)
@@ -168,6 +175,7 @@ class Scheduler:
         self._add(queue, entry)
         if entry.deadline_ns:
             heapq.heappush(self._deadlines, (entry.deadline_ns, next(self._tiebreak), entry))
+        return bool(self._stirred or self._suspected or self._orders)
 
     def _estimate(self, entry: Entry) -> None:
         """What it will cost, and whether that makes it a long one."""
@@ -191,8 +199,9 @@ class Scheduler:
         return self._rules.long_us or _LONG_BY * self._average_us or math.inf
 
     def _add(self, queue: Queue, entry: Entry) -> None:
-        queue.add(entry)
-        self._waits[queue] = self._stirred[queue] = None
+        self._waits[queue] = None
+        if queue.add(entry):
+            self._stirred[queue] = None
         if entry.suspect:
             self._suspected[queue] = None
 
@@ -348,11 +357,16 @@ class Scheduler:
         # Where nothing limits a device, the queues do not meet.
         if not limits.running and not limits.long:
             while self._stirred:
-                queue, _ = self._stirred.popitem()
-                self._dispatch_all({queue: queue.share()}, now_ns)
+                queue = next(iter(self._stirred))
+                del self._stirred[queue]
+                try:
+                    self._dispatch_all({queue: queue.share()}, now_ns)
+                except BaseException:
+                    self._stirred[queue] = None  # behind the others
+                    raise
         elif self._stirred:
-            self._stirred.clear()
             self._dispatch_all({queue: queue.share() for queue in self._waits}, now_ns)
+            self._stirred.clear()
         orders, self._orders = self._orders, []
         return orders
 

@@ -126,6 +126,39 @@ def test_a_batch_is_spread_where_that_ends_it_sooner() -> None:
     assert rows(scheduler.dispatch(0)) == [8, 8]
 
 
+def test_a_worker_takes_no_more_than_its_part_of_what_waits_and_runs() -> None:
+    """The other runs little, and will soon be there for the rest; what it runs is no part of the next share once it ended."""
+    scheduler = make(workers=2)
+    for count, cost_us in ((1, 500), (8, 900), (16, 1_700)):
+        scheduler.costs.observe(MODEL, "", 0, cost_us, rows=count)
+    ask(scheduler)
+    (little,) = scheduler.dispatch(0)
+    for _ in range(15):
+        ask(scheduler)
+    (part,) = scheduler.dispatch(0)
+    assert rows([part]) == [8]
+    scheduler.finished(little.worker, little.dispatch)
+    assert rows(scheduler.dispatch(0)) == [7]
+    scheduler.finished(part.worker, part.dispatch)
+    for _ in range(7):
+        ask(scheduler)
+    assert rows(scheduler.dispatch(0)) == [7]
+
+
+def test_what_a_lost_worker_ran_is_nobodys_part() -> None:
+    """Of eight rows it had eight in hand; then they wait again, and are shared out as though it had never been."""
+    scheduler = make(workers=1)
+    for count, cost_us in ((4, 500), (8, 900)):
+        scheduler.costs.observe(MODEL, "", 0, cost_us, rows=count)
+    for _ in range(8):
+        ask(scheduler)
+    (send,) = scheduler.dispatch(0)
+    scheduler.lost(send.worker, None, 0)
+    scheduler.join("w2", MODEL, 1)
+    scheduler.join("w3", MODEL, 1)
+    assert rows(scheduler.dispatch(0)) == [4, 4]
+
+
 def test_a_batch_that_costs_the_same_at_any_size_stays_whole() -> None:
     """As on a GPU that a small batch does not fill."""
     scheduler = make(workers=2)

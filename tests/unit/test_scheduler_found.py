@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
+from mpspool.core.settings import BatchingSettings
 from mpspool.router.crowd import Crowd
 from mpspool.router.entry import Entry
 from mpspool.router.fair_share import FairShare
@@ -196,16 +197,28 @@ def test_nothing_empty_is_sent() -> None:
 
 
 def test_a_decision_does_not_look_at_models_that_nothing_happened_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many wait for workers of their own: only the one that something arrived for is asked for its next."""
+    """However many wait for workers of their own: only the one that got a worker is asked for its next."""
     scheduler = Scheduler(PoolRules(), QueueRules())
     for version in range(100):
         scheduler.arrive(Entry(ModelVersion("m", version), "", b"x", 0), 0)
     scheduler.dispatch(0)
     asked: list[int] = []
     monkeypatch.setattr(Queue, "next_line", lambda *_: asked.append(1))
-    scheduler.arrive(Entry(ModelVersion("m", 7), "", b"x", 1), 1)
+    scheduler.join("a", ModelVersion("m", 7), 1)
     scheduler.dispatch(1)
     assert len(asked) == 1
+
+
+def test_one_more_that_has_to_wait_as_others_do_calls_for_no_decision() -> None:
+    """It can go no sooner than those before it; the first of a line, or the one that fills a batch, may."""
+    scheduler = Scheduler(PoolRules(), QueueRules(batching=BatchingSettings(max_batch_size=3)))
+    stirs = [scheduler.arrive(Entry(MODEL, "", b"x", 0, rows=1, kind="k"), 0)]
+    scheduler.dispatch(0)
+    stirs += [scheduler.arrive(Entry(MODEL, "", b"x", 0, rows=1, kind="k"), 0) for _ in range(3)]
+    assert stirs == [True, False, True, True]
+    scheduler.dispatch(0)
+    assert not scheduler.arrive(Entry(MODEL, "", b"x", 0, rows=1, kind="k"), 0)
+    assert scheduler.arrive(Entry(MODEL, "", b"x", 0, rows=1, kind="other"), 0)
 
 
 def test_a_worker_that_is_long_overdue_is_sent_nothing_more() -> None:
