@@ -7,6 +7,7 @@ Where it refuses one, or fails a whole batch, because a request cannot be joined
 from __future__ import annotations
 
 import itertools
+import math
 import operator
 from collections.abc import Hashable, Mapping, Sequence
 from typing import NamedTuple
@@ -15,15 +16,12 @@ import numpy as np
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.settings import BatchingSettings
+from mpspool.worker import aligned
 from mpspool.worker.engine.base import Array
 from mpspool.worker.predict import Call, Kind
 
-# Feeds that begin at a multiple of this are used by TensorFlow as they lie; others it copies.
-_ALIGNMENT = 64
 _MAX_NUMBERS = 4096
 _ALIAS = operator.itemgetter(0)
-# Below this a copy is cheaper than to align.
-_ALIGN_FROM_BYTES = 32 * 1024
 
 
 class Unsplittable(NamedTuple):
@@ -138,7 +136,6 @@ class Batching:
             kind.layout is not None
             and kind.is_fixed
             and not kind.defaults
-            and len(calls[0].body) * len(calls) < _ALIGN_FROM_BYTES
             and all(call.kind is kind for call in calls)
         ):
             return kind.layout.joined([call.body for call in calls], padding)
@@ -173,12 +170,10 @@ def _pad(arrays: list[Array], joined: Array) -> None:
 
 def _empty(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> Array:
     """An array to be filled, aligned for TensorFlow where that saves more than it costs."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    if size < _ALIGN_FROM_BYTES or dtype.kind == "O":
+    size = math.prod(shape) * dtype.itemsize
+    if size < aligned.FROM_BYTES or dtype.kind == "O":
         return np.empty(shape, dtype)
-    memory = np.empty(size + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)
+    return aligned.memory(size).view(dtype).reshape(shape)
 
 
 def unsplittable(aliases: Sequence[str], outputs: Sequence[Array], rows: int) -> Unsplittable | None:

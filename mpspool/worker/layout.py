@@ -14,7 +14,7 @@ from typing import Any, Generic, NamedTuple, Self, TypeVar
 import numpy as np
 
 from mpspool.core import tfs
-from mpspool.worker import codec
+from mpspool.worker import aligned, codec
 from mpspool.worker.engine.base import Array
 
 # A request with more bytes beside its values is not worth remembering.
@@ -120,10 +120,21 @@ class Layout:
         """
         arrays = {}
         for alias, start, end, dtype, shape, _ in self._values:
-            pieces = [body[start:end] for body in bodies]
-            if padding:
-                pieces.append(pieces[-1][: len(pieces[-1]) // shape[0]] * padding)
-            array: Array = np.frombuffer(b"".join(pieces), dtype)
+            size = end - start
+            more = size // shape[0] * padding if padding else 0
+            if size * len(bodies) + more < aligned.FROM_BYTES:
+                pieces = [body[start:end] for body in bodies]
+                if padding:
+                    pieces.append(pieces[-1][: size // shape[0]] * padding)
+                array: Array = np.frombuffer(b"".join(pieces), dtype)
+            else:
+                memory = aligned.memory(size * len(bodies) + more)
+                filled = memoryview(memory)
+                for position, body in enumerate(bodies):
+                    filled[position * size : (position + 1) * size] = memoryview(body)[start:end]
+                if padding:
+                    filled[-more:] = bodies[-1][start : start + size // shape[0]] * padding
+                array = memory.view(dtype)
             arrays[alias] = array if len(shape) == 1 else array.reshape(-1, *shape[1:])
         return arrays
 
