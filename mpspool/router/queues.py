@@ -28,6 +28,10 @@ COALESCE_US = 4_000.0
 # do: who waits that long hardly notices.
 _COALESCE_QUEUED_US = 16_000.0
 _COALESCE_PART = 4
+# Where so much waits for each worker, in the order of arrival, it is sent the next dispatch while the one before it
+# runs, whenever that ends: none of them will be idle, and its router and it wake up once for both.
+_CROWD_S = 0.032
+_AT_ONCE_NS = 2**62
 # What a client makes up (an output_filter) makes no more lines than this; beyond, requests run one by one.
 _MAX_LINES = 64
 # Of the bodies that were answered last, those that are kept: 4 MiB a version at most.
@@ -449,9 +453,11 @@ class Queue:
     def window_ns(self) -> int:
         """How long before a worker is idle it may be sent more."""
         settings = self.rules.batching
-        if settings is None or any(line.rows >= settings.run_rows for line in self._lines.values()):
-            return PIPELINE_NS
-        return BATCH_PIPELINE_NS
+        if settings is not None and all(line.rows < settings.run_rows for line in self._lines.values()):
+            return BATCH_PIPELINE_NS
+        in_order = self.rules.policy is fifo and not self.rules.fair
+        crowded = in_order and self.waiting_s >= _CROWD_S * len(self.placement.workers)
+        return _AT_ONCE_NS if crowded else PIPELINE_NS
 
     @property
     def waits(self) -> bool:
