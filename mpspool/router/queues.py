@@ -28,10 +28,13 @@ COALESCE_US = 4_000.0
 # do: who waits that long hardly notices.
 _COALESCE_QUEUED_US = 16_000.0
 _COALESCE_PART = 4
-# Where so much waits for each worker, in the order of arrival, it is sent the next dispatch while the one before it
-# runs, whenever that ends: none of them will be idle, and its router and it wake up once for both.
+# Where so many wait for each worker, and so long, or so many full batches, in the order of arrival, it is sent the next
+# dispatch that much before it is idle: none will be so before the others, and mostly router and worker wake up once for
+# a result and the next.
+_CROWD = 4
 _CROWD_S = 0.032
-_AT_ONCE_NS = 2**62
+_CROWD_BATCHES = 2
+_CROWD_PIPELINE_NS = 16_000_000
 # What a client makes up (an output_filter) makes no more lines than this; beyond, requests run one by one.
 _MAX_LINES = 64
 # Of the bodies that were answered last, those that are kept: 4 MiB a version at most.
@@ -452,12 +455,16 @@ class Queue:
     @property
     def window_ns(self) -> int:
         """How long before a worker is idle it may be sent more."""
-        settings = self.rules.batching
-        if settings is not None and all(line.rows < settings.run_rows for line in self._lines.values()):
-            return BATCH_PIPELINE_NS
+        settings, workers = self.rules.batching, len(self.placement.workers)
+        if settings is None:
+            crowded = self.length >= _CROWD * workers and self.waiting_s >= _CROWD_S * workers
+        else:
+            batches = max((line.rows for line in self._lines.values()), default=0) // settings.run_rows
+            if not batches:
+                return BATCH_PIPELINE_NS
+            crowded = batches >= _CROWD_BATCHES * workers
         in_order = self.rules.policy is fifo and not self.rules.fair
-        crowded = in_order and self.waiting_s >= _CROWD_S * len(self.placement.workers)
-        return _AT_ONCE_NS if crowded else PIPELINE_NS
+        return _CROWD_PIPELINE_NS if crowded and in_order else PIPELINE_NS
 
     @property
     def waits(self) -> bool:

@@ -85,12 +85,14 @@ def test_who_runs_on_a_limited_device_does_not_keep_the_others_off(limits: Limit
 
 
 def test_a_dispatch_behind_a_running_one_is_sent_shortly_before_its_end_each_time() -> None:
-    """After many in a row, too: what comes next is not chosen earlier and earlier."""
+    """After many in a row, too: what comes next is not chosen earlier and earlier. In a crowd it is sent a little sooner."""
     pool = Pool(Limits(), {MODEL: 50})
     pool.join("a", MODEL)
-    pool.ask(MODEL, 100)
+    pool.ask(MODEL, 70)
     pool.run(4000)
-    assert max(began_ns - sent_ns for _, sent_ns, began_ns in pool.sent) <= 4 * MS
+    ahead = [began_ns - sent_ns for _, sent_ns, began_ns in pool.sent]
+    assert max(ahead) <= 18 * MS
+    assert max(ahead[-3:]) <= 4 * MS
 
 
 def test_edf_holds_between_models_on_a_limited_device() -> None:
