@@ -229,14 +229,15 @@ class _Router:
     def arrive(self, job: Job) -> None:
         start_ns = time.thread_time_ns()
         try:
-            self.scheduler.arrive(job, self._simulation.now_ns)
+            stirs = self.scheduler.arrive(job, self._simulation.now_ns)
         except PoolError as error:
             late = error.code is Code.DEADLINE_EXCEEDED
             self._simulation.end(job, Outcome.REFUSED_LATE if late else Outcome.REFUSED_FULL)
             return
         finally:
             self.spent_ns += time.thread_time_ns() - start_ns
-        self._pump_soon()
+        if stirs or 0 < self._look_ns <= self._simulation.now_ns:
+            self._pump_soon()
 
     def tick(self, _: object) -> None:
         simulation = self._simulation

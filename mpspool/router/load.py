@@ -99,8 +99,7 @@ class WorkerLoad:
         reserved: it is kept free for a suspect, here or on its device, or runs one.
         last_sent: its latest dispatch; they are numbered over all workers.
         rows: of the batches.
-        free: its placement counts it as idle.
-        counted_rows: as its placement counts them.
+        open, free, counted_rows: its placement counts it as one that is sent more, as idle, and with so many rows.
     """
 
     name: str
@@ -113,6 +112,7 @@ class WorkerLoad:
     reserved: bool = False
     last_sent: int = 0
     rows: int = 0
+    open: bool = False
     free: bool = False
     counted_rows: int = 0
 

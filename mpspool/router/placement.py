@@ -15,10 +15,13 @@ DISPATCHES = ("least_loaded", "round_robin")
 # A second dispatch is put behind a running one only when that one ends within this time, so that
 # nobody waits behind a busy worker while another may fall idle.
 PIPELINE_NS = 2_000_000
-# A worker that is late by more may hang.
-_OVERDUE_NS = 20_000_000
 # A batch that is not full grows while it waits, so that it does so to the last.
 BATCH_PIPELINE_NS = 300_000
+# Where so much waits for each worker that none will be idle long before the others, it may be sooner: router and worker
+# then mostly wake up once for a result and what follows it.
+BACKLOG_PIPELINE_NS = 16_000_000
+# A worker that is late by more may hang.
+_OVERDUE_NS = 20_000_000
 
 
 class Placement:
@@ -30,7 +33,7 @@ class Placement:
 
     Attributes:
         workers: by name.
-        idle_count: of them, how many are idle.
+        open_count, idle_count: of them, how many are sent more, and how many are idle.
         rows: of the batches that they hold.
     """
 
@@ -39,7 +42,7 @@ class Placement:
         self._limits = limits
         self._idle: dict[Device, list[tuple[int, int, WorkerLoad]]] = {}
         self._soon: list[tuple[int, int, WorkerLoad]] = []
-        self.idle_count = 0
+        self.open_count = self.idle_count = 0
         self.rows = 0
         self._serial = itertools.count()
         self.workers: dict[str, WorkerLoad] = {}
@@ -56,14 +59,17 @@ class Placement:
         del self.workers[worker.name]
 
     def even_part(self, rows: int) -> int:
-        """What each worker would have of so many rows that wait and all that run, but no more than an idle one of what waits."""
-        even = -(-(rows + self.rows) // max(1, len(self.workers)))
+        """A worker's part of so many rows that wait and of those that run; no more than an idle one's of what waits."""
+        even = -(-(rows + self.rows) // max(1, self.open_count))
         return min(even, -(-rows // max(1, self.idle_count)))
 
     def settle(self, worker: WorkerLoad) -> None:
         """To be called after anything about a worker has changed."""
         self.rows += worker.rows - worker.counted_rows
         worker.counted_rows = worker.rows
+        is_open = not (worker.leaving or worker.reserved)
+        self.open_count += is_open - worker.open
+        worker.open = is_open
         idle = worker.idle
         if idle != worker.free:
             worker.free = idle

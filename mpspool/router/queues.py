@@ -18,7 +18,12 @@ from mpspool.router.entry import Entry
 from mpspool.router.fair_share import FairShare
 from mpspool.router.line import FairLine, Line
 from mpspool.router.load import Batch
-from mpspool.router.placement import BATCH_PIPELINE_NS, PIPELINE_NS, Placement
+from mpspool.router.placement import (
+    BACKLOG_PIPELINE_NS,
+    BATCH_PIPELINE_NS,
+    PIPELINE_NS,
+    Placement,
+)
 from mpspool.router.policy import Policy, fifo, is_time
 
 # Several short requests travel in one dispatch while together they cost no more than this: what a
@@ -28,13 +33,10 @@ COALESCE_US = 4_000.0
 # do: who waits that long hardly notices.
 _COALESCE_QUEUED_US = 16_000.0
 _COALESCE_PART = 4
-# Where so many wait for each worker, and so long, or so many full batches, in the order of arrival, it is sent the next
-# dispatch that much before it is idle: none will be so before the others, and mostly router and worker wake up once for
-# a result and the next.
-_CROWD = 4
-_CROWD_S = 0.032
-_CROWD_BATCHES = 2
-_CROWD_PIPELINE_NS = 16_000_000
+# A backlog: that many requests, or full batches, wait for each worker, and will keep it busy for that long.
+_BACKLOG_REQUESTS = 4
+_BACKLOG_BATCHES = 2
+_BACKLOG_US = 32_000.0
 # What a client makes up (an output_filter) makes no more lines than this; beyond, requests run one by one.
 _MAX_LINES = 64
 # Of the bodies that were answered last, those that are kept: 4 MiB a version at most.
@@ -221,7 +223,7 @@ class Queue:
             self._shares.refund(entry.client, entry.cost_s or 0.0)
 
     def add(self, entry: Entry) -> bool:
-        """Among the suspects, or in its place in a line. Returns whether more of the line could be sent now than before."""
+        """Among the suspects, or in its place in a line. Returns whether more of the line could be sent than before."""
         entry.waiting = True
         self.length += 1
         if entry.suspect:
@@ -409,7 +411,9 @@ class Queue:
 
     def _rows_to_take(self, line: Line, settings: BatchingSettings) -> int:
         rows = min(line.rows, settings.run_rows)
-        if line.rows > settings.run_rows:
+        # What is left of a batch that was due would wait for its timeout.
+        waits_for_timeout = settings.batch_timeout_us and not settings.adaptive
+        if waits_for_timeout or line.rows > settings.run_rows:
             return rows
         part = self.placement.even_part(rows)
         if part >= rows:
@@ -455,16 +459,25 @@ class Queue:
     @property
     def window_ns(self) -> int:
         """How long before a worker is idle it may be sent more."""
-        settings, workers = self.rules.batching, len(self.placement.workers)
-        if settings is None:
-            crowded = self.length >= _CROWD * workers and self.waiting_s >= _CROWD_S * workers
-        else:
-            batches = max((line.rows for line in self._lines.values()), default=0) // settings.run_rows
-            if not batches:
-                return BATCH_PIPELINE_NS
-            crowded = batches >= _CROWD_BATCHES * workers
+        settings = self.rules.batching
+        if settings is not None and all(line.rows < settings.run_rows for line in self._lines.values()):
+            return BATCH_PIPELINE_NS
         in_order = self.rules.policy is fifo and not self.rules.fair
-        return _CROWD_PIPELINE_NS if crowded and in_order else PIPELINE_NS
+        return BACKLOG_PIPELINE_NS if in_order and self._has_backlog(settings) else PIPELINE_NS
+
+    def _has_backlog(self, settings: BatchingSettings | None) -> bool:
+        workers = self.placement.open_count
+        if settings is None:
+            enough = self.length >= _BACKLOG_REQUESTS * workers
+            return enough and self.waiting_s * 1e6 >= _BACKLOG_US * workers
+        if len(self._lines) > 1:
+            return False  # what of other kinds waits may go in batches that are not full
+        line = next(iter(self._lines.values()))
+        batches = line.rows // settings.run_rows
+        if line.kind is None or batches < _BACKLOG_BATCHES * workers:
+            return False
+        each_us = self.costs.predict(self.model, line.signature, 0, settings.run_rows) or 0.0
+        return batches * each_us >= _BACKLOG_US * workers
 
     @property
     def waits(self) -> bool:

@@ -99,9 +99,10 @@ class Scheduler:
         self._queue_rules = queue_rules
         self._queues: dict[ModelVersion, Queue] = {}
         # Those in which something waits; of them, those that may be sent more than when they were last looked at, those
-        # with suspects, and when others are due.
+        # that an error kept from it (they are next after others have been), those with suspects, and when others are due.
         self._waits: dict[Queue, None] = {}
         self._stirred: dict[Queue, None] = {}
+        self._failed: dict[Queue, None] = {}
         self._suspected: dict[Queue, None] = {}
         self._dues: list[tuple[int, int, Queue]] = []
         self._workers: dict[str, WorkerLoad] = {}
@@ -151,7 +152,7 @@ class Scheduler:
         """Takes a request into its queue.
 
         Returns:
-            Whether dispatch() has something to do now. It has not where others of its kind wait already.
+            Whether dispatch() has something to do now. It has not where others of its line wait already, as a rule.
 
         Raises:
             PoolError: it is refused at the door.
@@ -280,6 +281,7 @@ class Scheduler:
             return []
         queue = self._queue(worker.model)
         queue.placement.remove(worker)
+        self._stirred[queue] = None  # its device has room now, for others too
         blamed: list[tuple[Entry, bool]] = []
         again: list[Entry] = []
         for dispatch in list(worker.batches):
@@ -357,16 +359,17 @@ class Scheduler:
         # Where nothing limits a device, the queues do not meet.
         if not limits.running and not limits.long:
             while self._stirred:
-                queue = next(iter(self._stirred))
-                del self._stirred[queue]
-                try:
-                    self._dispatch_all({queue: queue.share()}, now_ns)
-                except BaseException:
-                    self._stirred[queue] = None  # behind the others
-                    raise
+                queue, _ = self._stirred.popitem()
+                self._failed[queue] = None
+                self._dispatch_all({queue: queue.share()}, now_ns)
+                del self._failed[queue]
         elif self._stirred:
-            self._dispatch_all({queue: queue.share() for queue in self._waits}, now_ns)
+            self._failed |= self._stirred
             self._stirred.clear()
+            self._dispatch_all({queue: queue.share() for queue in self._waits}, now_ns)
+            self._failed.clear()
+        self._stirred |= self._failed
+        self._failed.clear()
         orders, self._orders = self._orders, []
         return orders
 

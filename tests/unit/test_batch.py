@@ -305,6 +305,27 @@ def test_what_is_not_padded_with_its_neighbours() -> None:
     assert [np.shape(answered(outcome)) for outcome in outcomes] == [(1, 3), (1, 2, 1), (1,), (1, 0), (1, 3)]
 
 
+@pytest.mark.parametrize("sizes", [[], [16]])
+def test_large_requests_that_are_known_are_joined_in_order(sizes: list[int]) -> None:
+    """With their padding, at an address where TensorFlow uses them as they lie."""
+    bench = Bench(
+        lambda inputs: {"y": inputs["x"][:, :1]},
+        make_signature({"x": (FLOAT, None)}, {"y": (FLOAT, None)}),
+        allowed_batch_sizes=sizes,
+    )
+    given = [np.random.default_rng(seed).random((3, 5001), np.float32) for seed in range(3)]
+    for _ in range(3):  # known from the third on
+        outcomes = bench.run(*[make_body({"x": array}) for array in given])
+        for array, outcome in zip(given, outcomes, strict=True):
+            assert np.array_equal(answered(outcome), array[:, :1])
+    (_, fed, _) = bench.engine.calls[-1]
+    joined = np.concatenate(given)
+    assert np.array_equal(fed["x"][:9], joined)
+    assert all(np.array_equal(row, given[-1][0]) for row in fed["x"][9:])
+    assert len(fed["x"]) == (16 if sizes else 9)
+    assert fed["x"].ctypes.data % 64 == 0
+
+
 def test_large_joined_feeds_are_aligned() -> None:
     """TensorFlow uses them as they lie; strings it copies in any case."""
     bench = Bench(

@@ -145,6 +145,42 @@ def test_a_worker_takes_no_more_than_its_part_of_what_waits_and_runs() -> None:
     assert rows(scheduler.dispatch(0)) == [7]
 
 
+def test_a_part_is_not_taken_where_the_rest_would_wait_for_its_timeout() -> None:
+    """A full batch goes as it is; of one that adapts, what is left waits for a worker only."""
+    for adaptive, expected in ((False, [16]), (True, [9])):
+        scheduler = make(workers=2, max_batch_size=16, batch_timeout_us=100_000, adaptive=adaptive)
+        for count, cost_us in ((1, 5_000), (8, 9_000), (16, 17_000)):
+            scheduler.costs.observe(MODEL, "", 0, cost_us, rows=count)
+        ask(scheduler)
+        scheduler.dispatch(100 * MS)
+        for _ in range(16):
+            ask(scheduler, at_ns=100 * MS)
+        assert rows(scheduler.dispatch(100 * MS)) == expected
+
+
+def test_who_takes_nothing_more_has_no_part() -> None:
+    """A worker that drains is none that the rest could be for."""
+    scheduler = make(workers=2)
+    for count, cost_us in ((8, 900), (16, 1_700)):
+        scheduler.costs.observe(MODEL, "", 0, cost_us, rows=count)
+    scheduler.leave("w1")
+    for _ in range(16):
+        ask(scheduler)
+    assert rows(scheduler.dispatch(0)) == [16]
+
+
+def test_a_backlog_of_short_batches_is_not_put_behind_a_long_one() -> None:
+    """Another worker would have run them by then."""
+    scheduler = make(max_batch_size=4)
+    scheduler.costs.observe(MODEL, "", 0, 1_000, 4)
+    scheduler.costs.observe(MODEL, "", 0, 15_000, 1)
+    ask(scheduler)
+    scheduler.dispatch(0)
+    for _ in range(40):
+        ask(scheduler)
+    assert scheduler.dispatch(MS) == []
+
+
 def test_what_a_lost_worker_ran_is_nobodys_part() -> None:
     """Of eight rows it had eight in hand; then they wait again, and are shared out as though it had never been."""
     scheduler = make(workers=1)

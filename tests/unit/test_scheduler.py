@@ -696,7 +696,24 @@ class Pool(RuleBasedStateMachine):
     @rule()
     def dispatches(self) -> None:
         self._expire()
-        for send in self.scheduler.dispatch(self.now):
+        self._sent(self.scheduler.dispatch(self.now))
+        idle = {name for name, sends in self.held.items() if not sends}
+        for queue in self.scheduler._waits:
+            self.scheduler._stirred[queue] = None
+        more = self.scheduler.dispatch(self.now)
+        assert not any(isinstance(send, Send) and send.worker in idle for send in more), (
+            "an idle one was overlooked"
+        )
+        self._sent(more)
+        for queue in self.scheduler._queues.values():
+            place = queue.placement
+            assert place.rows == sum(
+                batch.rows for w in place.workers.values() for batch in w.batches.values()
+            )
+            assert place.open_count == sum(not (w.leaving or w.reserved) for w in place.workers.values())
+
+    def _sent(self, orders: list[Send | Refuse]) -> None:
+        for send in orders:
             if isinstance(send, Refuse):
                 self._refused(send)
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import itertools
 from collections import Counter
@@ -252,8 +253,49 @@ def test_what_was_decided_before_an_error_is_not_lost(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Queue, "take", take_one)
     with pytest.raises(RuntimeError):
         pool.dispatch(0)
-    pool.arrive(Entry(taken[1], "", b"y", 0), 0)
-    assert {send.worker for send in pool.dispatch(0) if isinstance(send, Send)} == {"a", "b"}
+    assert pool.arrive(Entry(taken[1], "", b"y", 0), 0)
+    orders = pool.dispatch(0) + pool.dispatch(0)
+    assert {send.worker for send in orders if isinstance(send, Send)} == {"a", "b"}
+
+
+def test_a_queue_that_fails_each_time_does_not_hold_up_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was decided of the others is given out, and they go on being served."""
+    pool = Scheduler(PoolRules(), QueueRules())
+    for name, model in (("a", MODEL), ("b", OTHER)):
+        pool.join(name, model, 1)
+    take = Queue.take
+
+    def take_mine(queue: Queue, *args: Any) -> Batch:
+        if queue.model == OTHER:
+            raise RuntimeError
+        return take(queue, *args)
+
+    monkeypatch.setattr(Queue, "take", take_mine)
+    pool.arrive(Entry(OTHER, "", b"x", 0), 0)
+    served = 0
+    for _ in range(10):
+        pool.arrive(Entry(MODEL, "", b"y", 0), 0)
+        for _ in range(3):
+            with contextlib.suppress(RuntimeError):
+                for send in pool.dispatch(0):
+                    assert isinstance(send, Send)
+                    served += len(send.entries)
+                    pool.finished(send.worker, send.dispatch)
+    assert served >= 9
+
+
+def test_a_lost_worker_makes_room_on_its_device() -> None:
+    """For another model's, where so many may run at once, though nothing comes back that could be sent again."""
+    pool = Scheduler(PoolRules(limits=Limits(running=1)), QueueRules())
+    pool.join("a", MODEL, 1, "device")
+    pool.join("b", OTHER, 1, "device")
+    pool.arrive(Entry(MODEL, "", b"x", 0), 0)
+    (running,) = pool.dispatch(0)
+    assert isinstance(running, Send)
+    pool.arrive(Entry(OTHER, "", b"y", 0), 0)
+    assert pool.dispatch(0) == []
+    pool.lost("a", (running.dispatch, 0), 0)
+    assert [send.worker for send in pool.dispatch(0) if isinstance(send, Send)] == ["b"]
 
 
 def test_a_fair_share_costs_the_same_with_many_clients(monkeypatch: pytest.MonkeyPatch) -> None:
