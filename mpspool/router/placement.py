@@ -58,10 +58,13 @@ class Placement:
         worker.counted_rows = 0
         del self.workers[worker.name]
 
+    def idle_part(self, rows: int) -> int:
+        """A part of so many rows that wait, where each idle worker takes one."""
+        return -(-rows // max(1, self.idle_count))
+
     def even_part(self, rows: int) -> int:
         """A worker's part of so many rows that wait and of those that run; no more than an idle one's of what waits."""
-        even = -(-(rows + self.rows) // max(1, self.open_count))
-        return min(even, -(-rows // max(1, self.idle_count)))
+        return min(self.idle_part(rows), -(-(rows + self.rows) // max(1, self.open_count)))
 
     def settle(self, worker: WorkerLoad) -> None:
         """To be called after anything about a worker has changed."""

@@ -411,11 +411,11 @@ class Queue:
 
     def _rows_to_take(self, line: Line, settings: BatchingSettings) -> int:
         rows = min(line.rows, settings.run_rows)
-        # What is left of a batch that was due would wait for its timeout.
-        waits_for_timeout = settings.batch_timeout_us and not settings.adaptive
-        if waits_for_timeout or line.rows > settings.run_rows:
+        # Where batches wait for a timeout, what is left of one would wait for its own: only who is idle takes a part.
+        timed = bool(settings.batch_timeout_us) and not settings.adaptive
+        if line.rows >= settings.run_rows + (not timed):
             return rows
-        part = self.placement.even_part(rows)
+        part = self.placement.idle_part(rows) if timed else self.placement.even_part(rows)
         if part >= rows:
             return rows
         whole_us, part_us = (

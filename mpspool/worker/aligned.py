@@ -17,5 +17,5 @@ def memory(size: int) -> Array:
     """So many bytes, to be filled."""
     room = np.empty(size + _ALIGNMENT, np.uint8)
     # Of the ways to an address the one that takes least when nothing of it is in the CPU's caches.
-    start = -ctypes.addressof(ctypes.c_char.from_buffer(room)) % _ALIGNMENT
+    start = -ctypes.addressof(ctypes.c_char.from_buffer(room.data)) % _ALIGNMENT
     return room[start : start + size]

@@ -129,7 +129,7 @@ class Layout:
                 array: Array = np.frombuffer(b"".join(pieces), dtype)
             else:
                 memory = aligned.memory(size * len(bodies) + more)
-                filled = memoryview(memory)
+                filled = memory.data
                 for position, body in enumerate(bodies):
                     filled[position * size : (position + 1) * size] = memoryview(body)[start:end]
                 if padding:
