@@ -72,7 +72,7 @@ def spread(rows: int, part: int, whole_us: float | None, part_us: float | None) 
 
     Args:
         rows: that would make one batch.
-        part: its own, if what waits and runs were spread evenly over the workers.
+        part: the worker's own, see Placement.
         whole_us: what the batch is predicted to cost.
         part_us: what the part is.
     """

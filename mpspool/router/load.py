@@ -98,7 +98,6 @@ class WorkerLoad:
         leaving: it is sent nothing more.
         reserved: it is kept free for a suspect, here or on its device, or runs one.
         last_sent: its latest dispatch; they are numbered over all workers.
-        rows: of the batches.
         open, free, counted_rows: its placement counts it as one that is sent more, as idle, and with so many rows.
     """
 
@@ -111,7 +110,6 @@ class WorkerLoad:
     leaving: bool = False
     reserved: bool = False
     last_sent: int = 0
-    rows: int = 0
     open: bool = False
     free: bool = False
     counted_rows: int = 0
@@ -119,6 +117,11 @@ class WorkerLoad:
     @property
     def idle(self) -> bool:
         return not self.batches and not self.reserved and not self.leaving
+
+    @property
+    def rows(self) -> int:
+        """Of the batches."""
+        return sum(batch.rows for batch in self.batches.values())
 
     @property
     def long(self) -> bool:
@@ -143,7 +146,6 @@ class WorkerLoad:
         device.running += not self.batches
         device.long += batch.long and not was_long
         self.batches[dispatch] = batch
-        self.rows += batch.rows
         self.last_sent = dispatch
 
     def give_back(self, dispatch: int, now_ns: int) -> Batch | None:
@@ -155,7 +157,6 @@ class WorkerLoad:
         clock_ns = device.advance(now_ns)
         was_long = self.long
         del self.batches[dispatch]
-        self.rows -= batch.rows
         device.running -= not self.batches
         device.long -= was_long and not self.long
         began_ns, began_clock_ns = batch.began

@@ -121,11 +121,12 @@ class Layout:
         arrays = {}
         for alias, start, end, dtype, shape, _ in self._values:
             size = end - start
-            more = size // shape[0] * padding if padding else 0
+            row = size // shape[0]
+            more = row * padding
             if size * len(bodies) + more < aligned.FROM_BYTES:
                 pieces = [body[start:end] for body in bodies]
                 if padding:
-                    pieces.append(pieces[-1][: size // shape[0]] * padding)
+                    pieces.append(pieces[-1][:row] * padding)
                 array: Array = np.frombuffer(b"".join(pieces), dtype)
             else:
                 memory = aligned.memory(size * len(bodies) + more)
@@ -133,7 +134,7 @@ class Layout:
                 for position, body in enumerate(bodies):
                     filled[position * size : (position + 1) * size] = memoryview(body)[start:end]
                 if padding:
-                    filled[-more:] = bodies[-1][start : start + size // shape[0]] * padding
+                    filled[-more:] = bodies[-1][start : start + row] * padding
                 array = memory.view(dtype)
             arrays[alias] = array if len(shape) == 1 else array.reshape(-1, *shape[1:])
         return arrays
