@@ -1,8 +1,10 @@
-"""What the cost table keeps of what it was told."""
+"""What the cost table keeps of what it was told, and what it makes of it."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mpspool.router import cost
 from mpspool.router.cost import CostTable
@@ -17,3 +19,83 @@ def test_the_table_keeps_what_was_seen_last(rows: int, monkeypatch: pytest.Monke
         table.observe("m", signature, 100, 5.0, rows)
     predicted = {signature: table.predict("m", signature, 100, rows) for signature in "abcd"}
     assert predicted == {"a": 5.0, "b": None, "c": 5.0, "d": 5.0}
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_a_cost_is_a_moving_average(rows: int) -> None:
+    """The first observation is believed; each later one moves what is known a fifth of the way to it."""
+    table = CostTable()
+    seen = []
+    for cost_us in (100.0, 200.0, 200.0, 20.0):
+        table.observe("m", "s", 64, cost_us, rows)
+        seen.append(table.predict("m", "s", 64, rows))
+    assert seen == pytest.approx([100.0, 120.0, 136.0, 112.8])
+
+
+@given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=40), st.sampled_from([0, 4]))
+def test_a_cost_is_within_what_was_seen(costs_us: list[float], rows: int) -> None:
+    """However it came and went."""
+    table = CostTable()
+    for cost_us in costs_us:
+        table.observe("m", "s", 64, cost_us, rows)
+    predicted = table.predict("m", "s", 64, rows)
+    assert predicted is not None
+    assert min(costs_us) * 0.999 <= predicted <= max(costs_us) * 1.001
+
+
+def test_a_new_cost_is_learned_soon() -> None:
+    """After 20 requests that cost a tenth of what they did, the prediction is nearer to that than to the old one by far."""
+    table = CostTable()
+    table.observe("m", "s", 64, 1000.0)
+    for _ in range(20):
+        table.observe("m", "s", 64, 100.0)
+    assert table.predict("m", "s", 64) == pytest.approx(100.0, rel=0.2)
+
+
+def test_sizes_are_learned_by_class() -> None:
+    """Bodies of as many bits in their length are alike; of another size, signature or model nothing is known."""
+    table = CostTable()
+    table.observe("m", "s", 64, 100.0)
+    assert table.predict("m", "s", 127) == 100.0
+    assert table.predict("m", "s", 63) is None
+    assert table.predict("m", "s", 128) is None
+    assert table.predict("m", "other", 64) is None
+    assert table.predict("other", "s", 64) is None
+    assert table.predict("m", "s", 64, rows=1) is None
+
+
+def test_between_and_beyond_the_rows_that_were_seen() -> None:
+    """A batch is predicted from those of nearest sizes: on the line between them; the least below; in proportion above."""
+    table = CostTable()
+    for rows, cost_us in ((4, 400.0), (16, 1000.0)):
+        table.observe("m", "s", 0, cost_us, rows)
+    predicted = [table.predict("m", "s", 0, rows) for rows in (1, 4, 10, 16, 32)]
+    assert predicted == pytest.approx([400.0, 400.0, 700.0, 1000.0, 2000.0])
+
+
+def test_rows_of_one_class_are_averaged_together() -> None:
+    """Batches of 4 to 7 rows are one point of the curve, which moves in both directions."""
+    table = CostTable()
+    table.observe("m", "s", 0, 400.0, rows=4)
+    table.observe("m", "s", 0, 900.0, rows=7)
+    table.observe("m", "s", 0, 5000.0, rows=100)
+    assert table.predict("m", "s", 0, rows=4) == pytest.approx(500.0)
+    middle = table.predict("m", "s", 0, rows=5)
+    assert middle is not None
+    assert 500.0 < middle < 700.0
+
+
+def test_the_least_per_row_is_of_the_best_class() -> None:
+    """Of the classes of sizes, each by its average: 0 where nothing is known, and no other signature's."""
+    table = CostTable()
+    assert table.least_per_row("m", "s") == 0.0
+    table.observe("m", "s", 64, 1.0)
+    assert table.least_per_row("m", "s") == 0.0, "it shared no batch"
+    for rows, cost_us in ((1, 100.0), (16, 320.0), (64, 1920.0)):
+        table.observe("m", "s", 0, cost_us, rows)
+    assert table.least_per_row("m", "s") == pytest.approx(20.0)
+    table.observe("m", "s", 0, 1120.0, 16)
+    assert table.least_per_row("m", "s") == pytest.approx(30.0), (
+        "16 rows cost 480 us on average now, 64 still 1920"
+    )
+    assert table.least_per_row("m", "other") == 0.0
