@@ -30,7 +30,10 @@ class Entry:
         arrived_s: as arrived_ns.
         start_s: when it counts as arrived: then, or by its client's share, which has a clock of its own.
         own_key: where clients share fairly, its place among those of its client.
-        cost_s: of a worker's time, as predicted on arrival; None where nobody knows.
+        cost_s: of a worker's time, as predicted on arrival; where nobody knew then, as soon as it comes up and somebody
+            does. None while nobody knows.
+        charge_s: what its client was charged for it, where clients share fairly.
+        owed_s: what its client was charged for others while it waited, as far as its key says so.
         key: its place: what has the least is next.
         order: among those with the same key.
         long: it is of those that a slow lane is for.
@@ -58,6 +61,8 @@ class Entry:
     start_s: float = 0.0
     own_key: float = 0.0
     cost_s: float | None = None
+    charge_s: float = 0.0
+    owed_s: float = 0.0
     key: float = 0.0
     order: int = 0
     fills: bool = False

@@ -2,12 +2,17 @@
 
 Start-time fair queueing: each party's requests are spaced by what they cost, on a clock that shows how far those that
 were served have come. Who asks for little is always at the front of it; who floods is spaced ahead of the others.
+
+What nobody knows the cost of is charged for when it is sent, where its cost is known by then; else for what it has taken,
+when it has ended.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
+# Until then it is charged so much, and no less in the end.
+LEAST_S = 0.001
 _SLACK = 256
 
 
@@ -49,6 +54,10 @@ class FairShare:
         self._next_s[party] = start_s + cost_s
         self.served(start_s)
         return start_s + cost_s
+
+    def owe(self, party: Hashable, more_s: float, start_s: float = 0.0) -> None:
+        """What a party was sent cost more than it was charged. `start_s`: when that counted as arrived."""
+        self._next_s[party] = max(self._next_s.get(party, 0.0), start_s) + more_s
 
     def _forget(self) -> None:
         """Those that have nothing ahead of the clock are as good as new. Looked for once in as many arrivals as there are."""

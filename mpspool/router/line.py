@@ -81,69 +81,114 @@ class Line:
 class FairLine(Line):
     """One whose clients take turns. Whose turn it is, that client's first by policy and priority takes it."""
 
-    __slots__ = ("_holders", "_own", "_serial", "_turns")
+    __slots__ = ("_next", "_own", "_serial")
 
     fair = True
 
     def __init__(self, kind: Hashable, signature: str, long: bool) -> None:
         super().__init__(kind, signature, long)
-        self._turns: list[tuple[float, int]] = []
-        self._holders: dict[int, Entry] = {}
+        # The next turn of each client, or one that it had before: what is out of date is seen when it comes up.
+        self._next: list[tuple[float, int, str]] = []
         self._own: dict[str, _Own] = {}
         self._serial = itertools.count()
 
     def __iter__(self) -> Iterator[Entry]:
-        return iter(self._holders.values())
+        return (entry for own in self._own.values() for entry in own.holders.values())
 
     def add(self, entry: Entry) -> None:
         self._count_in(entry)
-        self._holders[entry.order] = entry
-        heapq.heappush(self._turns, (entry.key, entry.order))
-        if len(self._turns) > 2 * self.count + _SLACK:
-            self._turns = [(holder.key, order) for order, holder in self._holders.items()]
-            heapq.heapify(self._turns)
         own = self._own.get(entry.client)
         if own is None:
             own = self._own[entry.client] = _Own()
-        own.count += 1
-        heapq.heappush(own.heap, (entry.own_key, next(self._serial), entry))
-        if len(own.heap) > 2 * own.count + _SLACK:
-            own.heap = [item for item in own.heap if item[2].line is self]
-            heapq.heapify(own.heap)
+        if own.add(entry, next(self._serial)):
+            heapq.heappush(self._next, (*own.next_turn(), entry.client))
+            if len(self._next) > 2 * len(self._own) + _SLACK:
+                self._next = [(*one.next_turn(), client) for client, one in self._own.items()]
+                heapq.heapify(self._next)
 
     def leave(self, entry: Entry) -> None:
         super().leave(entry)
-        del self._holders[entry.order]
         own = self._own[entry.client]
-        own.count -= 1
-        if not own.count:
+        del own.holders[entry.order]
+        if not own.holders:
             del self._own[entry.client]
 
-    def first(self, now_ns: int) -> Entry | None:
-        while self._turns:
-            holder = self._holders.get(self._turns[0][1])
-            if (
-                holder is not None
-                and (first := self._first_in(self._own[holder.client].heap, now_ns)) is not None
-            ):
-                if first is not holder:
-                    self._change_turns(holder, first)
-                return first
-            heapq.heappop(self._turns)
-        return None
+    def delay(self, client: str, by_s: float) -> None:
+        """All that waits of a client counts as arrived so much later: it was charged for what went before."""
+        own = self._own.get(client)
+        if own is not None:
+            own.owed_s += by_s
 
-    def _change_turns(self, one: Entry, other: Entry) -> None:
-        one.key, other.key = other.key, one.key
-        one.start_s, other.start_s = other.start_s, one.start_s
-        one.order, other.order = other.order, one.order
-        self._holders[one.order], self._holders[other.order] = one, other
+    def first(self, now_ns: int) -> Entry | None:
+        while self._next:
+            key, order, client = self._next[0]
+            own = self._own.get(client)
+            if own is None:
+                heapq.heappop(self._next)
+            elif (turn := own.next_turn()) != (key, order):
+                heapq.heapreplace(self._next, (*turn, client))
+            elif (first := self._first_in(own.heap, now_ns)) is not None:
+                if first is not own.holders[order] or first.owed_s != own.owed_s:
+                    own.give_turn(order, first)
+                return first
+            else:
+                own.listed = False
+                heapq.heappop(self._next)
+        return None
 
 
 class _Own:
-    """What waits in a line of one client."""
+    """What waits in a line of one client, and its turns, one for each.
 
-    __slots__ = ("count", "heap")
+    Attributes:
+        heap: by policy and priority; those that have left, too.
+        holders: of the turns, which somebody else may take, by order.
+        owed_s: how much later each turn is than when it was given, beyond what it was then.
+        listed: the line has a turn of this client listed.
+    """
+
+    __slots__ = ("_turns", "heap", "holders", "listed", "owed_s")
 
     def __init__(self) -> None:
-        self.count = 0
         self.heap: list[tuple[float, int, Entry]] = []
+        self.holders: dict[int, Entry] = {}
+        self.owed_s = 0.0
+        self.listed = False
+        self._turns: list[tuple[float, int]] = []  # but for what is owed; those of who has left, too
+
+    def add(self, entry: Entry, serial: int) -> bool:
+        """Returns whether the line has to list the next turn anew."""
+        entry.owed_s = self.owed_s
+        self.holders[entry.order] = entry
+        turn = entry.key - self.owed_s, entry.order
+        heapq.heappush(self._turns, turn)
+        anew = not self.listed or self._turns[0] is turn
+        self.listed = True
+        heapq.heappush(self.heap, (entry.own_key, serial, entry))
+        if len(self._turns) > 2 * len(self.holders) + _SLACK:
+            self._turns = [(one.key - one.owed_s, order) for order, one in self.holders.items()]
+            heapq.heapify(self._turns)
+        if len(self.heap) > 2 * len(self.holders) + _SLACK:
+            self.heap = [item for item in self.heap if self.holders.get(item[2].order) is item[2]]
+            heapq.heapify(self.heap)
+        return anew
+
+    def next_turn(self) -> tuple[float, int]:
+        """While anything waits."""
+        while self._turns[0][1] not in self.holders:
+            heapq.heappop(self._turns)
+        at, order = self._turns[0]
+        return at + self.owed_s, order
+
+    def give_turn(self, order: int, first: Entry) -> None:
+        """The next turn is taken by whoever is first: its holder gets that one's."""
+        holder = self.holders[order]
+        late_s = self.owed_s - holder.owed_s
+        holder.key += late_s
+        holder.start_s += late_s
+        holder.owed_s = self.owed_s
+        holder.key, first.key = first.key, holder.key
+        holder.start_s, first.start_s = first.start_s, holder.start_s
+        holder.order, first.order = first.order, holder.order
+        holder.owed_s, first.owed_s = first.owed_s, holder.owed_s
+        self.holders[holder.order], self.holders[order] = holder, first

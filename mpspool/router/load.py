@@ -18,6 +18,7 @@ class Batch:
         began: the time, and its device's clock, when its worker had nothing before it any more.
         alone: once finished, the part of its time that it would have taken with the device to itself, where those
             that ran beside it shared the device evenly.
+        charge_s: what its model was charged for it when it was sent, where its cost is not known and models share a device.
         rows: of one that runs together; 0 of another.
     """
 
@@ -28,10 +29,19 @@ class Batch:
     suspect: bool = False
     began: tuple[int, float] = (0, 0.0)
     alone: float = 1.0
+    charge_s: float = 0.0
     rows: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.rows = sum(entry.rows for entry in self.entries) if self.together else 0
+
+    def took_s(self, now_ns: int) -> float:
+        """For how long its worker had nothing before it until now."""
+        return max(0, now_ns - self.began[0]) / 1e9
+
+    def part(self, entry: Entry) -> float:
+        """What of it one of its requests is."""
+        return entry.rows / self.rows if self.rows else 1 / len(self.entries)
 
 
 @dataclass(slots=True, eq=False)

@@ -15,7 +15,7 @@ from mpspool.router import batching
 from mpspool.router.cost import CostTable
 from mpspool.router.crowd import Crowd
 from mpspool.router.entry import Entry
-from mpspool.router.fair_share import FairShare
+from mpspool.router.fair_share import LEAST_S, FairShare
 from mpspool.router.line import FairLine, Line
 from mpspool.router.load import Batch
 from mpspool.router.placement import (
@@ -87,6 +87,7 @@ class Queue:
 
     Attributes:
         placement: its workers.
+        estimate: says of a request what it costs and whether it is long, where that is known.
         rules: may change at any time; what waits keeps its place.
         suspects: in order. Those that are over stay in them until they come up.
         length: requests that wait and are still wanted, suspects among them.
@@ -100,6 +101,7 @@ class Queue:
     model: ModelVersion
     placement: Placement
     costs: CostTable
+    estimate: Callable[[Entry], None]
     rules: QueueRules = QueueRules()
     suspects: deque[Entry] = field(default_factory=deque)
     length: int = 0
@@ -204,7 +206,8 @@ class Queue:
         number = rules.policy(entry)
         entry.key = entry.own_key = number - entry.priority * rules.priority_s
         if rules.fair:  # anybody can say that a request is urgent
-            entry.start_s = self._shares.arrive(entry.client, entry.cost_s or 0.0)
+            entry.charge_s = entry.cost_s or 0.0
+            entry.start_s = self._shares.arrive(entry.client, entry.charge_s)
             entry.key = number + entry.start_s - entry.arrived_s
         entry.order = next(self._order)
 
@@ -220,7 +223,18 @@ class Queue:
     def give_back(self, entry: Entry) -> None:
         """It leaves without having been run: its client is not charged for it."""
         if self.rules.fair and not entry.sent_ns:
-            self._shares.refund(entry.client, entry.cost_s or 0.0)
+            self._shares.refund(entry.client, entry.charge_s)
+
+    def charge(self, entry: Entry, cost_s: float) -> None:
+        """What was sent costs no less than this: its client's others are later by what it was not charged for it so far."""
+        more_s = cost_s - entry.charge_s
+        if more_s <= 0.0 or not self.rules.fair:
+            return
+        entry.charge_s = cost_s
+        self._shares.owe(entry.client, more_s, entry.start_s)
+        for line in self._lines.values():
+            if isinstance(line, FairLine):
+                line.delay(entry.client, more_s)
 
     def add(self, entry: Entry) -> bool:
         """Among the suspects, or in its place in a line. Returns whether more of the line could be sent than before."""
@@ -229,14 +243,7 @@ class Queue:
         if entry.suspect:
             self.suspects.append(entry)
             return False
-        kind = entry.kind if entry.rows else None
-        line = self._lines.get((kind, entry.long))
-        if line is None:
-            if len(self._lines) >= _MAX_LINES:
-                kind = None
-            make = FairLine if self.rules.fair else Line
-            line = self._lines.setdefault((kind, entry.long), make(kind, entry.signature, entry.long))
-        line.add(entry)
+        line = self._join_line(entry)
         self.waiting_s += entry.cost_s or 0.0
         self._passed += entry.priority < 0
         if line.fair:
@@ -254,6 +261,31 @@ class Queue:
         return line.count == 1 or (
             settings is not None and line.rows - entry.rows < settings.run_rows <= line.rows
         )
+
+    def _join_line(self, entry: Entry) -> Line:
+        kind = entry.kind if entry.rows else None
+        line = self._lines.get((kind, entry.long))
+        if line is None:
+            if len(self._lines) >= _MAX_LINES:
+                kind = None
+            make = FairLine if self.rules.fair else Line
+            line = self._lines.setdefault((kind, entry.long), make(kind, entry.signature, entry.long))
+        line.add(entry)
+        return line
+
+    def _estimate_again(self, entry: Entry) -> bool:
+        """Of one that is next and of unknown cost. Returns whether that is known by now; what is long waits apart then."""
+        self.estimate(entry)
+        line = entry.line
+        if entry.cost_s is None or line is None:
+            return False
+        self.waiting_s += entry.cost_s
+        if entry.long != line.long:
+            line.leave(entry)
+            if not line.count:
+                self._lines.pop((line.kind, line.long), None)
+            self._join_line(entry)
+        return True
 
     def discount(self, entry: Entry) -> None:
         """Counts as waiting no more what is sent or over."""
@@ -332,7 +364,7 @@ class Queue:
     # -- dispatch ---------------------------------------------------------------------------------
 
     def next_line(
-        self, now_ns: int, allowed: Callable[[bool], bool], long_us: float
+        self, now_ns: int, allowed: Callable[[bool], bool], long_us: Callable[[], float]
     ) -> tuple[Line, Entry, bool] | None:
         """The line whose first request is next, that request, and whether the dispatch would be long.
 
@@ -342,6 +374,8 @@ class Queue:
             long_us: from which predicted cost on a batch is long.
         """
         best: tuple[Line, Entry, bool] | None = None
+        learned = False
+        long_from_us = long_us()
         settings = self.rules.batching
         for line in list(self._lines.values()):
             long = line.long
@@ -350,14 +384,17 @@ class Queue:
             if settings is not None and line.kind is not None:
                 if batching.due_ns(line, settings) > now_ns:
                     continue
-                if not long and long_us < math.inf:
-                    long = self._batch_us(line, settings) >= long_us
+                if not long and long_from_us < math.inf:
+                    long = self._batch_us(line, settings) >= long_from_us
                     if long and not allowed(long):
                         continue
             first = line.first(now_ns)
+            while first is not None and first.cost_s is None and self._estimate_again(first):
+                learned = True
+                first = line.first(now_ns)
             if first is not None and (best is None or _place(first) < _place(best[1])):
                 best = line, first, long
-        return best
+        return self.next_line(now_ns, allowed, long_us) if learned else best
 
     def take(self, line: Line, now_ns: int, share: int, long: bool) -> Batch:
         """The next dispatch from a line; empty where all in it are late.
@@ -398,9 +435,13 @@ class Queue:
         entries: list[Entry] = []
         rows = 0
         while (entry := line.first(now_ns)) is not None:
+            if entry.cost_s is None and self._estimate_again(entry):
+                continue
             if entries and rows + entry.rows > most:
                 break
             self.discount(entry)
+            if line.fair and entry.charge_s != entry.cost_s:
+                self.charge(entry, entry.cost_s or LEAST_S * entry.rows / settings.run_rows)
             entries.append(entry)
             rows += entry.rows
         return entries, self.costs.predict(self.model, line.signature, 0, rows) if rows else 0.0
@@ -429,6 +470,8 @@ class Queue:
         total_us: float | None = 0.0
         most_us = COALESCE_US
         while len(entries) < share and (entry := line.first(now_ns)) is not None:
+            if entry.cost_s is None and self._estimate_again(entry):
+                continue
             cost_us = self.costs.predict(self.model, entry.signature, entry.size)
             if entries:
                 if cost_us is None or total_us is None or total_us + cost_us > most_us:
@@ -436,6 +479,8 @@ class Queue:
             elif cost_us is not None and self.rules.policy is fifo and not self.rules.fair:
                 most_us = max(most_us, min(_COALESCE_QUEUED_US, cost_us * share / _COALESCE_PART))
             self.discount(entry)
+            if line.fair and entry.charge_s != entry.cost_s:
+                self.charge(entry, entry.cost_s or LEAST_S)
             entries.append(entry)
             total_us = None if cost_us is None or total_us is None else total_us + cost_us
         return entries, total_us

@@ -31,7 +31,7 @@ from mpspool.core.progress import WHOLE
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.cost import CostTable
 from mpspool.router.entry import Entry
-from mpspool.router.fair_share import FairShare
+from mpspool.router.fair_share import LEAST_S, FairShare
 from mpspool.router.line import Line
 from mpspool.router.load import Batch, Device, Limits, WorkerLoad, by_load
 from mpspool.router.placement import Placement
@@ -143,7 +143,9 @@ class Scheduler:
         queue = self._queues.get(model)
         if queue is None:
             placement = Placement(self._rules.dispatch, self._rules.limits)
-            queue = self._queues[model] = Queue(model, placement, self.costs, self._queue_rules)
+            queue = self._queues[model] = Queue(
+                model, placement, self.costs, self._estimate, self._queue_rules
+            )
         return queue
 
     # -- requests ---------------------------------------------------------------------------------
@@ -329,11 +331,22 @@ class Scheduler:
                 queue.clear(body)
         queue.placement.settle(worker)
         self._stirred[queue] = None
+        if batch.charge_s:
+            self._charge(queue, batch.took_s(now_ns) - batch.charge_s)
         for entry in batch.entries:
             entry.held = False
+            if entry.cost_s is None:
+                queue.charge(entry, batch.took_s(now_ns) * batch.part(entry))
             if entry.over:
                 entry.let_go()
         return batch
+
+    def _charge(self, queue: Queue, more_s: float) -> None:
+        """A dispatch of this queue took so much longer than it was charged for."""
+        if more_s > 0.0:
+            self._shares.owe(queue, more_s)
+            if queue in self._starts:
+                self._starts[queue] += more_s
 
     def answered(self, entry: Entry, *, ran: bool) -> None:
         """The result of a finished request is being handed to its client. `ran`: a worker ran it."""
@@ -410,7 +423,10 @@ class Scheduler:
         ]
         queue.late.clear()
         if several:
-            self._starts[queue] = self._shares.serve(queue, self._starts[queue], (batch.cost_us or 0.0) / 1e6)
+            if batch.cost_us is None:
+                batch.charge_s = LEAST_S
+            cost_s = batch.charge_s or (batch.cost_us or 0.0) / 1e6
+            self._starts[queue] = self._shares.serve(queue, self._starts[queue], cost_s)
         if batch.entries:
             self._orders.append(self._send(queue, worker, batch, now_ns))
         return True
@@ -432,7 +448,7 @@ class Scheduler:
             # Who is always sent more before its device is free is the only one who ever runs there.
             if workers[long] is None and (alone or not (limits.running or (long and limits.long))):
                 workers[long] = place.soon(long, now_ns, queue.window_ns)
-        found = queue.next_line(now_ns, lambda long: workers[long] is not None, self._long_us())
+        found = queue.next_line(now_ns, lambda long: workers[long] is not None, self._long_us)
         if found is None:
             return None
         line, first, long = found

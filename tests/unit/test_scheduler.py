@@ -555,6 +555,7 @@ class Pool(RuleBasedStateMachine):
         dispatch=st.sampled_from(DISPATCHES),
         limits=st.builds(Limits, st.integers(0, 2), st.integers(0, 1)),
         long_us=st.sampled_from([0.0, 5_000.0]),
+        known=st.booleans(),
         rules=st.builds(
             QueueRules,
             policy=st.sampled_from([fifo, edf, Sjf(10.0)]),
@@ -572,7 +573,7 @@ class Pool(RuleBasedStateMachine):
             ),
         ),
     )
-    def start(self, dispatch: str, limits: Limits, long_us: float, rules: QueueRules) -> None:
+    def start(self, dispatch: str, limits: Limits, long_us: float, known: bool, rules: QueueRules) -> None:
         self.scheduler = Scheduler(PoolRules(dispatch, limits, long_us), rules)
         self.rules = rules
         self.most_rows = rules.batching.run_rows if rules.batching else 0
@@ -593,6 +594,10 @@ class Pool(RuleBasedStateMachine):
         self.excused: set[Entry] = set()
         self.quarantined: set[Key] = set()
         self.trial: Send | None = None
+        if known:
+            self._learn()
+
+    def _learn(self) -> None:
         for model, cost_us in ((MODEL, 100), (OTHER, 10_000)):
             self.scheduler.costs.observe(model, "", 1, cost_us)
             self.scheduler.costs.observe(model, "", 0, cost_us, rows=1)
@@ -675,6 +680,15 @@ class Pool(RuleBasedStateMachine):
 
     def _rows(self, model: ModelVersion) -> int:
         return sum(item.rows for item in self._waiting(model) if not item.suspect)
+
+    @rule(
+        model=models,
+        size=st.integers(1, 2),
+        rows=st.integers(0, 1),
+        cost_us=st.sampled_from([100, 10_000]),
+    )
+    def a_cost_becomes_known(self, model: ModelVersion, size: int, rows: int, cost_us: int) -> None:
+        self.scheduler.costs.observe(model, "", size, cost_us, rows)
 
     @rule(model=models, credit=st.integers(1, 3), device=st.sampled_from("gh"))
     def worker_joins(self, model: ModelVersion, credit: int, device: str) -> None:

@@ -1,0 +1,377 @@
+"""Shares of clients and of models are by what was run, whether anybody knew what it would cost; and nobody waits for ever."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpspool.core.ids import ModelVersion
+from mpspool.core.settings import BatchingSettings
+from mpspool.router.entry import Entry
+from mpspool.router.line import FairLine
+from mpspool.router.load import Limits
+from mpspool.router.policy import Sjf
+from mpspool.router.queues import QueueRules
+from mpspool.router.scheduler import PoolRules, Scheduler, Send
+
+A = ModelVersion("a", 1)
+B = ModelVersion("b", 1)
+MS = 1_000_000
+NO_LIMITS = Limits()
+# Short requests share a dispatch up to so much.
+SHARED_MS = 16
+
+
+class Pool:
+    """A scheduler, and workers on one device that take as long as a request's signature says, in ms: "7", or "7 bad".
+
+    What is bad fails: it teaches nobody what it costs.
+    """
+
+    def __init__(self, limits: Limits = NO_LIMITS, long_us: float = 0.0, **rules: object) -> None:
+        self.scheduler = Scheduler(PoolRules(limits=limits, long_us=long_us), QueueRules(**rules))  # type: ignore[arg-type]
+        self.now_ns = 0
+        self.asked: list[Entry] = []
+        self.sent: list[Entry] = []
+        self._free_ns: Counter[str] = Counter()
+        self._events: list[tuple[int, int, Send | Entry | None]] = []
+        self._serial = itertools.count()
+
+    def know(self, *signatures: str) -> None:
+        for signature in signatures:
+            for model in (A, B):
+                self.scheduler.costs.observe(model, signature, 1, 1000 * ms(signature))
+
+    def join(self, model: ModelVersion = A, workers: int = 1, credit: int = 1) -> None:
+        for number in range(workers):
+            self.scheduler.join(f"{model.name}{number}", model, credit, "gpu")
+
+    def ask(
+        self, signature: str, client: str = "", model: ModelVersion = A, count: int = 1, at_ms: float = 0
+    ) -> list[Entry]:
+        """They arrive at that time, or now where that has passed."""
+        at_ns = max(self.now_ns, int(at_ms * MS))
+        entries = [Entry(model, signature, b"x", at_ns, client=client) for _ in range(count)]
+        self.asked += entries
+        for entry in entries:
+            self._at(at_ns, entry)
+        return entries
+
+    def step(self) -> bool:
+        """All that happens at the next moment when anything does. Returns whether there was one."""
+        if not self._events:
+            return False
+        self.now_ns = self._events[0][0]
+        while self._events and self._events[0][0] <= self.now_ns:
+            what = heapq.heappop(self._events)[2]
+            if isinstance(what, Entry):
+                self.scheduler.arrive(what, self.now_ns)
+            elif what is not None:
+                self._finish(what)
+        self._dispatch()
+        return True
+
+    def run(self, until_ms: float = 1e9) -> None:
+        while self._events and self._events[0][0] <= until_ms * MS:
+            self.step()
+
+    def work_ms(self, entries: Sequence[Entry]) -> float:
+        return sum(ms(entry.signature) for entry in entries)
+
+    def _at(self, at_ns: int, what: Send | Entry | None) -> None:
+        heapq.heappush(self._events, (at_ns, next(self._serial), what))
+
+    def _finish(self, send: Send) -> None:
+        batch = self.scheduler.finished(send.worker, send.dispatch, now_ns=self.now_ns)
+        assert batch is not None
+        for entry in batch.entries:
+            if "bad" not in entry.signature:
+                self.scheduler.costs.observe(entry.model, entry.signature, 1, 1000 * ms(entry.signature))
+            self.scheduler.answered(entry, ran=True)
+
+    def _dispatch(self) -> None:
+        for send in self.scheduler.dispatch(self.now_ns):
+            assert isinstance(send, Send)
+            self.sent += send.entries
+            began_ns = max(self.now_ns, self._free_ns[send.worker])
+            self._free_ns[send.worker] = began_ns + int(self.work_ms(send.entries) * MS)
+            self._at(self._free_ns[send.worker], send)
+        if (due_ns := self.scheduler.look_again_ns(self.now_ns)) is not None:
+            self._at(max(due_ns, self.now_ns + 1), None)
+
+
+def ms(signature: str) -> int:
+    return int(signature.split(maxsplit=1)[0])
+
+
+@pytest.mark.parametrize("signature", ["10", "10 bad"])
+def test_a_flood_of_unknown_cost_does_not_hold_up_another_client(signature: str) -> None:
+    """Not after a start, when nobody knows any cost, nor where it is never known: who comes later is next."""
+    pool = Pool(fair=True)
+    pool.join()
+    pool.ask(signature, "flood", count=50)
+    (other,) = pool.ask("20", "other", at_ms=5)
+    pool.run()
+    assert pool.sent.index(other) <= 2
+
+
+@pytest.mark.parametrize("signature", ["10", "10 bad"])
+def test_a_backlog_of_unknown_cost_is_paid_for_to_its_last_request(signature: str) -> None:
+    """Also what arrived when nothing was known, and is run when all is: who comes later has as much of the worker."""
+    pool = Pool(fair=True)
+    pool.join()
+    pool.know("5")
+    pool.ask(signature, "flood", count=100)
+    pool.ask("5", "other", count=200, at_ms=100)
+    pool.run(until_ms=100)
+    before = len(pool.sent)
+    pool.run(until_ms=700)
+    work = pool.work_ms([entry for entry in pool.sent[before:] if entry.client == "flood"])
+    assert work == pytest.approx(300, abs=20)
+
+
+def test_what_is_charged_late_moves_nobody_elses_turns() -> None:
+    """One client's requests of unknown cost and of known cost are together no more than another's."""
+    pool = Pool(fair=True)
+    pool.join()
+    pool.know("4", "8")
+    for _ in range(50):
+        pool.ask("12 bad", "mixed")
+        pool.ask("4", "mixed")
+        pool.ask("8", "plain", count=2)
+    pool.run(until_ms=800)
+    work = {
+        client: pool.work_ms([entry for entry in pool.sent if entry.client == client])
+        for client in ("mixed", "plain")
+    }
+    assert work["mixed"] == pytest.approx(work["plain"], abs=30)
+
+
+def test_a_batch_of_unknown_cost_is_paid_for_by_rows() -> None:
+    """Where requests are joined, each client is charged for its part of the batch."""
+    pool = Pool(fair=True, batching=BatchingSettings(max_batch_size=4, max_enqueued_batches=1000))
+    pool.join()
+    for client, rows, count in (("large", 3, 40), ("small", 1, 120)):
+        for _ in range(count):
+            pool.scheduler.arrive(Entry(A, "9 bad", b"x", 0, rows=rows, kind="k", client=client), 0)
+    took_ms = dict.fromkeys(("large", "small"), 0.0)
+    for now_ms in range(0, 360, 9):
+        (send,) = pool.scheduler.dispatch(now_ms * MS)
+        assert isinstance(send, Send)
+        rows_sent = sum(entry.rows for entry in send.entries)
+        for entry in send.entries:
+            took_ms[entry.client] += 9 * entry.rows / rows_sent
+        pool.scheduler.finished(send.worker, send.dispatch, now_ns=(now_ms + 9) * MS)
+    assert took_ms["large"] == pytest.approx(took_ms["small"], abs=18)
+
+
+def test_who_gives_up_is_not_paid_for_what_was_not_charged() -> None:
+    """Requests of unknown cost that were cancelled leave a client where it was, whatever has been learned meanwhile."""
+    pool = Pool(fair=True)
+    gone = [Entry(A, "10", b"x", 0, client="unsure") for _ in range(50)]
+    for entry in gone:
+        pool.scheduler.arrive(entry, 0)
+    pool.know("10")
+    for entry in gone:
+        pool.scheduler.cancel(entry)
+    pool.join()
+    for client in ("unsure", "other"):
+        pool.ask("10", client, count=20)
+    pool.run(until_ms=195)
+    assert Counter(entry.client for entry in pool.sent) == {"unsure": 10, "other": 10}
+
+
+@pytest.mark.parametrize("limits", [Limits(running=1), Limits(running=2)])
+def test_a_model_whose_requests_only_fail_takes_turns(limits: Limits) -> None:
+    """It has idle workers all the time, and nobody ever knows what it will cost: the other has as much of the device."""
+    pool = Pool(limits)
+    for model in (A, B):
+        pool.join(model, workers=3)
+    pool.know("10")
+    pool.ask("5 bad", model=A, count=300)
+    pool.ask("10", model=B, count=150, at_ms=50)
+    pool.run(until_ms=850)
+    work = pool.work_ms([entry for entry in pool.sent if entry.model == B])
+    assert work == pytest.approx(400 * limits.running, abs=40)
+
+
+def test_what_became_known_to_be_long_keeps_to_the_slow_lane() -> None:
+    """Of long jobs that arrived when nobody knew their cost, one runs at a time once it is known; short ones pass them."""
+    pool = Pool(Limits(long=1), long_us=50_000)
+    pool.join(workers=3)
+    pool.ask("100", count=9)
+    pool.run(until_ms=99)
+    assert len(pool.sent) == 3, "nobody knows"
+    shorts = pool.ask("10", count=5)
+    pool.run(until_ms=150)
+    assert pool.work_ms(pool.sent[3:]) == 100 + 5 * 10
+    assert set(shorts) < set(pool.sent)
+    pool.run()
+    assert pool.now_ns == 700 * MS, "one after another"
+
+
+def test_what_became_known_counts_for_what_is_long() -> None:
+    """Where nobody says from which cost on a job is long, it is found out from those that wait since a start, too."""
+    pool = Pool(Limits(long=1))
+    pool.join(workers=2)
+    for signature, count in (("100", 1), ("5", 60), ("100", 6)):
+        pool.ask(signature, count=count)
+    pool.run()
+    assert pool.now_ns >= 700 * MS, "six of them one after another"
+
+
+SIGNATURES = ["1", "3", "10", "30", "2 bad", "30 bad"]
+
+
+@settings(deadline=None)
+@given(
+    wants=st.lists(
+        st.lists(st.sampled_from(SIGNATURES), min_size=1, max_size=3),
+        min_size=2,
+        max_size=4,
+    ),
+    known=st.booleans(),
+    workers=st.integers(1, 3),
+    credit=st.integers(1, 2),
+    late_ms=st.integers(0, 150),
+)
+def test_no_client_falls_behind_another(
+    wants: list[list[str]], known: bool, workers: int, credit: int, late_ms: int
+) -> None:
+    """While all have requests that wait, what was run of one is never much more than of another, known or unknown.
+
+    Much more is twice what the workers may hold, and one more. The last of the clients comes later.
+    """
+    pool = Pool(fair=True)
+    pool.join(workers=workers, credit=credit)
+    pool.know(*(signature for signature in SIGNATURES if known and "bad" not in signature))
+    for client, signatures in enumerate(wants):
+        want(pool, signatures, str(client), A, late_ms if client == len(wants) - 1 else 0)
+    most_ms = max(SHARED_MS, *(ms(signature) for each in wants for signature in each))
+    check_shares(pool, lambda entry: entry.client, late_ms, 2 * (credit * workers + 1) * most_ms)
+
+
+@settings(deadline=None)
+@given(
+    wants=st.lists(st.sampled_from(["20", "30", "20 bad", "40 bad"]), min_size=2, max_size=2),
+    known=st.booleans(),
+    running=st.integers(1, 2),
+    late_ms=st.integers(0, 150),
+)
+def test_no_model_falls_behind_another(wants: list[str], known: bool, running: int, late_ms: int) -> None:
+    """As clients, where models share what a device may run at once."""
+    pool = Pool(Limits(running=running))
+    pool.know(*(signature for signature in wants if known and "bad" not in signature))
+    for model, signature, at_ms in zip((A, B), wants, (0, late_ms), strict=True):
+        pool.join(model, workers=running)
+        want(pool, [signature], "", model, at_ms)
+    check_shares(pool, lambda entry: entry.model.name, late_ms, 2 * (running + 1) * max(map(ms, wants)))
+
+
+def want(pool: Pool, signatures: list[str], client: str, model: ModelVersion, at_ms: float) -> None:
+    """Of all of these in turn, as many as take a worker half a second."""
+    left_ms = 500
+    for signature in itertools.cycle(signatures):
+        pool.ask(signature, client, model, at_ms=at_ms)
+        left_ms -= ms(signature)
+        if left_ms <= 0:
+            return
+
+
+def check_shares(pool: Pool, party: Callable[[Entry], str], since_ms: int, bound_ms: float) -> None:
+    """At every moment from then on until the first of them has all that it asked for."""
+    left = Counter(party(entry) for entry in pool.asked)
+    pool.run(until_ms=since_ms - 0.001)
+    left.subtract(party(entry) for entry in pool.sent)
+    done = len(pool.sent)
+    work_ms = dict.fromkeys(left, 0)
+    while all(left.values()) and pool.step():
+        for entry in pool.sent[done:]:
+            left[party(entry)] -= 1
+            work_ms[party(entry)] += ms(entry.signature)
+        done = len(pool.sent)
+        if all(left.values()):
+            assert max(work_ms.values()) - min(work_ms.values()) <= bound_ms
+
+
+@settings(deadline=None)
+@given(
+    arrivals=st.lists(
+        st.tuples(st.integers(0, 40), st.sampled_from(["1", "5", "20", "100", "8 bad"])), max_size=60
+    ),
+    known=st.sets(st.sampled_from(["1", "5", "20", "100"])),
+    workers=st.integers(1, 2),
+    aging=st.sampled_from([0.0, 1.0, 3.0]),
+)
+def test_sjf_lets_nobody_wait_for_ever(
+    arrivals: list[tuple[int, str]], known: set[str], workers: int, aging: float
+) -> None:
+    """Whoever waits is passed only by what arrives within `aging` times its cost: so many and no more, whatever else comes."""
+    pool = Pool(policy=Sjf(aging))
+    pool.join(workers=workers, credit=2)
+    pool.know(*known)
+    at_ms = 0
+    entries = []
+    for gap_ms, signature in arrivals:
+        at_ms += gap_ms
+        entries += pool.ask(signature, at_ms=at_ms)
+    pool.run()
+    assert len(pool.sent) == len(entries), "all were served"
+    place = {entry: number for number, entry in enumerate(pool.sent)}
+    for one, later in itertools.combinations(entries, 2):
+        if place[later] < place[one]:
+            assert later.arrived_ns - one.arrived_ns <= aging * ms(one.signature) * MS
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), st.sampled_from("uvw"), st.integers(0, 9), st.integers(0, 9)),
+            st.tuples(st.just("delay"), st.sampled_from("uvw"), st.integers(1, 9), st.just(0)),
+            st.tuples(
+                st.sampled_from(["serve", "cancel", "again"]), st.just(""), st.integers(0, 99), st.just(0)
+            ),
+        ),
+        max_size=60,
+    )
+)
+def test_a_line_gives_the_next_turn(steps: list[tuple[str, str, int, int]]) -> None:
+    """For every order in which requests come, go, come back and are delayed: as if all turns were looked at each time."""
+    line = FairLine(None, "", long=False)
+    turns: dict[Entry, float] = {}
+    orders = itertools.count()
+    for what, client, number, own_key in steps:
+        if what == "add":
+            entry = Entry(A, "", b"", 0, client=client)
+            entry.key, entry.own_key, entry.order = float(number), float(own_key), next(orders)
+            line.add(entry)
+            turns[entry] = entry.key
+        elif what == "delay":
+            line.delay(client, number)
+            turns = {entry: at + number * (entry.client == client) for entry, at in turns.items()}
+        elif turns and what == "serve":
+            holder = min(turns, key=lambda entry: (turns[entry], entry.order))
+            own = [entry for entry in turns if entry.client == holder.client]
+            first = line.first(0)
+            assert first is not None
+            assert first.own_key == min(entry.own_key for entry in own)
+            turns[first], turns[holder] = turns[holder], turns[first]
+            assert first.key == turns[first]
+            line.leave(first)
+            del turns[first]
+        elif turns:
+            entry = list(turns)[number % len(turns)]
+            line.leave(entry)
+            if what == "again":
+                line.add(entry)
+                turns[entry] = entry.key
+            else:
+                del turns[entry]
+        assert set(line) == set(turns)
+        assert line.count == len(turns)
