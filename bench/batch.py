@@ -106,7 +106,7 @@ class Bench:
 
     def _dispatch(self, bodies: list[bytes], *, together: bool) -> Callable[[], Any]:
         dispatch = Dispatch(1, 1, [Request(body) for body in bodies], together)
-        return lambda: self._runner.run(dispatch, bodies, [])
+        return lambda: self._runner.run(dispatch, bodies, []).outcomes
 
 
 def _outputs(body: bytes) -> dict[str, Array]:

@@ -151,7 +151,7 @@ def _router(port: int, folder: Path, model: Model) -> None:
 
 
 def _worker(run_dir: RunDir, worker: WorkerId, answers: Mapping[int, bytes]) -> None:
-    from mpspool.worker.link import Link
+    from mpspool.worker.link import Link, Ran
 
     process.die_with_parent(os.getppid())
     page_file = run_dir.progress_file(worker.program, 1)
@@ -162,13 +162,13 @@ def _worker(run_dir: RunDir, worker: WorkerId, answers: Mapping[int, bytes]) -> 
             page.beat()
             time.sleep(_BEAT_S)
 
-    def run(dispatch: Dispatch, bodies: list[bytes], frames: list[bytes]) -> list[Outcome]:
+    def run(dispatch: Dispatch, bodies: list[bytes], frames: list[bytes]) -> Ran:
         outcomes = []
         for index, body in enumerate(bodies):
             page.start(dispatch.dispatch, index)
             page.finish()
             outcomes.append(Outcome(Code.OK, messages.inline(answers[len(body)], frames)))
-        return outcomes
+        return Ran(outcomes, [], False)
 
     threading.Thread(target=beat, daemon=True).start()
     hello = Hello(

@@ -72,7 +72,8 @@ class Bench:
         requests = [Request(None, one.deadline_ns, one.rows) for one in asks]
         dispatch = Dispatch(1, 5, requests, together)
         self.frames = []
-        return self.runner.run(dispatch, [one.body for one in asks], self.frames)
+        self.ran = self.runner.run(dispatch, [one.body for one in asks], self.frames)
+        return self.ran.outcomes
 
     @property
     def fed(self) -> list[Any]:

@@ -201,7 +201,7 @@ def _job(request: Request, service: Service, now_ns: int, batching: bool) -> Job
         now_ns,
         now_ns + int(request.deadline_ms * 1e6) if request.deadline_ms else 0,
         rows=request.rows if batching and service.batching else 0,
-        kind=request.signature,
+        kind=(request.signature, b"", b""),
         priority=request.priority,
         client=request.client,
         request=request,

@@ -199,7 +199,7 @@ def peek_start(start: bytes) -> ModelSpecPeek | None:
         return None
 
 
-def peek_rows(body: bytes, *, padded: bool = False) -> tuple[int, bytes | None]:
+def peek_rows(body: bytes, *, padded: bool = False) -> tuple[int, bytes, bytes]:
     """How many rows a PredictRequest that peek() took has, and what decides with whom it may share a batch.
 
     Args:
@@ -208,18 +208,18 @@ def peek_rows(body: bytes, *, padded: bool = False) -> tuple[int, bytes | None]:
 
     Returns:
         Dimension 0 of its first input, as far as one can tell from that alone: the others may differ. And the bytes of
-        its output_filter, with the type and the other dimensions of an only input, or just their number where it is
-        padded. (0, None) where it has none, or its first one no dimensions.
+        its output_filter; and the type and the other dimensions of an only input, or just their number where it is
+        padded. 0 and nothing more where it has none, or its first one no dimensions.
     """
     try:
         return _read_rows(body, padded)
     except (_MalformedError, IndexError):
-        return 0, None
+        return 0, b"", b""
 
 
-def _read_rows(body: bytes, padded: bool) -> tuple[int, bytes | None]:
+def _read_rows(body: bytes, padded: bool) -> tuple[int, bytes, bytes]:
     first = stop = inputs = 0
-    kind = b""
+    outputs = b""
     position, end = 0, len(body)
     while position < end:
         tag = body[position]
@@ -236,15 +236,15 @@ def _read_rows(body: bytes, padded: bool) -> tuple[int, bytes | None]:
             if inputs == 1:
                 first, stop = start, position
         elif tag == _OUTPUT_FILTER_TAG:
-            kind += body[start:position] + b"\n"
+            outputs += body[start:position] + b"\n"
     head = _tensor_head(body, first, stop)
     if head is None:
-        return 0, None
+        return 0, b"", b""
     parse = _known_head if len(head) <= _MAX_REMEMBERED_BYTES else _parse_head
-    rows, rest = parse(head, padded)
+    rows, inner = parse(head, padded)
     if not rows:
-        return 0, None
-    return rows, kind + rest if inputs == 1 else kind
+        return 0, b"", b""
+    return rows, outputs, inner if inputs == 1 else b""
 
 
 def _tensor_head(body: bytes, position: int, end: int) -> bytes | None:

@@ -66,10 +66,12 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     encode_us: int = 0
 
 
-class Result(msgspec.Struct, tag="result", frozen=True):
+class Result(msgspec.Struct, tag="result", frozen=True, omit_defaults=True):
     """Worker to router: a dispatch is finished and its credit given back.
 
-    `began_ns` (CLOCK_MONOTONIC) is when it was begun, `busy_us` what all of it took.
+    `began_ns` (CLOCK_MONOTONIC) is when it was begun, `busy_us` what all of it took. Of one that was sent `together`,
+    `runs` are requests and rows of each run that gave answers; `apart` says that what asks for the same outputs
+    of the same signature can never share a run.
     """
 
     epoch: int
@@ -77,6 +79,8 @@ class Result(msgspec.Struct, tag="result", frozen=True):
     outcomes: list[Outcome]
     began_ns: int = 0
     busy_us: int = 0
+    runs: list[tuple[int, int]] = []
+    apart: bool = False
 
 
 class Leaving(msgspec.Struct, tag="leaving", frozen=True):

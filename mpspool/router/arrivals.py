@@ -78,10 +78,11 @@ class Arrivals:
         """A worker has run a dispatch, or what it ran of it."""
         done = [pair for pair in zip(batch.entries, result.outcomes, strict=True) if pair[1].run_us]
         rows = sum(entry.rows for entry, _ in done)
+        joined = batch.together and not result.apart
         for entry, outcome in done:
             row = self._rows.get(entry.admission)  # type: ignore[attr-defined]  # what arrives are the data plane's
             if row is not None:
-                took_us = result.busy_us * entry.rows / rows if batch.together else _took_us(outcome)
+                took_us = result.busy_us * entry.rows / rows if joined else _took_us(outcome)
                 row["cost_us"] = round(row.get("cost_us", 0.0) + took_us, 1)
 
     def pieces(self, *, last: bool = False) -> Iterator[dict[str, Any]]:

@@ -186,11 +186,11 @@ class Dataplane:
             recording.arrived(first, admission, head.peer)
         batching = self._scheduler.batching(first.model)
         if batching is not None:
-            first.rows, kind = peek_rows(body, padded=batching.pad_variable_length_inputs)
-            first.kind = (first.signature, kind)
+            first.rows, outputs, inputs = peek_rows(body, padded=batching.pad_variable_length_inputs)
+            first.kind = first.signature, outputs, inputs
             if first.rows > batching.run_rows:
                 # Parts are not padded to others' sizes: their outputs are put together again.
-                first.kind = (first.signature, peek_rows(body)[1])
+                first.kind = first.signature, outputs, peek_rows(body)[2]
                 return await self._predict_in_parts(first, batching)
         self._arrive(first)
         try:
@@ -569,20 +569,23 @@ class Dataplane:
         worker.busy_us += result.busy_us
         model = worker.id.model_version
         costs = self._scheduler.costs
-        if batch.together and ran:
-            self._recorder.batch(model.name, model.version, len(batch.entries), batch.rows)
-            # What only failed costs what errors do, and its signature may be made up.
-            if any(outcome.code == Code.OK for outcome in result.outcomes):
-                costs.observe(model, batch.entries[0].signature, 0, result.busy_us, batch.rows)
+        for requests, rows in result.runs:
+            self._recorder.batch(model.name, model.version, requests, rows)
+        joined = batch.together and not result.apart
+        # What only failed costs what errors do, and its signature may be made up.
+        if joined and any(outcome.code == Code.OK for outcome in result.outcomes):
+            costs.observe(model, batch.entries[0].signature, 0, result.busy_us, batch.rows)
         long_bodies = iter(frames)
         for entry, outcome in zip(batch.entries, result.outcomes, strict=True):
             body = next(long_bodies) if outcome.body is None else outcome.body
             took_us = outcome.parse_us + outcome.run_us + outcome.encode_us
-            if outcome.run_us and not batch.together:
+            if outcome.run_us and not joined:
                 costs.observe(model, entry.signature, entry.size, took_us)
             if not entry.over:
-                effective_s = (result.busy_us if batch.together else took_us) * batch.alone / 1e6
-                self._answer(entry, worker, outcome, body, effective_s)
+                charged_us = result.busy_us if len(result.runs) == 1 else took_us
+                self._answer(entry, worker, outcome, body, charged_us * batch.alone / 1e6)
+        if result.apart and self._scheduler.keep_apart(batch.entries[0]):
+            logger.info("requests are not joined", model=str(model), signature=batch.entries[0].signature)
         self._pump_soon()
 
     def _answer(

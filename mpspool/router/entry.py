@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,9 @@ from mpspool.core.ids import ModelVersion
 
 if TYPE_CHECKING:
     from mpspool.router.line import Line
+
+# Signature, output_filter, and what can be told of the inputs.
+Kind = tuple[str, bytes, bytes]
 
 
 @dataclass(slots=True, eq=False)
@@ -22,7 +24,7 @@ class Entry:
     Attributes:
         arrived_ns, deadline_ns: CLOCK_MONOTONIC; no deadline is 0.
         rows: dimension 0 of its inputs, where its model version batches; 0 where it shares no batch.
-        kind: what must be the same in a batch, the signature included.
+        kind: what must be the same in a batch.
         fills: it counts as a batch of its own.
         part: those rows of the body that are to be run, from and up to; None for all.
         priority: how many steps it goes before others; where clients share fairly, before others of its client.
@@ -52,7 +54,7 @@ class Entry:
     arrived_ns: int
     deadline_ns: int = 0
     rows: int = 0
-    kind: Hashable = None
+    kind: Kind | None = None
     part: tuple[int, int] | None = None
     priority: int = 0
     client: str = ""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 
-from mpspool.router.entry import Entry
+from mpspool.router.entry import Entry, Kind
 
 _SLACK = 64
 
@@ -15,7 +15,7 @@ class Line:
     """A part of a queue. What is over stays in it until it comes up.
 
     Attributes:
-        kind: what is the same in all of them.
+        kind: what is the same in all of them; None of those that share no batches.
         signature: of all of them, where they share batches.
         long: a slow lane is for each of them alone.
         fair: its clients take turns.
@@ -27,7 +27,7 @@ class Line:
 
     fair = False
 
-    def __init__(self, kind: Hashable, signature: str, long: bool) -> None:
+    def __init__(self, kind: Kind | None, signature: str, long: bool) -> None:
         self.kind = kind
         self.signature = signature
         self.long = long
@@ -85,7 +85,7 @@ class FairLine(Line):
 
     fair = True
 
-    def __init__(self, kind: Hashable, signature: str, long: bool) -> None:
+    def __init__(self, kind: Kind | None, signature: str, long: bool) -> None:
         super().__init__(kind, signature, long)
         # The next turn of each client, or one that it had before: what is out of date is seen when it comes up.
         self._next: list[tuple[float, int, str]] = []

@@ -107,7 +107,7 @@ class Metrics:
             by_worker.total_s += total_s
 
     def batch(self, model: str, version: int, requests: int, rows: int) -> None:
-        """Counts a dispatch that was run as one."""
+        """Counts a run of what was sent to be joined."""
         counts = self._versions.get((model, version))
         if counts is None:
             counts = self._versions[model, version] = VersionCounts()

@@ -39,6 +39,8 @@ _BACKLOG_BATCHES = 2
 _BACKLOG_US = 32_000.0
 # What a client makes up (an output_filter) makes no more lines than this; beyond, requests run one by one.
 _MAX_LINES = 64
+# As many choices of outputs as a worker remembers.
+_MAX_APART = 1024
 # Of the bodies that were answered last, those that are kept: 4 MiB a version at most.
 _LIVED = 256
 _LIVED_BYTES = 16 * 1024
@@ -96,6 +98,7 @@ class Queue:
         late: those that have left, for they cannot be in time any more, and are to be refused.
         lived: the bodies of the last answers.
         excused: when a body's being in `lived` was made use of.
+        apart: signature and output_filter of requests that a worker could not join.
     """
 
     model: ModelVersion
@@ -110,6 +113,7 @@ class Queue:
     late: list[Entry] = field(default_factory=list)
     lived: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LIVED))
     excused: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
+    apart: set[tuple[str, bytes]] = field(default_factory=set)
     _lines: dict[tuple[object, bool], Line] = field(default_factory=dict)
     _shares: FairShare = field(default_factory=FairShare)
     # Those with a negative priority in the lines, whom others pass.
@@ -238,6 +242,8 @@ class Queue:
 
     def add(self, entry: Entry) -> bool:
         """Among the suspects, or in its place in a line. Returns whether more of the line could be sent than before."""
+        if self.apart:
+            self.set_apart(entry)
         entry.waiting = True
         self.length += 1
         if entry.suspect:
@@ -320,6 +326,31 @@ class Queue:
         """All that wait and are wanted, suspects first."""
         lines = sorted((entry for line in self._lines.values() for entry in line), key=_place)
         return [entry for entry in self.suspects if not entry.over] + lines
+
+    # -- what cannot be joined --------------------------------------------------------------------
+
+    def keep_apart(self, one: Entry) -> bool:
+        """Whatever asks for the same outputs as this one runs one by one from now on, what waits included.
+
+        Returns:
+            Whether that was not known.
+        """
+        asked = _asked(one)
+        if asked is None or asked in self.apart or len(self.apart) >= _MAX_APART:
+            return False
+        self.apart.add(asked)
+        lines = [line for line in self._lines.values() if line.rows]
+        alike = [entry for line in lines for entry in line if _asked(entry) == asked]
+        for entry in sorted(alike, key=_place):
+            self.discount(entry)
+            self.add(entry)
+        return True
+
+    def set_apart(self, entry: Entry) -> None:
+        """Where a request cannot be joined by what it asks for, it is one without rows."""
+        if entry.rows and _asked(entry) in self.apart:
+            entry.rows = 0
+            entry.fills = False
 
     # -- what workers were lost to ----------------------------------------------------------------
 
@@ -505,6 +536,8 @@ class Queue:
     def window_ns(self) -> int:
         """How long before a worker is idle it may be sent more."""
         settings = self.rules.batching
+        if settings is not None and all(line.kind is None for line in self._lines.values()):
+            settings = None  # nothing that waits is to be joined
         if settings is not None and all(line.rows < settings.run_rows for line in self._lines.values()):
             return BATCH_PIPELINE_NS
         in_order = self.rules.policy is fifo and not self.rules.fair
@@ -532,3 +565,8 @@ class Queue:
 
 def _place(entry: Entry) -> tuple[float, int]:
     return entry.key, entry.order
+
+
+def _asked(entry: Entry) -> tuple[str, bytes] | None:
+    """The outputs that a request asks for: its signature and its output_filter."""
+    return None if entry.kind is None else entry.kind[:2]

@@ -93,13 +93,13 @@ _HISTOGRAMS = {
     "encode": ("worker_encode_seconds", "Encoding a response in its worker."),
     "effective": (
         "effective_seconds",
-        "What a request would have kept its device busy with nothing beside it.",
+        "What a request, or the batch that it was in, would have kept its device busy with nothing beside it.",
     ),
     "waiting": (
         "waiting_seconds",
         "All else of a request's time: in the queue, and beside others on its device.",
     ),
-    "batch_requests": ("batch_requests", "Requests that were run as one."),
+    "batch_requests": ("batch_requests", "Requests of each run, of those that were sent to be joined."),
     "batch_rows": ("batch_rows", "Their rows, without padding."),
 }
 

@@ -161,6 +161,8 @@ class Scheduler:
         """
         queue = self._queue(entry.model)
         entry.size = len(entry.body)
+        if queue.apart:
+            queue.set_apart(entry)
         self._estimate(entry)
         leaving = queue.check_room(entry)
         standing = self._suspicions.standing(entry.model, entry.body, now_ns)
@@ -283,6 +285,8 @@ class Scheduler:
             return []
         queue = self._queue(worker.model)
         queue.placement.remove(worker)
+        if not queue.placement.workers:
+            queue.apart.clear()
         self._stirred[queue] = None  # its device has room now, for others too
         blamed: list[tuple[Entry, bool]] = []
         again: list[Entry] = []
@@ -347,6 +351,20 @@ class Scheduler:
             self._shares.owe(queue, more_s)
             if queue in self._starts:
                 self._starts[queue] += more_s
+
+    def keep_apart(self, entry: Entry) -> bool:
+        """A worker could not join requests of this one's signature and outputs: from now on they run one by one.
+
+        It is forgotten when the last worker of the model version has gone: another may have other files.
+
+        Returns:
+            Whether that was not known.
+        """
+        queue = self._queue(entry.model)
+        news = queue.keep_apart(entry)
+        if news:
+            self._stirred[queue] = None
+        return news
 
     def answered(self, entry: Entry, *, ran: bool) -> None:
         """The result of a finished request is being handed to its client. `ran`: a worker ran it."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mpspool.core import log, messages, process
 from mpspool.core.ids import ModelVersion, WorkerId
-from mpspool.core.messages import Dispatch, Hello, Outcome
+from mpspool.core.messages import Dispatch, Hello
 from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import WorkerSettings
@@ -23,7 +23,7 @@ from mpspool.core.states import WORKER_MOVES, Lifecycle, WorkerState
 from mpspool.worker import device, device_failure, gpu, simulated_gpu
 from mpspool.worker.device_failure import DeviceFailedError, OnGpu
 from mpspool.worker.engine.base import Engine
-from mpspool.worker.link import Link, RefusedError, wake_on_signals
+from mpspool.worker.link import Link, Ran, RefusedError, wake_on_signals
 from mpspool.worker.predict import Predictor
 from mpspool.worker.runner import Runner
 from mpspool.worker.without_keras import without_keras
@@ -143,7 +143,7 @@ class Worker:
         self._state.to(state, "start")
         self._link.announce(state)
 
-    def _run(self, dispatch: Dispatch, bodies: list[bytes], frames: list[bytes]) -> list[Outcome]:
+    def _run(self, dispatch: Dispatch, bodies: list[bytes], frames: list[bytes]) -> Ran:
         assert self._runner is not None
         return self._runner.run(dispatch, bodies, frames)
 

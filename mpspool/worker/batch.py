@@ -87,9 +87,9 @@ class Batching:
             if not array.ndim or rows not in (-1, len(array)):
                 return 0
             rows = len(array)
-        return max(rows, 0) if self._any_rows(kind) else 0
+        return max(rows, 0) if self.joins(kind) else 0
 
-    def _any_rows(self, kind: Kind) -> bool:
+    def joins(self, kind: Kind) -> bool:
         """Whether the signature leaves dimension 0 open, or has one size for it that runs are padded to."""
         inputs, outputs = kind.plan.input_rows, kind.response.output_rows - {None}
         if inputs == {None}:
@@ -182,6 +182,11 @@ def unsplittable(aliases: Sequence[str], outputs: Sequence[Array], rows: int) ->
         if not output.ndim or len(output) != rows:
             return Unsplittable(alias, output.shape)
     return None
+
+
+def first_rows(call: Call) -> int:
+    """Dimension 0 of the call's first input that has one; 0 where none has."""
+    return next((len(array) for array in call.inputs().values() if array.ndim), 0)
 
 
 def part(call: Call, rows: tuple[int, int]) -> Call:

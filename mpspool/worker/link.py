@@ -7,6 +7,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import zmq
@@ -26,8 +27,23 @@ _CONNECT_MS = 500
 _NOBLOCK, _POLLIN, _EVENTS = int(zmq.NOBLOCK), int(zmq.POLLIN), int(zmq.EVENTS)
 # Leaving, it waits at most this many beats of silence for the router's Goodbye.
 _GOODBYE_BEATS = 8
+
+
+class Ran(NamedTuple):
+    """What became of a dispatch.
+
+    Attributes:
+        outcomes: of each request.
+        runs, apart: as in Result.
+    """
+
+    outcomes: list[Outcome]
+    runs: list[tuple[int, int]]
+    apart: bool
+
+
 # Runs a dispatch: what is asked, the body of each request, and the list of frames that long responses go to.
-Run = Callable[[Dispatch, list[bytes], list[bytes]], list[Outcome]]
+Run = Callable[[Dispatch, list[bytes], list[bytes]], Ran]
 
 
 class RefusedError(Exception):
@@ -144,9 +160,12 @@ class Link:
         long_bodies = iter(frames)
         bodies = [self._body(request.body, long_bodies) for request in dispatch.requests]
         answers: list[bytes] = []
-        outcomes = self._run(dispatch, bodies, answers)
+        ran = self._run(dispatch, bodies, answers)
         busy_us = (time.monotonic_ns() - began_ns) // 1000
-        self._send(messages.Result(dispatch.epoch, dispatch.dispatch, outcomes, began_ns, busy_us), answers)
+        result = messages.Result(
+            dispatch.epoch, dispatch.dispatch, ran.outcomes, began_ns, busy_us, ran.runs, ran.apart
+        )
+        self._send(result, answers)
 
     def _body(self, body: bytes | Place | None, frames: Iterator[bytes]) -> bytes:
         if isinstance(body, bytes):

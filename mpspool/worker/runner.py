@@ -15,8 +15,9 @@ from mpspool.core.errors import Code, PoolError, cut
 from mpspool.core.messages import INLINE_MAX_BYTES, Dispatch, Outcome, Request
 from mpspool.core.progress import WHOLE, ProgressWriter
 from mpspool.core.settings import BatchingSettings
-from mpspool.worker.batch import Batching, Unsplittable, part, unsplittable
+from mpspool.worker.batch import Batching, Unsplittable, first_rows, part, unsplittable
 from mpspool.worker.device_failure import DeviceFailedError
+from mpspool.worker.link import Ran
 from mpspool.worker.predict import Call, Kind, Predictor
 
 logger = log.get("worker")
@@ -48,9 +49,12 @@ class Runner:
         # Signatures with outputs: of which a run of several told that they cannot share one, or was refused.
         self._apart: set[tuple[str, tuple[str, ...]]] = set()
         self._refused: set[tuple[str, tuple[str, ...]]] = set()
+        # Of the dispatch that is being run, see Result.
+        self._runs: list[tuple[int, int]] = []
+        self._found_apart = False
 
-    def run(self, dispatch: Dispatch, bodies: Sequence[bytes], frames: list[bytes]) -> list[Outcome]:
-        """The outcome of each request. Whatever one raises is its own answer and never another's.
+    def run(self, dispatch: Dispatch, bodies: Sequence[bytes], frames: list[bytes]) -> Ran:
+        """Runs a dispatch. Whatever a request raises is its own answer and never another's.
 
         Args:
             dispatch: what to run.
@@ -60,6 +64,7 @@ class Runner:
         Raises:
             DeviceFailedError: it has not been run to its end; as far as the page tells, it still runs.
         """
+        self._runs, self._found_apart = [], False
         if dispatch.together and len(bodies) > 1:
             outcomes = self._together(dispatch, bodies)
         else:
@@ -68,10 +73,11 @@ class Runner:
                 self._outcome(dispatch, index, functools.partial(run, request, body))
                 for index, (request, body) in enumerate(zip(dispatch.requests, bodies, strict=True))
             ]
-        return [
+        outcomes = [
             _framed(outcome, frames) if outcome.body and len(outcome.body) > INLINE_MAX_BYTES else outcome
             for outcome in outcomes
         ]
+        return Ran(outcomes, self._runs, self._found_apart)
 
     def _outcome(self, dispatch: Dispatch, index: int, answer: Callable[[], Outcome]) -> Outcome:
         """One request's answer, or why it has none."""
@@ -95,7 +101,9 @@ class Runner:
         """Runs one call by itself, padded to a size that is allowed. Raises what the engine does."""
         kind, start = call.kind, time.perf_counter_ns()
         rows = self._batching.rows(call) if pad else 0
-        padding = self._batching.padding(rows) if rows and _key(kind) not in self._apart else 0
+        apart = pad and self._is_apart(kind)
+        self._found_apart |= apart
+        padding = self._batching.padding(rows) if rows and not apart else 0
         inputs = self._batching.joined([call], rows, padding) if padding else call.inputs()
         joined = time.perf_counter_ns()
         outputs = self._predictor.run(kind, inputs)
@@ -110,6 +118,8 @@ class Runner:
         ran = time.perf_counter_ns()
         response = kind.response.encode(outputs)
         encoded = time.perf_counter_ns()
+        if pad:
+            self._runs.append((1, rows or first_rows(call)))
         return Outcome(
             Code.OK,
             response,
@@ -196,13 +206,19 @@ class Runner:
             return []
         responses = kind.response.encode_each(outputs, bounds)
         encoded = time.perf_counter_ns()
+        self._runs.append((len(calls), rows))
         each = len(calls)
         parse_us = (read_ns + (joined - start) // each) // 1000
         run_us, encode_us = (ran - joined) // 1000, (encoded - ran) // each // 1000
         return [Outcome(Code.OK, response, "", parse_us, run_us, encode_us) for response in responses]
 
+    def _is_apart(self, kind: Kind) -> bool:
+        """Whether calls that ask for the same never share a run, by its signature or as a run has told."""
+        return _key(kind) in self._apart or not (kind.rows or self._batching.joins(kind))
+
     def _keep_apart(self, kind: Kind, found: Unsplittable) -> None:
         """From now on calls of this signature and these outputs run one by one."""
+        self._found_apart = True
         if len(self._apart) >= _MAX_REMEMBERED:
             return
         self._apart.add(_key(kind))

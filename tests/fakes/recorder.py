@@ -1,4 +1,4 @@
-"""A recorder of finished requests that only remembers their codes, what they lacked and whose they were."""
+"""A recorder of finished requests that only remembers their codes, whose they were, what they lacked and cost."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ class Recorder:
         self.models: list[tuple[str, int]] = []
         self.lacks: list[Lack] = []
         self.batches: list[tuple[int, int]] = []
+        self.effective_s: list[float] = []
 
     def finished(
         self,
@@ -24,10 +25,11 @@ class Recorder:
         _total_s: float,
         _queue_s: float,
         _outcome: Outcome | None,
-        _effective_s: float = 0.0,
+        effective_s: float = 0.0,
     ) -> None:
         self.codes.append(code)
         self.models.append((model, version))
+        self.effective_s.append(effective_s)
 
     def batch(self, _model: str, _version: int, requests: int, rows: int) -> None:
         self.batches.append((requests, rows))

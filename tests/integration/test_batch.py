@@ -61,7 +61,8 @@ class Bench:
         ]
         frames: list[bytes] = []
         self.engine.rows.clear()
-        return self._runner.run(Dispatch(1, 1, requests, together), bodies, frames)
+        self.ran = self._runner.run(Dispatch(1, 1, requests, together), bodies, frames)
+        return self.ran.outcomes
 
     def compare(self, bodies: Sequence[bytes]) -> None:
         """The same bytes or the same error, together and alone, and known or met for the first time."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import grpc
@@ -12,7 +12,8 @@ import pytest
 
 from mpspool.core import tfs
 from tests.conftest import PoolStarter
-from tests.light import metric
+from tests.light import answer as light_answer
+from tests.light import light_pool, metric
 from tests.pool import Pool
 
 PREDICT = f"/{tfs.PREDICTION_SERVICE}/Predict"
@@ -49,10 +50,11 @@ def request(values: list[float], dtype: int = 1) -> bytes:
     return asked.SerializeToString()
 
 
-def sequence(values: list[float]) -> bytes:
+def sequence(values: list[float], signature: str = "", outputs: Sequence[str] = ("sum",)) -> bytes:
     """One row of them."""
-    asked = tfs.PredictRequest(output_filter=["sum"])
+    asked = tfs.PredictRequest(output_filter=outputs)
     asked.model_spec.name = "sequences"
+    asked.model_spec.signature_name = signature
     tensor = asked.inputs["x"]
     tensor.dtype = 1
     for size in (1, len(values)):
@@ -67,10 +69,10 @@ def answer(body: bytes) -> list[float]:
     return list(tensor.float_val)
 
 
-def served_by(pool: Pool) -> dict[str, int]:
-    """How many requests each worker of half_plus_two has answered."""
+def served_by(pool: Pool, model: str = "half_plus_two") -> dict[str, int]:
+    """How many requests each worker of a model has answered."""
     workers = pool.workers().items()
-    return {name: worker["served"] for name, worker in workers if name.startswith("half_plus_two")}
+    return {name: worker["served"] for name, worker in workers if name.startswith(f"{model}@")}
 
 
 def test_each_gets_the_answer_to_its_own_rows(pool: Pool) -> None:
@@ -151,3 +153,45 @@ def test_a_batch_waits_for_its_timeout_and_no_longer(pool: Pool) -> None:
             start_s = time.monotonic()
             assert answer(call(request([float(index)]), timeout=5)) == [index / 2 + 2]
             assert time.monotonic() - start_s >= 0.02
+
+
+def test_outputs_without_rows_are_asked_for_one_by_one(pool: Pool) -> None:
+    """Once the first that were joined have shown it: on both workers, and no batch is counted for them."""
+    with grpc.insecure_channel(pool.address) as channel:
+        call = channel.unary_unary(PREDICT)
+        for known in (False, True):
+            batches = metric(pool, "mpspool_batch_requests_count")
+            served = served_by(pool, "sequences")
+            futures = [
+                call.future(sequence([0.0] * 7, "length", ("length",)), timeout=30) for _ in range(200)
+            ]
+            for future in futures:
+                assert list(tfs.PredictResponse.FromString(future.result()).outputs["length"].int_val) == [7]
+            assert (metric(pool, "mpspool_batch_requests_count") == batches) == known
+        assert all(count > served[worker] for worker, count in served_by(pool, "sequences").items())
+
+
+def test_what_cannot_be_joined_is_answered_one_after_another(start_pool: PoolStarter, tmp_path: Path) -> None:
+    """Once it is known: while one of them runs, those that waited beside it are answered by the other worker."""
+    config = {"cpu_slots": 2, "batching": {"max_batch_size": 8}, "models": {"m": {}}}
+    with light_pool(start_pool, tmp_path, config) as light:
+        tried = [light.values(2) for _ in range(3)]
+        with light.busy("m", "m"):
+            calls = [light.queue("m", x, "slow_total") for x in tried]
+        assert [light_answer(call) for call in calls] == [x.sum() for x in tried]
+        shapes = [run.shape for run in light.runs("m") if run.signature == "slow_total"]
+        assert shapes == [(6,), (2,), (2,), (2,)]
+
+        known = [light.values(2) for _ in range(4)]
+        with light.held(known[1]):
+            with light.held(known[0]), light.busy("m", "m"):
+                calls = [light.queue("m", x, "slow_total") for x in known]
+            for index in (0, 2, 3):
+                assert light_answer(calls[index]) == known[index].sum()
+            assert not calls[1].done()
+        assert light_answer(calls[1]) == known[1].sum()
+        runs = [run for run in light.runs("m") if run.signature == "slow_total"][len(shapes) :]
+        assert [run.shape for run in runs] == [(2,)] * 4
+        assert runs[0].worker != runs[1].worker
+        counted = {name: light.metric(f"mpspool_batch_{name}") for name in ("requests_count", "rows_sum")}
+        assert counted == {"requests_count": len(tried), "rows_sum": 2 * len(tried)}

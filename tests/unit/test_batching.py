@@ -37,11 +37,15 @@ def ask(
     at_ns: int = 0,
     *,
     signature: str = "",
+    outputs: str = "",
     client: str = "",
     deadline_ns: int = 0,
 ) -> Entry:
     entry = Entry(
-        MODEL, signature, b"x", at_ns, deadline_ns, rows=rows, kind=(signature, kind), client=client
+        *(MODEL, signature, b"x", at_ns, deadline_ns),
+        rows=rows,
+        kind=(signature, outputs.encode(), kind.encode()),
+        client=client,
     )
     scheduler.arrive(entry, at_ns)
     return entry
@@ -211,8 +215,8 @@ def test_kinds_do_not_mix() -> None:
     for kind in "abab":
         ask(scheduler, kind=kind)
     assert [{entry.kind for entry in send.entries} for send in scheduler.dispatch(0)] == [
-        {("", "a")},
-        {("", "b")},
+        {("", b"", b"a")},
+        {("", b"", b"b")},
     ]
 
 
@@ -289,6 +293,101 @@ def test_what_leaves_makes_room() -> None:
     assert rows(scheduler.dispatch(0)) == [4]
     for _ in range(4):
         ask(scheduler)
+
+
+def finish(scheduler: Scheduler, sends: list[Send]) -> None:
+    for send in sends:
+        scheduler.finished(send.worker, send.dispatch)
+
+
+def test_what_cannot_be_joined_runs_one_by_one() -> None:
+    """Once a worker has told so: what waits and what comes later, in the order of arrival, on all workers."""
+    scheduler = make(max_batch_size=8)
+    tried = [ask(scheduler) for _ in range(4)]
+    sends = scheduler.dispatch(0)
+    waiting = [ask(scheduler, kind=kind) for kind in "kkl"]
+    finish(scheduler, sends)
+    assert scheduler.keep_apart(tried[0])
+    assert not scheduler.keep_apart(tried[1]), "known"
+    scheduler.join("w1", MODEL, 2)
+    later = ask(scheduler)
+    for pair in (waiting[:2], [waiting[2], later]):
+        sends = scheduler.dispatch(0)
+        assert [(send.entries, send.together) for send in sends] == [([one], False) for one in pair]
+        assert len({send.worker for send in sends}) == 2
+        finish(scheduler, sends)
+
+
+def test_only_what_asks_for_the_same_is_kept_apart() -> None:
+    """Whatever its inputs are; another signature and another output_filter are joined as before."""
+    scheduler = make()
+    scheduler.keep_apart(ask(scheduler, signature="s", outputs="y"))
+    for signature, outputs, kind in (("s", "y", "k"), ("s", "y", "l"), ("s", "z", "k"), ("t", "y", "k")) * 2:
+        ask(scheduler, kind=kind, signature=signature, outputs=outputs)
+    sent = []
+    while sends := scheduler.dispatch(0):
+        finish(scheduler, sends)
+        sent += [(send.entries[0].kind[:2], len(send.entries), send.together) for send in sends]
+    alone = [(("s", b"y"), 1, False)] * 5
+    assert sorted(sent) == [*alone, (("s", b"z"), 2, True), (("t", b"y"), 2, True)]
+
+
+def test_what_is_kept_apart_fills_no_batches() -> None:
+    """What waited as a batch makes room for others, and what comes later takes none, nor waits for a timeout."""
+    scheduler = make(max_batch_size=4, max_enqueued_batches=1, batch_timeout_us=1_000)
+    one, _, _ = (ask(scheduler, outputs="y") for _ in range(3))
+    refusal(scheduler, 2)
+    scheduler.keep_apart(one)
+    assert rows(scheduler.dispatch(0)) == [0]
+    for _ in range(20):
+        ask(scheduler, outputs="y")
+    ask(scheduler, 4)
+
+
+def test_what_came_back_from_a_lost_worker_is_kept_apart_too() -> None:
+    """It was sent as a batch before another worker told."""
+    scheduler = make(2)
+    batch = [ask(scheduler) for _ in range(3)]
+    (send,) = scheduler.dispatch(0)
+    scheduler.keep_apart(batch[0])
+    scheduler.lost(send.worker, None, 0)
+    (again,) = scheduler.dispatch(0)
+    assert (again.entries, again.together) == (batch[:1], False)
+
+
+def test_what_is_kept_apart_is_sent_as_without_batching() -> None:
+    """Two milliseconds before its worker is idle, while a batch would go on growing."""
+    scheduler = make()
+    scheduler.keep_apart(ask(scheduler))
+    scheduler.costs.observe(MODEL, "", 1, 10_000)
+    scheduler.dispatch(0)
+    ask(scheduler)
+    assert not scheduler.dispatch(7 * MS)
+    assert scheduler.look_again_ns(7 * MS) == 8 * MS
+    assert rows(scheduler.dispatch(8 * MS)) == [0]
+
+
+def test_what_is_kept_apart_is_forgotten_with_the_last_worker() -> None:
+    """Those that come after it may have other files."""
+    scheduler = make(2)
+    scheduler.keep_apart(ask(scheduler))
+    finish(scheduler, scheduler.dispatch(0))
+    for name, together in (("w0", False), ("w1", True)):
+        scheduler.lost(name, None, 0)
+        if together:
+            scheduler.join("w2", MODEL, 1)
+        ask(scheduler)
+        (send,) = scheduler.dispatch(0)
+        assert send.together == together
+        finish(scheduler, [send])
+
+
+def test_what_is_kept_apart_is_bounded() -> None:
+    """A client makes up output_filters; beyond some, requests go on being sent together."""
+    scheduler = make()
+    kinds = [("", f"{number}".encode(), b"") for number in range(2_000)]
+    news = [scheduler.keep_apart(Entry(MODEL, "", b"", 0, kind=kind)) for kind in kinds]
+    assert news == [True] * 1024 + [False] * 976
 
 
 def make_fair(**parameters: Any) -> Scheduler:

@@ -101,9 +101,13 @@ class Scene:
         self.link.receive(identity, hello, [])
         return identity
 
-    def answer(self, identity: bytes, dispatch: Dispatch, code: Code = Code.OK) -> None:
-        outcomes = [Outcome(code, b"answer", "", 1, 10, 1) for _ in dispatch.requests]
-        result = Result(self.dataplane.epoch, dispatch.dispatch, outcomes, 1, 12 * len(outcomes))
+    def answer(
+        self, identity: bytes, dispatch: Dispatch, code: Code = Code.OK, *, run_us: int = 10, **ran: Any
+    ) -> None:
+        """`ran`: what else its Result says."""
+        outcomes = [Outcome(code, b"answer", "", 1, run_us, 1) for _ in dispatch.requests]
+        busy_us = (run_us + 2) * len(outcomes)
+        result = Result(self.dataplane.epoch, dispatch.dispatch, outcomes, 1, busy_us, **ran)
         self.link.receive(identity, result, [])
 
     def ask(
@@ -514,15 +518,51 @@ def test_requests_share_a_batch(tmp_path: Path) -> None:
         await settle()
         (first,) = scene.link.dispatches(worker)
         assert first.together
-        scene.answer(worker, first)
+        scene.answer(worker, first, runs=[(1, 1)])
         await settle()
         second = scene.link.dispatches(worker)[-1]
         assert second.together
         assert len(second.requests) == 2
-        scene.answer(worker, second)
+        scene.answer(worker, second, runs=[(2, 5)])
         assert await asyncio.gather(*asked) == [b"answer"] * 3
         assert scene.recorder.batches == [(1, 1), (2, 5)]
+        assert scene.recorder.effective_s == pytest.approx([12e-6, 24e-6, 24e-6])
         assert scene.recorder.codes == [Code.OK] * 3
+
+    play(tmp_path, story)
+
+
+def test_what_a_worker_cannot_join_is_sent_one_by_one(tmp_path: Path) -> None:
+    """From its word on, what waits included, and to every worker; it is counted and charged as it was run."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([batching_model()], {})
+        workers = [scene.hello(0)]
+        long = functools.partial(scene.answer, workers[0], run_us=60_000_000)
+        asked = [scene.ask(body=rows_request(1))]
+        await settle()
+        asked += [scene.ask(body=rows_request(rows)) for rows in (1, 2)]
+        await settle()
+        long(scene.link.dispatches(workers[0])[0], runs=[(1, 1)])
+        await settle()
+        asked += [scene.ask(body=rows_request(rows)) for rows in (3, 4)]
+        await settle()
+        tried = scene.link.dispatches(workers[0])[-1]
+        assert (tried.together, len(tried.requests)) == (True, 2)
+        with capture_logs() as logs:
+            long(tried, runs=[(1, 1), (1, 2)], apart=True)
+        assert [log["event"] for log in logs] == ["requests are not joined"]
+        workers.append(scene.hello(1))
+        await settle()
+        for worker in workers:
+            dispatch = scene.link.dispatches(worker)[-1]
+            assert (dispatch.together, len(dispatch.requests)) == (False, 1)
+            scene.answer(worker, dispatch)
+        assert await asyncio.gather(*asked) == [b"answer"] * 5
+        assert scene.recorder.batches == [(1, 1), (1, 1), (1, 2)]
+        assert scene.recorder.effective_s[:3] == pytest.approx([60.000002] * 3)
+        costs = scene.dataplane._scheduler.costs
+        assert costs.predict(ModelVersion("m", 1), tfs.DEFAULT_SIGNATURE, 0, 3) == 3 * 60_000_002
 
     play(tmp_path, story)
 
@@ -776,7 +816,7 @@ def test_who_asks_and_how_urgently_is_in_the_metadata(tmp_path: Path) -> None:
         assert first.requests[0].body == rows_request(1)
         with pytest.raises(PoolError, match="x-mpspool-priority is 'high'"):
             await scene.ask(metadata={"x-mpspool-priority": "high"})
-        scene.answer(worker, first)
+        scene.answer(worker, first, runs=[(1, 1)])
         await settle()
         scene.answer(worker, scene.link.dispatches(worker)[-1])
         await asyncio.gather(*asked)

@@ -194,10 +194,11 @@ def test_rows_are_dimension_0(
     request.output_filter.extend(outputs)
     for alias in aliases:
         _tensor(request, alias, sizes, dtype, content)
-    rows, kind = peek_rows(request.SerializeToString())
+    rows, asked, inner = peek_rows(request.SerializeToString())
     expected = sizes[0] if sizes and sizes[0] < 2**31 else 0
     assert rows == expected
-    assert (kind is None) == (not expected)
+    assert asked == (b"".join(f"{name}\n".encode() for name in outputs) if expected else b"")
+    assert bool(inner) == (expected > 0 and len(aliases) == 1)
 
 
 def _kind(
@@ -207,13 +208,13 @@ def _kind(
     *,
     more: bool = False,
     padded: bool = False,
-) -> bytes | None:
+) -> tuple[bytes, bytes]:
     request = tfs.PredictRequest()
     request.output_filter.extend(outputs)
     _tensor(request, "x", sizes, dtype)
     if more:
         _tensor(request, "y", [3, 5])
-    return peek_rows(request.SerializeToString(), padded=padded)[1]
+    return peek_rows(request.SerializeToString(), padded=padded)[1:]
 
 
 def test_what_shares_a_batch_is_of_one_kind() -> None:
@@ -247,5 +248,5 @@ def test_what_is_padded_differs_in_its_sizes() -> None:
 @given(st.binary(max_size=60))
 def test_rows_of_anything(body: bytes) -> None:
     """Bytes that are no request have no rows, and never raise."""
-    rows, _ = peek_rows(body)
+    rows, _, _ = peek_rows(body)
     assert rows >= 0

@@ -27,6 +27,7 @@ from mpspool.core.messages import (
 )
 from mpspool.core.states import WorkerState
 from mpspool.worker.link import Link as WorkerLink
+from mpspool.worker.link import Ran
 from tests.unit.test_dataplane import Scene, play, settle
 
 
@@ -128,9 +129,9 @@ def test_a_worker_reads_what_lies_in_its_inbox(tmp_path: Path) -> None:
     bodies = [b"short", os.urandom(100_000), os.urandom(REGION_BYTES + 1)]
     ran: list[bytes] = []
 
-    def run(_dispatch: Dispatch, got: list[bytes], _frames: list[bytes]) -> list[Outcome]:
+    def run(_dispatch: Dispatch, got: list[bytes], _frames: list[bytes]) -> Ran:
         ran.extend(got)
-        return [Outcome(Code.OK, b"")] * len(got)
+        return Ran([Outcome(Code.OK, b"")] * len(got), [], False)
 
     hello = Hello(PROTOCOL, 0, "m@1.cpu0.0", 1, os.getpid(), "READY", 2, "")
     link = WorkerLink(tmp_path / "socket", hello, run)

@@ -155,6 +155,64 @@ def test_deadlines_between_runs() -> None:
     assert bench.page.told == [(5, WHOLE), 0, (5, WHOLE), 2, (5, 5), 1]
 
 
+# What the router is told
+
+
+def test_the_runs_that_gave_answers_are_told() -> None:
+    """Requests and rows of each, without padding; nothing of a run that failed, and of what was not sent together."""
+    bench = Bench(half, max_batch_size=4, allowed_batch_sizes=[4])
+    told = []
+    for asked in (
+        [asking(1, 2), asking(3)],
+        [asking(1, 2), asking(3, 4), asking(5, 6, 7)],
+        [asking(1), asking(POISON), asking(2, 3)],
+        [asking(1)],
+        [asking(1), b"\xff"],
+    ):
+        bench.run(*asked)
+        told.append(bench.ran.runs)
+    assert told == [[(2, 3)], [(2, 4), (1, 3)], [(1, 1), (1, 2)], [(1, 1)], [(1, 1)]]
+    bench.run(asking(1), asking(2), together=False)
+    assert bench.ran.runs == []
+
+
+def test_what_cannot_be_joined_is_told() -> None:
+    """By the run that finds it out and with every later dispatch, also of one; never of another choice of outputs."""
+    bench = Bench(_summed, SUMMED)
+    told = []
+    for asked in ([asking(1, 2)], [asking(1, 2), asking(3)], [asking(4)]):
+        bench.run(*asked)
+        told.append((bench.ran.runs, bench.ran.apart))
+    assert told == [([(1, 2)], False), ([(1, 2), (1, 1)], True), ([(1, 1)], True)]
+    bench.run(asking(1), asking(2), together=False)
+    assert not bench.ran.apart
+    bench.run(make_body({"x": np.float32([1])}, outputs=("z",)))
+    assert not bench.ran.apart
+
+
+def test_one_padded_request_tells_that_nothing_can_be_joined() -> None:
+    """Its padding has shown it; it counts as one run."""
+    bench = Bench(_summed, SUMMED, allowed_batch_sizes=[4])
+    bench.run(asking(1, 2))
+    assert (bench.ran.runs, bench.ran.apart) == ([(1, 2)], True)
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(None, (3,)), (None, ()), ((2,), None)])
+def test_a_signature_without_rows_is_told_at_once(inputs: Shape, outputs: Shape) -> None:
+    """With the first request: no run of several is needed."""
+    signature = make_signature({"x": (FLOAT, inputs)}, {"y": (FLOAT, outputs)})
+    bench = Bench(lambda fed: {"y": fed["x"]}, signature)
+    bench.run(asking(1, 2))
+    assert (bench.ran.runs, bench.ran.apart) == ([(1, 2)], True)
+
+
+def test_a_request_that_shares_no_run_by_its_inputs_keeps_nobody_apart() -> None:
+    """What a client sends says nothing of others' requests."""
+    bench = Bench(lambda fed: {"y": fed["x"]}, TWO)
+    bench.run(*[make_body({"x": np.ones(rows, np.float32), "k": np.float32([7])}) for rows in (2, 3)])
+    assert (bench.ran.runs, bench.ran.apart) == ([(1, 1), (1, 1)], False)
+
+
 # The page, the times, the frames
 
 

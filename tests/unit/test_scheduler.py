@@ -579,6 +579,7 @@ class Pool(RuleBasedStateMachine):
         self.most_rows = rules.batching.run_rows if rules.batching else 0
         self.limits = limits
         self.devices: dict[str, str] = {}
+        self.serves: dict[str, ModelVersion] = {}
         self.now = 0
         self.names = 0
         self.credits: dict[str, int] = {}
@@ -592,6 +593,7 @@ class Pool(RuleBasedStateMachine):
         self.lived: set[Key] = set()
         self.excuses: dict[Key, int] = {}
         self.excused: set[Entry] = set()
+        self.apart: dict[ModelVersion, set[object]] = {MODEL: set(), OTHER: set()}
         self.quarantined: set[Key] = set()
         self.trial: Send | None = None
         if known:
@@ -637,7 +639,8 @@ class Pool(RuleBasedStateMachine):
                 item.arrived_ns, item.part = self.now, part
                 item.priority, item.client = who
                 if self.rules.batching:
-                    item.rows, item.kind = part[1] - part[0] if part else rows, kind
+                    item.rows = part[1] - part[0] if part else rows
+                    item.kind = "", kind.encode(), b""
                 taken.append(item)
                 if not self._arrive(item, model, body):
                     for other in taken:
@@ -696,6 +699,7 @@ class Pool(RuleBasedStateMachine):
         name = f"w{self.names}"
         self.scheduler.join(name, model, credit, device)
         self.credits[name], self.held[name], self.devices[name] = credit, [], device
+        self.serves[name] = model
 
     def _answer(self, item: Entry, how: str) -> None:
         assert item in self.wanted, f"{how}: nobody wants this answer (any more)"
@@ -739,6 +743,7 @@ class Pool(RuleBasedStateMachine):
                 assert sum(item.rows for item in send.entries) <= self.most_rows, "more rows than a batch has"
                 assert len({(item.model, item.kind) for item in send.entries}) == 1, "not of one kind"
                 assert all(item.rows for item in send.entries), "a request that shares no batch"
+                assert not any(item.kind[:2] in self.apart[item.model] for item in send.entries), "kept apart"
             else:
                 assert not any(item.rows and not item.suspect for item in send.entries)
             for item in send.entries:
@@ -781,8 +786,8 @@ class Pool(RuleBasedStateMachine):
             self.trial = None
 
     @precondition(lambda self: any(self.held.values()))
-    @rule(data=st.data(), ran=st.booleans())
-    def result(self, data: st.DataObject, ran: bool) -> None:
+    @rule(data=st.data(), ran=st.booleans(), apart=st.booleans())
+    def result(self, data: st.DataObject, ran: bool, apart: bool) -> None:
         name = self._pick(data, lambda name: bool(self.held[name]))
         send = self.held[name].pop(0)
         if send is self.trial and ran:
@@ -797,6 +802,13 @@ class Pool(RuleBasedStateMachine):
                 self._answer(item, "result")
                 self.lived |= {self.keys[item]} if ran else set()
         assert self.scheduler.finished(name, send.dispatch) is None, "a result counted twice"
+        if apart and send.together:
+            self._keep_apart(send.entries[0])
+
+    def _keep_apart(self, item: Entry) -> None:
+        known = self.apart[item.model]
+        assert self.scheduler.keep_apart(item) == (item.kind[:2] not in known)
+        known.add(item.kind[:2])
 
     @precondition(lambda self: bool(self.held))
     @rule(data=st.data(), running=st.booleans(), blame=st.sampled_from(Blame))
@@ -818,6 +830,8 @@ class Pool(RuleBasedStateMachine):
     def _die(self, name: str, index: int | None, blame: Blame = Blame.SURELY) -> None:
         """Whoever it was running is blamed, whether its client still waits or not."""
         sends = self.held.pop(name)
+        if self.serves[name] not in {self.serves[other] for other in self.held}:
+            self.apart[self.serves[name]].clear()
         before = {item: item.deaths for send in sends for item in send.entries}
         guilty: list[Entry] = []
         if index is not None and blame is not Blame.NONE:

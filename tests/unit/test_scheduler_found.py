@@ -215,13 +215,13 @@ def test_a_decision_does_not_look_at_models_that_nothing_happened_to(monkeypatch
 def test_one_more_that_has_to_wait_as_others_do_calls_for_no_decision() -> None:
     """It can go no sooner than those before it; the first of a line, or the one that fills a batch, may."""
     scheduler = Scheduler(PoolRules(), QueueRules(batching=BatchingSettings(max_batch_size=3)))
-    stirs = [scheduler.arrive(Entry(MODEL, "", b"x", 0, rows=1, kind="k"), 0)]
+    stirs = [scheduler.arrive(Entry(MODEL, "", b"x", 0, rows=1, kind=("", b"", b"k")), 0)]
     scheduler.dispatch(0)
-    stirs += [scheduler.arrive(Entry(MODEL, "", b"x", 0, rows=1, kind="k"), 0) for _ in range(3)]
+    stirs += [scheduler.arrive(Entry(MODEL, "", b"x", 0, rows=1, kind=("", b"", b"k")), 0) for _ in range(3)]
     assert stirs == [True, False, True, True]
     scheduler.dispatch(0)
-    assert not scheduler.arrive(Entry(MODEL, "", b"x", 0, rows=1, kind="k"), 0)
-    assert scheduler.arrive(Entry(MODEL, "", b"x", 0, rows=1, kind="other"), 0)
+    assert not scheduler.arrive(Entry(MODEL, "", b"x", 0, rows=1, kind=("", b"", b"k")), 0)
+    assert scheduler.arrive(Entry(MODEL, "", b"x", 0, rows=1, kind=("", b"", b"other")), 0)
 
 
 def test_a_worker_that_is_long_overdue_is_sent_nothing_more() -> None:

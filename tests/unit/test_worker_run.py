@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpspool.core import tfs
+from mpspool.core import messages, tfs
 from mpspool.core.errors import Code
 from mpspool.core.ids import ModelVersion
 from mpspool.core.messages import Dispatch, Outcome, Request, Result
@@ -72,7 +72,7 @@ class Bench:
 
     def run(self, deadline_ns: int) -> Outcome:
         dispatch = Dispatch(1, 1, [Request(None, deadline_ns)])
-        (outcome,) = self.worker._run(dispatch, [_body(np.array([1.0], np.float32))], [])
+        (outcome,) = self.worker._run(dispatch, [_body(np.array([1.0], np.float32))], []).outcomes
         return outcome
 
     def close(self) -> None:
@@ -117,6 +117,8 @@ def test_what_is_sent_for_a_dispatch(
     assert (result.epoch, result.dispatch) == (3, 8)
     assert before_ns <= result.began_ns
     assert result.began_ns + result.busy_us * 1000 <= after_ns
+    assert result.runs == ([(1, 10_000), (1, 1), (1, 10_000)] if together else [])
+    assert messages.decode_from_worker(messages.encode(result)) == result
     assert [outcome.code for outcome in result.outcomes] == [Code.OK] * 3
     assert [outcome.body is None for outcome in result.outcomes] == [True, False, True]
     for body in frames:

@@ -1,7 +1,7 @@
 """A worker without TensorFlow: it joins the router for real, and answers y = x / 2 + 2.
 
 Each run is a line of <run folder>/runs, and lasts as long as there is a file <run folder>/hold/<the first of its values>.
-What a request is said to have cost is in COST_US by its signature; y of the signature "total" is one number for all rows.
+What a request is said to have cost is in COST_US by its signature; y of those in TOTALS is one number for all rows.
 
 What it does otherwise stands in <run folder>/behave/<worker id>: "never" (exit 78 with a reason),
 "crash" (exit 3 before it is READY), "deaf" (SIGTERM is ignored), "slow" (not READY for a minute, this once),
@@ -26,7 +26,7 @@ from mpspool.core import messages, process, tfs
 from mpspool.core.envelope import peek
 from mpspool.core.errors import Code
 from mpspool.core.ids import ModelVersion, WorkerId
-from mpspool.core.messages import Dispatch, Hello, Outcome
+from mpspool.core.messages import Dispatch, Hello
 from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import WorkerSettings
@@ -34,12 +34,19 @@ from mpspool.core.states import WorkerState
 from mpspool.core.weights import WeightsReport
 from mpspool.worker import simulated_gpu
 from mpspool.worker.engine.base import Array, Signature, TensorSpec
-from mpspool.worker.link import Link, wake_on_signals
+from mpspool.worker.link import Link, Ran, wake_on_signals
 from mpspool.worker.predict import Predictor
 from mpspool.worker.runner import Runner
 
 # By signature; of one that costs 0 nothing is learned.
-COST_US = {tfs.DEFAULT_SIGNATURE: 1_000, "slow": 10_000_000, "unknown": 0, "total": 1_000}
+COST_US = {
+    tfs.DEFAULT_SIGNATURE: 1_000,
+    "slow": 10_000_000,
+    "unknown": 0,
+    "total": 1_000,
+    "slow_total": 10_000_000,
+}
+TOTALS = ("total", "slow_total")
 
 
 class _Engine:
@@ -75,7 +82,7 @@ class _Engine:
         hold = self._root / "hold" / f"{values[0]:g}"
         while hold.exists():
             time.sleep(0.005)
-        return [np.asarray(x.sum() if signature == "total" else x / 2 + 2)]
+        return [np.asarray(x.sum() if signature in TOTALS else x / 2 + 2)]
 
 
 class _Light:
@@ -85,16 +92,17 @@ class _Light:
         model = ModelVersion(config.model.name, config.model.version)
         self._runner = Runner(Predictor(engine, model), config.model.batching, progress)
 
-    def run(self, dispatch: Dispatch, bodies: list[bytes], frames: list[bytes]) -> list[Outcome]:
-        outcomes = self._runner.run(dispatch, bodies, frames)
-        return [
+    def run(self, dispatch: Dispatch, bodies: list[bytes], frames: list[bytes]) -> Ran:
+        ran = self._runner.run(dispatch, bodies, frames)
+        outcomes = [
             msgspec.structs.replace(
                 outcome, run_us=COST_US[peek(body).signature_name or tfs.DEFAULT_SIGNATURE]
             )
             if outcome.code == Code.OK
             else outcome
-            for outcome, body in zip(outcomes, bodies, strict=True)
+            for outcome, body in zip(ran.outcomes, bodies, strict=True)
         ]
+        return ran._replace(outcomes=outcomes)
 
 
 def _beat(progress: ProgressWriter) -> None:
