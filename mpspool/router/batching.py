@@ -29,7 +29,11 @@ def split(rows: int, settings: BatchingSettings) -> list[tuple[int, int]]:
 
 
 def fills(rows: int, settings: BatchingSettings) -> bool:
-    """Whether no other of its size fits beside a request of so many rows. What is cut can be cut to fit."""
+    """Whether a request of so many rows counts as a batch of its own: no other of its size fits beside it.
+
+    None does where large requests are split: there rows alone count, as in TensorFlow Serving, which cuts any request
+    to fill a batch. Here one that fits into a run is not cut.
+    """
     return not settings.max_execution_batch_size and 2 * rows > settings.run_rows
 
 

@@ -71,6 +71,7 @@ def test_a_batch_that_is_not_full_waits_for_the_timeout() -> None:
     ask(scheduler, at_ns=2 * MS)
     assert scheduler.dispatch(2 * MS) == []
     assert scheduler.look_again_ns(2 * MS) == 3 * MS
+    assert scheduler.dispatch(3 * MS - 1) == []
     assert rows(scheduler.dispatch(3 * MS)) == [2]
 
 
@@ -267,6 +268,20 @@ def test_more_than_may_wait_is_refused_where_large_ones_are_split() -> None:
     ask(scheduler, 1)
 
 
+def test_where_large_ones_are_split_rows_alone_count() -> None:
+    """Sixteen requests of 60 rows are ten batches of 100, though none of them is cut and each is run by itself."""
+    scheduler = make(max_batch_size=1_000, max_execution_batch_size=100, max_enqueued_batches=10)
+    for _ in range(16):
+        ask(scheduler, 60)
+    refusal(scheduler, 60)
+    sent = []
+    while sends := scheduler.dispatch(0):
+        sent += rows(sends)
+        for send in sends:
+            scheduler.finished(send.worker, send.dispatch)
+    assert sent == [60] * 16
+
+
 def test_what_cannot_be_joined_counts_as_batches_of_one() -> None:
     """Requests of three rows are a batch each where four rows are run."""
     scheduler = make(max_batch_size=4, max_enqueued_batches=3)
@@ -435,12 +450,13 @@ def test_a_batch_is_long_by_what_it_costs_itself() -> None:
 
 
 def test_which_batches_are_long_is_found_out() -> None:
-    """By what batches cost on average, not requests."""
+    """By what batches cost on average, not requests: one that costs as much is not, one of half as much again is."""
     scheduler = Scheduler(
         PoolRules(limits=Limits(long=1)), QueueRules(batching=BatchingSettings(max_batch_size=8))
     )
     for count in (1, 8):
         scheduler.costs.observe(MODEL, "", 0, 1_000 * count, rows=count)
+        scheduler.costs.observe(MODEL, "long", 0, 1_600 * count, rows=count)
     for name in "ab":
         scheduler.join(name, MODEL, 1, "gpu0")
     for _ in range(3):
@@ -450,6 +466,16 @@ def test_which_batches_are_long_is_found_out() -> None:
         assert rows(sends) == [8, 8]
         for send in sends:
             scheduler.finished(send.worker, send.dispatch)
+    for _ in range(16):
+        ask(scheduler, signature="long")
+    (lane,) = scheduler.dispatch(0)
+    for _ in range(8):
+        ask(scheduler)
+    (other,) = scheduler.dispatch(0)
+    assert [send.entries[0].signature for send in (lane, other)] == ["long", ""]
+    scheduler.finished(lane.worker, lane.dispatch)
+    (second,) = scheduler.dispatch(0)
+    assert (second.entries[0].signature, rows([second])) == ("long", [8])
 
 
 def test_a_line_in_which_all_are_late() -> None:

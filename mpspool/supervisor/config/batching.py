@@ -76,7 +76,7 @@ class Parameters(Section):
     pad_variable_length_inputs: bool = False
     """Inputs of a batch that differ in a dimension other than the first are padded to the largest."""
     enable_large_batch_splitting: bool = False
-    """Requests are cut into pieces that fill batches of max_execution_batch_size rows."""
+    """A request of more rows than max_execution_batch_size is cut into parts, which several workers run; one of fewer rows is not."""
     max_execution_batch_size: Rows | None = None
     """With enable_large_batch_splitting, rows of a batch; max_batch_size, when not given, bounds requests alone."""
 
