@@ -130,18 +130,24 @@ def test_more_share_a_dispatch_while_many_wait(cost_us: float, waiting: int, siz
     assert [len(send.entries) for send in scheduler.dispatch(0)] == sizes
 
 
-def test_round_robin_takes_turns() -> None:
-    """round_robin goes round even when the same worker would be idle again."""
-    scheduler = make("round_robin")
-    scheduler.join("a", MODEL, 1)
-    scheduler.join("b", MODEL, 1)
-    order = []
+@pytest.mark.parametrize(
+    ("dispatch", "order"), [("round_robin", ["a", "b", "a", "b"]), ("least_loaded", ["b", "b", "b", "b"])]
+)
+def test_which_idle_worker_is_next(dispatch: str, order: list[str]) -> None:
+    """round_robin goes round though the device of one has more to do; least_loaded goes where least runs."""
+    scheduler = make(dispatch)
+    scheduler.join("busy", OTHER, 1, "gpu0")
+    arrive(scheduler, b"x", model=OTHER)
+    scheduler.dispatch(0)
+    scheduler.join("a", MODEL, 1, "gpu0")
+    scheduler.join("b", MODEL, 1, "gpu1")
+    sent = []
     for n in range(4):
         arrive(scheduler, b"%d" % n)
         (send,) = scheduler.dispatch(0)
-        order.append(send.worker)
+        sent.append(send.worker)
         scheduler.finished(send.worker, send.dispatch)
-    assert order == ["a", "b", "a", "b"]
+    assert sent == order
 
 
 def test_models_do_not_share_workers() -> None:
