@@ -66,8 +66,12 @@ class LightPool:
         self, model: str, x: np.ndarray[Any, Any], signature: str = "", timeout_s: float = 30, **metadata: str
     ) -> grpc.Future:
         """A call under way; in the names of metadata "_" is "-"."""
+        return self.call(body(model, x, signature), timeout_s, **metadata)
+
+    def call(self, request: bytes, timeout_s: float = 30, **metadata: str) -> grpc.Future:
+        """As send(), of a serialised request."""
         pairs = [(key.replace("_", "-"), value) for key, value in metadata.items()]
-        return self._predict.future(body(model, x, signature), timeout=timeout_s, metadata=pairs)
+        return self._predict.future(request, timeout=timeout_s, metadata=pairs)
 
     def waiting(self, model: str) -> int:
         """How many requests for it wait for a worker."""
@@ -136,11 +140,25 @@ class LightPool:
 
 def body(model: str, x: np.ndarray[Any, Any], signature: str = "") -> bytes:
     """A serialised PredictRequest."""
+    return spec(model, signature) + inputs(x=x)
+
+
+def spec(model: str, signature: str = "") -> bytes:
+    """The part of a serialised PredictRequest that says who is asked."""
     request = tfs.PredictRequest()
     request.model_spec.name = model
     request.model_spec.signature_name = signature
-    request.inputs["x"].ParseFromString(tensors.encode(x, FLOAT))
     return bytes(request.SerializeToString())
+
+
+def inputs(**arrays: np.ndarray[Any, Any]) -> bytes:
+    """The part that has these inputs, in this order."""
+    parts = []
+    for name, array in arrays.items():
+        request = tfs.PredictRequest()
+        request.inputs[name].ParseFromString(tensors.encode(array, FLOAT))
+        parts.append(request.SerializeToString())
+    return b"".join(parts)
 
 
 def answer(call: grpc.Future) -> list[Any]:

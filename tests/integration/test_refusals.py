@@ -1,8 +1,10 @@
-"""Every refusal of batching and scheduling as a client of a whole pool sees it: its code and its text."""
+"""Every refusal of batching and scheduling as a client of a whole pool sees it: its code and its text, and how it is counted."""
 
 from __future__ import annotations
 
 import re
+import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,8 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
+from mpspool.core.errors import Lack
 from tests.conftest import PoolStarter
-from tests.light import LightPool, answer, half, light_pool
+from tests.light import LightPool, answer, body, half, inputs, light_pool, spec
 from tests.polling import until
 
 Shape = tuple[int, ...]
@@ -33,6 +36,18 @@ POOL: dict[str, Any] = {
         },
     },
 }
+# Clients share, by their x-tenant.
+FAIR: dict[str, Any] = {
+    "cpu_slots": 1,
+    "max_queued_bytes": 300_000,
+    "max_queued_bytes_per_model": 100_000,
+    "scheduling": {"fair_by": "metadata:x-tenant"},
+    "models": {
+        "plain": {"max_queued_requests": 3},
+        "large": {"max_queued_bytes": 1_000_000},
+        "batched": {"batching": {"max_batch_size": 4, "max_enqueued_batches": 2}},
+    },
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,22 +56,44 @@ def pool(start_module_pool: PoolStarter, tmp_path_factory: pytest.TempPathFactor
         yield started
 
 
+@pytest.fixture(scope="module")
+def fair(start_module_pool: PoolStarter, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LightPool]:
+    with light_pool(start_module_pool, tmp_path_factory.mktemp("fair"), FAIR) as started:
+        yield started
+
+
+def refusals(pool: LightPool, model: str) -> Counter[Lack]:
+    """What the metrics have counted of a model: for want of what its requests were refused."""
+    name, labels = "mpspool_refusals_total", {"model": model, "version": "1"}
+    return Counter({lack: int(pool.metric(name, **labels, reason=lack.value)) for lack in Lack})
+
+
+def is_text(said: str, text: str) -> bool:
+    """Whether that is what was said; "*" is any number."""
+    return re.fullmatch(re.escape(text).replace(r"\*", r"[\d.]+"), said) is not None
+
+
 @dataclass(frozen=True)
 class Refusal:
     """What is refused while the model's worker is busy.
 
     Attributes:
+        lack: for want of what it is counted; None where the request is at fault.
         shape: of the request that is refused.
         waiting: of those that wait already.
         text: of the refusal, in which "*" is any number.
+        signature: of the request that is refused.
+        waiting_signature: of those that wait.
     """
 
     model: str
     code: grpc.StatusCode
+    lack: Lack | None
     text: str
     shape: Shape = (1,)
     waiting: tuple[Shape, ...] = ()
     signature: str = ""
+    waiting_signature: str = ""
     timeout_s: float = 30
     priority: str = "0"
 
@@ -65,12 +102,14 @@ REFUSALS = {
     "max_queued_requests": Refusal(
         "plain",
         grpc.StatusCode.UNAVAILABLE,
+        Lack.REQUESTS,
         "The queue of plain@1 is full: 3 requests wait and max_queued_requests is 3; try again later",
         waiting=((1,), (1,), (1,)),
     ),
     "max_enqueued_batches": Refusal(
         "small",
         grpc.StatusCode.UNAVAILABLE,
+        Lack.BATCHES,
         "The batch scheduling queue to which this task was submitted is full; currently 1 batches enqueued and "
         "max_enqueued_batches is 1",
         waiting=((4,),),
@@ -78,6 +117,7 @@ REFUSALS = {
     "max_enqueued_batches, where requests are split": Refusal(
         "batched",
         grpc.StatusCode.UNAVAILABLE,
+        Lack.BATCHES,
         "The batch scheduling queue to which this task was submitted is full; task size is 1 but scheduling capacity "
         "is only 0 (num_enqueued_batches=*, max_enqueued_batches=2, open_batch_size=2, max_execution_batch_size=2)",
         waiting=((2,), (2,)),
@@ -85,6 +125,7 @@ REFUSALS = {
     "max_enqueued_batches, full after the first part": Refusal(
         "batched",
         grpc.StatusCode.UNAVAILABLE,
+        Lack.BATCHES,
         "The batch scheduling queue to which this task was submitted is full; task size is 2 but scheduling capacity "
         "is only 0 (num_enqueued_batches=*, max_enqueued_batches=2, open_batch_size=2, max_execution_batch_size=2)",
         shape=(4,),
@@ -93,18 +134,21 @@ REFUSALS = {
     "max_batch_size": Refusal(
         "small",
         grpc.StatusCode.INVALID_ARGUMENT,
+        None,
         "Task size 5 is larger than maximum input batch size 4",
         shape=(5,),
     ),
     "max_batch_size, where requests are split": Refusal(
         "batched",
         grpc.StatusCode.INVALID_ARGUMENT,
+        None,
         "Task size 5 is larger than maximum input batch size 4",
         shape=(5,),
     ),
     "max_queued_bytes_per_model": Refusal(
         "plain",
         grpc.StatusCode.RESOURCE_EXHAUSTED,
+        Lack.BYTES,
         "Requests for plain hold * of 100000 bytes and this one has *; try again later, or raise the model's "
         "max_queued_bytes",
         shape=(1, 15_000),
@@ -113,34 +157,56 @@ REFUSALS = {
     "models[].max_queued_bytes": Refusal(
         "small",
         grpc.StatusCode.RESOURCE_EXHAUSTED,
+        Lack.BYTES,
         "Requests for small hold * of 50000 bytes and this one has *; try again later, or raise the model's "
         "max_queued_bytes",
         shape=(1, 7_500),
         waiting=((1, 7_500),),
     ),
-    "more than max_queued_bytes": Refusal(
+    "more than models[].max_queued_bytes": Refusal(
         "small",
         grpc.StatusCode.RESOURCE_EXHAUSTED,
+        Lack.BYTES,
         "The request has * bytes and max_queued_bytes for small is 50000: make it smaller, or raise that",
         shape=(1, 15_000),
     ),
     "max_queued_bytes": Refusal(
         "large",
         grpc.StatusCode.RESOURCE_EXHAUSTED,
+        Lack.BYTES,
         "Requests and answers hold * of 300000 bytes and this one has *; try again later, or raise max_queued_bytes",
         shape=(1, 45_000),
         waiting=((1, 45_000),),
     ),
+    "more than max_queued_bytes": Refusal(
+        "large",
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        Lack.BYTES,
+        "The request has * bytes and max_queued_bytes is 300000: make it smaller, or raise that",
+        shape=(1, 80_000),
+    ),
     "refuse_late": Refusal(
         "plain",
         grpc.StatusCode.DEADLINE_EXCEEDED,
+        Lack.TIME,
         "Deadline exceeded: it is * ms away, the request is expected to take * ms; it was not run",
         signature="slow",
+        timeout_s=9,
+    ),
+    "refuse_late, by what waits before it": Refusal(
+        "plain",
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        Lack.TIME,
+        "Deadline exceeded: it is * ms away, the request is expected to take * ms and what waits before it * ms; "
+        "it was not run",
+        waiting=((1,),),
+        waiting_signature="slow",
         timeout_s=9,
     ),
     "priority_key": Refusal(
         "plain",
         grpc.StatusCode.INVALID_ARGUMENT,
+        None,
         "The metadata x-mpspool-priority is 'high': it must be a whole number from -999 to 999, 0 for what has none; "
         "more goes first",
         priority="high",
@@ -151,17 +217,19 @@ REFUSALS = {
 @pytest.mark.parametrize("case", REFUSALS.values(), ids=REFUSALS)
 def test_a_refusal(pool: LightPool, case: Refusal) -> None:
     """It comes at once, is counted, and harms nobody: those that wait are answered, and so is who asks again."""
-    if case.signature:
-        pool.learn(case.model, case.signature)
+    for signature in {case.signature, case.waiting_signature} if case.lack is Lack.TIME else ():
+        pool.learn(case.model, signature)
     counted = pool.metric("mpspool_requests_total", code=case.code.name)
+    before = refusals(pool, case.model)
     waiting = [pool.values(*shape) for shape in case.waiting]
     x = pool.values(*case.shape)
     with pool.busy(case.model):
-        calls = [pool.queue(case.model, one) for one in waiting]
+        calls = [pool.queue(case.model, one, case.waiting_signature) for one in waiting]
         refused = pool.send(case.model, x, case.signature, case.timeout_s, x_mpspool_priority=case.priority)
         assert refused.code() is case.code, refused.details()
-        assert re.fullmatch(re.escape(case.text).replace(r"\*", r"[\d.]+"), refused.details())
+        assert is_text(refused.details(), case.text), refused.details()
         assert pool.metric("mpspool_requests_total", code=case.code.name) == counted + 1
+        assert refusals(pool, case.model) - before == Counter([case.lack] if case.lack else [])
         assert pool.waiting(case.model) == len(case.waiting)
     assert [answer(call) for call in calls] == [half(one) for one in waiting]
     assert not pool.began(case.model, x)
@@ -169,17 +237,63 @@ def test_a_refusal(pool: LightPool, case: Refusal) -> None:
 
 
 def test_a_deadline_that_passes_in_the_queue(pool: LightPool) -> None:
-    """DEADLINE_EXCEEDED while the worker is busy still, and the worker never sees the request."""
+    """DEADLINE_EXCEEDED while the worker is busy still, no refusal, and the worker never sees the request."""
     labels = {"model": "plain", "code": "DEADLINE_EXCEEDED"}
     counted = pool.metric("mpspool_requests_total", **labels)
+    before = refusals(pool, "plain")
     x = pool.values(1)
     with pool.busy("plain"):
         call = pool.queue("plain", x, "unknown", timeout_s=2)
         assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         until(lambda: pool.waiting("plain") == 0, 10, "nothing waits")
     assert pool.metric("mpspool_requests_total", **labels) == counted + 1
+    assert refusals(pool, "plain") == before
     pool.learn("plain")
     assert not pool.began("plain", x)
+
+
+def let_pass(seconds: float) -> None:
+    """Waits for the clock, where it is time itself that makes the difference."""
+    end_s = time.monotonic() + seconds
+    until(lambda: time.monotonic() >= end_s, 2 * seconds, f"{seconds} s pass")
+
+
+def test_what_became_late_in_the_queue(pool: LightPool) -> None:
+    """It was in time on arrival, and is not any more when it is its turn: it makes way for who can be, long before its end."""
+    pool.learn("plain", "slow")
+    before = refusals(pool, "plain")
+    slow, quick = pool.values(1), pool.values(1)
+    with pool.busy("plain"):
+        late = pool.queue("plain", slow, "slow", timeout_s=13)  # 3 s more than it is known to take
+        call = pool.queue("plain", quick)
+        let_pass(3.5)
+        assert not late.done()
+    assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    text = "Deadline exceeded: the request could not have been answered before it, and was not run"
+    assert late.details() == text
+    assert answer(call) == half(quick)
+    assert refusals(pool, "plain") - before == Counter([Lack.TIME])
+    assert not pool.began("plain", slow)
+
+
+def test_late_by_the_batches_before_it(pool: LightPool) -> None:
+    """Each batch is known to take 2 s: a second one is late where 3 s are left, though it would not be by itself."""
+    first, waits, late = (pool.values(2) for _ in range(3))
+    with pool.held(first):
+        call = pool.send("batched", first, "slow")
+        until(lambda: pool.began("batched", first), 10, "it runs")
+        let_pass(2)
+    assert answer(call) == half(first)
+    before = refusals(pool, "batched")
+    with pool.busy("batched"):
+        call = pool.queue("batched", waits, "slow")
+        refused = pool.send("batched", late, "slow", timeout_s=3)
+        assert refused.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        text = REFUSALS["refuse_late, by what waits before it"].text
+        assert is_text(refused.details(), text), refused.details()
+        assert refusals(pool, "batched") - before == Counter([Lack.TIME])
+    assert answer(call) == half(waits)
+    assert not pool.began("batched", late)
 
 
 def test_an_output_without_rows_of_a_request_in_parts(pool: LightPool) -> None:
@@ -192,6 +306,33 @@ def test_an_output_without_rows_of_a_request_in_parts(pool: LightPool) -> None:
     assert answer(pool.send("batched", x, "total")) == x.sum()
 
 
+def test_an_input_without_the_rows_of_a_request_in_parts(pool: LightPool) -> None:
+    """It is told by its name; with as many rows as the other has it is answered."""
+    x, more = pool.values(3), pool.values(2)
+    asked = body("batched", x, "pair")
+    refused = pool.call(asked + inputs(z=more))
+    assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert refused.details() == (
+        "The request has too many rows for one run, and cannot be split into several: "
+        'its input "z" has 2 rows (dimension 0), and "x" has 3'
+    )
+    assert not pool.began("batched", x)
+    assert answer(pool.call(asked + inputs(z=pool.values(3)))) == half(x)
+
+
+@pytest.mark.parametrize(
+    ("values", "limit"),
+    [(40_000, "models that their first bytes do not name is 150000"), (30_000, "plain is 100000")],
+)
+def test_what_names_its_model_at_its_end(pool: LightPool, values: int, limit: str) -> None:
+    """It may have half of all bytes while nobody knows whose it is, and as many as its model may once that is known."""
+    x = pool.values(1, values)
+    refused = pool.call(inputs(x=x) + spec("plain"))
+    assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    text = f"The request has * bytes and max_queued_bytes for {limit}: make it smaller, or raise that"
+    assert is_text(refused.details(), text), refused.details()
+
+
 def test_bytes_are_free_again(pool: LightPool) -> None:
     """As soon as its request is answered: what fits alone is taken any number of times, one after the other."""
     for _ in range(3):
@@ -200,9 +341,84 @@ def test_bytes_are_free_again(pool: LightPool) -> None:
 
 
 def test_another_model_is_served(pool: LightPool) -> None:
-    """A model that has all the bytes that it may is no other's harm."""
-    x = pool.values(1, 7_500)
+    """A model that has all the bytes that it may is refused the smallest request, and is no other's harm."""
+    running = len(body("small", pool.values(), "unknown"))
+    free = 50_000 - running - len(body("small", pool.values(1, 12_000)))
+    x = pool.values(1, 12_000 + free // 4)
     with pool.busy("small"):
         call = pool.queue("small", x)
+        refused = pool.send("small", pool.values(1))
+        assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert refused.details().startswith("Requests for small hold ")
         pool.learn("plain")
+        assert not call.done()
     assert answer(call) == half(x)
+
+
+SHARES = {
+    "of its model's bytes": ("plain", (1, 7_500), "plain"),
+    "of all bytes": ("large", (1, 30_000), "any model"),
+}
+
+
+@pytest.mark.parametrize(("model", "shape", "named"), SHARES.values(), ids=SHARES)
+def test_a_clients_share(fair: LightPool, model: str, shape: Shape, named: str) -> None:
+    """Where clients share, who holds something leaves as much free: it is refused what another is given."""
+    before = refusals(fair, model)
+    one, more, others = (fair.values(*shape) for _ in range(3))
+    with fair.busy(model):
+        calls = [fair.queue(model, one, x_tenant="a")]
+        refused = fair.send(model, more, x_tenant="a")
+        assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert is_text(
+            refused.details(),
+            f"Requests of this client for {named} hold * bytes, * are free and this one has *: "
+            "as much as a client holds stays free for others; try again when some are answered",
+        ), refused.details()
+        assert refusals(fair, model) - before == Counter([Lack.BYTES])
+        calls.append(fair.queue(model, others, x_tenant="b"))
+    assert [answer(call) for call in calls] == [half(one), half(others)]
+    assert not fair.began(model, more)
+
+
+CROWDS = {
+    "max_queued_requests": (
+        "plain",
+        3,
+        Lack.REQUESTS,
+        "The queue of plain@1 is full: 3 requests wait and max_queued_requests is 3; try again later",
+    ),
+    "max_enqueued_batches": (
+        "batched",
+        8,
+        Lack.BATCHES,
+        (
+            "The batch scheduling queue to which this task was submitted is full; currently 2 batches enqueued "
+            "and max_enqueued_batches is 2"
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("model", "room", "lack", "text"), CROWDS.values(), ids=CROWDS)
+def test_who_fills_a_queue_leaves_for_another(
+    fair: LightPool, model: str, room: int, lack: Lack, text: str
+) -> None:
+    """Where clients share, who has most waiting is refused more, and the last of that gives its place to another client."""
+    before = refusals(fair, model)
+    asked = [fair.values(1) for _ in range(room)]
+    more, other = fair.values(1), fair.values(1)
+    with fair.busy(model):
+        calls = [fair.queue(model, x, x_tenant="flood") for x in asked]
+        refused = [fair.send(model, more, x_tenant="flood")]
+        assert refused[0].code() is grpc.StatusCode.UNAVAILABLE
+        calls.append(fair.send(model, other, x_tenant="other"))
+        refused.append(calls.pop(room - 1))
+        assert refused[1].code() is grpc.StatusCode.UNAVAILABLE
+        assert [call.details() for call in refused] == [text, text]
+        assert fair.waiting(model) == room
+        assert refusals(fair, model) - before == Counter({lack: 2})
+    answers = [half(x) for x in [*asked[:-1], other]]
+    assert [answer(call) for call in calls] == answers
+    assert not fair.began(model, asked[-1])
+    assert not fair.began(model, more)

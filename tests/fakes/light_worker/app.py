@@ -1,7 +1,8 @@
 """A worker without TensorFlow: it joins the router for real, and answers y = x / 2 + 2.
 
 Each run is a line of <run folder>/runs, and lasts as long as there is a file <run folder>/hold/<the first of its values>.
-What a request is said to have cost is in COST_US by its signature; y of those in TOTALS is one number for all rows.
+What a request is said to have cost is in COST_US by its signature; y of those in TOTALS is one number for all rows, and
+the signature "pair" has an input z beside x.
 
 What it does otherwise stands in <run folder>/behave/<worker id>: "never" (exit 78 with a reason),
 "crash" (exit 3 before it is READY), "deaf" (SIGTERM is ignored), "slow" (not READY for a minute, this once),
@@ -45,19 +46,26 @@ COST_US = {
     "unknown": 0,
     "total": 1_000,
     "slow_total": 10_000_000,
+    "pair": 1_000,
 }
 TOTALS = ("total", "slow_total")
 
 
 class _Engine:
-    """The model. Its signatures take one tensor of floats, of any shape."""
+    """The model. Its signatures take tensors of floats, of any shape."""
 
     name = "light"
 
     def __init__(self, worker: str, root: Path) -> None:
-        spec = {"x": TensorSpec(1, None)}
+        any_shape = TensorSpec(1, None)
         self.signatures = {
-            name: Signature(name, "tensorflow/serving/predict", spec, {"y": TensorSpec(1, None)}, {})
+            name: Signature(
+                name,
+                "tensorflow/serving/predict",
+                dict.fromkeys("xz" if name == "pair" else "x", any_shape),
+                {"y": any_shape},
+                {},
+            )
             for name in COST_US
         }
         self._worker = worker
