@@ -159,7 +159,7 @@ class Call(Stream):
             self._task = server.loop.create_task(self._stream(method))
 
     def on_data(self, data: bytes, start: int, stop: int) -> None:
-        while start < stop and self.open:
+        while start < stop and self.open and not self.sent_all:
             if self._left < 0:
                 start = self._on_start(data, start, stop)
             else:
@@ -239,6 +239,8 @@ class Call(Stream):
         self._wake()
 
     def on_end(self) -> None:
+        if self.sent_all:
+            return
         if self._left >= 0 or self._start:
             self.refuse(PoolError(Code.INTERNAL, "The request ended within a message"))
         elif self._inbox is not None:
@@ -265,7 +267,7 @@ class Call(Stream):
 
     async def _run(self, method: Unary) -> None:
         assert self._complete is not None
-        body, compressed = self._complete
+        (body, compressed), self._complete = self._complete, None  # its server knows the call until its deadline
         try:
             if compressed:
                 body, self._admission = await self._inflated(method, body, self._admission)
@@ -341,8 +343,8 @@ class Call(Stream):
         self.refuse(PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded"))
 
     def refuse(self, refusal: PoolError) -> None:
-        """Ends the call with a status. What is not valid Unicode cannot travel and is replaced."""
-        if not self.open:
+        """Ends the call with a status, where it has none yet. What is not valid Unicode cannot travel and is replaced."""
+        if not self.open or self.sent_all:
             return
         text = quote(cut(refusal.message).encode(errors="replace"), safe=_PLAIN)
         self._end(encode((b"grpc-status", b"%d" % refusal.code), (b"grpc-message", text.encode()), _ACCEPTS))
@@ -368,7 +370,7 @@ class Call(Stream):
         if self._admission is not None:
             self._admission.release()
             self._admission = None
-        self._buffer = _NOTHING
+        self._buffer, self._complete = _NOTHING, None
         while self._inbox:
             self._inbox.popleft()[2].release()
 

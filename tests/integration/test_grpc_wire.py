@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import time
+import tracemalloc
 from collections.abc import Iterator
 from typing import Any
 
@@ -338,6 +339,53 @@ def test_a_message_that_is_refused_is_not_read() -> None:
         raw.socket.close()
     finally:
         fronts.close()
+
+
+def test_a_message_that_is_refused_while_the_client_reads_nothing() -> None:
+    """The refusal waits behind another call's answer: what comes of the message until then is not taken for one of its own."""
+    fronts = Fronts()
+    try:
+        raw = Raw(fronts.grpc.port)
+        raw.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 2**30})
+        raw.h2.increment_flow_control_window(2**30)
+        raw.flush()
+        large = raw.begin()
+        raw.data(large, message(bytes(30 * 2**20)), end=True)
+        (link,) = fronts.grpc._server.listener.links
+        until(lambda: link.connection.paused)
+        fronts.dataplane.memory.limit_bytes = 1000
+        refused, ends_later = raw.begin(), raw.begin()
+        for number in (refused, ends_later):
+            raw.data(number, message(bytes(10_000))[:4101])
+        raw.data(refused, bytes(5_904), end=True)
+        raw.data(ends_later, bytes(900))
+        sent = 30 * 2**20 + 5 + 10_005 + 5_001
+        until(lambda: sum(stream.received for stream in link.connection.streams.values()) == sent)
+        assert raw.answer(refused).code is Code.RESOURCE_EXHAUSTED
+        assert raw.answer(ends_later).code is Code.RESOURCE_EXHAUSTED
+        assert len(raw.answer(large).body) == 30 * 2**20 + 5
+        assert [size for size, _ in fronts.dataplane.admitted] == [30 * 2**20, 10_000, 10_000]
+        raw.socket.close()
+    finally:
+        fronts.close()
+
+
+def test_what_was_answered_is_not_kept(fronts: Fronts, raw: Raw) -> None:
+    """Of ten messages of 1 MiB none is there any more, though their deadlines are a minute away."""
+
+    def held() -> int:
+        for keeper in (raw.answers, fronts.dataplane.admitted):
+            keeper.clear()
+        return tracemalloc.get_traced_memory()[0]
+
+    with contextlib.ExitStack() as stack:
+        tracemalloc.start()
+        stack.callback(tracemalloc.stop)
+        raw.call(message(bytes(2**20)), ("grpc-timeout", "60S"))
+        before = held()
+        for _ in range(10):
+            raw.call(message(bytes(2**20)), ("grpc-timeout", "60S"))
+        until(lambda: held() - before < 2**20)
 
 
 def test_a_client_that_goes_away_within_its_message(fronts: Fronts) -> None:
