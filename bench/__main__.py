@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import environments, report, sharing, sharing_report
+from bench import environments, report, sharing, sharing_report, swap, swap_report
 from bench.environments import BenchError
 from bench.front import LAYERS
 from bench.guard import running
@@ -52,7 +52,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--concurrency", type=_numbers, help="connections, one request at a time on each; default: 1,8,32")
     add("--seconds", type=float, help="of load in each cell and round; default: 3")
     add("--repeat", type=int, help="rounds; default: 3")
-    add("--only", choices=("front", "pool", "inprocess", "sharing"), help="one part of it")
+    add("--only", choices=("front", "pool", "inprocess", "sharing", "swap"), help="one part of it")
     add("--quick", action="store_true", help="concurrency 32, one round of 1 s: does everything run?")
     add("--name", help="of the files; default: the time, or quick")
     add("--results", type=Path, default=_RESULTS, help="where they go; default: bench/results")
@@ -78,7 +78,7 @@ def _run(options: argparse.Namespace) -> int:
     try:
         _run_parts(options, plan, results)
     finally:
-        if results.samples or results.sharing:
+        if results.samples or results.sharing or results.swaps:
             _write(results, plan, options.results, options.name)
     return 1 if results.failures else 0
 
@@ -95,6 +95,8 @@ def _run_parts(options: argparse.Namespace, plan: Plan, results: Results) -> Non
             results.sharing = sharing.measure_sharing(run, quick=options.quick)
         if options.only == "inprocess":
             run_part("pool", [], highest, results, run, limit=True)
+        if options.only in (None, "swap"):
+            results.swaps = swap.measure_swaps(run, swap.QUICK if options.quick else swap.Plan())
 
 
 def _write(results: Results, plan: Plan, folder: Path, name: str) -> None:
@@ -106,6 +108,8 @@ def _write(results: Results, plan: Plan, folder: Path, name: str) -> None:
     report.plot(results, folder / f"{name}.png")
     if results.sharing is not None:
         sharing_report.plot(results.sharing, folder / f"{name}.sharing.png")
+    if results.swaps:
+        swap_report.plot(results.swaps, folder / f"{name}.swap.png")
     print(f"\n{table}\nbench: written to {folder / name}.md, .json, .png", flush=True)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import psutil
 
@@ -19,24 +22,30 @@ _ROLES = {
     "mpspool.router": "router",
     "mpspool.worker": "worker",
     "mpspool.worker.nursery": "nursery",
+    "mpspool.worker.weights.publish": "publisher",
     "mpspool.supervisor": "pool",
     "mpspool": "foreground",
     "supervisor.supervisord": "supervisord",
+    "bench.swap": "bench",
+    "bench.swap_load": "load",
 }
+FOREIGN = "foreign"
+_LOOK_S = 0.1
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 def marked(mark: str) -> list[int]:
     """Living processes of ours whose mark starts with `mark`."""
+    pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+    return [pid for pid in pids if is_marked(pid, mark)]
+
+
+def is_marked(pid: int, mark: str) -> bool:
+    """Whether it lives, and is ours, with a mark that starts with `mark`."""
     needle = f"{MARK}={mark}".encode()
-    found = []
-    for entry in os.listdir("/proc"):
-        if not entry.isdigit():
-            continue
-        with contextlib.suppress(OSError), open(f"/proc/{entry}/environ", "rb") as file:
-            if any(item.startswith(needle) for item in file.read().split(b"\0")):
-                found.append(int(entry))
-    return found
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+        return any(item.startswith(needle) for item in file.read().split(b"\0"))
+    return False
 
 
 def cpu_by_pid(pids: Iterable[int]) -> dict[int, float]:
@@ -120,6 +129,84 @@ def memory(pids: Iterable[int]) -> Memory:
             info = psutil.Process(pid).memory_full_info()
             count, rss, pss = count + 1, rss + info.rss, pss + info.pss
     return Memory(count, rss / 2**20, pss / 2**20)
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """Files in memory only (memfds), each once, however many processes have it."""
+
+    count: int
+    mb: float
+
+
+def segments(pids: Iterable[int]) -> Segments:
+    """Those that these processes hold open."""
+    sizes: dict[int, int] = {}
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            for entry in os.listdir(f"/proc/{pid}/fd"):
+                path = f"/proc/{pid}/fd/{entry}"
+                with contextlib.suppress(OSError):
+                    if os.readlink(path).startswith("/memfd:"):
+                        found = os.stat(path)
+                        sizes[found.st_ino] = found.st_blocks * 512
+    return Segments(len(sizes), sum(sizes.values()) / 2**20)
+
+
+class CpuMeter:
+    """CPU seconds over time by role, of processes that come and go; FOREIGN is what all others use of the machine.
+
+    To be entered: a thread looks now and then.
+
+    Args:
+        mark: of the processes; this one counts among them.
+    """
+
+    def __init__(self, mark: str) -> None:
+        self._mark = mark
+        self._ours: dict[int, bool] = {os.getpid(): True}
+        self._last: dict[int, float] = {}
+        self._totals: defaultdict[str, float] = defaultdict(float)
+        self._looks: list[tuple[float, Mapping[str, float]]] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._look()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        there = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
+        self._ours = {
+            pid: self._ours[pid] if pid in self._ours else is_marked(pid, self._mark) for pid in there
+        }
+        used = cpu_by_pid(pid for pid, ours in self._ours.items() if ours)
+        for pid, seconds in used.items():
+            # Of one that was there before the first look, only what it uses from then on.
+            since = self._last.get(pid, 0.0 if self._looks else seconds)
+            self._totals[role(pid)] += seconds - since
+        self._last = used
+        now = time.monotonic()
+        busy = machine_busy_s() - sum(self._totals.values())
+        self._looks.append((now, {**self._totals, FOREIGN: busy}))
+
+    def used(self, begin: float, end: float) -> dict[str, float]:
+        """By role, between two times of CLOCK_MONOTONIC; exact to a look."""
+        first, last = self._at(begin), self._at(end)
+        return {role: seconds - first.get(role, 0.0) for role, seconds in last.items()}
+
+    def _at(self, moment: float) -> Mapping[str, float]:
+        index = bisect.bisect_left(self._looks, moment, key=lambda look: look[0])
+        return self._looks[min(index, len(self._looks) - 1)][1]
 
 
 def end_marked(mark: str, grace_s: float = 3.0) -> None:

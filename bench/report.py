@@ -15,10 +15,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench import sharing_report
+from bench import sharing_report, swap_report
 from bench.cell import Sample
 from bench.environments import REPOSITORY
 from bench.suite import PAIRS, STEADY, Cell, Pair, Plan, Results
+from bench.tables import table
 
 OURS, OURS_BATCHING, LIMIT = "mpspool", "mpspool_batch", "inprocess"
 
@@ -65,6 +66,7 @@ def markdown(results: Results, plan: Plan) -> str:
             *_steady_table(results),
             *_footprints(results),
             *(sharing_report.tables(results.sharing) if results.sharing else ()),
+            *(swap_report.tables(results.swaps) if results.swaps else ()),
             *target_lines(results),
             *_notes("Went away and was started again", results.restarts),
             *_notes("Did not run", results.failures),
@@ -101,13 +103,6 @@ def machine() -> dict[str, Any]:
 
 def _cpuinfo() -> list[str]:
     return Path("/proc/cpuinfo").read_text().splitlines()
-
-
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield "| " + " | ".join(header) + " |"
-    yield "|" + "---|" * len(header)
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
 
 
 def _groups(results: Results, part: str) -> list[tuple[str, int]]:
@@ -151,7 +146,7 @@ def _front_tables(results: Results) -> Iterator[str]:
                         *_front_row(results, cell, name, samples),
                     )
                 )
-    yield from _table(header, rows)
+    yield from table(header, rows)
 
 
 def _front_row(results: Results, cell: Cell, name: str, samples: Sequence[Sample]) -> tuple[str, ...]:
@@ -180,7 +175,7 @@ def _pool_tables(results: Results) -> Iterator[str]:
             "cores at the last: server + client + foreign",
         ]
         cells = [Cell("pool", model, batch, concurrency) for concurrency in concurrencies]
-        yield from _table(
+        yield from table(
             header, [_pool_row(results, cells, n) for n in _names(results, "pool", model, batch)]
         )
 
@@ -221,7 +216,7 @@ def _steady_table(results: Results) -> Iterator[str]:
         yield "Both at the same rate, sent at even times over 32 connections; the ratio of p99 is to be at most 1."
         yield ""
         header = ("", "requests/s", "ours: p50 / p99 ms", "it: p50 / p99 ms", "p99: ours / it", "")
-        yield from _table(header, rows)
+        yield from table(header, rows)
 
 
 def _p99_ratio(results: Results, cell: Cell, pair: Pair) -> float:
@@ -250,7 +245,7 @@ def _footprints(results: Results) -> Iterator[str]:
         )
         for (_, model, name), footprint in results.footprints.items()
     ]
-    yield from _table(("model", "", "first answer, s", "processes", "RSS MB", "PSS MB"), rows)
+    yield from table(("model", "", "first answer, s", "processes", "RSS MB", "PSS MB"), rows)
 
 
 def target_lines(results: Results) -> Iterator[str]:
@@ -271,10 +266,12 @@ def target_lines(results: Results) -> Iterator[str]:
             )
     if rows:
         yield from ("", f"## Targets, concurrency {_TARGET_CONCURRENCY}", "")
-        yield from _table(("", "", "at least", "ratio", ""), rows)
+        yield from table(("", "", "at least", "ratio", ""), rows)
     if results.sharing:
         yield from ("", "## Targets, one copy", "")
-        yield from _table(("", "at most", "measured", ""), list(sharing_report.targets(results.sharing)))
+        yield from table(("", "at most", "measured", ""), list(sharing_report.targets(results.sharing)))
+    if results.swaps:
+        yield from swap_report.target_lines(results.swaps)
 
 
 def _notes(title: str, notes: Sequence[str]) -> Iterator[str]:
@@ -304,6 +301,7 @@ def as_json(results: Results, plan: Plan) -> str:
         "cells": cells,
         "footprints": footprints,
         "sharing": sharing_report.as_dict(results.sharing) if results.sharing else None,
+        "swaps": swap_report.as_dict(results.swaps),
         "restarts": results.restarts,
         "failures": results.failures,
     }

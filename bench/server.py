@@ -194,7 +194,7 @@ class Server:
         used = measure.by_role(server, measure.cpu_by_pid(pids))
         busy = measure.machine_busy_s() - machine
         if frame_bytes:
-            _check_counts(self.name, driven, frame_bytes, http1)
+            check_counts(self.name, driven, frame_bytes, http1)
         return Sample.of(driven, seconds, elapsed, used, busy)
 
     def _wait_for_all(self) -> None:
@@ -223,10 +223,13 @@ class Server:
             self._process.wait(timeout=10)
 
 
-def _check_counts(name: str, driven: Driven, frame_bytes: int, http1: bool) -> None:
+def check_counts(name: str, driven: Driven, frame_bytes: int, http1: bool) -> None:
     """h2load counts a gRPC error as a success, but such a response has no body: bytes tell.
 
     What had begun to arrive when the time was up adds a part of an answer for each connection.
+
+    Raises:
+        BenchError: not every response was a right answer by its size.
     """
     if not driven.done:
         raise BenchError(f"{name}: no answer at all")

@@ -27,6 +27,7 @@ from bench.models import MODELS
 from bench.peers import FOREIGN, Peer
 from bench.server import Server
 from bench.sharing import Sharing
+from bench.swap_report import Swaps
 
 # What a server with two TensorFlow processes takes, at most.
 _SERVER_BYTES = 1.2e9
@@ -75,6 +76,7 @@ class Results:
         samples: by cell and contender, one for each round.
         titles: what the tables call a contender.
         sharing: memory and restarts, with and without sharing; None where not measured.
+        swaps: what requests see of a new version, of our pool and of one process; empty where not measured.
         restarts: peers that went away in the middle of a cell, and why.
         failures: what did not run, and why.
     """
@@ -83,6 +85,7 @@ class Results:
     titles: dict[str, str] = field(default_factory=dict)
     footprints: dict[tuple[str, str, str], Footprint] = field(default_factory=dict)
     sharing: Sharing | None = None
+    swaps: Sequence[Swaps] = ()
     restarts: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
 

@@ -10,7 +10,7 @@ import signal
 import statistics
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -70,17 +70,23 @@ class Held:
 
 
 class Pool:
-    """A pool of one variant, as its user would start it. A context manager."""
+    """A pool of one variant, as its user would start it. A context manager.
+
+    Attributes:
+        port: of its gRPC front.
+        mark: of its processes, see measure.MARK.
+    """
 
     def __init__(self, run: Run, model: str, base_path: Path, variant: Variant, workers: int) -> None:
         self._folder = run.folder / f"s{time.monotonic_ns() % 10**9}"
         self._run = RunDir(self._folder / "run")
         self._workers = workers
-        self._port = free_ports()
+        self.port = free_ports()
         self._ready_s = 0.0
         self._channel: grpc.Channel | None = None
+        self.mark = f"{run.mark}.sharing."
         self._environment = {
-            measure.MARK: f"{run.mark}.sharing.",
+            measure.MARK: self.mark,
             "PYTHONPATH": str(REPOSITORY),
             "CUDA_VISIBLE_DEVICES": "-1",
             "MPSPOOL_WEIGHTS_SHARED": ("on" if model == embedding.NAME else "auto")
@@ -93,7 +99,7 @@ class Pool:
         self._command = mpspool(
             "start",
             *("--cpu-slots", str(workers), "--intra-op-threads", "1", "--model", f"{model}={base_path}"),
-            *("--grpc-port", str(self._port), "--rest-port", "0", "--run-dir", str(self._run.root)),
+            *("--grpc-port", str(self.port), "--rest-port", "0", "--run-dir", str(self._run.root)),
         )
 
     def __enter__(self) -> Self:
@@ -124,15 +130,18 @@ class Pool:
 
     def _until(self, holds: Any) -> Mapping[str, Any]:
         """The workers by id, once they are as wanted. Raises BenchError."""
+        return _workers(self.until(lambda status: holds(_workers(status))))
+
+    def until(self, holds: Callable[[control.Message], bool]) -> control.Message:
+        """The pool's status, once it is as wanted. Raises BenchError."""
         end = time.monotonic() + _READY_S
         while time.monotonic() < end:
             if self._process.poll() is not None:
                 raise BenchError(f"the pool ended: {(self._folder / 'log').read_text()[-2000:]}")
             with contextlib.suppress(control.ControlError):
                 for status in control.stream(self._run.pool_control, "watch"):
-                    workers = {one["id"]: one for one in status["workers"]}
-                    if holds(workers):
-                        return workers
+                    if holds(status):
+                        return status
                     if time.monotonic() > end:
                         break
             time.sleep(0.02)
@@ -140,7 +149,7 @@ class Pool:
 
     def touch_all(self) -> None:
         """Asks for every row often enough that each worker has seen all of them."""
-        with grpc.insecure_channel(f"127.0.0.1:{self._port}") as channel:
+        with grpc.insecure_channel(f"127.0.0.1:{self.port}") as channel:
             call = channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
             for first in range(0, embedding.ROWS, PER_REQUEST):
                 ids = np.arange(first, min(embedding.ROWS, first + PER_REQUEST), dtype=np.int64)
@@ -155,7 +164,7 @@ class Pool:
         ids = np.random.default_rng(seed).integers(0, embedding.ROWS, count, dtype=np.int64)
         body = embedding.request(ids)
         if self._channel is None:
-            self._channel = grpc.insecure_channel(f"127.0.0.1:{self._port}")
+            self._channel = grpc.insecure_channel(f"127.0.0.1:{self.port}")
         call = self._channel.unary_unary("/tensorflow.serving.PredictionService/Predict")
         start = time.perf_counter()
         call(body, timeout=_DEADLINE_S)
@@ -164,7 +173,7 @@ class Pool:
     def held(self) -> Held:
         """What all processes of the pool's workers hold now."""
         found = self._until(lambda _: True)
-        pids = [pid for pid in measure.marked(self._environment[measure.MARK]) if _counts(pid)]
+        pids = [pid for pid in measure.marked(self.mark) if _counts(pid)]
         memories = [memory for pid in pids if (memory := process.memory(pid))]
         own = [memory.private for one in found.values() if (memory := process.memory(one["pid"]))]
         return Held(
@@ -199,6 +208,10 @@ class Pool:
             loads = [json.loads(line)["load_s"] for line in lines if '"load_s"' in line]
             taken += loads[1:]
         return taken
+
+
+def _workers(status: control.Message) -> Mapping[str, Any]:
+    return {one["id"]: one for one in status["workers"]}
 
 
 def _counts(pid: int) -> bool:

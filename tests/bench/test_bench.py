@@ -1,4 +1,4 @@
-"""The benchmark runs from end to end without its peers: the way in, the pool and its limit, sharing; table and plots."""
+"""The benchmark runs from end to end without its peers: the way in, the pool and its limit, sharing, swaps; table and plots."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.pool import ROOT
 
 
 def test_everything_runs_without_a_peer(models_root: Path, tmp_path: Path) -> None:
-    """One command: each layer, the pool and the in-process limit give a sample, sharing its figures; all is written."""
+    """One command: each layer, the pool and the in-process limit give a sample, sharing and swaps their figures; all is written."""
     results, cache = tmp_path / "results", models_root / "bench"
     command = [sys.executable, "-m", "bench", "--quick", "--peers", "", "--models", "half_plus_two"]
     command += ["--name", "smoke", "--results", str(results), "--cache", str(cache)]
@@ -33,11 +33,12 @@ def test_everything_runs_without_a_peer(models_root: Path, tmp_path: Path) -> No
     assert all(len(rounds) == 1 and rounds[0]["rate"] > 0 for rounds in measured.values())
     assert {(one["part"], one["contender"]) for one in found["footprints"]} == set(measured)
     assert len(found["sharing"]["back_s"]) == len(VARIANTS)
+    assert [len(server["swaps"]) for server in found["swaps"]] == [2, 2]
     report = (results / "smoke.md").read_text()
     assert report.startswith("# Benchmark")
     assert "Did not run" not in report
     plots = sorted(results.glob("*.png"))
-    assert [plot.name for plot in plots] == ["smoke.png", "smoke.sharing.png"]
+    assert [plot.name for plot in plots] == ["smoke.png", "smoke.sharing.png", "smoke.swap.png"]
     assert all(plot.read_bytes().startswith(b"\x89PNG") for plot in plots)
 
 
