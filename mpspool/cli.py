@@ -123,6 +123,11 @@ def main() -> None:
     help="With --enable-batching: each version's own, from batching_params.pbtxt in its folder.",
 )
 @click.option(
+    "--file-system-poll-wait-seconds",
+    metavar="S",
+    help="How often base paths are looked at for new versions; 0 for never.  [default: 1]",
+)
+@click.option(
     "--policy",
     metavar="fifo|sjf|edf|NAME",
     help="Which request is next, or module:attribute.  [default: fifo]",
@@ -486,6 +491,155 @@ def model(
         click.echo(json.dumps(found, indent=2))
     else:
         model_report.print_model(found)
+
+
+@main.command(
+    epilog=_examples(
+        "mpspool capture ranker --count 200                 # for its present version, and those after it",
+        "mpspool capture ranker --count 1000 --timeout 600 -o warmup.tfrecord",
+    ),
+)
+@click.argument("name")
+@click.option(
+    "--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many requests."
+)
+@click.option("--version", type=int, metavar="N", help="Whose file it is.  [default: the latest]")
+@click.option(
+    "--timeout", type=float, default=60.0, show_default=True, metavar="S", help="Keep what has come by then."
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Instead of the version's own assets.extra/tf_serving_warmup_requests.",
+)
+@run_dir_option
+def capture(
+    run: RunDir, name: str, count: int, version: int | None, timeout: float, output: Path | None
+) -> None:
+    """Keep the next requests that a model answers as its warm-up requests.
+
+    A worker answers them before it is READY, and a version that cannot is not served. A new version that has none of
+    its own is warmed with those of the version before it. The file has clients' data in it.
+    """
+    from mpspool.supervisor import ask, capture, report
+
+    try:
+        with report.busy(f"requests for {name} are waited for"):
+            click.echo(capture.capture(run, name, version, count, timeout, output))
+    except (ask.NoPoolError, ask.NoModelError, capture.CaptureError) as error:
+        fail(str(error))
+
+
+def _version_option(command: F) -> F:
+    return click.option(
+        "--timeout",
+        type=float,
+        default=600.0,
+        show_default=True,
+        metavar="S",
+        help="How long to wait until it is so.",
+    )(command)
+
+
+@main.command(
+    epilog=_examples(
+        "mpspool load ranker@7                              # beside what the policy means",
+        "mpspool load ranker                                # what the policy means again",
+    ),
+)
+@click.argument("model", metavar="NAME[@VERSION]")
+@_version_option
+@run_dir_option
+def load(run: RunDir, model: str, timeout: float) -> None:
+    """Have a version served whatever version_policy says, and wait until it is AVAILABLE.
+
+    Without a version: all that was unloaded by hand counts no more.
+    """
+    from mpspool.supervisor import versions_command as versions
+
+    _say_version(lambda: versions.load(run, *versions.parse(model), timeout))
+
+
+@main.command(
+    epilog=_examples(
+        "mpspool unload ranker@7",
+        "mpspool unload ranker                              # in every version, until it is loaded again",
+    ),
+)
+@click.argument("model", metavar="NAME[@VERSION]")
+@_version_option
+@run_dir_option
+def unload(run: RunDir, model: str, timeout: float) -> None:
+    """Have a version no longer served whatever version_policy says, and wait until its workers have gone.
+
+    Where the policy means another version in its place, that one is loaded first.
+    """
+    from mpspool.supervisor import versions_command as versions
+
+    _say_version(lambda: versions.unload(run, *versions.parse(model), timeout))
+
+
+@main.command(
+    epilog=_examples(
+        "mpspool rollback ranker",
+        "mpspool load ranker                                # forward again",
+    ),
+)
+@click.argument("name")
+@_version_option
+@run_dir_option
+def rollback(run: RunDir, name: str, timeout: float) -> None:
+    """Go back to the version before: it is loaded, takes over, and the present one goes.
+
+    The version that was left stays out until `mpspool load`; a newer one is served as soon as it is there.
+    """
+    from mpspool.supervisor import versions_command as versions
+
+    _say_version(lambda: versions.rollback(run, name, timeout))
+
+
+@main.command(
+    epilog=_examples(
+        "mpspool route ranker 7=90,8=10                     # of requests that name no version, every tenth",
+        "mpspool route ranker 8=1                           # all of them",
+        "mpspool route ranker latest                        # what version_policy means, again",
+        "mpspool route ranker --label canary=8 --metadata x-canary=yes:8",
+    ),
+)
+@click.argument("name")
+@click.argument("weights", required=False, metavar="[VERSION=WEIGHT,...|latest]")
+@click.option(
+    "--label", "labels", multiple=True, metavar="LABEL=VERSION", help="A version label; repeat for more."
+)
+@click.option(
+    "--metadata",
+    multiple=True,
+    metavar="KEY=VALUE:VERSION",
+    help="Requests with this metadata that name no version; repeat for more.",
+)
+@run_dir_option
+def route(
+    run: RunDir, name: str, weights: str | None, labels: tuple[str, ...], metadata: tuple[str, ...]
+) -> None:
+    """Share out the requests that name no version, from now on; without more, show how they are.
+
+    Every version named must be served: by version_policy, or by `mpspool load`. A share holds until one of its
+    versions goes.
+    """
+    from mpspool.supervisor import versions_command as versions
+
+    _say_version(lambda: versions.route(run, name, weights, labels, metadata))
+
+
+def _say_version(order: Callable[[], str]) -> None:
+    from mpspool.supervisor import ask, versions_command
+
+    try:
+        click.echo(order())
+    except (ask.NoPoolError, versions_command.VersionError) as error:
+        fail(str(error))
 
 
 @main.command(

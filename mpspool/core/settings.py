@@ -5,6 +5,7 @@ The supervisor resolves file, flags and environment once and writes one JSON fil
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -115,11 +116,32 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_bytes: int = 2**32
 
 
+@dataclass(frozen=True, kw_only=True)
+class VersionPolicy:
+    """Which of a model's versions are served; TensorFlow Serving's model_version_policy.
+
+    Attributes:
+        latest: the newest so many.
+        all: every one.
+        specific: these; empty where the others count.
+    """
+
+    latest: int = 1
+    all: bool = False
+    specific: tuple[int, ...] = ()
+
+
 class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     """One model version and where it runs.
 
     Attributes:
-        path: the version folder, with the saved_model.pb.
+        version, path: its number, and its folder with the saved_model.pb.
+        base_path: the folder that holds the version folders.
+        policy: which of them are served.
+        labels: version labels: the number each stands for.
+        swap: how one version takes the place of another: "surge" beside it, "rolling" slot by slot, "stop_first".
+        warmup: another version's recorded requests, for one that has none of its own; "" for none.
+        allow_signature_changes: a version may lack signatures, inputs or outputs that the one it replaces has.
         quorum: READY workers that make the version AVAILABLE.
         intra_op_threads: 0 leaves the choice to TensorFlow.
         inter_op_threads: with 0 or 1 operations run one after another in the calling thread.
@@ -139,6 +161,12 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     path: str
     slots: list[SlotSettings]
+    base_path: str = ""
+    policy: VersionPolicy = VersionPolicy()
+    labels: dict[str, int] = {}
+    swap: str = "surge"
+    warmup: str = ""
+    allow_signature_changes: bool = False
     quorum: int = 1
     intra_op_threads: int = 0
     inter_op_threads: int = 0
@@ -263,6 +291,10 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         mps: "on", "off" or "simulated".
+        models: each with the version that is served first.
+        poll_s: how often base paths are looked at for other versions; 0 for never.
+        load_retries: how often a version whose workers could not be started is tried again.
+        load_retry_s: the time from one to the next.
         grace_s: how long a drain may take before what is left is ended.
     """
 
@@ -276,6 +308,9 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     router: RouterSettings
     restart: RestartSettings = RestartSettings()
     simulated: str = ""
+    poll_s: float = 1.0
+    load_retries: int = 5
+    load_retry_s: float = 60.0
     grace_s: float = 30.0
 
     def own_daemons(self) -> list[MpsSettings]:

@@ -45,10 +45,7 @@ class DomainState(enum.Enum):
 
 
 class ModelVersionState(enum.IntEnum):
-    """TensorFlow Serving's states and numbers (ModelVersionStatus.State).
-
-    UNLOADING is here for its number: no version is unloaded while a pool serves, and at its end none is announced.
-    """
+    """TensorFlow Serving's states and numbers (ModelVersionStatus.State)."""
 
     UNKNOWN = 0
     START = 10
@@ -56,6 +53,15 @@ class ModelVersionState(enum.IntEnum):
     AVAILABLE = 30
     UNLOADING = 40
     END = 50
+
+
+class VersionPhase(enum.Enum):
+    """A model version, as the pool sees it."""
+
+    LOADING = "LOADING"  # its workers start; none of them is asked anything while another version serves
+    SERVING = "SERVING"
+    LEAVING = "LEAVING"  # it takes no more requests; its workers finish what they have, and go
+    FAILED = "FAILED"
 
 
 class PoolState(enum.Enum):
@@ -84,6 +90,12 @@ SLOT_MOVES: Mapping[SlotState, frozenset[SlotState]] = {
     SlotState.FATAL: frozenset({SlotState.EMPTY}),
 }
 
+VERSION_MOVES: Mapping[VersionPhase, frozenset[VersionPhase]] = {
+    VersionPhase.LOADING: frozenset({VersionPhase.SERVING, VersionPhase.FAILED, VersionPhase.LEAVING}),
+    VersionPhase.SERVING: frozenset({VersionPhase.LEAVING, VersionPhase.FAILED}),
+    VersionPhase.LEAVING: frozenset(),
+    VersionPhase.FAILED: frozenset({VersionPhase.LOADING, VersionPhase.LEAVING}),
+}
 
 DOMAIN_MOVES: Mapping[DomainState, frozenset[DomainState]] = {
     DomainState.SERVING: frozenset({DomainState.FAULTED, DomainState.LOST}),

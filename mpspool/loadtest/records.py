@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 
-import google_crc32c
 from google.protobuf.message import DecodeError
 
 from mpspool.core import tfs
-
-_LENGTH = struct.Struct("<QI")
-_CRC = struct.Struct("<I")
-_MASK = 0xA282EAD8
+from mpspool.core.tfrecord import CRC, LENGTH, masked_crc
 
 
 class RecordError(Exception):
@@ -21,9 +16,9 @@ class RecordError(Exception):
 
 def are_records(data: bytes) -> bool:
     """Whether a file begins as a TFRecord does: with a length, and the right checksum of it."""
-    if len(data) < _LENGTH.size:
+    if len(data) < LENGTH.size:
         return False
-    _, crc = _LENGTH.unpack_from(data)
+    _, crc = LENGTH.unpack_from(data)
     return bool(crc == masked_crc(data[:8]))
 
 
@@ -32,17 +27,17 @@ def records(data: bytes) -> Iterator[bytes]:
     at, number = 0, 0
     while at < len(data):
         number += 1
-        if len(data) - at < _LENGTH.size:
+        if len(data) - at < LENGTH.size:
             raise RecordError(f"record {number} is broken off")
-        length, crc = _LENGTH.unpack_from(data, at)
+        length, crc = LENGTH.unpack_from(data, at)
         if crc != masked_crc(data[at : at + 8]):
             raise RecordError(f"the length of record {number} does not have its checksum")
-        begin = at + _LENGTH.size
-        at = begin + length + _CRC.size
+        begin = at + LENGTH.size
+        at = begin + length + CRC.size
         if at > len(data):
             raise RecordError(f"record {number} is broken off")
         record = data[begin : begin + length]
-        if _CRC.unpack_from(data, begin + length)[0] != masked_crc(record):
+        if CRC.unpack_from(data, begin + length)[0] != masked_crc(record):
             raise RecordError(f"record {number} does not have its checksum")
         yield record
 
@@ -60,9 +55,3 @@ def predict_requests(data: bytes) -> Iterator[bytes]:
             raise RecordError(f"record {number} is no PredictionLog") from error
         if entry.WhichOneof("log_type") == "predict_log":
             yield entry.predict_log.request.SerializeToString()
-
-
-def masked_crc(data: bytes) -> int:
-    """As TFRecord writes a checksum: so that one of data with checksums in it is none of theirs."""
-    crc: int = google_crc32c.value(data)
-    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF

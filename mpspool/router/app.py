@@ -28,6 +28,8 @@ from mpspool.router.tfs_grpc import GrpcFront
 _LAST_CALLS_S = 1.0
 # A port that was taken between the check and the start may be free by then.
 _AGAIN_S = 1.0
+# Told at once.
+_BODIES = 8
 # From one look at what has arrived to the next, while it is recorded.
 _ARRIVALS_S = 0.1
 
@@ -44,9 +46,12 @@ class Control:
         return self._dataplane.snapshot()
 
     async def signatures(self, request: Message) -> Message:
-        """A model's serialised SignatureDefMap, in base64; empty where it has none."""
+        """A model's serialised SignatureDefMap, in base64; empty where it has none.
+
+        Of one "version" whether it takes requests or not, else of what answers those that name none.
+        """
         try:
-            _, found = self._dataplane.metadata(request["model"], None)
+            found = self._dataplane.signatures(request["model"], request.get("version"))
         except PoolError:
             found = b""
         return {"signatures": base64.b64encode(found).decode()}
@@ -94,6 +99,19 @@ class Control:
             yield piece
         yield {"ended": True}
 
+    async def capture(self, request: Message) -> AsyncIterator[Message]:
+        """Requests that a model answers, so many or for so long: "bodies", in base64."""
+        end_s = time.monotonic() + request["for_s"]
+        with self._dataplane.capturing(request["model"], request["count"]) as found:
+            while True:
+                bodies: list[str] = []
+                while len(bodies) < _BODIES and (body := found.take()) is not None:
+                    bodies.append(base64.b64encode(body).decode())
+                yield {"bodies": bodies}
+                if not bodies and (not found.left or time.monotonic() > end_s):
+                    return
+                await asyncio.sleep(0 if bodies else _ARRIVALS_S)
+
     async def drain(self, request: Message) -> Message:
         return {"left": await self._dataplane.drain(request["timeout_s"])}
 
@@ -124,6 +142,7 @@ async def serve(config: RouterSettings) -> None:
             "devices": control_ops.devices,
             "tasks": control_ops.tasks,
             "arrivals": control_ops.arrivals,
+            "capture": control_ops.capture,
             "drain": control_ops.drain,
             "latencies": functools.partial(_latencies, metrics),
             "watch": control_ops.watch,

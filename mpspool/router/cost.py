@@ -71,6 +71,11 @@ class CostTable:
             self._by_size_us[key] = known + _WEIGHT * (cost_us - known)
             _keep(self._by_size_us, key)
 
+    def forget(self, model: Hashable) -> None:
+        """There is no such version any more."""
+        _drop(self._by_size_us, model)
+        _drop(self._by_rows, model)
+
     def predict(self, model: Hashable, signature: str, size: int, rows: int = 0) -> float | None:
         """Microseconds of worker time, or None where nothing like it has been seen."""
         if rows:
@@ -82,6 +87,11 @@ class CostTable:
         """Microseconds for each row in the best batch that was seen; 0 where none was."""
         curve = self._by_rows.get((model, signature))
         return curve.least_per_row() if curve is not None else 0.0
+
+
+def _drop(table: OrderedDict[Any, Any], model: Hashable) -> None:
+    for key in [key for key in table if key[0] == model]:
+        del table[key]
 
 
 def _keep(table: OrderedDict[Any, Any], key: Hashable) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import dataclasses
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -22,15 +23,16 @@ from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.join import join
 from mpspool.core.settings import BatchingSettings, QueueSettings, RouterSettings
-from mpspool.core.states import DomainState, WorkerState
+from mpspool.core.states import DomainState, VersionPhase, WorkerState
 from mpspool.router import rules
 from mpspool.router.arrivals import Arrivals
 from mpspool.router.batching import split
+from mpspool.router.capture import Capture
 from mpspool.router.entry import Entry
 from mpspool.router.fault_domains import FaultDomains
 from mpspool.router.link import Link
 from mpspool.router.memory import Admission, Memory
-from mpspool.router.models import Models, Version, VersionStatus
+from mpspool.router.models import Models, Version, VersionStatus, Wanted
 from mpspool.router.policy import Own
 from mpspool.router.scheduler import Refuse, Scheduler
 from mpspool.router.suspicion import Blame
@@ -47,6 +49,8 @@ _DEADLINE_ROUNDED_BY = 100
 _TIMER_NS = 1_000_000
 # What is counted for a request that names no model of ours.
 _NOBODYS = ModelVersion("", 0)
+# Versions that are not served any more whose counts are told on, so that they are seen once more.
+_GONE_VERSIONS = 5
 # The pool tells how the GPUs fare once a second.
 _DEVICES_S = 10.0
 
@@ -66,10 +70,12 @@ class _Pending(Entry):
     """A request, or some rows of one, that somebody awaits.
 
     Attributes:
+        named: it asks for one version, and no other.
         kept_bytes: of the answer to some rows, which waits for the others.
     """
 
     future: asyncio.Future[bytes] = field(kw_only=True)
+    named: bool = field(kw_only=True)
     admission: Admission = field(kw_only=True)
     outcome: messages.Outcome | None = None
     effective_s: float = 0.0
@@ -78,6 +84,10 @@ class _Pending(Entry):
     def let_go(self) -> None:
         self.body = b""
         self.admission.release()
+
+
+class _MovedError(Exception):
+    """Its version has gone before it was run."""
 
 
 class Recorder(Protocol):
@@ -99,6 +109,8 @@ class Recorder(Protocol):
 
     def lacked(self, model: str, version: int, lack: Lack) -> None: ...
 
+    def forget(self, model: str, version: int) -> None: ...
+
 
 class Dataplane:
     """Serves what the fronts bring. Lives on one event loop; nothing here blocks it."""
@@ -116,6 +128,8 @@ class Dataplane:
         self._models = Models()
         self._task_log = TaskLog(time.monotonic_ns())
         self._recordings: list[Arrivals] = []
+        self._captures: list[Capture] = []
+        self._gone: deque[ModelVersion] = deque()
         self._restarts: dict[str, int] = {}
         self._slots: dict[str, str] = {}
         self._devices: list[dict[str, Any]] = []
@@ -198,13 +212,16 @@ class Dataplane:
         except asyncio.CancelledError:
             self._cancel(first)
             raise
+        except _MovedError:
+            room = self.memory.admit(len(body), first.model.name, first.client if self._fair else None)
+            return await self.predict(body, deadline_ns, room, head)
 
     def _entry(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> _Pending:
         """What is to be queued. Raises PoolError, counted, for a request that no worker could take."""
         model = _NOBODYS
         try:
             spec = peek(body)
-            model = self._models.resolve(spec.name, spec.version, spec.label).model
+            model = self._models.resolve(spec.name, spec.version, spec.label, head.metadata).model
             admission.belong(spec.name)
             return _Pending(
                 model,
@@ -215,6 +232,7 @@ class Dataplane:
                 priority=self._callers.priority(head.metadata),
                 client=self._callers.client(head.metadata, head.peer),
                 future=self._loop.create_future(),
+                named=spec.version is not None or spec.label is not None,
                 admission=admission,
             )
         except PoolError as error:
@@ -305,6 +323,12 @@ class Dataplane:
         found = self._models.resolve(name, version, label)
         return found.model.version, found.signatures
 
+    def signatures(self, name: str, version: int | None) -> bytes:
+        """A serialised SignatureDefMap: of one version, whether it takes requests or not. Raises PoolError."""
+        if version is None:
+            return self.metadata(name, None)[1]
+        return self._models.get(ModelVersion(name, version)).signatures
+
     def status(self, name: str, version: int | None) -> list[VersionStatus]:
         """What GetModelStatus says, oldest version first. Raises PoolError."""
         return self._models.status(name, version)
@@ -334,7 +358,15 @@ class Dataplane:
         wanted = {}
         for item in models:
             model = ModelVersion(item["name"], item["version"])
-            wanted[model] = (item["quorum"], item["failed"])
+            wanted[model] = Wanted(
+                quorum=item["quorum"],
+                failed=item["failed"],
+                opens=item["opens"],
+                leaves=item["phase"] == VersionPhase.LEAVING.value,
+                weight=item["weight"],
+                labels=item["labels"],
+                metadata=[(key, value) for key, value in item["metadata"]],
+            )
             self._workers.hang_timeout_s[model] = item["hang_timeout_s"]
             self._models.get(model).was_available |= item["proved"]
             self._govern(model, item)
@@ -344,7 +376,20 @@ class Dataplane:
         self._slots = slots or {}
         for version in self._models.all():
             self._fail_without_hope(version)
+        self._forget_gone()
         self._changed()
+
+    def _forget_gone(self) -> None:
+        for model in self._models.gone():
+            self._refuse(self._scheduler.forget(model))
+            self._told.pop(model, None)
+            self._workers.hang_timeout_s.pop(model, None)
+            self._gone.append(model)
+            logger.info("gone", model=str(model))
+        while len(self._gone) > _GONE_VERSIONS:
+            model = self._gone.popleft()
+            if not self._models.has(model):  # it has not come back
+                self._recorder.forget(model.name, model.version)
 
     def _govern(self, model: ModelVersion, item: Mapping[str, Any]) -> None:
         told = rules.told(item)
@@ -404,6 +449,18 @@ class Dataplane:
         """Refuses what waits for a version whose last worker has gone and will not be replaced."""
         if version.failed and not version.workers:
             self._refuse(self._scheduler.fail(version.model, f"{version.model}: {version.failed}"))
+        elif version.leaves and not version.workers:
+            self._move(self._scheduler.fail(version.model, f"{version.model} is not served any more"))
+
+    def _move(self, refusals: list[Refuse]) -> None:
+        """What waited for a version that has gone is for the one in its place, where it did not ask for that one alone."""
+        for refusal in refusals:
+            entry = refusal.entry
+            assert isinstance(entry, _Pending)
+            if entry.named or entry.part is not None or entry.future.done():
+                self._refuse([refusal])
+            else:
+                entry.future.set_exception(_MovedError())
 
     async def drain(self, timeout_s: float) -> int:
         """Accepts nothing more and waits until all is answered. Returns how many were refused after all."""
@@ -480,6 +537,16 @@ class Dataplane:
             yield found
         finally:
             self._recordings.remove(found)
+
+    @contextlib.contextmanager
+    def capturing(self, model: str, count: int) -> Iterator[Capture]:
+        """Keeps what a model answers, until it is left."""
+        found = Capture(model, count)
+        self._captures.append(found)
+        try:
+            yield found
+        finally:
+            self._captures.remove(found)
 
     def _describe(self, worker: Worker) -> dict[str, Any]:
         return {
@@ -593,6 +660,9 @@ class Dataplane:
     ) -> None:
         assert isinstance(entry, _Pending)
         code = Code(outcome.code)
+        if self._captures and code is Code.OK and entry.part is None:
+            for capture in self._captures:
+                capture.answered(entry.model.name, entry.body)
         self._scheduler.answered(entry, ran=code is not Code.DEADLINE_EXCEEDED)
         if entry.part is None:
             self._count(entry, str(worker.id), code, outcome, effective_s)
@@ -713,6 +783,7 @@ class Dataplane:
         workers, ready = self._workers.count(model)
         self._models.count(model, workers, ready)
         self._fail_without_hope(self._models.get(model))
+        self._forget_gone()
         self._changed()
 
     def _changed(self) -> None:

@@ -55,6 +55,10 @@ class FairShare:
         self.served(start_s)
         return start_s + cost_s
 
+    def forget(self, party: Hashable) -> None:
+        """It does not come again."""
+        self._next_s.pop(party, None)
+
     def owe(self, party: Hashable, more_s: float, start_s: float = 0.0) -> None:
         """What a party was sent cost more than it was charged. `start_s`: when that counted as arrived."""
         self._next_s[party] = max(self._next_s.get(party, 0.0), start_s) + more_s

@@ -121,6 +121,14 @@ class Metrics:
             counts = self._versions[model, version] = VersionCounts()
         counts.lacks[lack] = counts.lacks.get(lack, 0) + 1
 
+    def forget(self, model: str, version: int) -> None:
+        """What was counted of a version is not told any more."""
+        self._versions.pop((model, version), None)
+        for key in [key for key in self._others if key[2:] == (model, version)]:
+            del self._others[key]
+        for worker in [name for name in self._workers if name.startswith(f"{model}@{version}.")]:
+            del self._workers[worker]
+
     def answered(self, method: str, code: Code, model: str = "", version: int | None = None) -> None:
         """Counts a request that is no Predict, or that the front answered by itself.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mpspool.core.errors import Code, PoolError
@@ -12,13 +12,57 @@ from mpspool.core.states import ModelVersionState
 _NOT_YET = "{} is not loaded yet; try again"
 
 
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the pool says of a version.
+
+    Attributes:
+        quorum: READY workers that make it AVAILABLE.
+        failed: why no worker of it will ever be READY; empty while one may.
+        opens: it takes requests, once it is AVAILABLE; not one that is loaded beside another, or leaves.
+        leaves: it has taken requests, and takes no more.
+        weight: its share of the requests that name no version, beside the other versions' of its model; 0 for none.
+        labels: version labels that stand for it.
+        metadata: (key, value): requests that have one of these and name no version are for it.
+    """
+
+    quorum: int = 1
+    failed: str = ""
+    opens: bool = True
+    leaves: bool = False
+    weight: int = 0
+    labels: Sequence[str] = ()
+    metadata: Sequence[tuple[str, str]] = ()
+
+
+class Split:
+    """Several versions that share the requests which name none: each in its turn, so that the shares are exact."""
+
+    def __init__(self, weights: Mapping[ModelVersion, int]) -> None:
+        self._weights = dict(weights)
+        self._total = sum(weights.values())
+        self._ahead = dict.fromkeys(weights, 0)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Split) and self._weights == other._weights
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def next(self) -> ModelVersion:
+        """Whose turn it is: of all versions the one that is furthest behind its share."""
+        for model, weight in self._weights.items():
+            self._ahead[model] += weight
+        chosen = max(self._ahead, key=self._ahead.__getitem__)
+        self._ahead[chosen] -= self._total
+        return chosen
+
+
 @dataclass(slots=True)
 class Version:
     """One model version as the router knows it.
 
     Attributes:
-        quorum: READY workers that make it AVAILABLE.
-        failed: why no worker of it will ever be READY; empty while one may.
+        quorum, failed, opens, leaves: as Wanted has them.
         workers, ready: its workers that are connected, and those of them that are READY.
         was_available: it has been AVAILABLE, so its requests wait for a worker instead of failing.
         signatures: a serialised SignatureDefMap, from its first READY worker.
@@ -27,6 +71,8 @@ class Version:
     model: ModelVersion
     quorum: int = 1
     failed: str = ""
+    opens: bool = True
+    leaves: bool = False
     workers: int = 0
     ready: int = 0
     was_available: bool = False
@@ -34,15 +80,21 @@ class Version:
 
     @property
     def state(self) -> ModelVersionState:
-        if self.ready and self.ready >= self.quorum:
+        if self.leaves:
+            return ModelVersionState.UNLOADING
+        if self.opens and self.ready and self.ready >= self.quorum:
             return ModelVersionState.AVAILABLE
         if self.failed and not self.ready:
             return ModelVersionState.END
         return ModelVersionState.LOADING if self.workers or self.was_available else ModelVersionState.START
 
+    def takes(self) -> bool:
+        """Whether it takes requests, or is about to again."""
+        return self.was_available and self.opens and not self.failed
+
     def serves(self, number: int | None) -> bool:
         """Whether a request for this version, or for any, may be for this one: it has been AVAILABLE."""
-        return self.was_available and number in (None, self.model.version)
+        return self.was_available and self.opens and number in (None, self.model.version)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +114,53 @@ class Models:
         self._versions: dict[ModelVersion, Version] = {}
         # The same, oldest first, for resolve(): it is on the way of every request.
         self._by_name: dict[str, list[Version]] = {}
+        self._routed: dict[str, Version] = {}
+        self._splits: dict[str, Split] = {}
+        self._rules: dict[str, list[tuple[str, str, Version]]] = {}
+        self._labels: dict[tuple[str, str], int] = {}
+        self._wanted: set[ModelVersion] = set()
         # Whether the pool has said what there should be: until then what is unknown may only be new to us.
         self._told = False
 
-    def want(self, versions: dict[ModelVersion, tuple[int, str]]) -> None:
-        """Takes the pool's list of {version: (quorum, failed)}; others go once no worker is left."""
+    def want(self, versions: Mapping[ModelVersion, Wanted]) -> None:
+        """Takes the pool's list of versions, all at once; others go once no worker is left."""
         self._told = True
-        for model, (quorum, failed) in versions.items():
+        self._wanted = set(versions)
+        self._routed, self._labels, self._rules = {}, {}, {}
+        weights: dict[str, dict[ModelVersion, int]] = {}
+        for model, wanted in versions.items():
             version = self.get(model)
-            version.quorum, version.failed = quorum, failed
-        for model in [m for m, v in self._versions.items() if m not in versions and not v.workers]:
+            version.quorum, version.failed = wanted.quorum, wanted.failed
+            version.opens, version.leaves = wanted.opens, wanted.leaves
+            self.count(model, version.workers, version.ready)
+            if wanted.weight:
+                weights.setdefault(model.name, {})[model] = wanted.weight
+            self._labels |= {(model.name, label): model.version for label in wanted.labels}
+            for key, value in wanted.metadata:
+                self._rules.setdefault(model.name, []).append((key.lower(), value, version))
+        self._route(weights)
+
+    def _route(self, weights: Mapping[str, Mapping[ModelVersion, int]]) -> None:
+        splits = {name: Split(shares) for name, shares in weights.items() if len(shares) > 1}
+        # One that is as it was goes on where it was.
+        self._splits = {
+            name: known if (known := self._splits.get(name)) == split else split
+            for name, split in splits.items()
+        }
+        self._routed = {
+            name: self.get(next(iter(shares))) for name, shares in weights.items() if len(shares) == 1
+        }
+
+    def gone(self) -> list[ModelVersion]:
+        """Forgets the versions that the pool does not want and that have no worker. Returns which."""
+        found = [m for m, v in self._versions.items() if m not in self._wanted and not v.workers]
+        if not self._told:
+            return []
+        for model in found:
             self._by_name[model.name].remove(self._versions.pop(model))
+            if not self._by_name[model.name]:
+                del self._by_name[model.name]
+        return found
 
     def get(self, model: ModelVersion) -> Version:
         """The record of a version, made where there is none."""
@@ -83,6 +171,9 @@ class Models:
             named.sort(key=lambda version: version.model)
         return self._versions[model]
 
+    def has(self, model: ModelVersion) -> bool:
+        return model in self._versions
+
     def count(self, model: ModelVersion, workers: int, ready: int) -> None:
         version = self.get(model)
         version.workers, version.ready = workers, ready
@@ -91,8 +182,20 @@ class Models:
     def all(self) -> list[Version]:
         return sorted(self._versions.values(), key=lambda version: version.model)
 
-    def resolve(self, name: str, number: int | None, label: str | None) -> Version:
-        """The version that a model spec means: the latest one that can serve, or the one named.
+    def resolve(
+        self,
+        name: str,
+        number: int | None,
+        label: str | None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> Version:
+        """The version that a model spec means: the one named, or what answers those that name none.
+
+        Args:
+            name: of the model.
+            number: of its version.
+            label: for its version.
+            metadata: of the request; None for one that takes no version's turn.
 
         Raises:
             PoolError: TensorFlow Serving's code and text where there is none; UNAVAILABLE where it
@@ -100,19 +203,34 @@ class Models:
                 time: TensorFlow Serving does not listen before that is done.
         """
         if label is not None:
-            raise PoolError(Code.INVALID_ARGUMENT, f"Unrecognized servable version label: {label}")
+            number = self._labels.get((name, label))
+            if number is None:
+                raise PoolError(Code.INVALID_ARGUMENT, f"Unrecognized servable version label: {label}")
+        elif number is None and (routed := self._answering(name, metadata)) is not None:
+            return routed
         known = self._by_name.get(name, [])
         for version in reversed(known):
             if version.serves(number) and version.state is not ModelVersionState.END:
                 return version
         raise self._unservable(name, number, known)
 
+    def _answering(self, name: str, metadata: Mapping[str, str] | None) -> Version | None:
+        """What answers a request that names no version, as the pool has said; None where that cannot serve."""
+        routed = self._routed.get(name)
+        if self._splits or self._rules:
+            for key, value, version in self._rules.get(name, ()):
+                if metadata is not None and metadata.get(key) == value and version.takes():
+                    return version
+            if metadata is not None and (split := self._splits.get(name)) is not None:
+                routed = self.get(split.next())
+        return routed if routed is not None and routed.takes() else None
+
     def _unservable(self, name: str, number: int | None, known: list[Version]) -> PoolError:
         """Why none of the versions known of this name can serve such a request."""
         mine = [version for version in known if version.serves(number)]
         if mine:
             return PoolError(Code.UNAVAILABLE, f"{mine[-1].model}: {mine[-1].failed}")
-        served = any(version.was_available for version in known)
+        served = any(version.was_available and not version.leaves for version in known)
         if not self._told or (not served and _to_come(known, number)):
             return PoolError(Code.UNAVAILABLE, _NOT_YET.format(name))
         what = f"Latest({name})" if number is None else f"Specific({name}, {number})"

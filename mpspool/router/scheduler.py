@@ -231,6 +231,21 @@ class Scheduler:
         queue.suspects.clear()
         return refusals
 
+    def forget(self, model: ModelVersion) -> list[Refuse]:
+        """There is no such version any more, and no worker of it: nothing of it is kept."""
+        queue = self._queues.get(model)
+        if queue is None:
+            return []
+        refusals = self.fail(model, f"{model} is not served any more")
+        del self._queues[model]
+        for kept in (self._waits, self._stirred, self._failed, self._suspected, self._starts):
+            kept.pop(queue, None)
+        if self._trial and self._trial[0] is queue:
+            self._end_trial()
+        self._shares.forget(queue)
+        self.costs.forget(model)
+        return refusals
+
     def abandon(self, reason: str) -> list[Refuse]:
         """There is no time left: refuses all that wait or run."""
         running = [

@@ -18,6 +18,7 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import ModelSettings, PoolSettings
 from mpspool.core.states import PoolState
 from mpspool.supervisor import lock, programs, report
+from mpspool.supervisor.pool.versions import RECORDS, Records
 from mpspool.supervisor.ports import client_address
 
 _POLL_S = 0.1
@@ -200,7 +201,7 @@ def model(run: RunDir, name: str, version: int | None) -> ModelSettings:
         NoModelError: it has no such model, or not in that version.
     """
     models = _settings(run).models
-    versions = {found.version: found for found in models if found.name == name}
+    versions = {found.version: found for one in models if one.name == name for found in _versions(run, one)}
     if not versions:
         known = ", ".join(sorted({found.name for found in models}))
         raise NoModelError(f"the pool in {run.root} has no model {name!r}; it has: {known}")
@@ -209,6 +210,14 @@ def model(run: RunDir, name: str, version: int | None) -> ModelSettings:
         known = ", ".join(map(str, sorted(versions)))
         raise NoModelError(f"the pool in {run.root} has no version {wanted} of {name!r}; it has: {known}")
     return versions[wanted]
+
+
+def _versions(run: RunDir, model: ModelSettings) -> list[ModelSettings]:
+    """Those of a model that are there, failed or not; what is served first while nobody has said so yet."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        record = settings.load(run.settings_file(RECORDS), Records).models[model.name]
+        return [msgspec.structs.replace(model, version=one.number, path=one.path) for one in record.versions]
+    return [model]
 
 
 def _settings(run: RunDir) -> PoolSettings:

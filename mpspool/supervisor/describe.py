@@ -16,8 +16,9 @@ from mpspool.core.control import Message
 from mpspool.core.errors import Problem
 from mpspool.core.settings import ModelSettings
 from mpspool.core.states import ModelVersionState
-from mpspool.supervisor.planning.base_path import SAVED_MODEL_FILES, BasePathError, latest_version
-from mpspool.supervisor.planning.saved_model import check_saved_model
+from mpspool.supervisor.planning.base_path import BasePathError, latest_version
+from mpspool.supervisor.saved_model import check_saved_model
+from mpspool.supervisor.version_folders import SAVED_MODEL_FILES
 
 # Each is a process that imports TensorFlow: half a GB.
 _AT_ONCE = 8

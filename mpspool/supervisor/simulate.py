@@ -8,13 +8,12 @@ import os
 import msgspec
 
 from mpspool.core import control, settings, slot_lock
-from mpspool.core.ids import WorkerId
+from mpspool.core.ids import WORKER_PREFIX, WorkerId
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import MpsSettings, PoolSettings
+from mpspool.core.settings import MpsSettings, PoolSettings, WorkerSettings
 from mpspool.core.states import DomainState
 from mpspool.mps.control import Control, ControlError
 from mpspool.supervisor import ask, lock, programs
-from mpspool.supervisor.pool.status import desired
 from mpspool.supervisor.report import elsewhere, program
 
 _ANSWER_S = 5.0
@@ -40,10 +39,10 @@ def fault(
         SimulateError: no pool runs there, it has no such device or worker, that is no stand-in or lost, or it does not
             do it.
     """
-    pool, daemon = _daemon(run, device)
+    daemon = _daemon(run, device)
     words = ["simulate_fault", kind]
     if worker is not None:
-        words.append(str(_pid(run, pool, device, worker)))
+        words.append(str(_pid(run, device, worker)))
     if seconds is not None:
         words.append(f"{seconds:g}")
     try:
@@ -54,9 +53,9 @@ def fault(
     return f"{said} on {device}" + (f", {worker}" if worker else "")
 
 
-def _pid(run: RunDir, pool: PoolSettings, device: str, worker: str) -> int:
+def _pid(run: RunDir, device: str, worker: str) -> int:
     """Of the process that is a client of the device. Raises SimulateError."""
-    there = [str(known) for known in desired(pool) if known.device == device]
+    there = [str(known) for known in _workers(run) if known.device == device]
     if worker not in there:
         raise SimulateError(f"{device} has no worker {worker!r}; it has: {', '.join(there) or 'none'}")
     if pid := slot_lock.holder(run.lock_file(WorkerId.parse(worker).program)):
@@ -64,8 +63,17 @@ def _pid(run: RunDir, pool: PoolSettings, device: str, worker: str) -> int:
     raise SimulateError(f"{worker} does not run; see `{program()} status{elsewhere(str(run.root))}`")
 
 
-def _daemon(run: RunDir, device: str) -> tuple[PoolSettings, MpsSettings]:
-    """The pool's settings, and of the stand-in. Raises SimulateError."""
+def _workers(run: RunDir) -> list[WorkerId]:
+    """Those that have been started, of the versions that are there."""
+    found = []
+    for file in sorted(run.settings.glob(f"{WORKER_PREFIX}*.json")):
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            found.append(WorkerId.parse(settings.load(file, WorkerSettings).worker))
+    return found
+
+
+def _daemon(run: RunDir, device: str) -> MpsSettings:
+    """Of the stand-in. Raises SimulateError."""
     if not lock.holder(run):
         raise SimulateError(ask.no_pool(run))
     try:
@@ -85,7 +93,7 @@ def _daemon(run: RunDir, device: str) -> tuple[PoolSettings, MpsSettings]:
     for daemon in pool.mps_daemons:
         if daemon.device == device:
             _require_there(run, device)
-            return pool, daemon
+            return daemon
     raise SimulateError(f"the pool in {run.root} has no device {device!r}; it has: {', '.join(known)}")
 
 

@@ -116,7 +116,8 @@ class Worker:
             engine = self._on_device(engine)
             loaded = time.monotonic()
             self._to(WorkerState.WARMING)
-            warm = warmup.warm_up(engine, self._model, path) > 0
+            others = Path(self._config.model.warmup) if self._config.model.warmup else None
+            warm = warmup.warm_up(engine, self._model, path, others) > 0
         device.require_mps(self._config)
         self._runner = Runner(Predictor(engine, self._model), self._config.model.batching, self._progress)
         weights = checked(engine.weights(), before_bytes, path, warm=warm)

@@ -26,13 +26,14 @@ MAX_RECORDS = 1000
 _REFUSED = frozenset({"predict_streamed_log", "session_run_log"})
 
 
-def warm_up(engine: Engine, model: ModelVersion, path: Path) -> int:
+def warm_up(engine: Engine, model: ModelVersion, path: Path, others: Path | None = None) -> int:
     """Runs the model before a client does. Returns how many calls it answered.
 
     Args:
         engine: what was loaded.
         model: its name and version.
         path: the version folder, where the recorded requests lie.
+        others: requests that were recorded for another version, for where there are none.
 
     Raises:
         LoadError: a recorded request fails, or the file cannot be read. A synthetic call that
@@ -41,6 +42,8 @@ def warm_up(engine: Engine, model: ModelVersion, path: Path) -> int:
     """
     start = time.monotonic()
     requests = path / REQUESTS_FILE
+    if not requests.exists() and others is not None and others.exists():
+        requests = others
     if requests.exists():
         count = _replay(Predictor(engine, model), requests)
     else:

@@ -13,6 +13,7 @@ class Recorder:
         self.codes: list[Code] = []
         self.models: list[tuple[str, int]] = []
         self.lacks: list[Lack] = []
+        self.forgotten: list[tuple[str, int]] = []
         self.batches: list[tuple[int, int]] = []
         self.effective_s: list[float] = []
 
@@ -33,6 +34,9 @@ class Recorder:
 
     def batch(self, _model: str, _version: int, requests: int, rows: int) -> None:
         self.batches.append((requests, rows))
+
+    def forget(self, model: str, version: int) -> None:
+        self.forgotten.append((model, version))
 
     def lacked(self, _model: str, _version: int, lack: Lack) -> None:
         self.lacks.append(lack)

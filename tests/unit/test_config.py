@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from mpspool import cli
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import default_run_dir
+from mpspool.core.settings import VersionPolicy
 from mpspool.supervisor.config.batching import BatchingConfig
 from mpspool.supervisor.config.scheduling import SchedulingConfig
 from mpspool.supervisor.config.schema import (
@@ -575,6 +576,8 @@ def written(default: object) -> str:
             return str(default).lower()
         case tuple():
             return f"[{', '.join(default)}]"
+        case VersionPolicy():
+            return "latest"
     return str(default) or '""'
 
 

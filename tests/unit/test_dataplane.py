@@ -34,7 +34,19 @@ from tests.fakes.recorder import Recorder
 SETTINGS = RouterSettings(run_dir="/nowhere", host="127.0.0.1", grpc_port=0, rest_port=0)
 
 # As the pool tells of a model version that has served.
-MODEL = {"name": "m", "version": 1, "quorum": 1, "failed": "", "hang_timeout_s": 30, "proved": True}
+MODEL = {
+    "name": "m",
+    "version": 1,
+    "quorum": 1,
+    "failed": "",
+    "hang_timeout_s": 30,
+    "proved": True,
+    "phase": "SERVING",
+    "opens": True,
+    "weight": 1,
+    "labels": [],
+    "metadata": [],
+}
 
 
 class Link:

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mpspool.core.errors import Code, Lack
 from mpspool.core.ids import WorkerId
 from mpspool.core.messages import Outcome
-from mpspool.core.settings import PoolSettings, RestartSettings, RouterSettings
+from mpspool.core.settings import RestartSettings, RouterSettings
 from mpspool.core.states import DomainState, SlotState, WorkerState
 from mpspool.mps.telemetry import GpuReading, as_message
 from mpspool.router.metrics import SLOT_STATES, Metrics
@@ -259,16 +259,12 @@ def test_every_slot_there_should_be_shows_in_its_state() -> None:
 
 def test_slot_states_are_those_of_the_status() -> None:
     """Whatever word the pool has for a slot is one of the series, and the other way round."""
-    router = RouterSettings(run_dir="", host="", grpc_port=0, rest_port=0)
-    pool = PoolSettings(
-        run_dir="", host="", grpc_port=0, rest_port=0, mps="off", models=[], mps_daemons=[], router=router
-    )
     worker = WorkerId.parse(WORKER)
 
     def told(state: SlotState, reported: WorkerState | None) -> str:
         slot = Slot(WORKER, RestartSettings(), SlotRecord(state=state, generation=1))
         reports = {WORKER: WorkerReport(1, 1, reported.value, 0, 0, "")} if reported else {}
-        return str(status.for_router(pool, {worker: slot}, reports)["slots"][WORKER])
+        return str(status.for_router([], {worker: slot}, reports)["slots"][WORKER])
 
     found = {told(state, reported) for state in SlotState for reported in (None, *WorkerState)}
     assert found == set(SLOT_STATES)

@@ -25,9 +25,9 @@ from mpspool.supervisor.planning.preflight import (
     check_weights_folders,
     resolve,
 )
-from mpspool.supervisor.planning.saved_model import check_saved_model
 from mpspool.supervisor.ports import check_fronts, explain_failure, find_listener
 from mpspool.supervisor.report import program
+from mpspool.supervisor.saved_model import check_saved_model
 from tests.conftest import short_dir
 
 GRAPH = b"\x08\x01\x12\x04\x0a\x02ab\x12\x00"

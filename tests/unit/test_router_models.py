@@ -7,14 +7,14 @@ import pytest
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.states import ModelVersionState as State
-from mpspool.router.models import Models
+from mpspool.router.models import Models, Wanted
 
 V1, V2, OTHER = ModelVersion("m", 1), ModelVersion("m", 2), ModelVersion("o", 1)
 
 
 def table(*versions: ModelVersion, quorum: int = 1) -> Models:
     models = Models()
-    models.want(dict.fromkeys(versions, (quorum, "")))
+    models.want(dict.fromkeys(versions, Wanted(quorum)))
     return models
 
 
@@ -32,7 +32,7 @@ def test_states_follow_the_workers() -> None:
         models.count(V1, workers, ready)
         states.append(models.get(V1).state)
     models.count(V1, 0, 0)
-    models.want({V1: (2, "every slot is FATAL")})
+    models.want({V1: Wanted(2, "every slot is FATAL")})
     states.append(models.get(V1).state)
     assert states == [State.START, State.LOADING, State.LOADING, State.AVAILABLE, State.LOADING, State.END]
 
@@ -46,6 +46,77 @@ def test_latest_is_the_newest_that_can_serve() -> None:
     models.count(V2, 1, 1)
     assert models.resolve("m", None, None).model == V2
     assert models.resolve("m", 1, None).model == V1
+
+
+def test_a_version_takes_over_in_one_step() -> None:
+    """What is loaded beside another takes nothing, however READY; then all that names no version; the old one, nothing."""
+    models = table(V1)
+    models.count(V1, 2, 2)
+    models.want({V1: Wanted(weight=1), V2: Wanted(opens=False)})
+    models.count(V2, 2, 2)
+    assert (models.get(V2).state, models.resolve("m", None, None).model) == (State.LOADING, V1)
+    assert refusal(models, "m", 2).code is Code.NOT_FOUND
+    models.want({V1: Wanted(), V2: Wanted(weight=1)})
+    assert (models.get(V2).state, models.resolve("m", None, None).model) == (State.AVAILABLE, V2)
+    assert models.resolve("m", 1, None).model == V1
+    models.want({V1: Wanted(opens=False, leaves=True), V2: Wanted(weight=1)})
+    assert (models.get(V1).state, refusal(models, "m", 1).code) == (State.UNLOADING, Code.NOT_FOUND)
+    models.want({V2: Wanted(weight=1)})
+    assert models.gone() == []  # its workers are there
+    models.count(V1, 0, 0)
+    assert models.gone() == [V1]
+    assert [version.version for version in models.status("m", None)] == [2]
+
+
+def test_what_is_routed_need_not_be_the_newest() -> None:
+    """The pool says which answers; without its word, or where that one cannot serve, the newest that can."""
+    models = table(V1, V2)
+    models.want({V1: Wanted(weight=1), V2: Wanted()})
+    models.count(V2, 1, 1)
+    assert models.resolve("m", None, None).model == V2
+    models.count(V1, 1, 1)
+    assert models.resolve("m", None, None).model == V1
+
+
+def test_requests_are_shared_out_by_weight() -> None:
+    """Exactly, in every hundred; one that cannot serve gives its turn to the newest that can; nobody's turn is taken by a look."""
+    models = table(V1, V2)
+    for version in (V1, V2):
+        models.count(version, 1, 1)
+    shares = {V1: Wanted(weight=90), V2: Wanted(weight=10)}
+    models.want(shares)
+    turns = []
+    for _ in range(200):
+        models.resolve("m", None, None)
+        turns.append(models.resolve("m", None, None, {}).model)
+        models.want(shares)  # said again at every change: it goes on where it was
+    assert [turns[:100].count(V2), turns[100:].count(V2)] == [10, 10]
+    assert models.resolve("m", 1, None, {}).model == V1
+    models.want({V1: Wanted(weight=90), V2: Wanted(weight=10, opens=False)})
+    assert {models.resolve("m", None, None, {}).model for _ in range(20)} == {V1}
+
+
+def test_requests_are_told_apart_by_metadata() -> None:
+    """Whatever the weights; what names a version is for that one."""
+    models = table(V1, V2)
+    for version in (V1, V2):
+        models.count(version, 1, 1)
+    models.want({V1: Wanted(weight=1), V2: Wanted(metadata=[("X-Canary", "yes")])})
+    canary = {"x-canary": "yes"}
+    assert models.resolve("m", None, None, canary).model == V2
+    assert models.resolve("m", None, None, {"x-canary": "no"}).model == V1
+    assert models.resolve("m", 1, None, canary).model == V1
+
+
+def test_labels() -> None:
+    """A label stands for its version while that takes requests."""
+    models = table(V1, V2)
+    models.count(V1, 1, 1)
+    models.count(V2, 1, 0)
+    models.want({V1: Wanted(labels=["stable", "old"]), V2: Wanted(labels=["canary"])})
+    assert models.resolve("m", None, "stable").model == V1
+    assert refusal(models, "m", None, "canary").code is Code.NOT_FOUND
+    assert refusal(models, "o", None, "stable").code is Code.INVALID_ARGUMENT
 
 
 def test_refusals_are_tensorflow_servings() -> None:
@@ -77,7 +148,7 @@ def test_a_model_is_unavailable_while_it_is_loaded_for_the_first_time() -> None:
         assert (refused.code, refused.message) == (Code.UNAVAILABLE, "m is not loaded yet; try again")
     assert refusal(models, "m", 2).code is Code.NOT_FOUND
     assert refusal(models, "o").code is Code.NOT_FOUND
-    models.want({V1: (1, "corrupt")})
+    models.want({V1: Wanted(1, "corrupt")})
     assert refusal(models, "m").message == "Servable not found for request: Latest(m)"
 
 
@@ -87,7 +158,7 @@ def test_a_version_that_served_waits_for_its_workers_until_none_will_come() -> N
     models.count(V1, 1, 1)
     models.count(V1, 0, 0)
     assert models.resolve("m", None, None).model == V1
-    models.want({V1: (1, "crashed 4 times")})
+    models.want({V1: Wanted(1, "crashed 4 times")})
     gone = refusal(models, "m")
     assert gone.code is Code.UNAVAILABLE
     assert "crashed 4 times" in gone.message
@@ -108,7 +179,7 @@ def test_readiness_any_and_all() -> None:
 def test_status_of_versions() -> None:
     """All versions in order, one by number, TF Serving's texts for none."""
     models = table(V2, V1)
-    models.want({V1: (1, "corrupt"), V2: (1, "")})
+    models.want({V1: Wanted(1, "corrupt"), V2: Wanted(1)})
     assert [(s.version, s.state, s.message) for s in models.status("m", None)] == [
         (1, State.END, "corrupt"),
         (2, State.START, ""),
@@ -124,8 +195,9 @@ def test_versions_no_longer_wanted_go_with_their_last_worker() -> None:
     """A version stays while a worker of it lives."""
     models = table(V1, V2)
     models.count(V1, 1, 1)
-    models.want({V2: (1, "")})
+    models.want({V2: Wanted(1)})
     assert [version.model for version in models.all()] == [V1, V2]
+    assert models.gone() == []
     models.count(V1, 0, 0)
-    models.want({V2: (1, "")})
+    assert models.gone() == [V1]
     assert [version.model for version in models.all()] == [V2]

@@ -11,7 +11,15 @@ from click.testing import CliRunner, Result
 from mpspool.cli import main
 from mpspool.core import control, slot_lock
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import ModelSettings, MpsSettings, PoolSettings, RouterSettings, SlotSettings, save
+from mpspool.core.settings import (
+    ModelSettings,
+    MpsSettings,
+    PoolSettings,
+    RouterSettings,
+    SlotSettings,
+    WorkerSettings,
+    save,
+)
 from mpspool.supervisor import lock
 
 # Says what it was asked.
@@ -52,6 +60,13 @@ def pool(run: RunDir, *devices: str, simulated: bool = True) -> None:
         )],
     )  # fmt: skip
     save(run.settings_file("pool"), settings)
+    for model in settings.models:
+        for slot in model.slots:
+            worker = f"{model.name}@1.{slot.device}.{slot.slot}"
+            save(
+                run.settings_file(f"worker.{worker}"),
+                WorkerSettings(run_dir=root, worker=worker, generation=1, credits=2, model=model, slot=slot),
+            )
 
 
 def fault(run: RunDir, *args: str) -> Result:

@@ -19,10 +19,12 @@ from mpspool.core.settings import (
     RouterSettings,
     SlotSettings,
 )
+from mpspool.core.states import VersionPhase
 from mpspool.mps.telemetry import GpuReading, as_message
 from mpspool.supervisor.pool import status
 from mpspool.supervisor.pool.reconcile import WorkerReport
 from mpspool.supervisor.pool.slots import Slot
+from mpspool.supervisor.pool.status import Servable
 from mpspool.supervisor.supervisord import ProcessInfo, ProcessState
 
 
@@ -41,8 +43,18 @@ def settings(*models: str) -> PoolSettings:
     )
 
 
+def servables(config: PoolSettings, **failed: str) -> list[Servable]:
+    """Its models, those that failed with their reasons."""
+    return [
+        Servable(model, VersionPhase.FAILED, failed[model.name])
+        if model.name in failed
+        else Servable(model, VersionPhase.SERVING)
+        for model in config.models
+    ]
+
+
 def slots(config: PoolSettings) -> dict[WorkerId, Slot]:
-    return {worker: Slot(str(worker), RestartSettings()) for worker in status.desired(config)}
+    return {worker: Slot(str(worker), RestartSettings()) for worker in status.places(config.models)}
 
 
 def test_the_router_is_told_each_version_once() -> None:
@@ -58,15 +70,18 @@ def test_the_router_is_told_each_version_once() -> None:
     found[bad[0]].ended(EXIT_NEVER, 1.0, "no SavedModel")
 
     def told(*names: str) -> list[tuple[Any, ...]]:
-        return [
-            tuple(model[name] for name in names) for model in status.for_router(config, found, {})["models"]
-        ]
+        found_facts = status.facts(found)
+        failed = {
+            model.name: fact.reason for model, fact in found_facts.items() if not fact.ready + fact.coming
+        }
+        models = status.for_router(servables(config, **failed), found, {})["models"]
+        return [tuple(model[name] for name in names) for model in models]
 
     assert told("name", "version", "proved", "failed") == [("good", 1, True, ""), ("bad", 1, False, "")]
     found[bad[1]].started(10, 1, 0.0)
     found[bad[1]].ended(EXIT_NEVER, 1.0, "no SavedModel")
     assert told("name", "failed") == [("good", ""), ("bad", "no SavedModel")]
-    assert status.for_router(config, found, {})["restarts"] == {
+    assert status.for_router(servables(config), found, {})["restarts"] == {
         "good@1.cpu0.0": 1,
         "good@1.cpu0.1": 0,
         "bad@1.cpu0.0": 0,
@@ -83,7 +98,7 @@ def test_the_router_is_told_how_each_version_waits() -> None:
         queue=QueueSettings(policy="edf", max_queued_requests=3, max_queued_bytes=4),
     )
     config = msgspec.structs.replace(config, models=[config.models[0], batched])
-    told = status.for_router(config, slots(config), {})["models"]
+    told = status.for_router(servables(config), slots(config), {})["models"]
     assert [item["batching"] for item in told] == [
         None,
         {
@@ -115,10 +130,10 @@ def test_the_router_is_told_the_state_of_every_slot() -> None:
         str(one): WorkerReport(1, 6, "READY", 0, 0, ""),
         str(two): WorkerReport(1, 8, "WARMING", 0, 0, ""),
     }
-    told = status.for_router(config, found, reports)["slots"]
+    told = status.for_router(servables(config), found, reports)["slots"]
     assert told == {str(one): "STARTING", str(two): "WARMING", str(three): "FATAL", str(four): "EMPTY"}
     router = {"workers": [{"id": name, **asdict(report)} for name, report in reports.items()]}
-    shown = status.build(status.View(config, found, {}, {}, {}, router, 1))["workers"]
+    shown = status.build(status.View(config, servables(config), found, {}, {}, {}, router, 1))["workers"]
     assert {worker["id"]: worker["state"] for worker in shown} == told
 
 
@@ -136,7 +151,9 @@ def test_each_version_has_its_policy_and_why_that_fails() -> None:
     }
 
     def told(router: dict[str, Any] | None) -> list[tuple[str, str | None]]:
-        found = status.build(status.View(config, slots(config), {}, {}, {}, router, 1))["models"]
+        found = status.build(status.View(config, servables(config), slots(config), {}, {}, {}, router, 1))[
+            "models"
+        ]
         return [(model["versions"][0]["policy"], model["versions"][0].get("policy_error")) for model in found]
 
     assert told(None) == [("fifo", None), ("mine:urgent", None)]
@@ -151,7 +168,7 @@ def test_a_process_that_cannot_do_its_work_says_why() -> None:
         for pid, name in enumerate(("nursery", "router", "pool"), 1)
     }
     errors = {"nursery": "tensorflow cannot be imported", "router": "the port is taken"}
-    view = status.View(config, slots(config), processes, {}, {}, None, 1, errors)
+    view = status.View(config, servables(config), slots(config), processes, {}, {}, None, 1, errors)
     found = {process["name"]: process.get("error") for process in status.build(view)["processes"]}
     assert found == {**errors, "pool": None}
 
@@ -166,7 +183,7 @@ def test_a_process_that_stands_in_for_another_is_marked() -> None:
     processes = {
         name: ProcessInfo(name, ProcessState.RUNNING, 1) for name in ("mps.gpu0", "mps.gpu1", "router")
     }
-    view = status.View(config, slots(config), processes, {}, {}, None, 1)
+    view = status.View(config, servables(config), slots(config), processes, {}, {}, None, 1)
     found = {process["name"]: process.get("simulated") for process in status.build(view)["processes"]}
     assert found == {"mps.gpu0": True, "mps.gpu1": None, "router": None}
 
@@ -182,7 +199,9 @@ def test_the_state_of_the_pool() -> None:
             {"id": str(worker), **asdict(WorkerReport(1, found[worker].pid, "READY", 0, 0, ""))}
             for worker in ready
         ]
-        view = status.View(config, found, {}, {}, {}, {"workers": workers}, 1, stopping=stopping)
+        view = status.View(
+            config, servables(config), found, {}, {}, {}, {"workers": workers}, 1, stopping=stopping
+        )
         return str(status.build(view)["pool"]["state"])
 
     assert state() == "STARTING"
@@ -206,7 +225,7 @@ def test_the_state_of_the_pool() -> None:
 def test_devices_are_told_as_they_are() -> None:
     """In the words of the pool's message to the router; none is an empty list."""
     config = settings("good")
-    view = status.View(config, slots(config), {}, {}, {}, None, 1)
+    view = status.View(config, servables(config), slots(config), {}, {}, {}, None, 1)
     assert status.build(view)["devices"] == []
     device = as_message("gpu0", GpuReading("GPU-x", utilisation=0.5), "SERVING")
     assert status.build(replace(view, devices=[device]))["devices"] == [device]

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import default_run_dir
-from mpspool.core.settings import MAX_MESSAGE_BYTES
+from mpspool.core.settings import MAX_MESSAGE_BYTES, VersionPolicy
 from mpspool.supervisor.config.batching import BatchingConfig, ModelBatching, as_asked_for, as_batching
 from mpspool.supervisor.config.batching_file import BatchingFileError, read_batching_file
 from mpspool.supervisor.config.environment import (
@@ -60,9 +60,20 @@ from mpspool.supervisor.config.sections import (
     as_mode,
     mps_mode,
 )
-from mpspool.supervisor.config.values import Cpusets, Gpus, Name, Port, Seconds, Section, Texts, Threads
+from mpspool.supervisor.config.values import (
+    Cpusets,
+    Gpus,
+    Name,
+    Port,
+    Seconds,
+    Section,
+    Texts,
+    Threads,
+    Versions,
+)
 from mpspool.supervisor.cpus import MAX_CPUS
 from mpspool.supervisor.ports import DEFAULT_GRPC_PORT, DEFAULT_REST_PORT
+from mpspool.supervisor.version_folders import MAX_VERSION
 
 DEFAULT_CONTEXTS_PER_GPU = 4
 _MAX_SIMULATED_GPUS = 64
@@ -89,6 +100,9 @@ class Placement(Section):
     inter_op_threads: Threads | None = None
     """Operations at once; with 0 or 1 they run one after another in the calling thread, which costs least
     and is the default."""
+    swap: Literal["surge", "rolling", "stop_first"] | None = None
+    """How a new version takes the place of another: surge starts all its workers beside the other's, rolling goes slot by
+    slot, stop_first ends the old ones before the new ones start. Not given: surge, or rolling where MPS takes fewer clients."""
     merge_copy_streams: bool | None = None
     """On a GPU, copy to and from the device on the stream that computes: DeepRec's MERGE_COMPUTE_COPY_STREAM."""
 
@@ -99,7 +113,16 @@ class ModelConfig(Placement):
     name: Name
     """What clients ask for in model_spec.name."""
     base_path: Annotated[str, Field(min_length=1)]
-    """The folder that holds the numbered version folders; the latest is served."""
+    """The folder that holds the numbered version folders."""
+    version_policy: Versions = VersionPolicy()
+    """Which versions are served: latest, {latest: N} for the newest N, all, or a number or list of them."""
+    version_labels: dict[Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=0, le=MAX_VERSION)]] = (
+        Field(default_factory=dict)
+    )
+    """Names for versions, by which clients may ask for them: stable: 7."""
+    allow_signature_changes: bool = False
+    """A new version may lack signatures, inputs or outputs of the one it replaces, or have other inputs; not given, such
+    a version is not served."""
     custom_ops: Texts = ()
     """Shared libraries with operators of your own, loaded before the model."""
     quorum: Annotated[int, Field(ge=1)] = 1
@@ -168,6 +191,12 @@ class PoolConfig(Placement):
         BatchingConfig, BeforeValidator(as_batching, json_schema_input_type=BatchingConfig | str | bool)
     ] = BatchingConfig()
     """Requests are joined to batches, as TensorFlow Serving does: on, off, or parameters, which say on."""
+    file_system_poll_wait_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    """How often base paths are looked at for new versions, in seconds; 0 for never after the start."""
+    max_num_load_retries: Annotated[int, Field(ge=0)] = 5
+    """How often a version that could not be loaded is tried again."""
+    load_retry_interval_micros: Annotated[int, Field(ge=0)] = 60_000_000
+    """The time between two such tries, in microseconds; a version whose files have changed is tried at once."""
     readiness: Literal["any", "all"] = "any"
     """/readyz answers 200 when any model is AVAILABLE, or only when all are."""
     grace_s: Seconds = 30.0

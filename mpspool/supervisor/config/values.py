@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
 
 from mpspool.core.ids import escape
+from mpspool.core.settings import VersionPolicy
 from mpspool.supervisor import shares
 from mpspool.supervisor.cpus import MAX_CPUS, parse_cpusets
+from mpspool.supervisor.version_folders import MAX_VERSION
 
 # A name, escaped, is part of file names, which end at 255 bytes.
 _MAX_NAME_BYTES = 180
@@ -54,6 +56,38 @@ def _read_name(value: str) -> str:
     return value
 
 
+def _read_versions(value: object) -> VersionPolicy:
+    """TensorFlow Serving's policies, each as it has them or in one word."""
+    match value:
+        case None | "latest":
+            return VersionPolicy()
+        case "all":
+            return VersionPolicy(all=True)
+        case int() | list():
+            return _read_specific(value)
+        case {"all": _, **others} if not others:
+            return VersionPolicy(all=True)
+        case {"specific": numbers, **others} if not others:
+            return _read_specific(numbers.get("versions") if isinstance(numbers, dict) else numbers)
+        case {"latest": number, **others} if not others:
+            most = number.get("num_versions", 1) if isinstance(number, dict) else number
+            if _is_whole(most, 1):
+                return VersionPolicy(latest=most)
+    raise ValueError("expected latest, {latest: N}, all, a version number, or a list of them")
+
+
+def _read_specific(value: object) -> VersionPolicy:
+    given: list[Any] = value if isinstance(value, list) else [value]
+    numbers = [number for number in given if _is_whole(number, 0) and number <= MAX_VERSION]
+    if not given or len(numbers) < len(given):
+        raise ValueError(f"expected version numbers, from 0 to {MAX_VERSION}")
+    return VersionPolicy(specific=tuple(sorted(set(numbers))))
+
+
+def _is_whole(number: Any, least: int) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= least
+
+
 def on_off(value: object) -> object:
     """YAML reads a bare on or off as a boolean."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
@@ -79,6 +113,10 @@ Sizes = Annotated[
 ]
 Priorities = Annotated[
     tuple[int, ...], PlainValidator(shares.read_priorities, json_schema_input_type=str | list[str])
+]
+Versions = Annotated[
+    VersionPolicy,
+    PlainValidator(_read_versions, json_schema_input_type=str | int | list[int] | dict[str, Any]),
 ]
 Threads = Annotated[int, Field(ge=0, le=MAX_CPUS)]
 Port = Annotated[int, Field(ge=0, le=65535)]

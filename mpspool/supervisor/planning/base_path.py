@@ -5,35 +5,38 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+from collections.abc import Collection
 from pathlib import Path
 
 from mpspool.supervisor.config.explain import nearest
-
-# As TensorFlow Serving's int64; longer names of digits are no versions.
-MAX_VERSION = 2**63 - 1
-SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
-
-_NUMBER = re.compile(r"[0-9]+", re.ASCII)
+from mpspool.supervisor.version_folders import SAVED_MODEL_FILES, is_number, version_folders
 
 
 class BasePathError(Exception):
     """A base_path that cannot be served; the text names the folder and the remedy."""
 
 
-def latest_version(base_path: Path) -> tuple[int, Path]:
+def latest_version(base_path: Path, specific: Collection[int] = ()) -> tuple[int, Path]:
     """Finds the latest version and its folder, which holds a saved_model.pb or .pbtxt.
 
-    Folders whose names are not plain numbers, and files, are ignored. Leading zeros do not count:
-    "007" is version 7, as in TensorFlow Serving. Of two folders for one version the name without
-    zeros is taken (TensorFlow Serving takes whichever the file system lists last).
+    Args:
+        base_path: the folder that holds the version folders.
+        specific: where given, the versions that may be served.
+
+    Which folders count is version_folders()' to say.
 
     Raises:
         BasePathError: nothing there, not a folder, not readable, no version, or no SavedModel in it.
     """
     base_path = Path(os.path.abspath(base_path))
-    versions = _versions(base_path, _names(base_path))
+    versions = version_folders(base_path, _names(base_path))
     if not versions:
         raise BasePathError(_no_version(base_path))
+    if specific and not (versions := {number: versions[number] for number in specific if number in versions}):
+        asked = ", ".join(map(str, specific))
+        raise BasePathError(
+            f"{base_path} has no version {asked}; put it there, or ask for another in version_policy"
+        )
     latest = max(versions)
     folder = versions[latest]
     if not any(name in _names(folder) for name in SAVED_MODEL_FILES):
@@ -73,21 +76,9 @@ def _folders(there: Path) -> list[str]:
     return []
 
 
-def _versions(base_path: Path, names: list[str]) -> dict[int, Path]:
-    # Longest first, so that the spelling without zeros is what stays.
-    numeric = sorted((name for name in names if _NUMBER.fullmatch(name)), key=len, reverse=True)
-    return {
-        int(name): base_path / name
-        for name in numeric
-        if len(name.lstrip("0")) <= len(str(MAX_VERSION))
-        and int(name) <= MAX_VERSION
-        and (base_path / name).is_dir()
-    }
-
-
 def _no_version(base_path: Path) -> str:
     if any((base_path / name).exists() for name in SAVED_MODEL_FILES):
-        if _NUMBER.fullmatch(base_path.name):
+        if is_number(base_path.name):
             return f"{base_path} is one version of a model; give {base_path.parent}, the folder that holds it"
         return f"{base_path} is itself a SavedModel, but should hold version folders; move it to {base_path / '1'}"
     return f"no version folder in {base_path}; a SavedModel belongs in a folder named by a number, such as {base_path / '1'}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -92,10 +93,11 @@ def plan(
     mps, mps_problems = resolve_mps(config, machine, drafts)
     problems += mps_problems + _check_quorum(drafts) + _check_cpus(drafts, machine.topology)
     if mps != "off":
-        problems += _check_clients(drafts, machine)
+        problems += _check_clients(drafts, machine) or _check_surge(drafts, machine)
     if problems:
         raise StartError(list(dict.fromkeys(problems)))
-    models = _models(config, drafts, machine, versions, queues)
+    crowded = {} if mps == "off" else _crowded(drafts, machine)
+    models = _models(config, drafts, machine, versions, queues, crowded)
     daemons = [] if mps == "off" else _daemons(config, drafts, machine)
     models = [_with_mps(config, model, daemons, client_counts(drafts, machine)) for model in models]
     if unfit := _check_shares(models, drafts):
@@ -159,6 +161,31 @@ def _check_clients(drafts: list[Draft], machine: Machine) -> list[Problem]:
     return problems
 
 
+def _crowded(drafts: list[Draft], machine: Machine) -> dict[str, str]:
+    """The models whose next version finds no room on a GPU beside the present one: why, by name."""
+    found: dict[str, str] = {}
+    for gpu, (total, limit) in client_counts(drafts, machine).items():
+        for draft in drafts:
+            count = sum(place.gpu == gpu for place in draft.places)
+            if count and total + count > limit:
+                found[draft.model.name] = (
+                    f"{total} workers on {device_name(gpu)} and {count} of a new version are more than the {limit} "
+                    "clients that MPS takes"
+                )
+    return found
+
+
+def _check_surge(drafts: list[Draft], machine: Machine) -> list[Problem]:
+    crowded = _crowded(drafts, machine)
+    return [
+        Problem(
+            draft.path("swap"), f"surge, but {crowded[draft.model.name]}; use rolling or stop_first, or fewer"
+        )
+        for draft in drafts
+        if draft.model.swap == "surge" and draft.model.name in crowded
+    ]
+
+
 def _check_quorum(drafts: list[Draft]) -> list[Problem]:
     return [
         Problem(
@@ -189,11 +216,12 @@ def _models(
     machine: Machine,
     versions: Mapping[str, tuple[int, Path]],
     queues: Queues,
+    crowded: Mapping[str, str],
 ) -> list[ModelSettings]:
     slots = sum(len(draft.places) for draft in drafts)
     left = _unnamed(drafts, machine.topology)
     return [
-        _settings(config, draft, given, versions[draft.model.name], left, slots, queues)
+        _settings(config, draft, given, versions[draft.model.name], left, slots, queues, crowded)
         for draft, given in zip(drafts, _cpus(drafts, left), strict=True)
         if draft.model.name in versions
     ]
@@ -242,6 +270,7 @@ def _settings(
     topology: Topology,
     slots: int,
     queues: Queues,
+    crowded: Mapping[str, str],
 ) -> ModelSettings:
     model = draft.model
     batches = batching(config, model, queues.files.get(model.name))
@@ -250,6 +279,11 @@ def _settings(
         name=model.name,
         version=version[0],
         path=str(version[1]),
+        base_path=os.path.abspath(model.base_path),
+        policy=model.version_policy,
+        labels=dict(model.version_labels),
+        swap=model.swap or ("rolling" if model.name in crowded else "surge"),
+        allow_signature_changes=model.allow_signature_changes,
         slots=[
             _slot(place, _room(model, share, topology), topology, config.workers.start)
             for place, share in zip(draft.places, cpus, strict=True)
@@ -394,5 +428,8 @@ def to_settings(planned: Plan, config: PoolConfig) -> PoolSettings:
         router=router,
         restart=RestartSettings(**config.restart.model_dump()),
         simulated=planned.simulated,
+        poll_s=config.file_system_poll_wait_seconds,
+        load_retries=config.max_num_load_retries,
+        load_retry_s=config.load_retry_interval_micros / 1e6,
         grace_s=config.grace_s,
     )

@@ -37,9 +37,9 @@ from mpspool.supervisor.planning.drafts import Machine, draft_places
 from mpspool.supervisor.planning.plan import Plan, plan, resolve_mps, resolved_weights, to_settings
 from mpspool.supervisor.planning.policies import find_policies
 from mpspool.supervisor.planning.queues import Queues, VersionFile, is_wanted
-from mpspool.supervisor.planning.saved_model import check_saved_model
 from mpspool.supervisor.ports import check_fronts
 from mpspool.supervisor.report import elsewhere, program
+from mpspool.supervisor.saved_model import check_saved_model
 
 Versions = dict[str, tuple[int, Path]]
 
@@ -118,7 +118,7 @@ def find_versions(config: PoolConfig) -> tuple[Versions, list[Problem]]:
     problems = []
     for model in config.models:
         try:
-            versions[model.name] = latest_version(Path(model.base_path))
+            versions[model.name] = latest_version(Path(model.base_path), model.version_policy.specific)
         except BasePathError as error:
             problems.append(Problem(f"models.{model.name}.base_path", str(error)))
     return versions, problems

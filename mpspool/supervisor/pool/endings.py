@@ -39,6 +39,10 @@ class Endings(AbstractSet[WorkerId]):
         """Ends one that hangs: with a stack dump in its log, if it can still give one."""
         self._begin([worker], f"hung and killed: {reason}", ladder.HUNG)
 
+    def leave(self, workers: Iterable[WorkerId], reason: str, limit_s: float) -> None:
+        """Has those go that are not wanted any more: they finish what they run first, for so long."""
+        self._begin(workers, reason, ladder.leaving(limit_s))
+
     def lost(self, workers: Iterable[WorkerId], reason: str) -> None:
         """Ends those whose device, or MPS, has left them: soon, and all at once."""
         self._begin(workers, f"ended: {reason}", ladder.LOST)

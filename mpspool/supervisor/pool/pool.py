@@ -7,7 +7,9 @@ supervisord's processes, the router's snapshot and the records it keeps in the r
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import dataclasses
 import os
 import signal
 import time
@@ -22,12 +24,13 @@ from mpspool.core.control import ControlError, ControlServer, Message, Watch, ac
 from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings
-from mpspool.core.states import SlotState
+from mpspool.core.states import ModelVersionState, SlotState, VersionPhase
 from mpspool.supervisor import grace, programs
-from mpspool.supervisor.pool import reconcile, status
+from mpspool.supervisor.pool import fitness, reconcile, status, turns
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.gpus import Gpus
 from mpspool.supervisor.pool.renewals import Renewals
+from mpspool.supervisor.pool.servables import Servables
 from mpspool.supervisor.pool.slots import GiveUp, Slot, SlotRecord, StartAt
 from mpspool.supervisor.pool.weights import Weights
 from mpspool.supervisor.pool.workers import Workers
@@ -42,6 +45,9 @@ _RECONNECT_S = 0.1
 _SETTLE_S = 1.0
 # For the router's present word; after that its last one does.
 _ANSWER_S = 0.5
+# Beyond what a request may take: a worker's way out.
+_GO_S = 10.0
+_NOT_WANTED = "its version is not served any more"
 # The router says something once a second.
 _BREAK_S = 5.0
 
@@ -63,10 +69,11 @@ class Pool:
         self._config = config
         self._run = RunDir(Path(config.run_dir))
         self._supervisord = Supervisord(self._run.supervisord_socket)
-        self._workers = Workers(self._run, config, self._supervisord, self._look)
+        self._servables = Servables(self._run, config, self._look)
+        self._workers = Workers(self._run, config, self._supervisord, self._servables.places, self._look)
         self._weights = Weights(self._run, config, self._supervisord, self._living, self._look)
-        self._places = {worker: slot for worker, (_, slot) in status.desired(config).items()}
-        self._slots = self._recall()
+        self._slots: dict[WorkerId, Slot] = {}
+        self._place(self._recall())
         self._processes: dict[str, ProcessInfo] = {}
         self._router: Message | None = None
         self._heard_at = self._heard_since = 0.0
@@ -99,12 +106,17 @@ class Pool:
                 "attached": self._is_attached,
                 "mps_show": self._renewals.show,
                 "mps_set": self._renewals.set,
+                "load": self._servables.load,
+                "unload": self._servables.unload,
+                "rollback": self._servables.rollback,
+                "route": self._servables.set_route,
             },
         )
         await control.start()
         self._weights.listen()
         tasks = [asyncio.create_task(self._reconcile_for_ever()), asyncio.create_task(self._follow_router())]
         tasks.append(asyncio.create_task(self._gpus.watch_for_ever()))
+        tasks.append(asyncio.create_task(self._servables.watch_for_ever()))
         tasks.append(asyncio.create_task(_returns(stop)))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -119,6 +131,7 @@ class Pool:
             await self._endings.close()
             await control.close()
             self._weights.close()
+            self._servables.close()
 
     # -- reconciling ------------------------------------------------------------------------------
 
@@ -151,7 +164,7 @@ class Pool:
         if self._workers.unreaped():
             return _SOON_S
         slots = (*self._slots.values(), *self._weights.publishers().values())
-        dues = [slot.due for slot in slots if slot.due is not None]
+        dues = [due for due in (*(slot.due for slot in slots), self._servables.due()) if due is not None]
         # What was due and had to wait for something is woken by that.
         left_s = [due - time.monotonic() for due in dues]
         return max(_SOON_S, min([_PERIOD_S, *(one for one in left_s if one > -_SOON_S)]))
@@ -167,6 +180,7 @@ class Pool:
         for worker, slot in self._slots.items():
             if slot.state is SlotState.OCCUPIED and self._processes_pid(worker) == slot.pid:
                 self._workers.watch(worker, slot.pid)
+        moved = not self._stopping and await self._step()
         actions = reconcile.reconcile(
             self._slots,
             self._processes,
@@ -175,23 +189,105 @@ class Pool:
             reports=reconcile.worker_reports(self._router),
             heard_since=self._router_heard_since(),
             ending=self._endings,
+            unwanted=self._unwanted(),
+            held=self._held(),
             now=time.monotonic(),
         )
         done = False
         for action in actions:
             if not self._stopping or isinstance(action, reconcile.Ended | reconcile.Adopt):
                 done |= await self._perform(action)
-        if done:
+        if done or moved:
             records = {str(worker): slot.record() for worker, slot in self._slots.items()}
             settings.save(self._run.settings_file(_RECORDS), _Records(records))
-        return done
+        return done or moved
+
+    # -- versions ---------------------------------------------------------------------------------
+
+    async def _step(self) -> bool:
+        """Takes every version as far as it can go. True when one has moved."""
+        facts = status.facts(self._slots)
+        for model, fact in facts.items():
+            if (other := self._servables.to_replace(model)) is not None:
+                ready = fact.ready and not fact.coming
+                unfit = await self._unfit(other, model) if ready else None
+                facts[model] = dataclasses.replace(fact, unfit=unfit)
+        moved = self._servables.step(facts, time.monotonic())
+        if moved:
+            self._place({})
+        return moved
+
+    async def _unfit(self, before: ModelVersion, after: ModelVersion) -> str | None:
+        """Why a version cannot take the place of another, "" where it can; None while nobody knows."""
+        try:
+            found = [await self._signatures(model) for model in (before, after)]
+        except (ControlError, ValueError):
+            return None
+        if not all(found):
+            return None  # the router is new, and its workers have yet to tell it
+        why = fitness.unfit(*found)
+        if why and self._servables.settings(after).allow_signature_changes:
+            logger.warning(
+                "signatures differ, which is allowed", model=str(after), before=str(before), how=why
+            )
+            return ""
+        return f"clients of version {before.version} could not be its clients: {why}" if why else ""
+
+    async def _signatures(self, model: ModelVersion) -> bytes:
+        """Raises ControlError."""
+        asked = {"model": model.name, "version": model.version}
+        answer = await acall(self._run.router_control, "signatures", timeout_s=_ANSWER_S, **asked)
+        return base64.b64decode(answer["signatures"])
+
+    def _place(self, records: Mapping[str, SlotRecord]) -> None:
+        """Has a slot for every place, and weights for every version that there is.
+
+        Args:
+            records: of the slots as a pool before this one has left them.
+        """
+        there = {servable.id: servable for servable in self._servables.all()}
+        known = self._weights.versions()
+        for model in known - there.keys():
+            self._weights.remove(model)
+        for worker, (mine, _) in self._servables.places.items():
+            servable = there[worker.model_version]
+            slot = self._slots.get(worker)
+            again = (
+                servable.phase is VersionPhase.LOADING and slot is not None and slot.state is SlotState.FATAL
+            )
+            if slot is None or again:
+                record = records.get(str(worker)) or SlotRecord(generation=slot.generation if slot else 0)
+                self._slots[worker] = Slot(
+                    str(worker), self._config.restart, record, start_timeout_s=mine.start_timeout_s
+                )
+                if worker.model_version not in known or again:
+                    self._weights.add(mine)
+                    known.add(worker.model_version)
+
+    def _held(self) -> set[WorkerId]:
+        """Where versions change slot by slot, the slots whose place the other version has."""
+        pairs = self._servables.turns()
+        return {worker for before, after in pairs for worker in turns.held(self._slots, before, after)}
+
+    def _unwanted(self) -> set[WorkerId]:
+        """The slots of versions that leave and have answered all, and of those that failed beside others."""
+        idle = _idle(self._router)
+        servables = self._servables.all()
+        serving = {servable.id.name for servable in servables if servable.phase is VersionPhase.SERVING}
+        given_up = {
+            servable.id
+            for servable in servables
+            if (servable.phase is VersionPhase.LEAVING and servable.id in idle)
+            or (servable.phase is VersionPhase.FAILED and servable.id.name in serving)
+        }
+        return {worker for worker in self._slots if worker.model_version in given_up}
 
     def _pid(self, worker: WorkerId) -> int:
         """Of the process that runs TensorFlow; 0 where there is none (yet)."""
         return self._workers.pid(worker) or (0 if self._is_forked(worker) else self._slots[worker].pid)
 
     def _is_forked(self, worker: WorkerId) -> bool:
-        return self._places[worker].start == "fork"
+        return self._servables.places[worker][1].start == "fork"
 
     def _as_logged(self, worker: WorkerId, pid: int) -> dict[str, int]:
         """Supervisord's child under the name it goes by: of a forked worker it is the launcher."""
@@ -245,6 +341,14 @@ class Pool:
                     "worker hangs", worker=str(worker), **self._as_logged(worker, pid), reason=reason
                 )
                 self._endings.hung(worker, reason)
+            case reconcile.Leave(worker):
+                logger.info(
+                    "worker leaves", worker=str(worker), **self._as_logged(worker, self._slots[worker].pid)
+                )
+                self._endings.leave([worker], _NOT_WANTED, self._leave_s(worker))
+            case reconcile.Vacate(worker):
+                del self._slots[worker]
+                self._servables.vacated(worker)
             case reconcile.Remove(program, pid):
                 logger.info("removing", program=program, pid=pid)
                 await self._workers.remove(program, pid)
@@ -310,6 +414,10 @@ class Pool:
 
     def _note_end(self, worker: WorkerId, exit_status: int, reason: str) -> None:
         slot = self._slots[worker]
+        if worker in self._unwanted() | self._held():
+            logger.info("worker left", worker=str(worker), generation=slot.generation)
+            slot.ended(0, time.monotonic(), reason, hit=True)
+            return
         hit = not self._gpus.lost(worker.device) and (
             self._gpus.hit(worker, slot.generation) or self._renewals.planned(worker, slot.generation)
         )
@@ -324,21 +432,15 @@ class Pool:
             case _:
                 logger.warning("worker ended", **event)
 
-    def _recall(self) -> dict[WorkerId, Slot]:
-        """The slots as a pool before this one recorded them, else new ones."""
-        try:
-            records = settings.load(self._run.settings_file(_RECORDS), _Records).slots
-        except (OSError, msgspec.DecodeError):
-            records = {}
-        return {
-            worker: Slot(
-                str(worker),
-                self._config.restart,
-                records.get(str(worker)),
-                start_timeout_s=model.start_timeout_s,
-            )
-            for worker, (model, _) in status.desired(self._config).items()
-        }
+    def _leave_s(self, worker: WorkerId) -> float:
+        """What it may take to finish what it runs."""
+        return max(self._config.grace_s, self._servables.places[worker][0].hang_timeout_s) + _GO_S
+
+    def _recall(self) -> Mapping[str, SlotRecord]:
+        """The slots as a pool before this one recorded them."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return settings.load(self._run.settings_file(_RECORDS), _Records).slots
+        return {}
 
     # -- the router -------------------------------------------------------------------------------
 
@@ -386,7 +488,7 @@ class Pool:
         if self._router is None:
             return
         reports = reconcile.worker_reports(self._router)
-        message = status.for_router(self._config, self._slots, reports)
+        message = status.for_router(self._servables.all(), self._slots, reports)
         if message == self._told:
             return
         with contextlib.suppress(ControlError):
@@ -422,6 +524,7 @@ class Pool:
         return status.build(
             status.View(
                 self._config,
+                self._servables.all(),
                 self._slots,
                 self._processes,
                 pids,
@@ -476,6 +579,16 @@ def _memory(pids: Mapping[WorkerId, int]) -> dict[WorkerId, process.Memory]:
 
 async def _returns(event: asyncio.Event) -> None:
     await event.wait()
+
+
+def _idle(router: Message | None) -> set[ModelVersion]:
+    """The versions that the router sends nothing any more, and that nothing waits for."""
+    return {
+        ModelVersion(model["name"], version["version"])
+        for model in (router or {}).get("models", ())
+        for version in model["versions"]
+        if version["state"] == ModelVersionState.UNLOADING.name and not version["queued"]
+    }
 
 
 def _essence(report: reconcile.WorkerReport) -> tuple[int, int, str, str]:

@@ -1,7 +1,7 @@
 """Desired slots against what runs: the actions that bring the two together. Pure.
 
 supervisord's word counts for which process there is, the router's for who is READY or hangs, and the slot
-machines' for when to start, and for how long a start may take. What publishes a version's weights has a slot as a
+machines' for when to start, and for how long a start may take; which slots there should be is versions.py's to say. What publishes a version's weights has a slot as a
 worker has, while they are wanted and not there; until then no worker of that version starts. An action is repeated
 at every call until what it wants is so, except for a worker in `ending`, whose end is under way: until that is over
 nothing is started in its slot, lest the end be the new one's.
@@ -102,7 +102,34 @@ class Remove:
     pid: int
 
 
-Action = AddPrograms | Adopt | Ended | Start | Refuse | WantWeights | MarkReady | MarkLost | EndHung | Remove
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The worker is not wanted any more, and has nothing left to do but what it runs."""
+
+    worker: WorkerId
+
+
+@dataclass(frozen=True, slots=True)
+class Vacate:
+    """The slot is not wanted any more, and has no process."""
+
+    worker: WorkerId
+
+
+Action = (
+    AddPrograms
+    | Adopt
+    | Ended
+    | Start
+    | Refuse
+    | WantWeights
+    | MarkReady
+    | MarkLost
+    | EndHung
+    | Leave
+    | Vacate
+    | Remove
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +174,8 @@ def reconcile(
     reports: Mapping[str, WorkerReport],
     heard_since: float | None,
     ending: Collection[WorkerId],
+    unwanted: Collection[WorkerId] = (),
+    held: Collection[WorkerId] = (),
     now: float,
 ) -> list[Action]:
     """What to do now, in order.
@@ -160,15 +189,25 @@ def reconcile(
         heard_since: since when the router has been heard without a break; None while it is not: then nobody
             can be READY, and no start takes too long.
         ending: workers that are being ended already.
+        unwanted: slots that are to be given up, their workers' requests having been answered.
+        held: slots that are to have no worker for now.
         now: seconds of the clock the slots go by.
     """
-    unknown = tuple(worker for worker in slots if worker.program not in processes)
+    unknown = tuple(worker for worker in slots if worker.program not in processes and worker not in unwanted)
     actions: list[Action] = [AddPrograms(unknown)] if unknown else []
     for worker, slot in slots.items():
         process = processes.get(worker.program)
-        if process is None or worker in ending:
+        if worker in ending:
             continue
-        if slot.state is SlotState.OCCUPIED and 0 < slot.pid == process.pid:
+        if worker in unwanted:
+            actions += _given_up(worker, slot, process)
+        elif worker in held and (slot.state is not SlotState.OCCUPIED or process is not None):
+            actions += [
+                action for action in _given_up(worker, slot, process) if not isinstance(action, Vacate)
+            ]
+        elif process is None:
+            continue
+        elif slot.state is SlotState.OCCUPIED and 0 < slot.pid == process.pid:
             actions += _judged(worker, slot, reports.get(str(worker)), heard_since, now)
         else:
             actions += [_gated(action, missing) for action in _unlike(worker, slot, process, now)]
@@ -189,6 +228,16 @@ def _unlike(who: Occupant, slot: Slot, process: ProcessInfo, now: float) -> list
         return [] if slot.state is SlotState.FATAL else [Adopt(who, process.pid)]
     instruction = slot.tick(now)
     return [Start(who, instruction.generation)] if isinstance(instruction, StartNow) else []
+
+
+def _given_up(worker: WorkerId, slot: Slot, process: ProcessInfo | None) -> list[Action]:
+    pid = process.pid if process else 0
+    if slot.state is SlotState.OCCUPIED:
+        if 0 < slot.pid == pid:
+            return [Leave(worker)]
+        status, error = (process.exit_status, process.spawn_error) if process else (-1, "")
+        return [Ended(worker, status, error)]
+    return [Adopt(worker, pid)] if pid and slot.state is not SlotState.FATAL else [Vacate(worker)]
 
 
 def _not_running(program: str) -> ProcessInfo:

@@ -14,9 +14,10 @@ import msgspec
 from mpspool.core.ids import WORKER_PREFIX, ModelVersion, WorkerId
 from mpspool.core.process import Memory
 from mpspool.core.settings import ModelSettings, PoolSettings, SlotSettings
-from mpspool.core.states import ModelVersionState, PoolState, SlotState, WorkerState
+from mpspool.core.states import ModelVersionState, PoolState, SlotState, VersionPhase, WorkerState
 from mpspool.supervisor.pool.reconcile import Processes, WorkerReport, worker_reports
 from mpspool.supervisor.pool.slots import Slot
+from mpspool.supervisor.pool.versions import Fact, Route
 from mpspool.supervisor.programs import mps_program
 from mpspool.supervisor.supervisord import ProcessInfo
 
@@ -24,10 +25,39 @@ Status = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
+class Servable:
+    """A model version that is served, or to be.
+
+    Attributes:
+        reason: why it is not loaded, or leaves; "" while all is well.
+        opens: it takes requests as soon as enough of its workers are READY.
+        weight: its share of the requests that name no version, beside the other versions'; 0 for none.
+        route: of its model, as said by hand.
+    """
+
+    settings: ModelSettings
+    phase: VersionPhase = VersionPhase.LOADING
+    reason: str = ""
+    opens: bool = True
+    weight: int = 1
+    route: Route = field(default_factory=Route)
+
+    @property
+    def id(self) -> ModelVersion:
+        return ModelVersion(self.settings.name, self.settings.version)
+
+    def labels(self) -> list[str]:
+        """The version labels that stand for it."""
+        labels = self.settings.labels | self.route.labels
+        return [label for label, number in labels.items() if number == self.settings.version]
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """All that the status is made of.
 
     Attributes:
+        servables: model by model, oldest version first.
         pids: of the processes that run TensorFlow, where they are there.
         memory: of the same processes; empty where nobody asked for it.
         foreground_pid: of `mpspool start`.
@@ -37,6 +67,7 @@ class View:
     """
 
     settings: PoolSettings
+    servables: Sequence[Servable]
     slots: Mapping[WorkerId, Slot]
     processes: Processes
     pids: Mapping[WorkerId, int]
@@ -48,11 +79,11 @@ class View:
     devices: Sequence[Status] = ()
 
 
-def desired(settings: PoolSettings) -> dict[WorkerId, tuple[ModelSettings, SlotSettings]]:
-    """Every slot of the pool, in the order of the settings."""
+def places(models: Iterable[ModelSettings]) -> dict[WorkerId, tuple[ModelSettings, SlotSettings]]:
+    """Every slot of these model versions, in their order."""
     return {
         WorkerId(model.name, model.version, slot.device, slot.slot): (model, slot)
-        for model in settings.models
+        for model in models
         for slot in model.slots
     }
 
@@ -60,11 +91,11 @@ def desired(settings: PoolSettings) -> dict[WorkerId, tuple[ModelSettings, SlotS
 def build(view: View) -> Status:
     """The object scripts read: names and values stay."""
     reports = worker_reports(view.router)
-    places = desired(view.settings)
+    place = places(servable.settings for servable in view.servables)
     stand_ins = {mps_program(daemon.device) for daemon in view.settings.mps_daemons if daemon.simulated}
     workers = [
         {
-            **_worker(worker, slot, places[worker][1], reports.get(str(worker)), view.pids.get(worker, 0)),
+            **_worker(worker, slot, place[worker][1], reports.get(str(worker)), view.pids.get(worker, 0)),
             **_memory(view.memory.get(worker)),
         }
         for worker, slot in view.slots.items()
@@ -94,39 +125,45 @@ def build(view: View) -> Status:
 
 
 def for_router(
-    settings: PoolSettings, slots: Mapping[WorkerId, Slot], reports: Mapping[str, WorkerReport]
+    servables: Iterable[Servable], slots: Mapping[WorkerId, Slot], reports: Mapping[str, WorkerReport]
 ) -> Status:
-    """The arguments of the router's "models" call: which versions should exist, and how their slots fare."""
-    failed = failures(slots)
+    """The arguments of the router's "models" call: which versions there are, and how their slots fare."""
     proved = {worker.model_version for worker, slot in slots.items() if slot.proved}
-    versions = {
-        worker.model_version: {
-            "name": model.name,
-            "version": model.version,
-            "quorum": model.quorum,
-            "failed": failed.get(worker.model_version, ""),
-            "proved": worker.model_version in proved,
-            "hang_timeout_s": model.hang_timeout_s,
-            "batching": msgspec.to_builtins(model.batching),
-            "queue": msgspec.to_builtins(model.queue),
+    versions = [
+        {
+            "name": servable.id.name,
+            "version": servable.id.version,
+            "phase": servable.phase.value,
+            "quorum": servable.settings.quorum,
+            "failed": servable.reason if servable.phase is VersionPhase.FAILED else "",
+            "proved": servable.opens and servable.id in proved,
+            "opens": servable.opens,
+            "weight": servable.weight,
+            "labels": servable.labels(),
+            "metadata": [rule[:2] for rule in servable.route.metadata if rule[2] == servable.id.version],
+            "hang_timeout_s": servable.settings.hang_timeout_s,
+            "batching": msgspec.to_builtins(servable.settings.batching),
+            "queue": msgspec.to_builtins(servable.settings.queue),
         }
-        for worker, (model, _) in desired(settings).items()
-    }
+        for servable in servables
+    ]
     restarts = {str(worker): slot.restarts for worker, slot in slots.items()}
     states = {str(worker): _worker_state(slot, reports.get(str(worker))) for worker, slot in slots.items()}
-    return {"models": list(versions.values()), "restarts": restarts, "slots": states}
+    return {"models": versions, "restarts": restarts, "slots": states}
 
 
-def failures(slots: Mapping[WorkerId, Slot]) -> dict[ModelVersion, str]:
-    """The versions that no slot will ever serve, each with the reason of its first slot."""
-    states: dict[ModelVersion, list[Slot]] = {}
+def facts(slots: Mapping[WorkerId, Slot]) -> dict[ModelVersion, Fact]:
+    """How the workers of each version that has slots fare."""
+    mine: dict[ModelVersion, list[Slot]] = {}
     for worker, slot in slots.items():
-        states.setdefault(worker.model_version, []).append(slot)
-    return {
-        version: mine[0].reason
-        for version, mine in states.items()
-        if all(slot.state is SlotState.FATAL for slot in mine)
-    }
+        mine.setdefault(worker.model_version, []).append(slot)
+    return {model: _fact(found) for model, found in mine.items()}
+
+
+def _fact(slots: Sequence[Slot]) -> Fact:
+    ready = sum(slot.ready_since is not None and slot.unready_since is None for slot in slots)
+    given_up = [slot.reason for slot in slots if slot.state is SlotState.FATAL]
+    return Fact(ready, len(slots) - ready - len(given_up), next(iter(given_up), ""))
 
 
 def _worker(
@@ -185,19 +222,23 @@ def _current(slot: Slot, report: WorkerReport | None) -> WorkerReport | None:
 def _pool_state(view: View, workers: Iterable[Status]) -> PoolState:
     if view.stopping:
         return PoolState.STOPPING
-    if all(worker["state"] == WorkerState.READY.value for worker in workers):
+    # What comes beside a version that serves, or goes, is no part of how the pool fares.
+    counted = {servable.id for servable in view.servables if servable.opens}
+    mine = [worker for worker in workers if ModelVersion(worker["model"], worker["version"]) in counted]
+    if all(worker["state"] == WorkerState.READY.value for worker in mine):
         return PoolState.RUNNING
-    if all(slot.proved or slot.state is SlotState.FATAL for slot in view.slots.values()):
+    slots = [slot for worker, slot in view.slots.items() if worker.model_version in counted]
+    if all(slot.proved or slot.state is SlotState.FATAL for slot in slots):
         return PoolState.DEGRADED
     return PoolState.STARTING
 
 
 def _models(view: View) -> list[Status]:
     """As the router sees them; without it, a version is LOADING until it is known to have failed."""
-    policies = {model.name: model.queue.policy for model in view.settings.models}
+    policies = {servable.id.name: servable.settings.queue.policy for servable in view.servables}
     if view.router is not None and view.router.get("models"):
         reports = worker_reports(view.router)
-        places = {model.name: place for place, model in enumerate(view.settings.models)}
+        places = {name: place for place, name in enumerate(policies)}
         return [
             {
                 "name": model["name"],
@@ -212,17 +253,15 @@ def _models(view: View) -> list[Status]:
             }
             for model in sorted(view.router["models"], key=lambda model: places.get(model["name"], -1))
         ]
-    failed = failures(view.slots)
     models: dict[str, list[Status]] = {}
-    for model in view.settings.models:
-        reason = failed.get(ModelVersion(model.name, model.version))
-        state = ModelVersionState.LOADING if reason is None else ModelVersionState.END
-        models.setdefault(model.name, []).append(
+    for servable in view.servables:
+        failed = servable.phase is VersionPhase.FAILED
+        models.setdefault(servable.id.name, []).append(
             {
-                "version": model.version,
-                "state": state.name,
-                "error": reason or "",
-                "policy": model.queue.policy,
+                "version": servable.id.version,
+                "state": (ModelVersionState.END if failed else ModelVersionState.LOADING).name,
+                "error": servable.reason if failed else "",
+                "policy": servable.settings.queue.policy,
             }
         )
     return [{"name": name, "versions": versions} for name, versions in models.items()]

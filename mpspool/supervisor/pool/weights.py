@@ -75,23 +75,35 @@ class Weights:
         on_change: Callable[[], None],
     ) -> None:
         self._run = run
+        self._restart = config.restart
         self._supervisord = supervisord
         self._living = living
         self._on_change = on_change
-        self._versions = {
-            ModelVersion(model.name, model.version): _Version(
-                model,
-                Slot(
-                    ModelVersion(model.name, model.version).publisher,
-                    config.restart,
-                    start_timeout_s=model.start_timeout_s,
-                ),
-            )
-            for model in config.models
-            if model.weights.shared != "off"
-        }
+        self._versions: dict[ModelVersion, _Version] = {}
         self._listener: socket.socket | None = None
         self._answering: set[asyncio.Task[None]] = set()
+
+    # -- which versions there are -------------------------------------------------------------
+
+    def add(self, model: ModelSettings) -> None:
+        """A version that is to be served; what was known of it before counts no more."""
+        version = ModelVersion(model.name, model.version)
+        self.remove(version)
+        if model.weights.shared != "off":
+            publisher = Slot(version.publisher, self._restart, start_timeout_s=model.start_timeout_s)
+            self._versions[version] = _Version(model, publisher)
+
+    def versions(self) -> set[ModelVersion]:
+        """Those that were added, and not removed, but for those whose weights are not shared."""
+        return set(self._versions)
+
+    def remove(self, model: ModelVersion) -> None:
+        """A version whose workers have gone: its weights go with the last that holds them."""
+        version = self._versions.pop(model, None)
+        if version is not None:
+            _close(version.descriptor)
+            version.descriptor, version.private = None, "it is not served any more"
+            version.settled.set()
 
     # -- what the pool asks -----------------------------------------------------------------------
 

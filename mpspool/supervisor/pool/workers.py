@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import glob
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +21,7 @@ from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import ModelSettings, MpsSettings, PoolSettings, SlotSettings, WorkerSettings
 from mpspool.mps.control import Control, ControlError, NotAnsweringError
 from mpspool.supervisor import programs, shares
-from mpspool.supervisor.pool import ladder, status
+from mpspool.supervisor.pool import ladder
 from mpspool.supervisor.pool.ladder import Ladder, Rung, Step
 from mpspool.supervisor.shares import Override
 from mpspool.supervisor.supervisord import ProcessInfo, Supervisord, SupervisordError
@@ -31,6 +33,8 @@ CREDITS = 2
 _UNHELD_S = 1.0
 _ASK_AGAIN_S = 1.0
 _OVERRIDES = "overrides"
+# Of programs that were removed, those whose logs are kept.
+_KEPT_LOGS = 50
 _POLL_S = 0.02
 
 
@@ -57,21 +61,28 @@ class Workers:
     """Performs what reconcile() and the slots decided.
 
     Args:
+        places: every slot that there is now, with the model version that it is for.
         on_end: called when a watched worker has ended.
     """
 
     def __init__(
-        self, run: RunDir, config: PoolSettings, supervisord: Supervisord, on_end: Callable[[], None]
+        self,
+        run: RunDir,
+        config: PoolSettings,
+        supervisord: Supervisord,
+        places: Mapping[WorkerId, tuple[ModelSettings, SlotSettings]],
+        on_end: Callable[[], None],
     ) -> None:
         self._run = run
         self._config = config
-        self._places = status.desired(config)
+        self._places = places
         self._supervisord = supervisord
         self._on_end = on_end
         self._watched: dict[WorkerId, _Watched] = {}
         self._answered: dict[str, int] = {}
         self._ask_again_at: dict[str, float] = {}
         self._overrides = self._recall()
+        self._gone: deque[str] = deque()
 
     async def add(self, workers: Iterable[WorkerId]) -> None:
         """Makes supervisord know these workers. Raises SupervisordError."""
@@ -121,6 +132,18 @@ class Workers:
             return
         (self._run.programs / f"{program}.conf").unlink(missing_ok=True)
         await self._supervisord.remove(program)
+        self._gone.append(program)
+        if len(self._gone) > _KEPT_LOGS:
+            for log_file in self._run.logs.glob(f"{glob.escape(self._gone.popleft())}.log*"):
+                log_file.unlink(missing_ok=True)
+        for file in (
+            self._run.settings_file(program),
+            self._run.lock_file(program),
+            self._run.error_file(program),
+        ):
+            file.unlink(missing_ok=True)
+        for page in self._run.progress.glob(f"{glob.escape(program)}.[0-9]*"):
+            page.unlink(missing_ok=True)
 
     async def start(self, worker: WorkerId, generation: int) -> int:
         """Writes the settings of this generation and starts its process.

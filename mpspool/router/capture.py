@@ -1,0 +1,44 @@
+"""Requests that were answered, for whoever keeps them as warm-up requests: `mpspool capture`. Pure.
+
+There is one of these for each capture, and none otherwise.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+# Between two looks of whoever captures.
+_MAX_BYTES = 2**28
+
+
+class Capture:
+    """The requests that a model answers from now on.
+
+    Args:
+        model: its name.
+        count: how many.
+
+    Attributes:
+        left: how many more.
+    """
+
+    def __init__(self, model: str, count: int) -> None:
+        self._model = model
+        self._bodies: deque[bytes] = deque()
+        self._bytes = 0
+        self.left = count
+
+    def answered(self, model: str, body: bytes) -> None:
+        """A request that a client got an answer to. Where too many bytes wait to be fetched it is passed over."""
+        if model == self._model and self.left and body and self._bytes + len(body) <= _MAX_BYTES:
+            self._bodies.append(body)
+            self._bytes += len(body)
+            self.left -= 1
+
+    def take(self) -> bytes | None:
+        """The next one; None where there is none yet."""
+        if not self._bodies:
+            return None
+        body = self._bodies.popleft()
+        self._bytes -= len(body)
+        return body

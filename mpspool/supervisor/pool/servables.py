@@ -1,0 +1,358 @@
+"""The model versions of a pool: what is found of them, which have slots, and what their slots are.
+
+A thin shell around versions.py: it looks at the base paths, keeps the record for the pool's successor, and has the
+settings of every version at hand.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import functools
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from mpspool.core import log, settings
+from mpspool.core.control import Message
+from mpspool.core.ids import ModelVersion, WorkerId
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import ModelSettings, PoolSettings, SlotSettings
+from mpspool.core.states import VersionPhase
+from mpspool.supervisor.pool.base_paths import BasePath
+from mpspool.supervisor.pool.status import Servable, places
+from mpspool.supervisor.pool.versions import (
+    RECORDS,
+    ROLLING,
+    Fact,
+    Found,
+    ModelRecord,
+    Records,
+    Retries,
+    Route,
+    Version,
+    Versions,
+    chosen,
+)
+from mpspool.supervisor.version_folders import WARMUP_FILE, stamp
+
+logger = log.get("versions")
+
+# A folder counts where nothing has changed from one to the next.
+_LOOKS = 2
+
+
+class Servables:
+    """The versions of every model.
+
+    Args:
+        look: has the pool reconcile soon.
+
+    Attributes:
+        places: every slot that there is now, with the version that it is for.
+    """
+
+    def __init__(self, run: RunDir, config: PoolSettings, look: Callable[[], None]) -> None:
+        self._run = run
+        self._config = config
+        self._look = look
+        self._models = {model.name: model for model in config.models}
+        self._versions = {model.name: _versions(model, config) for model in config.models}
+        self.places: dict[WorkerId, tuple[ModelSettings, SlotSettings]] = {}
+        records = self._recall()
+        for name, versions in self._versions.items():
+            if name in records:
+                versions.recall(records[name])
+            else:
+                versions.found = {self._models[name].version: _found(self._models[name].path)}
+        self._watched = {model.name: BasePath(model.base_path) for model in config.models if model.base_path}
+        # One for each: a file system that hangs holds up nobody else.
+        self._readers = {name: ThreadPoolExecutor(1, thread_name_prefix="versions") for name in self._watched}
+        self._unread: dict[str, str] = {}
+        self._begin()
+
+    def _begin(self) -> None:
+        """The slots of what a pool before this one has recorded, or of what is served first."""
+        for versions in self._versions.values():
+            if not list(versions):
+                versions.step({}, 0.0)
+        self.places.update(
+            places(
+                self.settings(model) for model, version in self if version.phase is not VersionPhase.FAILED
+            )
+        )
+        self._save()
+
+    # -- what there is ----------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[tuple[ModelVersion, Version]]:
+        """Every version that is not gone, model by model, oldest first."""
+        for name, versions in self._versions.items():
+            for version in versions:
+                yield ModelVersion(name, version.number), version
+
+    def of(self, model: str) -> Versions:
+        """Raises KeyError."""
+        return self._versions[model]
+
+    def all(self) -> list[Servable]:
+        """Every version that is not gone, as the status and the router have it."""
+        return [
+            Servable(
+                self.settings(model),
+                version.phase,
+                version.reason,
+                opens=self._versions[model.name].opens(version),
+                weight=self._versions[model.name].weight(version),
+                route=self._versions[model.name].route,
+            )
+            for model, version in self
+        ]
+
+    def settings(self, model: ModelVersion) -> ModelSettings:
+        """Of a version that is there."""
+        version = self._versions[model.name].get(model.version)
+        assert version is not None
+        return msgspec.structs.replace(
+            self._models[model.name], version=model.version, path=version.found.path
+        )
+
+    def to_replace(self, model: ModelVersion) -> ModelVersion | None:
+        """What answers requests that name no version, while this one is loaded beside it."""
+        versions = self._versions[model.name]
+        version, routed = versions.get(model.version), versions.routed()
+        if version is None or version.phase is not VersionPhase.LOADING or routed is None:
+            return None
+        return ModelVersion(model.name, routed.number)
+
+    def turns(self) -> list[tuple[ModelVersion, ModelVersion]]:
+        """Of each model that changes slot by slot, the version that has the slots, and the one that takes them over."""
+        found = []
+        for name, versions in self._versions.items():
+            if versions.swap != ROLLING:
+                continue
+            loading = [version for version in versions if version.phase is VersionPhase.LOADING]
+            leaving = [version for version in versions if version.phase is VersionPhase.LEAVING]
+            routed = versions.routed()
+            if loading and routed:
+                found.append((ModelVersion(name, routed.number), ModelVersion(name, loading[0].number)))
+            elif leaving and routed:
+                found.append((ModelVersion(name, leaving[0].number), ModelVersion(name, routed.number)))
+        return found
+
+    # -- what is next -----------------------------------------------------------------------------
+
+    def step(self, facts: Mapping[ModelVersion, Fact], now: float) -> bool:
+        """Takes every version as far as it can go now; `places` has the slots of those that are there.
+
+        Returns:
+            Whether one has moved: then `facts` are of another state than this.
+        """
+        before = {model: version.phase for model, version in self}
+        moved = False
+        for name, versions in self._versions.items():
+            mine = {model.version: fact for model, fact in facts.items() if model.name == name}
+            moved |= versions.step(mine, now)
+        if not moved:
+            return False
+        for model, version in self:
+            if before.get(model) is not version.phase:
+                _say(model, version)
+        self._place()
+        self._save()
+        return True
+
+    def _place(self) -> None:
+        """Gives every version that is loaded its slots; they stay until they are vacated."""
+        placed = {worker.model_version for worker in self.places}
+        for model, version in self:
+            if version.phase is VersionPhase.LOADING and model not in placed:
+                warmup = _warmup(version.found.path, self._versions[model.name])
+                self.places.update(places([msgspec.structs.replace(self.settings(model), warmup=warmup)]))
+
+    def vacated(self, worker: WorkerId) -> None:
+        """The slot of a version that is not to have it any more is gone."""
+        del self.places[worker]
+
+    def due(self) -> float | None:
+        """When a version is to be loaded again; None for none."""
+        dues = [versions.due() for versions in self._versions.values()]
+        return min((due for due in dues if due is not None), default=None)
+
+    # -- watching ---------------------------------------------------------------------------------
+
+    async def watch_for_ever(self) -> None:
+        """Looks at every base path, as often as is configured."""
+        if self._config.poll_s:
+            await asyncio.gather(*(self._watch(name) for name in self._watched))
+        await asyncio.Event().wait()
+
+    async def _watch(self, name: str) -> None:
+        while True:
+            await self._see(name)
+            await asyncio.sleep(self._config.poll_s)
+
+    async def _see(self, name: str, wanted: Versions | None = None) -> None:
+        """Looks at a base path; where `wanted` is given, for what it asks for."""
+        versions = self._versions[name]
+        wanted = wanted or versions
+        settled = {version.number for version in versions if version.phase is not VersionPhase.FAILED}
+        try:
+            look = functools.partial(
+                self._watched[name].look,
+                *(versions.policy, dict(versions.found), settled),
+                *(set(wanted.loaded), set(wanted.unloaded)),
+                now=time.monotonic(),
+            )
+            found = await asyncio.get_running_loop().run_in_executor(self._readers[name], look)
+        except OSError as error:
+            if self._unread.get(name) != str(error):
+                self._unread[name] = str(error)
+                logger.warning("base path cannot be read; what is served stays", model=name, error=str(error))
+            return
+        self._unread.pop(name, None)
+        if found != versions.found:
+            versions.found = found
+            self._look()
+
+    # -- by hand ----------------------------------------------------------------------------------
+
+    async def load(self, request: Message) -> Message:
+        """The control op "load": of "model" a "version", or those that its policy means where that is null."""
+        return await self._order(request, "load")
+
+    async def unload(self, request: Message) -> Message:
+        """The control op "unload": of "model" a "version", or all where that is null."""
+        return await self._order(request, "unload")
+
+    async def rollback(self, request: Message) -> Message:
+        """The control op "rollback": of "model" the version before the one that answers what names none."""
+        return await self._order(request, "rollback")
+
+    async def set_route(self, request: Message) -> Message:
+        """The control op "route": of "model" what is new of a Route; "reset" forgets what was said before."""
+        name = request["model"]
+        versions = self._versions.get(name)
+        if versions is None:
+            return {"error": f"there is no model {name!r}; there are {', '.join(self._versions)}"}
+        given = msgspec.convert(request.get("route") or {}, Route, strict=False)
+        route = given if request.get("reset") else versions.route.over(given)
+        if why := versions.why_no_route(route.numbers()):
+            return {"error": why}
+        versions.route = route
+        logger.info("route", model=name, **msgspec.to_builtins(route))
+        self._save()
+        self._look()
+        return {"model": name, "route": msgspec.to_builtins(route)}
+
+    async def _order(self, request: Message, what: str) -> Message:
+        """Returns what is done, or why not ("error")."""
+        name, number, to = request["model"], request.get("version"), None
+        versions = self._versions.get(name)
+        if versions is None:
+            return {"error": f"there is no model {name!r}; there are {', '.join(self._versions)}"}
+        try:
+            there = await self._numbers(name)
+        except OSError as error:
+            return {"error": f"{self._models[name].base_path} cannot be read: {error.strerror}"}
+        if what == "rollback":
+            routed = versions.routed()
+            number = routed.number if routed else None
+            why = _no_way_back(versions, number, there)
+            to = max(_back_to(versions, number, there)) if number is not None and not why else None
+        else:
+            why = _not_there(name, number, {*there, *(version.number for version in versions)})
+        if why:
+            return {"error": why}
+        after = copy.copy(versions)
+        after.loaded, after.unloaded = set(versions.loaded), set(versions.unloaded)
+        (after.load if what == "load" else after.unload)(number)
+        # Found before it is asked for: what is served now does not go before there is something in its place.
+        for _ in range(_LOOKS):
+            await self._see(name, after)
+        wanted = to if what == "rollback" else number if what == "load" else None
+        if wanted is not None and wanted not in versions.found:
+            return {"error": f"version {wanted} of {name} is no whole SavedModel: copy or export it again"}
+        logger.info(what, model=name, version=number)
+        (versions.load if what == "load" else versions.unload)(number)
+        self._save()
+        self._look()
+        return {"model": name, "version": number, "to": to}
+
+    async def _numbers(self, name: str) -> list[int]:
+        """Raises OSError."""
+        watched = self._watched[name]
+        return await asyncio.get_running_loop().run_in_executor(self._readers[name], watched.numbers)
+
+    # -- the record -------------------------------------------------------------------------------
+
+    def _save(self) -> None:
+        records = {name: versions.record() for name, versions in self._versions.items()}
+        settings.save(self._run.settings_file(RECORDS), Records(records))
+
+    def _recall(self) -> dict[str, ModelRecord]:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return settings.load(self._run.settings_file(RECORDS), Records).models
+        return {}
+
+    def close(self) -> None:
+        for reader in self._readers.values():
+            reader.shutdown(wait=False, cancel_futures=True)
+
+
+def _not_there(name: str, number: int | None, there: Collection[int]) -> str:
+    if number is None or number in there:
+        return ""
+    known = ", ".join(map(str, sorted(there))) or "none"
+    return f"there is no version {number} of {name}; there are {known}"
+
+
+def _back_to(versions: Versions, number: int, there: Collection[int]) -> set[int]:
+    return chosen({other for other in there if other < number} - versions.unloaded, versions.policy)
+
+
+def _no_way_back(versions: Versions, number: int | None, there: Collection[int]) -> str:
+    """Why a model cannot go back to the version before."""
+    if number is None:
+        return f"no version of {versions.name} is served: there is nothing to go back from"
+    if _back_to(versions, number, there):
+        return ""
+    specific = versions.policy.specific
+    why = f"version_policy names {', '.join(map(str, specific))}" if specific else "there is no older folder"
+    return f"there is no version of {versions.name} to go back to from {number}: {why}"
+
+
+def _warmup(path: str, versions: Versions) -> str:
+    """Recorded requests for a version that has none: those of the newest version that is there and has some."""
+    if (Path(path) / WARMUP_FILE).exists():
+        return ""
+    others = (Path(version.found.path) / WARMUP_FILE for version in reversed(list(versions)))
+    return next((str(file) for file in others if file.exists()), "")
+
+
+def _found(path: str) -> Found:
+    """Of a folder that has been looked into before the start."""
+    with contextlib.suppress(OSError):
+        return Found(path, stamp(Path(path)))
+    return Found(path)
+
+
+def _versions(model: ModelSettings, config: PoolSettings) -> Versions:
+    retries = Retries(config.load_retries, config.load_retry_s)
+    return Versions(model.name, model.policy, model.quorum, retries, model.swap)
+
+
+def _say(model: ModelVersion, version: Version) -> None:
+    match version.phase:
+        case VersionPhase.LOADING:
+            logger.info("loading", model=str(model), path=version.found.path)
+        case VersionPhase.SERVING:
+            logger.info("serving", model=str(model))
+        case VersionPhase.LEAVING:
+            logger.info("leaving", model=str(model), why=version.reason)
+        case VersionPhase.FAILED:
+            logger.error("not served", model=str(model), why=version.reason, failures=version.failures)

@@ -1,0 +1,458 @@
+"""Which versions of a model have workers, and which of them answers. Pure.
+
+TensorFlow Serving's aspired versions, with one difference: a version is not loaded into a process that serves, it has
+workers of its own. One version of a model is loaded at a time; it takes requests once all its workers are settled, and
+what it replaces finishes what it has, and goes. So there are two sets of workers at most beside those that stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from mpspool.core.settings import VersionPolicy
+from mpspool.core.states import VERSION_MOVES, Lifecycle, VersionPhase
+
+SURGE, ROLLING, STOP_FIRST = "surge", "rolling", "stop_first"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A version's folder.
+
+    Attributes:
+        path: where it is.
+        stamp: changes with what is in it.
+        wrong: why it cannot be served, "" where it looks whole.
+    """
+
+    path: str
+    stamp: str = ""
+    wrong: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """How the workers of a version fare.
+
+    Attributes:
+        ready: of its slots, how many take requests.
+        coming: how many may yet.
+        reason: why a slot was given up, "" where none was.
+        unfit: why it cannot take the place of what serves, "" where it can; None while nobody knows.
+        there: whether any slot of it is left.
+    """
+
+    ready: int = 0
+    coming: int = 0
+    reason: str = ""
+    unfit: str | None = ""
+    there: bool = True
+
+
+class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A version as it is kept on disk for the pool's successor. Times are CLOCK_MONOTONIC."""
+
+    number: int
+    path: str
+    stamp: str = ""
+    phase: VersionPhase = VersionPhase.LOADING
+    reason: str = ""
+    failures: int = 0
+    due: float | None = None
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """Which version answers requests that name none, as somebody has said by hand.
+
+    Attributes:
+        weights: by number, the share of those requests; empty for one that answers them all.
+        labels: version labels: the number each stands for, in place of what the configuration says of that label.
+        metadata: (key, value, number): requests with that metadata go to that version, whatever the weights.
+    """
+
+    weights: dict[int, int] = {}
+    labels: dict[str, int] = {}
+    metadata: list[tuple[str, str, int]] = []
+
+    def numbers(self) -> set[int]:
+        """The versions that it names."""
+        return {*self.weights, *self.labels.values(), *(number for _, _, number in self.metadata)}
+
+    def over(self, given: Route) -> Route:
+        """This one, with what is new."""
+        rules = {(key, value): number for key, value, number in (*self.metadata, *given.metadata)}
+        return Route(
+            weights=given.weights or self.weights,
+            labels=self.labels | given.labels,
+            metadata=[(*rule, number) for rule, number in rules.items()],
+        )
+
+    def without(self, numbers: Collection[int]) -> Route:
+        """What is left of it when those versions have gone; weights mean something together only."""
+        return Route(
+            weights={} if set(numbers) & self.weights.keys() else self.weights,
+            labels={label: number for label, number in self.labels.items() if number not in numbers},
+            metadata=[rule for rule in self.metadata if rule[2] not in numbers],
+        )
+
+
+class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """The versions of a model, and what was asked for by hand.
+
+    Attributes:
+        loaded: by hand, whatever the policy says.
+        unloaded: by hand.
+        off: by hand, in every version.
+    """
+
+    versions: list[VersionRecord] = []
+    loaded: list[int] = []
+    unloaded: list[int] = []
+    off: bool = False
+    route: Route = Route()
+
+
+class Records(msgspec.Struct, frozen=True):
+    """The file of all models' records, by name."""
+
+    models: dict[str, ModelRecord] = {}
+
+
+# Its name in the run folder's settings.
+RECORDS = "versions"
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often, and how long after a failure, a version is loaded again; TensorFlow Serving's.
+
+    Attributes:
+        times: after the first load.
+        interval_s: between two loads.
+    """
+
+    times: int = 5
+    interval_s: float = 60.0
+
+
+class Version:
+    """One version of a model.
+
+    Attributes:
+        number: of it.
+        found: its folder, as it was when it was loaded last.
+        reason: why it was not loaded, or is not any more; "" while all is well.
+        failures: loads in a row that failed.
+        due: when it is loaded again; None where it is not.
+    """
+
+    def __init__(self, name: str, number: int, found: Found, record: VersionRecord | None = None) -> None:
+        record = record or VersionRecord(number=number, path=found.path, stamp=found.stamp)
+        self._life = Lifecycle(f"{name}@{number}", VERSION_MOVES, record.phase)
+        self.number = number
+        self.found = found
+        self.reason = record.reason
+        self.failures = record.failures
+        self.due = record.due
+
+    @property
+    def phase(self) -> VersionPhase:
+        return self._life.state
+
+    def to(self, phase: VersionPhase, reason: str = "") -> None:
+        self._life.to(phase, reason or "as it should be")
+        self.reason = reason
+
+    def record(self) -> VersionRecord:
+        return VersionRecord(
+            number=self.number,
+            path=self.found.path,
+            stamp=self.found.stamp,
+            phase=self.phase,
+            reason=self.reason,
+            failures=self.failures,
+            due=self.due,
+        )
+
+
+@dataclass(slots=True)
+class Versions:
+    """The versions of one model.
+
+    Attributes:
+        name: the model's.
+        policy: which of those that there are should be served.
+        quorum: READY workers that make a version AVAILABLE.
+        retries: of loads that fail.
+        swap: how one version takes the place of another: "surge", "rolling" or "stop_first".
+        found: the folders there are, by number, as they were last seen.
+        loaded, unloaded: by hand: what is served, or not, whatever the policy says.
+        off: no version of it is wanted.
+        route: by hand.
+    """
+
+    name: str
+    policy: VersionPolicy
+    quorum: int = 1
+    retries: Retries = field(default_factory=Retries)
+    swap: str = SURGE
+    found: Mapping[int, Found] = field(default_factory=dict)
+    loaded: set[int] = field(default_factory=set)
+    unloaded: set[int] = field(default_factory=set)
+    off: bool = False
+    route: Route = field(default_factory=Route)
+    _versions: dict[int, Version] = field(default_factory=dict)
+
+    # -- what it was, and is ----------------------------------------------------------------------
+
+    def recall(self, record: ModelRecord) -> None:
+        """Goes on from what a pool before this one has recorded."""
+        self.loaded, self.unloaded, self.off = set(record.loaded), set(record.unloaded), record.off
+        self.route = record.route
+        self.found = {one.number: Found(one.path, one.stamp) for one in record.versions}
+        for one in record.versions:
+            self._versions[one.number] = Version(self.name, one.number, self.found[one.number], one)
+
+    def record(self) -> ModelRecord:
+        return ModelRecord(
+            versions=[version.record() for version in self],
+            loaded=sorted(self.loaded),
+            unloaded=sorted(self.unloaded),
+            off=self.off,
+            route=self.route,
+        )
+
+    def __iter__(self) -> Iterator[Version]:
+        return iter([self._versions[number] for number in sorted(self._versions)])
+
+    def get(self, number: int) -> Version | None:
+        return self._versions.get(number)
+
+    def routed(self) -> Version | None:
+        """What answers a request that names no version, where no weights say otherwise.
+
+        The newest of those that the policy means; what was loaded by hand beside them only where none of them serves.
+        """
+        serving = self._serving()
+        wanted = [version for version in serving if version.number in self._meant()]
+        wanted = wanted or [version for version in serving if version.number in self.aspired()]
+        return max(wanted or serving, key=lambda version: version.number, default=None)
+
+    def weight(self, version: Version) -> int:
+        """Its share of the requests that name no version, beside the others'; 0 for none."""
+        if self.route.weights:
+            return self.route.weights.get(version.number, 0)
+        return int(version is self.routed())
+
+    def opens(self, version: Version) -> bool:
+        """Whether it takes requests as soon as enough of its workers are READY: nobody else does."""
+        if version.phase in (VersionPhase.LOADING, VersionPhase.FAILED):
+            return not self._serving()
+        return version.phase is VersionPhase.SERVING
+
+    def due(self) -> float | None:
+        """When the next one is to be loaded again; None for none."""
+        dues = [version.due for version in self._versions.values() if version.due is not None]
+        return min(dues, default=None)
+
+    def aspired(self) -> set[int]:
+        """Which of those there are should be served: where one that is meant has failed, the one before it."""
+        failed = {
+            version.number for version in self._versions.values() if version.phase is VersionPhase.FAILED
+        }
+        return self._meant(failed) | (self.loaded_and_found() - failed)
+
+    def loaded_and_found(self) -> set[int]:
+        """What was loaded by hand, and is there."""
+        return set() if self.off else self.loaded & set(self.found)
+
+    def _meant(self, without: Collection[int] = ()) -> set[int]:
+        """What the policy means of those that there are."""
+        return set() if self.off else chosen(set(self.found) - self.unloaded - set(without), self.policy)
+
+    def _tried(self) -> set[int]:
+        """What is served, or loaded as often as it may be."""
+        return self._meant() | self.aspired() | self.loaded_and_found()
+
+    # -- by hand ----------------------------------------------------------------------------------
+
+    def load(self, number: int | None) -> None:
+        """Has a version served whatever the policy says; None for those that the policy means."""
+        self.off = False
+        if number is None:
+            self.unloaded.clear()
+        else:
+            self.unloaded.discard(number)
+            self.loaded.add(number)
+        for version in self._versions.values():
+            if version.phase is VersionPhase.FAILED and number in (None, version.number):
+                version.failures, version.due = 0, 0.0
+
+    def unload(self, number: int | None) -> None:
+        """Has a version no longer served, whatever the policy says; None for the model."""
+        if number is None:
+            self.off = True
+            self.loaded.clear()
+        else:
+            self.loaded.discard(number)
+            self.unloaded.add(number)
+
+    def why_no_route(self, numbers: Collection[int]) -> str:
+        """Why requests cannot be sent to these versions, "" where they can."""
+        serving = sorted(version.number for version in self._serving())
+        missing = sorted(set(numbers) - set(serving))
+        if not missing:
+            return ""
+        there = ", ".join(map(str, serving)) or "none"
+        return f"version {', '.join(map(str, missing))} of {self.name} is not served; there are {there}"
+
+    # -- what is next -----------------------------------------------------------------------------
+
+    def step(self, facts: Mapping[int, Fact], now: float) -> bool:
+        """Takes every version as far as it can go now. Returns whether one has moved.
+
+        Args:
+            facts: how the workers of each version fare, those without any left out.
+            now: seconds of the clock that `due` goes by.
+        """
+        moved = False
+        for version in list(self._versions.values()):
+            moved |= self._judge(version, facts.get(version.number, Fact(there=False)), now)
+        if gone := self.route.numbers() - {version.number for version in self._serving()}:
+            self.route = self.route.without(gone)
+            moved = True
+        return self._begin(now) or moved
+
+    def _judge(self, version: Version, fact: Fact, now: float) -> bool:
+        match version.phase:
+            case VersionPhase.LOADING:
+                return self._judge_loading(version, fact, now)
+            case VersionPhase.SERVING:
+                return self._judge_serving(version, fact, now)
+            case VersionPhase.LEAVING:
+                if not fact.there:
+                    del self._versions[version.number]
+                return not fact.there
+            case VersionPhase.FAILED:
+                if version.number not in self._tried():
+                    version.to(VersionPhase.LEAVING)
+                    return True
+        return False
+
+    def _judge_loading(self, version: Version, fact: Fact, now: float) -> bool:
+        if self._is_unloaded(version):
+            version.to(VersionPhase.LEAVING, "not wanted any more")
+            return True
+        serving = self._serving()
+        if fact.coming and (fact.ready < self.quorum or (serving and not self._is_half_there(fact))):
+            return False
+        if fact.ready < self.quorum:
+            if fact.reason:
+                self.fail(version, fact.reason, now)
+            return bool(fact.reason)  # else its slots have yet to be made
+        if serving and fact.unfit is None:
+            return False
+        if serving and fact.unfit:
+            self.fail(version, fact.unfit, now, again=False)
+            return True
+        version.failures, version.due = 0, None
+        version.to(VersionPhase.SERVING)
+        return True
+
+    def _is_half_there(self, fact: Fact) -> bool:
+        """Slot by slot, a version takes over when it has as many workers as it takes from the other."""
+        return self.swap == ROLLING and fact.ready >= fact.coming
+
+    def _judge_serving(self, version: Version, fact: Fact, now: float) -> bool:
+        if not fact.ready and not fact.coming and fact.reason:
+            self.fail(version, fact.reason, now)
+            return True
+        aspired = self.aspired()
+        if version.number in aspired:
+            return False
+        if version is not self.routed():
+            version.to(VersionPhase.LEAVING, "another is served in its place")
+            return True
+        # That its folder is gone does not end what is served; somebody who says so does.
+        if aspired or not self._is_unloaded(version):
+            return False
+        version.to(VersionPhase.LEAVING, "not wanted any more")
+        return True
+
+    def _is_unloaded(self, version: Version) -> bool:
+        """By hand."""
+        return self.off or (version.number in self.unloaded and version.number not in self.loaded)
+
+    def fail(self, version: Version, reason: str, now: float, *, again: bool = True) -> None:
+        """It cannot be served.
+
+        Args:
+            version: LOADING or SERVING.
+            reason: why.
+            now: the time.
+            again: it may be worth another try.
+        """
+        version.failures += 1
+        # To try again would be to stop again what serves by then.
+        left = again and version.failures <= self.retries.times and self.swap != STOP_FIRST
+        version.due = now + self.retries.interval_s if left else None
+        version.to(VersionPhase.FAILED, reason)
+
+    def _begin(self, now: float) -> bool:
+        """Begins to load the newest that is wanted and not there, if no other is on its way in or out."""
+        if any(v.phase in (VersionPhase.LOADING, VersionPhase.LEAVING) for v in self._versions.values()):
+            return False
+        for number in sorted(self._tried(), reverse=True):
+            known, found = self._versions.get(number), self.found[number]
+            if known is None and found.wrong:
+                known = self._versions[number] = Version(self.name, number, found)
+                self.fail(known, found.wrong, now, again=False)
+                return True
+            if known is not None and not (
+                known.phase is VersionPhase.FAILED and self._again(known, found, now)
+            ):
+                continue
+            if not self._gives_way(number):
+                self._load(number, found)
+            return True
+        return False
+
+    def _gives_way(self, to: int) -> bool:
+        """Where there is no room for two: whether what is served leaves first."""
+        if self.swap != STOP_FIRST:
+            return False
+        stays = self._meant() | self.loaded_and_found()
+        leaving = [version for version in self._serving() if version.number not in stays - {to}]
+        for version in leaving:
+            version.to(VersionPhase.LEAVING, "stopped before another is loaded in its place")
+        return bool(leaving)
+
+    def _load(self, number: int, found: Found) -> None:
+        known = self._versions.get(number)
+        if known is None:
+            self._versions[number] = Version(self.name, number, found)
+        else:
+            known.found, known.due = found, None
+            known.to(VersionPhase.LOADING)
+
+    def _again(self, version: Version, found: Found, now: float) -> bool:
+        if found.stamp != version.found.stamp:
+            if found.wrong:
+                version.found, version.reason = found, found.wrong
+                return False
+            version.failures = 0
+            return True
+        return version.due is not None and now >= version.due
+
+    def _serving(self) -> list[Version]:
+        return [version for version in self._versions.values() if version.phase is VersionPhase.SERVING]
+
+
+def chosen(there: Collection[int], policy: VersionPolicy) -> set[int]:
+    """Which of these versions a policy means."""
+    if policy.specific:
+        return set(policy.specific).intersection(there)
+    return set(there) if policy.all else set(sorted(there)[-policy.latest :])

@@ -1,0 +1,166 @@
+"""`mpspool load`, `unload` and `rollback`: a model's versions by hand, and what comes of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from mpspool.core import control
+from mpspool.core.control import ControlError, Message
+from mpspool.core.rundir import RunDir
+from mpspool.core.states import ModelVersionState
+from mpspool.supervisor import ask, lock
+
+_ANSWER_S = 30.0
+_POLL_S = 0.1
+
+# Of a model's versions, by number: None while it is not over, else what came of it.
+_Verdict = Callable[[dict[int, Message]], str | None]
+
+
+class VersionError(Exception):
+    """The pool does not do it, or it did not come off; the text says why."""
+
+
+def parse(text: str) -> tuple[str, int | None]:
+    """NAME or NAME@VERSION. A name may have an @ of its own, where no number follows it."""
+    name, at, number = text.rpartition("@")
+    return (name, int(number)) if at and name and number.isdecimal() else (text, None)
+
+
+def load(run: RunDir, name: str, version: int | None, timeout_s: float) -> str:
+    """Has a version served, or those that the policy means, and waits for it.
+
+    Returns:
+        What is served, in words.
+
+    Raises:
+        ask.NoPoolError: there is no pool.
+        VersionError: it is refused, fails, or takes too long.
+    """
+    _order(run, "load", name, version)
+    return _wait(run, name, timeout_s, lambda versions: _loaded(name, version, versions))
+
+
+def unload(run: RunDir, name: str, version: int | None, timeout_s: float) -> str:
+    """Has a version no longer served, or the whole model, and waits for it. As load()."""
+    _order(run, "unload", name, version)
+    return _wait(run, name, timeout_s, lambda versions: _unloaded(name, version, versions))
+
+
+def rollback(run: RunDir, name: str, timeout_s: float) -> str:
+    """Has the version before the present one served in its place, and waits for it. As load()."""
+    order = _order(run, "rollback", name, None)
+    back, to = order["version"], order["to"]
+
+    def verdict(versions: dict[int, Message]) -> str | None:
+        loaded = _loaded(name, to, versions)
+        return loaded if loaded is not None and back not in versions else None
+
+    return _wait(run, name, timeout_s, verdict)
+
+
+def route(run: RunDir, name: str, weights: str | None, labels: Sequence[str], metadata: Sequence[str]) -> str:
+    """Says which versions answer requests that name none.
+
+    Args:
+        run: where the pool is.
+        name: the model's.
+        weights: "7=90,8=10"; "latest" for what the policy means, and no labels and rules of before; None to leave them.
+        labels: "canary=8" each.
+        metadata: "KEY=VALUE:8" each.
+
+    Returns:
+        The route as it is now, in words.
+
+    Raises:
+        ask.NoPoolError: there is no pool.
+        VersionError: it is refused.
+    """
+    given = {
+        "weights": _weights(weights) if weights and weights != "latest" else {},
+        "labels": dict(_label(text) for text in labels),
+        "metadata": [_rule(text) for text in metadata],
+    }
+    found = _call(run, "route", model=name, route=given, reset=weights == "latest")["route"]
+    shares = ", ".join(f"{number}={weight}" for number, weight in found["weights"].items())
+    lines = [f"{name}: {shares or 'what version_policy means answers all'}"]
+    lines += [f"label {label}: {number}" for label, number in found["labels"].items()]
+    lines += [f"metadata {key}={value}: {number}" for key, value, number in found["metadata"]]
+    return "\n".join(lines)
+
+
+def _weights(text: str) -> dict[int, int]:
+    pairs = [item.partition("=") for item in text.split(",")]
+    if not all(number.strip().isdecimal() and share.strip().isdecimal() for number, _, share in pairs):
+        raise VersionError(f"{text!r} is no route; write VERSION=WEIGHT,..., such as 7=90,8=10, or latest")
+    found = {int(number): int(share) for number, _, share in pairs if int(share)}
+    if not found:
+        raise VersionError(f"{text!r} leaves nobody to answer: give one version a weight above 0")
+    return found
+
+
+def _label(text: str) -> tuple[str, int]:
+    label, _, number = text.rpartition("=")
+    if not label or not number.isdecimal():
+        raise VersionError(f"--label {text!r}: write LABEL=VERSION, such as canary=8")
+    return label, int(number)
+
+
+def _rule(text: str) -> tuple[str, str, int]:
+    rule, _, number = text.rpartition(":")
+    key, _, value = rule.partition("=")
+    if not key or not value or not number.isdecimal():
+        raise VersionError(f"--metadata {text!r}: write KEY=VALUE:VERSION, such as x-canary=yes:8")
+    return key.lower(), value, int(number)
+
+
+def _order(run: RunDir, op: str, name: str, version: int | None) -> Message:
+    return _call(run, op, model=name, version=version)
+
+
+def _call(run: RunDir, op: str, **arguments: Any) -> Message:
+    try:
+        return control.call(run.pool_control, op, timeout_s=_ANSWER_S, **arguments)
+    except (ControlError, ValueError) as error:
+        if not lock.holder(run):
+            raise ask.NoPoolError(ask.no_pool(run)) from error
+        raise VersionError(str(error)) from error
+
+
+def _wait(run: RunDir, name: str, timeout_s: float, verdict: _Verdict) -> str:
+    end = time.monotonic() + timeout_s
+    seen: dict[int, Message] = {}
+    for seen in _versions(run, name, end):
+        if (words := verdict(seen)) is not None:
+            return words
+    shown = ", ".join(f"{number} {version['state']}" for number, version in sorted(seen.items())) or "none"
+    raise VersionError(f"not over after {timeout_s:g} s: versions of {name}: {shown}")
+
+
+def _versions(run: RunDir, name: str, end: float) -> Iterator[dict[int, Message]]:
+    while time.monotonic() < end:
+        found = ask.status(run)["models"]
+        mine = [version for model in found if model["name"] == name for version in model["versions"]]
+        yield {version["version"]: version for version in mine}
+        time.sleep(_POLL_S)
+
+
+def _loaded(name: str, version: int | None, versions: dict[int, Message]) -> str | None:
+    meant = versions if version is None else {n: v for n, v in versions.items() if n == version}
+    available = [n for n, v in meant.items() if v["state"] == ModelVersionState.AVAILABLE.name]
+    failed = [
+        f"{name}@{n}: {v['error']}" for n, v in meant.items() if v["state"] == ModelVersionState.END.name
+    ]
+    if available and (version is not None or len(available) + len(failed) == len(meant)):
+        return "\n".join(f"{name}@{number} AVAILABLE" for number in sorted(available))
+    if failed and len(failed) == len(meant):
+        raise VersionError("; ".join(failed))
+    return None
+
+
+def _unloaded(name: str, version: int | None, versions: dict[int, Message]) -> str | None:
+    if version is None:
+        return None if versions else f"{name} is not served any more"
+    return None if version in versions else f"{name}@{version} is not served any more"

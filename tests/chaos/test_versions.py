@@ -1,0 +1,389 @@
+"""Versions change under load, in every way that goes well or wrong: no client notices.
+
+One pool with two workers serves the module from a base path of its own; each test leaves it whole, with one version.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from mpspool.core import tfs
+from tests import models
+from tests.conftest import PoolStarter, short_dir
+from tests.polling import until
+from tests.pool import Load, Pool, cli, processes_of
+
+LoadStarter = Callable[..., Load]
+MODEL = "half_plus_two"
+# What may have been sent before a change was known.
+IN_FLIGHT = 20
+
+
+@pytest.fixture(scope="module")
+def base(model_dir: Callable[[str], Path]) -> Iterator[Path]:
+    """A base path with version 1."""
+    with short_dir() as root:
+        shutil.copytree(model_dir(MODEL) / "1", root / "1")
+        yield root
+
+
+@pytest.fixture(scope="module")
+def pool(start_module_pool: PoolStarter, base: Path) -> Pool:
+    args = ("--cpu-slots", 2, "--intra-op-threads", 1, "--inter-op-threads", 1)
+    often = ("--file-system-poll-wait-seconds", 0.2)
+    return start_module_pool("--model", f"{MODEL}={base}", *args, *often).wait()
+
+
+@pytest.fixture(autouse=True)
+def whole(pool: Pool, base: Path) -> None:
+    """Each test starts from one version, the newest folder, with all its workers READY, and nothing said by hand."""
+    remove(base, *(number for number in folders(base) if number != newest(base)))
+    cli("load", MODEL, "--run-dir", pool.run_dir)
+    until(lambda: states(pool) == {newest(base): "AVAILABLE"} and pool.all_ready(), 60, "one version serves")
+
+
+def folders(base: Path) -> list[int]:
+    return [int(folder.name) for folder in base.iterdir() if folder.name.isdigit()]
+
+
+def newest(base: Path) -> int:
+    return max(folders(base))
+
+
+def versions(pool: Pool) -> dict[int, dict[str, Any]]:
+    (model,) = pool.status()["models"]
+    return {version["version"]: version for version in model["versions"]}
+
+
+def states(pool: Pool) -> dict[int, str]:
+    return {number: version["state"] for number, version in versions(pool).items()}
+
+
+def publish(base: Path, source: Path, number: int) -> Path:
+    """Copies a version into the base path under a name that is none, and renames it."""
+    shutil.copytree(source, base / f"incoming.{number}")
+    return (base / f"incoming.{number}").rename(base / str(number))
+
+
+def remove(base: Path, *numbers: int) -> None:
+    for number in numbers:
+        shutil.rmtree(base / str(number))
+
+
+def serves(pool: Pool, number: int) -> None:
+    until(lambda: states(pool) == {number: "AVAILABLE"}, 60, f"version {number} serves alone")
+    assert {worker["version"] for worker in pool.workers().values()} == {number}
+
+
+def error(pool: Pool, number: int) -> str:
+    """Why a version is not served, once that is known."""
+    found = until(lambda: versions(pool).get(number, {}).get("error"), 60, f"version {number} fails")
+    return str(found)
+
+
+def status_over_grpc(pool: Pool, version: int) -> Any:
+    """What GetModelStatus says of a version."""
+    request = tfs.GetModelStatusRequest()
+    request.model_spec.name, request.model_spec.version.value = MODEL, version
+    with grpc.insecure_channel(pool.address) as channel:
+        call = channel.unary_unary(
+            f"/{tfs.MODEL_SERVICE}/GetModelStatus",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=tfs.GetModelStatusResponse.FromString,
+        )
+        (found,) = call(request, timeout=10).model_version_status
+    return found
+
+
+def test_a_new_version_takes_over(pool: Pool, base: Path, load: LoadStarter) -> None:
+    """No request fails; the old version's processes, programs and files are gone."""
+    old = newest(base)
+    before = {worker["pid"] for worker in pool.workers().values()}
+    running = load(pool, MODEL)
+    pool.serves_on()
+    publish(base, base / str(old), old + 1)
+    serves(pool, old + 1)
+    pool.serves_on()
+    running.end_clean()
+    until(lambda: not before & processes_of(pool.run_dir).keys(), 20, "the old workers have gone")
+    left = [
+        file.name
+        for folder in ("programs", "settings", "progress")
+        for file in (pool.run_dir / folder).iterdir()
+    ]
+    assert not [name for name in left if f"@{old}." in name], left
+    remove(base, old)
+
+
+def test_a_version_that_is_being_copied_waits(pool: Pool, base: Path, load: LoadStarter) -> None:
+    """Without saved_model.pb, and while its files grow; it is served once they do not."""
+    old = newest(base)
+    running = load(pool, MODEL)
+    pool.serves_on()
+    folder = base / str(old + 1)
+    shutil.copytree(base / str(old), folder, ignore=shutil.ignore_patterns("saved_model.pb"))
+    pool.serves_on()
+    assert states(pool) == {old: "AVAILABLE"}
+    content = (base / str(old) / "saved_model.pb").read_bytes()
+    with (folder / "saved_model.pb").open("wb") as file:
+        for at in range(0, len(content), len(content) // 20 + 1):
+            file.write(content[at : at + len(content) // 20 + 1])
+            file.flush()
+            seen = pool.served()
+            until(lambda seen=seen: pool.served() > seen, 20)
+            assert states(pool)[old] == "AVAILABLE"
+    serves(pool, old + 1)
+    running.end_clean()
+    assert not [event for event in pool.events() if event["event"] == "not served"]
+    remove(base, old)
+
+
+@pytest.mark.parametrize("how", ["flipped", "graph"])
+def test_a_corrupt_version_is_never_served(
+    pool: Pool, base: Path, load: LoadStarter, how: str, tmp_path: Path
+) -> None:
+    """The old one serves on; GetModelStatus, the status, the log and a metric say why; copied whole, it takes over."""
+    old = newest(base)
+    running = load(pool, MODEL)
+    pool.serves_on()
+    if how == "flipped":
+        source = models.corrupt(_only(base, old, tmp_path), "flipped", tmp_path / "corrupt") / "1"
+    else:
+        source = tmp_path / "cut"
+        shutil.copytree(base / str(old), source)
+        os.truncate(source / "saved_model.pb", 100)
+    publish(base, source, old + 1)
+    why = error(pool, old + 1)
+    assert states(pool) == {old: "AVAILABLE", old + 1: "END"}
+    assert why in status_over_grpc(pool, old + 1).status.error_message
+    assert [event for event in pool.events() if event["event"] == "not served" and event["why"] == why]
+    pool.serves_on()
+    remove(base, old + 1)
+    until(lambda: states(pool) == {old: "AVAILABLE"}, 20, "it is forgotten")
+    publish(base, base / str(old), old + 1)
+    serves(pool, old + 1)
+    running.end_clean()
+    remove(base, old)
+
+
+def _only(base: Path, number: int, root: Path) -> Path:
+    """A base path with this version as its version 1."""
+    shutil.copytree(base / str(number), root / "only" / "1")
+    return root / "only"
+
+
+def test_a_version_with_other_inputs_is_refused(
+    pool: Pool, base: Path, model_dir: Callable[[str], Path], load: LoadStarter
+) -> None:
+    """Clients would send what it does not take: it says so, and the old one serves on."""
+    old = newest(base)
+    running = load(pool, MODEL)
+    pool.serves_on()
+    publish(base, model_dir("defaults") / "1", old + 1)
+    why = error(pool, old + 1)
+    assert f"clients of version {old}" in why
+    assert "it has no input 'x'" in why
+    until(lambda: {w["version"] for w in pool.workers().values()} == {old}, 20, "its workers have gone")
+    pool.serves_on()
+    running.end_clean()
+    remove(base, old + 1)
+
+
+def test_a_version_whose_warm_up_fails_is_refused(pool: Pool, base: Path, load: LoadStarter) -> None:
+    """Its own recorded requests are what it must answer first."""
+    old = newest(base)
+    running = load(pool, MODEL)
+    pool.serves_on()
+    shutil.copytree(base / str(old), base / "incoming")
+    (base / "incoming" / "assets.extra").mkdir()
+    (base / "incoming" / "assets.extra" / "tf_serving_warmup_requests").write_bytes(b"no records at all" * 9)
+    (base / "incoming").rename(base / str(old + 1))
+    assert "warmup" in error(pool, old + 1)
+    pool.serves_on()
+    assert states(pool)[old] == "AVAILABLE"
+    running.end_clean()
+    remove(base, old + 1)
+
+
+def test_what_was_captured_warms_the_next_version(pool: Pool, base: Path, load: LoadStarter) -> None:
+    """Requests under load go into the version's own file; the next version, which has none, must answer them."""
+    old = newest(base)
+    running = load(pool, MODEL)
+    pool.serves_on()
+    done = cli("capture", MODEL, "--count", 30, "--run-dir", pool.run_dir)
+    file = base / str(old) / "assets.extra" / "tf_serving_warmup_requests"
+    assert (done.returncode, done.stdout.strip()) == (0, f"30 requests in {file}"), done.stderr
+    bare = shutil.copytree(base / str(old), base / "bare", ignore=shutil.ignore_patterns("assets.extra"))
+    bare.rename(base / str(old + 1))
+    serves(pool, old + 1)
+    running.end_clean()
+    events = pool.events(f"worker.{MODEL}@{old + 1}.cpu0.0")
+    [*_, warm] = [event for event in events if event["event"] == "warm"]
+    assert (warm["recorded"], warm["calls"]) == (True, 30)
+    remove(base, old)
+
+
+def test_a_worker_killed_during_a_swap(pool: Pool, base: Path, load: LoadStarter) -> None:
+    """One of the old version, and one of the new before it is READY: the swap goes on."""
+    old = newest(base)
+    running = load(pool, MODEL)
+    pool.serves_on()
+    publish(base, base / str(old), old + 1)
+
+    def coming() -> list[int]:
+        return [w["pid"] for w in pool.workers().values() if w["version"] == old + 1 and w["pid"]]
+
+    os.kill(until(coming, 30)[0], signal.SIGKILL)
+    for pid in [w["pid"] for w in pool.workers().values() if w["version"] == old and w["pid"]][:1]:
+        os.kill(pid, signal.SIGKILL)
+    serves(pool, old + 1)
+    pool.serves_on()
+    running.end_clean()
+    remove(base, old)
+
+
+def test_the_pool_process_killed_during_a_swap(pool: Pool, base: Path, load: LoadStarter) -> None:
+    """Its successor goes on where it was."""
+    old = newest(base)
+    running = load(pool, MODEL)
+    pool.serves_on()
+    publish(base, base / str(old), old + 1)
+    until(lambda: old + 1 in states(pool), 30, "it is being loaded")
+    victim = pool.process_pid("pool")
+    os.kill(victim, signal.SIGKILL)
+    until(lambda: pool.process_pid("pool") not in (0, victim), 20)
+    serves(pool, old + 1)
+    pool.serves_on()
+    running.end_clean()
+    remove(base, old)
+
+
+def test_a_folder_deleted_while_it_serves(pool: Pool, base: Path, load: LoadStarter, tmp_path: Path) -> None:
+    """With no other left, what is served stays; with an older one, that takes over."""
+    old = newest(base)
+    running = load(pool, MODEL)
+    pool.serves_on()
+    kept = (base / str(old)).rename(tmp_path / "kept")
+    pool.serves_on()
+    assert states(pool) == {old: "AVAILABLE"}
+    publish(base, kept, old - 1)
+    serves(pool, old - 1)
+    publish(base, kept, old)
+    serves(pool, old)
+    running.end_clean()
+    remove(base, old - 1)
+
+
+def test_two_versions_at_once(pool: Pool, base: Path, load: LoadStarter) -> None:
+    """The newer one is served."""
+    old = newest(base)
+    running = load(pool, MODEL)
+    pool.serves_on()
+    for number in (old + 1, old + 2):
+        publish(base, base / str(old), number)
+    serves(pool, old + 2)
+    running.end_clean()
+    remove(base, old, old + 1)
+
+
+def test_a_share_of_the_requests(pool: Pool, base: Path, load: LoadStarter) -> None:
+    """A version that was loaded by hand gets what the route says, moved while it is under load."""
+    old = newest(base)
+    publish(base, base / str(old), old + 1)
+    serves(pool, old + 1)
+    assert cli("load", f"{MODEL}@{old}", "--run-dir", pool.run_dir).returncode == 0
+    running = load(pool, MODEL)
+    pool.serves_on()
+
+    def answered() -> dict[int, int]:
+        found: dict[int, int] = {}
+        for worker in pool.workers().values():
+            found[worker["version"]] = found.get(worker["version"], 0) + worker["served"]
+        return found
+
+    def moved(*words: object) -> dict[int, int]:
+        done = cli("route", MODEL, *words, "--run-dir", pool.run_dir)
+        assert done.returncode == 0, done.stderr
+        before = answered()
+        until(lambda: sum(answered().values()) > sum(before.values()) + 200, 20)
+        return {number: count - before[number] for number, count in answered().items()}
+
+    shared = moved(f"{old}=25,{old + 1}=75")
+    assert 0.2 < shared[old] / sum(shared.values()) < 0.3
+    assert moved(f"{old}=1")[old + 1] <= IN_FLIGHT
+    assert moved("latest")[old] <= IN_FLIGHT
+    running.end_clean()
+    refused = cli("route", MODEL, "999=1", "--run-dir", pool.run_dir)
+    assert (refused.returncode, "version 999" in refused.stderr) == (1, True)
+    remove(base, old)
+
+
+@pytest.mark.parametrize("swap", ["rolling", "stop_first"])
+def test_without_room_for_two(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter, swap: str
+) -> None:
+    """Never more workers than there are slots; slot by slot no request fails, and where the old version stops first
+    they are UNAVAILABLE until the new one is there.
+    """
+    with short_dir() as root:
+        shutil.copytree(model_dir(MODEL) / "1", root / "1")
+        args = ("--model", f"{MODEL}={root}", "--cpu-slots", 2, "--file-system-poll-wait-seconds", 0.2)
+        pool = start_pool(*args, env={"MPSPOOL_SWAP": swap}).wait()
+        running = load(pool, MODEL)
+        pool.serves_on()
+        publish(root, root / "1", 2)
+        most = 0
+
+        def over() -> bool:
+            nonlocal most
+            most = max(most, sum(bool(worker["pid"]) for worker in pool.workers().values()))
+            return states(pool) == {2: "AVAILABLE"} and pool.all_ready()
+
+        until(over, 60, "version 2 serves alone")
+        pool.serves_on()
+        assert most <= 2
+        if swap == "rolling":
+            running.end_clean()
+        else:
+            report = running.end()
+            assert report["wrong"] == 0
+            assert set(report["errors"]) <= {"UNAVAILABLE"}, report
+
+
+def test_back_and_forward_by_hand(pool: Pool, base: Path, load: LoadStarter) -> None:
+    """rollback, load and unload do what they say, and wait for it."""
+    old = newest(base)
+    publish(base, base / str(old), old + 1)
+    serves(pool, old + 1)
+    running = load(pool, MODEL)
+    pool.serves_on()
+
+    def order(*words: object) -> str:
+        done = cli(*words, "--run-dir", pool.run_dir)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    assert order("rollback", MODEL) == f"{MODEL}@{old} AVAILABLE"
+    assert states(pool) == {old: "AVAILABLE"}
+    assert order("load", f"{MODEL}@{old + 1}") == f"{MODEL}@{old + 1} AVAILABLE"
+    serves(pool, old + 1)
+    assert order("load", f"{MODEL}@{old}") == f"{MODEL}@{old} AVAILABLE"
+    assert states(pool) == {old: "AVAILABLE", old + 1: "AVAILABLE"}
+    assert order("unload", f"{MODEL}@{old}") == f"{MODEL}@{old} is not served any more"
+    running.end_clean()
+    for words, why in (
+        (("load", f"{MODEL}@999"), "there is no version 999"),
+        (("load", "other"), "there is no model 'other'"),
+    ):
+        done = cli(*words, "--run-dir", pool.run_dir)
+        assert done.returncode == 1
+        assert why in done.stderr
+    remove(base, old)

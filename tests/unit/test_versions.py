@@ -1,0 +1,368 @@
+"""Which versions of a model have workers, and which of them answers."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from mpspool.core.settings import VersionPolicy
+from mpspool.core.states import VersionPhase
+from mpspool.supervisor.pool.versions import (
+    ROLLING,
+    STOP_FIRST,
+    Fact,
+    Found,
+    Retries,
+    Route,
+    Versions,
+    chosen,
+)
+
+LOADING, SERVING = VersionPhase.LOADING, VersionPhase.SERVING
+LEAVING, FAILED = VersionPhase.LEAVING, VersionPhase.FAILED
+READY, COMING, GONE = Fact(ready=2), Fact(ready=1, coming=1), Fact(there=False)
+BROKEN = Fact(reason="it does not load")
+
+
+def found(*numbers: int) -> dict[int, Found]:
+    return {number: Found(f"/m/{number}", "whole") for number in numbers}
+
+
+def model(*numbers: int, policy: VersionPolicy | None = None) -> Versions:
+    """With these folders, and the newest loaded and serving."""
+    versions = Versions("m", policy or VersionPolicy(), retries=Retries(2, 60.0), found=found(*numbers))
+    versions.step({}, 0.0)
+    versions.step(dict.fromkeys(numbers, READY), 0.0)
+    return versions
+
+
+def phases(versions: Versions) -> dict[int, VersionPhase]:
+    return {version.number: version.phase for version in versions}
+
+
+def routed(versions: Versions) -> int | None:
+    version = versions.routed()
+    return version.number if version else None
+
+
+def test_the_first_version_takes_requests_as_soon_as_its_quorum_is_ready() -> None:
+    """Nobody else does: it need not wait for all its workers."""
+    versions = Versions("m", VersionPolicy(), found=found(1))
+    assert versions.step({}, 0.0)
+    (version,) = versions
+    assert versions.opens(version)
+    assert not versions.step({1: Fact(coming=2)}, 0.0)
+    assert versions.step({1: COMING}, 0.0)
+    assert phases(versions) == {1: SERVING}
+
+
+def test_a_new_version_takes_over_when_all_its_workers_are_ready() -> None:
+    """Until then it takes nothing; the old one leaves only after that, and is forgotten when it has gone."""
+    versions = model(1)
+    versions.found = found(1, 2)
+    versions.step({1: READY}, 0.0)
+    assert phases(versions) == {1: SERVING, 2: LOADING}
+    assert not versions.step({1: READY, 2: COMING}, 0.0)
+    assert routed(versions) == 1
+    assert not versions.opens(next(one for one in versions if one.number == 2))
+    versions.step({1: READY, 2: READY}, 0.0)
+    assert (phases(versions), routed(versions)) == ({1: SERVING, 2: SERVING}, 2)
+    versions.step({1: READY, 2: READY}, 0.0)
+    assert phases(versions) == {1: LEAVING, 2: SERVING}
+    assert not versions.step({1: READY, 2: READY}, 0.0)
+    versions.step({1: GONE, 2: READY}, 0.0)
+    assert phases(versions) == {2: SERVING}
+
+
+def test_a_version_that_fails_takes_no_requests_and_is_tried_again() -> None:
+    """As often as configured, so long after each other; the old one serves on."""
+    versions = model(1)
+    versions.found = found(1, 2)
+    versions.step({1: READY}, 0.0)
+    now = 0.0
+    for failures in (1, 2):
+        versions.step({1: READY, 2: BROKEN}, now)
+        version = versions.get(2)
+        assert version is not None
+        assert (version.phase, version.reason, version.failures) == (FAILED, "it does not load", failures)
+        assert versions.due() == now + 60.0
+        assert not versions.step({1: READY}, now + 59.0)
+        now += 60.0
+        assert versions.step({1: READY}, now)
+        assert version.phase is LOADING
+    versions.step({1: READY, 2: BROKEN}, now)
+    assert (versions.due(), routed(versions), phases(versions)) == (None, 1, {1: SERVING, 2: FAILED})
+    assert not versions.step({1: READY}, now + 1e6)
+
+
+def test_a_version_whose_files_changed_is_tried_again_at_once() -> None:
+    """Whatever its retries; one that looks broken before it is loaded never is."""
+    versions = model(1)
+    versions.found = {**found(1), 2: Found("/m/2", "short", "saved_model.pb is cut short")}
+    versions.step({1: READY}, 0.0)
+    assert phases(versions) == {1: SERVING, 2: FAILED}
+    assert not versions.step({1: READY}, 1e6)
+    versions.found = {**found(1), 2: Found("/m/2", "other", "saved_model.pb is empty")}
+    versions.step({1: READY}, 1e6)
+    assert [version.reason for version in versions] == ["", "saved_model.pb is empty"]
+    versions.found = found(1, 2)
+    versions.step({1: READY}, 1e6)
+    assert phases(versions) == {1: SERVING, 2: LOADING}
+
+
+def test_a_version_with_other_signatures_is_refused() -> None:
+    """Not before all its workers are READY, when they are known; and it is not tried again."""
+    versions = model(1)
+    versions.found = found(1, 2)
+    versions.step({1: READY}, 0.0)
+    assert not versions.step({1: READY, 2: Fact(ready=2, unfit=None)}, 0.0)
+    versions.step({1: READY, 2: Fact(ready=2, unfit="it has no input 'x'")}, 0.0)
+    assert (phases(versions), versions.due(), routed(versions)) == ({1: SERVING, 2: FAILED}, None, 1)
+
+
+def test_a_folder_that_goes_ends_nothing() -> None:
+    """What is served stays; where an older folder is left, that one takes over."""
+    versions = model(2)
+    versions.found = {}
+    assert not versions.step({2: READY}, 0.0)
+    assert (phases(versions), routed(versions)) == ({2: SERVING}, 2)
+    versions.found = found(1)
+    versions.step({2: READY}, 0.0)
+    versions.step({1: READY, 2: READY}, 0.0)
+    assert routed(versions) == 1
+    versions.step({1: READY, 2: READY}, 0.0)
+    assert phases(versions) == {1: SERVING, 2: LEAVING}
+
+
+def test_versions_that_follow_faster_than_they_load_do_not_starve() -> None:
+    """The one that loads is let finish, and takes over; then the newest is loaded, and those between never."""
+    versions = model(1)
+    served = []
+    for newest in range(2, 100):
+        versions.found = found(newest - 1, newest)
+        facts = dict.fromkeys([one.number for one in versions if one.phase is SERVING], READY)
+        loading = [one.number for one in versions if one.phase is LOADING]
+        if newest % 3 == 0:
+            facts |= dict.fromkeys(loading, READY)
+        else:
+            facts |= dict.fromkeys(loading, COMING)
+        versions.step(facts, 0.0)
+        assert len(list(versions)) <= 3
+        if routed(versions) not in served:
+            served.append(routed(versions))
+    assert len(served) > 15
+
+
+def test_where_there_is_no_room_for_two_the_old_one_goes_first() -> None:
+    """And comes back where the new one fails, which is not tried again then: that would be to stop once more."""
+    versions = Versions("m", VersionPolicy(), found=found(1), swap=STOP_FIRST)
+    versions.step({}, 0.0)
+    versions.step({1: READY}, 0.0)
+    versions.found = found(1, 2)
+    versions.step({1: READY}, 0.0)
+    assert phases(versions) == {1: LEAVING}
+    assert not versions.step({1: READY}, 0.0)
+    versions.step({1: GONE}, 0.0)
+    assert phases(versions) == {2: LOADING}
+    versions.step({2: BROKEN}, 0.0)
+    assert (phases(versions), versions.due()) == ({1: LOADING, 2: FAILED}, None)
+    versions.step({1: READY, 2: BROKEN}, 0.0)
+    assert (phases(versions), routed(versions)) == ({1: SERVING, 2: FAILED}, 1)
+    assert not versions.step({1: READY, 2: BROKEN}, 1e6)
+
+
+def test_slot_by_slot_a_version_takes_over_half_way() -> None:
+    """With as many workers READY as the other has left."""
+    versions = Versions("m", VersionPolicy(), found=found(1), swap=ROLLING)
+    versions.step({}, 0.0)
+    versions.step({1: READY}, 0.0)
+    versions.found = found(1, 2)
+    versions.step({1: READY}, 0.0)
+    assert not versions.step({1: Fact(ready=2, coming=1), 2: Fact(ready=1, coming=2)}, 0.0)
+    versions.step({1: Fact(ready=1, coming=2), 2: Fact(ready=2, coming=1)}, 0.0)
+    assert routed(versions) == 2
+
+
+def test_what_fails_at_the_first_start_leaves_the_one_before_it() -> None:
+    """It is loaded, and serves, while the newest is tried again."""
+    versions = Versions("m", VersionPolicy(), retries=Retries(2, 60.0), found=found(1, 2))
+    versions.step({}, 0.0)
+    versions.step({2: BROKEN}, 0.0)
+    assert phases(versions) == {1: LOADING, 2: FAILED}
+    versions.step({1: READY}, 0.0)
+    assert routed(versions) == 1
+    versions.step({1: READY}, 60.0)
+    versions.step({1: READY, 2: READY}, 60.0)
+    versions.step({1: READY, 2: READY}, 60.0)
+    assert phases(versions) == {1: LEAVING, 2: SERVING}
+
+
+@pytest.mark.parametrize(
+    ("policy", "meant"),
+    [
+        (VersionPolicy(), {9}),
+        (VersionPolicy(latest=2), {7, 9}),
+        (VersionPolicy(all=True), {3, 7, 9}),
+        (VersionPolicy(specific=(3, 8)), {3}),
+    ],
+)
+def test_policies(policy: VersionPolicy, meant: set[int]) -> None:
+    """TensorFlow Serving's three."""
+    assert chosen([3, 7, 9], policy) == meant
+
+
+def test_several_versions_are_loaded_one_after_the_other() -> None:
+    """The newest first; all of them stay, and the newest answers what names none."""
+    versions = Versions("m", VersionPolicy(all=True), found=found(1, 2, 3))
+    facts: dict[int, Fact] = {}
+    order = []
+    while versions.step(facts, 0.0):
+        order += [one.number for one in versions if one.phase is LOADING and one.number not in order]
+        facts = {one.number: READY for one in versions}
+    assert order == [3, 2, 1]
+    assert (set(phases(versions).values()), routed(versions)) == ({SERVING}, 3)
+
+
+def test_by_hand() -> None:
+    """Load brings one beside what the policy means, unload takes one away, and a whole model."""
+    versions = model(1, 2)
+    versions.load(1)
+    versions.step({2: READY}, 0.0)
+    versions.step({1: READY, 2: READY}, 0.0)
+    assert (phases(versions), routed(versions)) == ({1: SERVING, 2: SERVING}, 2)
+    versions.unload(2)
+    versions.step({1: READY, 2: READY}, 0.0)
+    assert (phases(versions), routed(versions)) == ({1: SERVING, 2: LEAVING}, 1)
+    versions.step({1: READY, 2: GONE}, 0.0)
+    versions.unload(None)
+    versions.step({1: READY}, 0.0)
+    assert phases(versions) == {1: LEAVING}
+    versions.step({1: GONE}, 0.0)
+    assert not versions.step({}, 0.0)
+    versions.load(None)
+    versions.step({}, 0.0)
+    assert phases(versions) == {2: LOADING}
+
+
+def test_going_back_waits_for_what_comes_in_its_place() -> None:
+    """The version that is left serves until the other does."""
+    versions = model(1, 2)
+    versions.unload(2)
+    versions.step({2: READY}, 0.0)
+    assert (phases(versions), routed(versions)) == ({1: LOADING, 2: SERVING}, 2)
+    versions.step({1: READY, 2: READY}, 0.0)
+    assert routed(versions) == 1
+
+
+def test_what_was_loaded_by_hand_answers_only_what_asks_for_it() -> None:
+    """Beside what the policy means, until somebody says otherwise."""
+    versions = model(7, 8, policy=VersionPolicy(specific=(7,)))
+    versions.load(8)
+    versions.step({7: READY}, 0.0)
+    versions.step({7: READY, 8: READY}, 0.0)
+    assert (phases(versions), routed(versions)) == ({7: SERVING, 8: SERVING}, 7)
+    assert [versions.weight(version) for version in versions] == [1, 0]
+    versions.route = Route(weights={7: 90, 8: 10})
+    assert [versions.weight(version) for version in versions] == [90, 10]
+
+
+def test_a_route_holds_until_one_of_its_versions_goes() -> None:
+    """Then the policy counts again; labels and rules for others stay."""
+    versions = model(1, 2, policy=VersionPolicy(all=True))
+    versions.step({2: READY}, 0.0)
+    versions.step({1: READY, 2: READY}, 0.0)
+    assert versions.why_no_route({1, 2}) == ""
+    assert "version 3 of m is not served; there are 1, 2" in versions.why_no_route({2, 3})
+    given = Route(weights={1: 50, 2: 50}, labels={"old": 1}, metadata=[("x-new", "yes", 2)])
+    versions.route = Route(labels={"new": 2}).over(given)
+    assert not versions.step({1: READY, 2: READY}, 0.0)
+    versions.unload(1)
+    versions.step({1: READY, 2: READY}, 0.0)
+    assert versions.route == Route(labels={"new": 2}, metadata=[("x-new", "yes", 2)])
+    assert [(version.number, versions.weight(version)) for version in versions] == [(1, 0), (2, 1)]
+
+
+def test_a_successor_goes_on_where_the_pool_was() -> None:
+    """With the same versions, in the same phases, and what was said by hand."""
+    versions = model(1, 2)
+    versions.load(1)
+    versions.step({2: READY}, 0.0)
+    successor = Versions("m", VersionPolicy(), retries=Retries(2, 60.0))
+    successor.recall(versions.record())
+    assert (phases(successor), successor.record()) == (phases(versions), versions.record())
+    assert not successor.step({1: COMING, 2: READY}, 0.0)
+    successor.step({1: READY, 2: READY}, 0.0)
+    assert phases(successor) == {1: SERVING, 2: SERVING}
+
+
+class Swaps(RuleBasedStateMachine):
+    """Folders come and go, loads succeed and fail: what served a client goes on doing so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.versions = Versions("m", VersionPolicy(), retries=Retries(1, 10.0))
+        self.facts: dict[int, Fact] = {}
+        self.now = 0.0
+        self.served = False
+
+    def step(self) -> None:
+        while self.versions.step(self.facts, self.now):
+            for version in self.versions:
+                if version.phase is LOADING and self.facts.get(version.number, GONE).reason:
+                    self.facts[version.number] = Fact(coming=2)
+                self.facts.setdefault(version.number, Fact(coming=2))
+            there = {version.number for version in self.versions}
+            self.facts = {number: fact for number, fact in self.facts.items() if number in there}
+
+    @rule(numbers=st.sets(st.integers(1, 6)), again=st.booleans())
+    def folders(self, numbers: set[int], again: bool) -> None:
+        stamp = f"{self.now}" if again else "whole"
+        self.versions.found = {number: Found(f"/m/{number}", stamp) for number in numbers}
+        self.step()
+
+    @rule(
+        number=st.integers(1, 6),
+        outcome=st.sampled_from([READY, COMING, BROKEN, Fact(ready=2, unfit="other")]),
+    )
+    def loads(self, number: int, outcome: Fact) -> None:
+        version = self.versions.get(number)
+        if version is not None and version.phase is LOADING:
+            self.facts[number] = outcome
+            self.step()
+            if self.facts.get(number) == outcome and outcome.unfit:
+                self.facts[number] = READY
+
+    @rule()
+    def leaves(self) -> None:
+        for version in self.versions:
+            if version.phase is LEAVING:
+                self.facts[version.number] = GONE
+        self.step()
+
+    @rule(seconds=st.floats(0, 30))
+    def time_passes(self, seconds: float) -> None:
+        self.now += seconds
+        self.step()
+
+    @precondition(lambda self: self.served)
+    @invariant()
+    def somebody_serves(self) -> None:
+        assert self.versions.routed() is not None
+
+    @invariant()
+    def one_comes_and_one_goes_at_most(self) -> None:
+        found = list(phases(self.versions).values())
+        assert found.count(LOADING) + found.count(LEAVING) <= 2
+        assert found.count(LOADING) <= 1
+        assert found.count(SERVING) <= 2
+        self.served = self.served or SERVING in found
+
+    @invariant()
+    def nothing_is_left_to_do(self) -> None:
+        assert not self.versions.step(self.facts, self.now)
+
+
+Swaps.TestCase.settings = hypothesis_settings(max_examples=100, stateful_step_count=30, deadline=None)
+TestSwaps = Swaps.TestCase
