@@ -19,7 +19,7 @@ from bench.peers import THREADS, WORKERS
 from bench.server import free_ports
 from bench.variants import OURS, Pool
 from mpspool.core import control, process, tfs
-from mpspool.loadtest.records import masked_crc
+from mpspool.core.tfrecord import masked_crc
 
 _WARMUP = Path("assets.extra") / "tf_serving_warmup_requests"
 _IN_PROCESS = Path(__file__).resolve().parent / "servers" / "swap_in_process.py"
