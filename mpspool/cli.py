@@ -532,7 +532,7 @@ def capture(
         fail(str(error))
 
 
-def _version_option(command: F) -> F:
+def _so_long_option(command: F) -> F:
     return click.option(
         "--timeout",
         type=float,
@@ -550,7 +550,7 @@ def _version_option(command: F) -> F:
     ),
 )
 @click.argument("model", metavar="NAME[@VERSION]")
-@_version_option
+@_so_long_option
 @run_dir_option
 def load(run: RunDir, model: str, timeout: float) -> None:
     """Have a version served whatever version_policy says, and wait until it is AVAILABLE.
@@ -569,7 +569,7 @@ def load(run: RunDir, model: str, timeout: float) -> None:
     ),
 )
 @click.argument("model", metavar="NAME[@VERSION]")
-@_version_option
+@_so_long_option
 @run_dir_option
 def unload(run: RunDir, model: str, timeout: float) -> None:
     """Have a version no longer served whatever version_policy says, and wait until its workers have gone.
@@ -588,7 +588,7 @@ def unload(run: RunDir, model: str, timeout: float) -> None:
     ),
 )
 @click.argument("name")
-@_version_option
+@_so_long_option
 @run_dir_option
 def rollback(run: RunDir, name: str, timeout: float) -> None:
     """Go back to the version before: it is loaded, takes over, and the present one goes.

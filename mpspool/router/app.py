@@ -15,6 +15,7 @@ from pathlib import Path
 from mpspool.core import log, settings
 from mpspool.core.control import ControlServer, Message, Watch
 from mpspool.core.errors import PoolError, StartError
+from mpspool.core.ids import ModelVersion
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RouterSettings
 from mpspool.router.allocator import settle_memory
@@ -100,9 +101,11 @@ class Control:
         yield {"ended": True}
 
     async def capture(self, request: Message) -> AsyncIterator[Message]:
-        """Requests that a model answers, so many or for so long: "bodies", in base64."""
+        """Requests that a model version answers, so many or for so long: "bodies", in base64."""
         end_s = time.monotonic() + request["for_s"]
-        with self._dataplane.capturing(request["model"], request["count"]) as found:
+        with self._dataplane.capturing(
+            ModelVersion(request["model"], request["version"]), request["count"]
+        ) as found:
             while True:
                 bodies: list[str] = []
                 while len(bodies) < _BODIES and (body := found.take()) is not None:

@@ -7,28 +7,30 @@ from __future__ import annotations
 
 from collections import deque
 
+from mpspool.core.ids import ModelVersion
+
 # Between two looks of whoever captures.
 _MAX_BYTES = 2**28
 
 
 class Capture:
-    """The requests that a model answers from now on.
+    """The requests that a model version answers from now on.
 
     Args:
-        model: its name.
+        model: which.
         count: how many.
 
     Attributes:
         left: how many more.
     """
 
-    def __init__(self, model: str, count: int) -> None:
+    def __init__(self, model: ModelVersion, count: int) -> None:
         self._model = model
         self._bodies: deque[bytes] = deque()
         self._bytes = 0
         self.left = count
 
-    def answered(self, model: str, body: bytes) -> None:
+    def answered(self, model: ModelVersion, body: bytes) -> None:
         """A request that a client got an answer to. Where too many bytes wait to be fetched it is passed over."""
         if model == self._model and self.left and body and self._bytes + len(body) <= _MAX_BYTES:
             self._bodies.append(body)

@@ -327,7 +327,7 @@ class Dataplane:
         """A serialised SignatureDefMap: of one version, whether it takes requests or not. Raises PoolError."""
         if version is None:
             return self.metadata(name, None)[1]
-        return self._models.get(ModelVersion(name, version)).signatures
+        return self._models.signatures(ModelVersion(name, version))
 
     def status(self, name: str, version: int | None) -> list[VersionStatus]:
         """What GetModelStatus says, oldest version first. Raises PoolError."""
@@ -539,8 +539,8 @@ class Dataplane:
             self._recordings.remove(found)
 
     @contextlib.contextmanager
-    def capturing(self, model: str, count: int) -> Iterator[Capture]:
-        """Keeps what a model answers, until it is left."""
+    def capturing(self, model: ModelVersion, count: int) -> Iterator[Capture]:
+        """Keeps what a model version answers, until it is left."""
         found = Capture(model, count)
         self._captures.append(found)
         try:
@@ -662,7 +662,7 @@ class Dataplane:
         code = Code(outcome.code)
         if self._captures and code is Code.OK and entry.part is None:
             for capture in self._captures:
-                capture.answered(entry.model.name, entry.body)
+                capture.answered(entry.model, entry.body)
         self._scheduler.answered(entry, ran=code is not Code.DEADLINE_EXCEEDED)
         if entry.part is None:
             self._count(entry, str(worker.id), code, outcome, effective_s)

@@ -153,9 +153,9 @@ class Models:
 
     def gone(self) -> list[ModelVersion]:
         """Forgets the versions that the pool does not want and that have no worker. Returns which."""
-        found = [m for m, v in self._versions.items() if m not in self._wanted and not v.workers]
         if not self._told:
             return []
+        found = [m for m, v in self._versions.items() if m not in self._wanted and not v.workers]
         for model in found:
             self._by_name[model.name].remove(self._versions.pop(model))
             if not self._by_name[model.name]:
@@ -170,6 +170,10 @@ class Models:
             named.append(self._versions[model])
             named.sort(key=lambda version: version.model)
         return self._versions[model]
+
+    def signatures(self, model: ModelVersion) -> bytes:
+        """Of a version, whether it takes requests or not; nothing while they are not known."""
+        return self._versions[model].signatures if model in self._versions else b""
 
     def has(self, model: ModelVersion) -> bool:
         return model in self._versions
@@ -204,6 +208,8 @@ class Models:
         """
         if label is not None:
             number = self._labels.get((name, label))
+            if number is None and not self._told:
+                raise PoolError(Code.UNAVAILABLE, _NOT_YET.format(name))
             if number is None:
                 raise PoolError(Code.INVALID_ARGUMENT, f"Unrecognized servable version label: {label}")
         elif number is None and (routed := self._answering(name, metadata)) is not None:

@@ -16,7 +16,7 @@ from mpspool.core import control, settings
 from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import ModelSettings, PoolSettings
-from mpspool.core.states import PoolState
+from mpspool.core.states import PoolState, VersionPhase
 from mpspool.supervisor import lock, programs, report
 from mpspool.supervisor.pool.versions import RECORDS, Records
 from mpspool.supervisor.ports import client_address
@@ -205,16 +205,24 @@ def model(run: RunDir, name: str, version: int | None) -> ModelSettings:
     if not versions:
         known = ", ".join(sorted({found.name for found in models}))
         raise NoModelError(f"the pool in {run.root} has no model {name!r}; it has: {known}")
-    wanted = max(versions) if version is None else version
+    wanted = (_served(run, name) or max(versions)) if version is None else version
     if wanted not in versions:
         known = ", ".join(map(str, sorted(versions)))
         raise NoModelError(f"the pool in {run.root} has no version {wanted} of {name!r}; it has: {known}")
     return versions[wanted]
 
 
+def _served(run: RunDir, name: str) -> int:
+    """The newest version of a model that takes requests; 0 for none."""
+    with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
+        record = settings.load(run.settings_file(RECORDS), Records).models[name]
+        return max((one.number for one in record.versions if one.phase is VersionPhase.SERVING), default=0)
+    return 0
+
+
 def _versions(run: RunDir, model: ModelSettings) -> list[ModelSettings]:
     """Those of a model that are there, failed or not; what is served first while nobody has said so yet."""
-    with contextlib.suppress(OSError, msgspec.DecodeError):
+    with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
         record = settings.load(run.settings_file(RECORDS), Records).models[model.name]
         return [msgspec.structs.replace(model, version=one.number, path=one.path) for one in record.versions]
     return [model]

@@ -16,8 +16,6 @@ from mpspool.core.tfrecord import framed
 from mpspool.supervisor import ask
 from mpspool.supervisor.version_folders import WARMUP_FILE
 
-# TensorFlow Serving's limit.
-MAX_RECORDS = 1000
 # The router says something at least so often.
 _SILENCE_S = 5.0
 
@@ -50,9 +48,11 @@ def capture(
     model = ask.model(run, name, version)
     file = output or Path(model.path) / WARMUP_FILE
     _check(file, own=output is None)
-    found = list(_requests(run, name, count, timeout_s))
+    found = list(_requests(run, name, model.version, count, timeout_s))
     if not found:
-        raise CaptureError(f"no request for {name} was answered within {timeout_s:g} s; {file} is as it was")
+        raise CaptureError(
+            f"no request for {name}@{model.version} was answered within {timeout_s:g} s; {file} is as it was"
+        )
     _write(file, found)
     return f"{len(found)} requests in {file}"
 
@@ -69,9 +69,9 @@ def _check(file: Path, *, own: bool) -> None:
         raise CaptureError(f"{file} cannot be written: {error.strerror}; {remedy}") from error
 
 
-def _requests(run: RunDir, name: str, count: int, timeout_s: float) -> Iterator[bytes]:
+def _requests(run: RunDir, name: str, version: int, count: int, timeout_s: float) -> Iterator[bytes]:
     end = time.monotonic() + timeout_s
-    asked = {"model": name, "count": count, "for_s": timeout_s}
+    asked = {"model": name, "version": version, "count": count, "for_s": timeout_s}
     try:
         stream = control.stream(run.router_control, "capture", timeout_s=_SILENCE_S, **asked)
         with contextlib.closing(stream) as pieces:

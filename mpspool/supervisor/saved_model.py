@@ -22,6 +22,8 @@ def check_saved_model(folder: Path) -> list[str]:
         return [f"{text}; {_EXPORT_AGAIN}" for text in [*_check_graph(folder), *_check_variables(folder)]]
     except OSError as error:
         return [f"{error.filename} cannot be read: {error.strerror}"]
+    except (ValueError, OverflowError):
+        return [f"{folder} announces sizes that no file has; {_EXPORT_AGAIN}"]
 
 
 def _check_graph(folder: Path) -> list[str]:

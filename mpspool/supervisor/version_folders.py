@@ -51,6 +51,10 @@ def stamp(folder: Path) -> str:
     for place, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(place, name)
-            status = os.stat(path)
+            try:
+                status = os.stat(path)
+            except FileNotFoundError:  # a link to nowhere
+                status = os.lstat(path)
             found.append(f"{os.path.relpath(path, folder)}:{status.st_size}:{status.st_mtime_ns}")
-    return hashlib.blake2b("\n".join(sorted(found)).encode(), digest_size=16).hexdigest()
+    content = "\n".join(sorted(found)).encode(errors="surrogateescape")
+    return hashlib.blake2b(content, digest_size=16).hexdigest()

@@ -39,8 +39,9 @@ def load(run: RunDir, name: str, version: int | None, timeout_s: float) -> str:
         ask.NoPoolError: there is no pool.
         VersionError: it is refused, fails, or takes too long.
     """
-    _order(run, "load", name, version)
-    return _wait(run, name, timeout_s, lambda versions: _loaded(name, version, versions))
+    order = _order(run, "load", name, version)
+    wanted = order["wanted"] if version is None else [version]
+    return _wait(run, name, timeout_s, lambda versions: _loaded(name, wanted, versions))
 
 
 def unload(run: RunDir, name: str, version: int | None, timeout_s: float) -> str:
@@ -55,7 +56,7 @@ def rollback(run: RunDir, name: str, timeout_s: float) -> str:
     back, to = order["version"], order["to"]
 
     def verdict(versions: dict[int, Message]) -> str | None:
-        loaded = _loaded(name, to, versions)
+        loaded = _loaded(name, [to], versions)
         return loaded if loaded is not None and back not in versions else None
 
     return _wait(run, name, timeout_s, verdict)
@@ -147,16 +148,18 @@ def _versions(run: RunDir, name: str, end: float) -> Iterator[dict[int, Message]
         time.sleep(_POLL_S)
 
 
-def _loaded(name: str, version: int | None, versions: dict[int, Message]) -> str | None:
-    meant = versions if version is None else {n: v for n, v in versions.items() if n == version}
-    available = [n for n, v in meant.items() if v["state"] == ModelVersionState.AVAILABLE.name]
+def _loaded(name: str, wanted: Sequence[int], versions: dict[int, Message]) -> str | None:
+    """Raises VersionError where one of them has failed."""
+    meant = {number: versions.get(number, {}) for number in wanted}
     failed = [
-        f"{name}@{n}: {v['error']}" for n, v in meant.items() if v["state"] == ModelVersionState.END.name
+        f"{name}@{number}: {found['error']}"
+        for number, found in meant.items()
+        if found.get("state") == ModelVersionState.END.name
     ]
-    if available and (version is not None or len(available) + len(failed) == len(meant)):
-        return "\n".join(f"{name}@{number} AVAILABLE" for number in sorted(available))
-    if failed and len(failed) == len(meant):
+    if failed:
         raise VersionError("; ".join(failed))
+    if all(found.get("state") == ModelVersionState.AVAILABLE.name for found in meant.values()):
+        return "\n".join(f"{name}@{number} AVAILABLE" for number in sorted(meant))
     return None
 
 

@@ -340,17 +340,20 @@ def test_without_room_for_two(
         running = load(pool, MODEL)
         pool.serves_on()
         publish(root, root / "1", 2)
-        most = 0
+        most, ready = 0, []
 
         def over() -> bool:
             nonlocal most
-            most = max(most, sum(bool(worker["pid"]) for worker in pool.workers().values()))
+            workers = pool.workers().values()
+            most = max(most, sum(bool(worker["pid"]) for worker in workers))
+            ready.append(sum(worker["state"] == "READY" for worker in workers))
             return states(pool) == {2: "AVAILABLE"} and pool.all_ready()
 
         until(over, 60, "version 2 serves alone")
         pool.serves_on()
         assert most <= 2
         if swap == "rolling":
+            assert min(ready) >= 1
             running.end_clean()
         else:
             report = running.end()

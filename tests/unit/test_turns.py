@@ -43,13 +43,22 @@ def test_one_place_changes_hands_after_the_other() -> None:
     assert shown(slots) == ["1.0", "1.1", "2.1", "2.2"]
 
 
-def test_a_place_whose_new_worker_was_given_up_stays_with_the_old_one() -> None:
-    """And the next place has its turn."""
+def test_no_place_follows_one_whose_new_worker_was_given_up() -> None:
+    """It goes back to the old version, whose other workers stay."""
     slots = places(2)
     slots[worker(BEFORE, 0)].ended(0, 1.0, hit=True)
     slots[worker(AFTER, 0)].started(9, 1, 1.0)
     slots[worker(AFTER, 0)].ended(EXIT_NEVER, 2.0)
-    assert shown(slots) == ["1.1", "2.1"]
+    assert shown(slots) == ["2.1"]
+
+
+def test_no_place_changes_hands_before_the_weights_are_there() -> None:
+    """The old worker would leave for nobody."""
+    slots = places(2)
+    assert sorted(str(one) for one in held(slots, BEFORE, AFTER, may_start=False)) == [
+        "m@2.cpu0.0",
+        "m@2.cpu0.1",
+    ]
 
 
 def test_what_is_left_of_a_version_that_leaves_holds_its_place() -> None:

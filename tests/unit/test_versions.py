@@ -284,6 +284,44 @@ def test_a_route_holds_until_one_of_its_versions_goes() -> None:
     assert [(version.number, versions.weight(version)) for version in versions] == [(1, 0), (2, 1)]
 
 
+def test_going_back_to_what_cannot_serve_ends_nothing() -> None:
+    """The version that was to be left serves on, and so does all where every folder has gone."""
+    versions = model(1, 2)
+    versions.unload(2)
+    versions.step({2: READY}, 0.0)
+    versions.step({1: Fact(ready=2, unfit="it has no output 'y'"), 2: READY}, 0.0)
+    assert not versions.step({2: READY}, 1e6)
+    assert (phases(versions), routed(versions)) == ({1: FAILED, 2: SERVING}, 2)
+    several = model(1, 2, policy=VersionPolicy(latest=2))
+    several.step({2: READY}, 0.0)
+    several.step({1: READY, 2: READY}, 0.0)
+    several.found = {}
+    assert not several.step({1: READY, 2: READY}, 0.0)
+    assert phases(several) == {1: SERVING, 2: SERVING}
+
+
+def test_two_versions_that_failed_are_not_loaded_in_turns() -> None:
+    """Each as often as it may be; the one before them serves."""
+    versions = model(1)
+    versions.found = found(1, 2)
+    versions.step({1: READY}, 0.0)
+    versions.step({1: READY, 2: BROKEN}, 0.0)
+    versions.found = found(1, 2, 3)
+    versions.step({1: READY}, 0.0)
+    versions.step({1: READY, 3: BROKEN}, 0.0)
+    assert not versions.step({1: READY}, 1.0)
+    assert phases(versions) == {1: SERVING, 2: FAILED, 3: FAILED}
+
+
+def test_a_version_with_a_worker_less_does_not_take_over() -> None:
+    """Where the other has them all."""
+    versions = model(1)
+    versions.found = found(1, 2)
+    versions.step({1: READY}, 0.0)
+    versions.step({1: READY, 2: Fact(ready=1, reason="no memory")}, 0.0)
+    assert phases(versions) == {1: SERVING, 2: FAILED}
+
+
 def test_a_successor_goes_on_where_the_pool_was() -> None:
     """With the same versions, in the same phases, and what was said by hand."""
     versions = model(1, 2)
@@ -334,6 +372,15 @@ class Swaps(RuleBasedStateMachine):
             if self.facts.get(number) == outcome and outcome.unfit:
                 self.facts[number] = READY
 
+    @rule(number=st.integers(1, 6), load=st.booleans())
+    def by_hand(self, number: int, load: bool) -> None:
+        """To go back, and forward; a model is not unloaded as a whole here."""
+        if load:
+            self.versions.load(number)
+        elif chosen(set(self.versions.found) - self.versions.unloaded - {number}, self.versions.policy):
+            self.versions.unload(number)
+        self.step()
+
     @rule()
     def leaves(self) -> None:
         for version in self.versions:
@@ -356,7 +403,7 @@ class Swaps(RuleBasedStateMachine):
         found = list(phases(self.versions).values())
         assert found.count(LOADING) + found.count(LEAVING) <= 2
         assert found.count(LOADING) <= 1
-        assert found.count(SERVING) <= 2
+        assert found.count(SERVING) <= 2 + len(self.versions.loaded)
         self.served = self.served or SERVING in found
 
     @invariant()

@@ -102,7 +102,8 @@ class Placement(Section):
     and is the default."""
     swap: Literal["surge", "rolling", "stop_first"] | None = None
     """How a new version takes the place of another: surge starts all its workers beside the other's, rolling goes slot by
-    slot, stop_first ends the old ones before the new ones start. Not given: surge, or rolling where MPS takes fewer clients."""
+    slot, stop_first ends the old ones before the new ones start. Not given: surge, or rolling where MPS would not take twice
+    the workers of a GPU."""
     merge_copy_streams: bool | None = None
     """On a GPU, copy to and from the device on the stream that computes: DeepRec's MERGE_COMPUTE_COPY_STREAM."""
 

@@ -165,13 +165,10 @@ def _crowded(drafts: list[Draft], machine: Machine) -> dict[str, str]:
     """The models whose next version finds no room on a GPU beside the present one: why, by name."""
     found: dict[str, str] = {}
     for gpu, (total, limit) in client_counts(drafts, machine).items():
-        for draft in drafts:
-            count = sum(place.gpu == gpu for place in draft.places)
-            if count and total + count > limit:
-                found[draft.model.name] = (
-                    f"{total} workers on {device_name(gpu)} and {count} of a new version are more than the {limit} "
-                    "clients that MPS takes"
-                )
+        if 2 * total > limit:  # all models may have a new version at once
+            why = f"{total} workers on {device_name(gpu)}, twice, are more than the {limit} clients that MPS takes"
+            here = [draft.model.name for draft in drafts if any(place.gpu == gpu for place in draft.places)]
+            found |= dict.fromkeys(here, why)
     return found
 
 

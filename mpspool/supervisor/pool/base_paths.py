@@ -50,6 +50,7 @@ class BasePath:
         settled: Collection[int],
         loaded: Collection[int] = (),
         unloaded: Collection[int] = (),
+        failed: Collection[int] = (),
         *,
         now: float,
     ) -> dict[int, Found]:
@@ -61,6 +62,7 @@ class BasePath:
             settled: versions that need not be looked into, for they have been.
             loaded: what is looked into, whatever the policy says.
             unloaded: what is not.
+            failed: looked into again; where the policy means one of these, so is the version before it.
             now: seconds of a clock.
 
         Raises:
@@ -70,8 +72,9 @@ class BasePath:
         found = {number: known[number] for number in folders if number in settled and number in known}
         looks: dict[int, _Look] = {}
         for number in sorted(folders.keys() - found.keys(), reverse=True):
-            meant = number not in unloaded and number in chosen({number, *found} - set(unloaded), policy)
-            if not meant and number not in loaded:
+            there = {number, *found} - set(unloaded)
+            meant = chosen(there, policy) | chosen(there - set(failed), policy)
+            if number not in {*meant, *loaded, *failed}:
                 continue
             one = self._look_into(number, folders[number], looks, now) or known.get(number)
             if one is not None:

@@ -41,7 +41,7 @@ class Endings(AbstractSet[WorkerId]):
 
     def leave(self, workers: Iterable[WorkerId], reason: str, limit_s: float) -> None:
         """Has those go that are not wanted any more: they finish what they run first, for so long."""
-        self._begin(workers, reason, ladder.leaving(limit_s))
+        self._begin(workers, reason, ladder.retiring(limit_s))
 
     def lost(self, workers: Iterable[WorkerId], reason: str) -> None:
         """Ends those whose device, or MPS, has left them: soon, and all at once."""

@@ -50,6 +50,11 @@ def leaving(limit_s: float) -> Ladder:
     )
 
 
+def retiring(limit_s: float) -> Ladder:
+    """For workers that may take all of `limit_s` to finish what they run; nobody waits for their places."""
+    return (Rung(Step.LEAVE, limit_s), Rung(Step.CUT_OFF, _CUT_OFF_S), Rung(Step.KILL, _KILL_S))
+
+
 # For one that hangs: it would not hear that it is to leave.
 HUNG: Ladder = (Rung(Step.DUMP, _DUMP_S), Rung(Step.CUT_OFF, _CUT_OFF_S), Rung(Step.KILL, _KILL_S))
 # For one whose device has failed: what it runs will not be finished, and others wait for its end.

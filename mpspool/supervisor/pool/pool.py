@@ -10,10 +10,11 @@ import asyncio
 import base64
 import contextlib
 import dataclasses
+import functools
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ _RECONNECT_S = 0.1
 _SETTLE_S = 1.0
 # For the router's present word; after that its last one does.
 _ANSWER_S = 0.5
+# For an order's first effect to be known to all.
+_TOLD_S = 5.0
 # Beyond what a request may take: a worker's way out.
 _GO_S = 10.0
 _NOT_WANTED = "its version is not served any more"
@@ -73,12 +76,16 @@ class Pool:
         self._workers = Workers(self._run, config, self._supervisord, self._servables.places, self._look)
         self._weights = Weights(self._run, config, self._supervisord, self._living, self._look)
         self._slots: dict[WorkerId, Slot] = {}
-        self._place(self._recall())
+        records = self._recall()
+        self._servables.keep({WorkerId.parse(worker) for worker in records})
+        self._place(records)
         self._processes: dict[str, ProcessInfo] = {}
         self._router: Message | None = None
         self._heard_at = self._heard_since = 0.0
         self._told: Message | None = None
         self._endings = Endings(self._run, self._workers, self._look)
+        self._fits: dict[tuple[ModelVersion, ModelVersion], str] = {}
+        self._told_often = 0
         self._stopping = False
         self._wake = asyncio.Event()
         self._watch = Watch(self._last_status)
@@ -106,10 +113,10 @@ class Pool:
                 "attached": self._is_attached,
                 "mps_show": self._renewals.show,
                 "mps_set": self._renewals.set,
-                "load": self._servables.load,
-                "unload": self._servables.unload,
-                "rollback": self._servables.rollback,
-                "route": self._servables.set_route,
+                "load": functools.partial(self._ordered, self._servables.load),
+                "unload": functools.partial(self._ordered, self._servables.unload),
+                "rollback": functools.partial(self._ordered, self._servables.rollback),
+                "route": functools.partial(self._ordered, self._servables.set_route),
             },
         )
         await control.start()
@@ -146,6 +153,7 @@ class Pool:
                 async with self._acting:
                     acted = await self._reconcile()
                 await self._tell_router()
+                self._told_often += 1
             except SupervisordError as error:
                 acted = False
                 if error.fault == Fault.SHUTDOWN_STATE:
@@ -204,21 +212,39 @@ class Pool:
 
     # -- versions ---------------------------------------------------------------------------------
 
+    async def _ordered(self, order: Callable[[Message], Awaitable[Message]], request: Message) -> Message:
+        """Answers an order by hand when the router has been told what comes of it."""
+        answer = await order(request)
+        rounds = self._told_often
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_TOLD_S):
+                while "error" not in answer and self._told_often < rounds + 2:
+                    self._look()
+                    await asyncio.sleep(_SOON_S)
+        return answer
+
     async def _step(self) -> bool:
         """Takes every version as far as it can go. True when one has moved."""
-        facts = status.facts(self._slots)
+        there = {worker: slot for worker, slot in self._slots.items() if not self._gpus.lost(worker.device)}
+        facts = status.facts(there or self._slots)
         for model, fact in facts.items():
-            if (other := self._servables.to_replace(model)) is not None:
-                ready = fact.ready and not fact.coming
-                unfit = await self._unfit(other, model) if ready else None
-                facts[model] = dataclasses.replace(fact, unfit=unfit)
+            if (other := self._servables.to_replace(model)) is not None and fact.ready:
+                facts[model] = dataclasses.replace(fact, unfit=await self._unfit(other, model))
         moved = self._servables.step(facts, time.monotonic())
         if moved:
+            self._fits.clear()
             self._place({})
         return moved
 
     async def _unfit(self, before: ModelVersion, after: ModelVersion) -> str | None:
         """Why a version cannot take the place of another, "" where it can; None while nobody knows."""
+        if (before, after) not in self._fits and (
+            why := await self._judge_fitness(before, after)
+        ) is not None:
+            self._fits[before, after] = why
+        return self._fits.get((before, after))
+
+    async def _judge_fitness(self, before: ModelVersion, after: ModelVersion) -> str | None:
         try:
             found = [await self._signatures(model) for model in (before, after)]
         except (ControlError, ValueError):
@@ -266,8 +292,12 @@ class Pool:
 
     def _held(self) -> set[WorkerId]:
         """Where versions change slot by slot, the slots whose place the other version has."""
-        pairs = self._servables.turns()
-        return {worker for before, after in pairs for worker in turns.held(self._slots, before, after)}
+        missing = self._weights.missing()
+        return {
+            worker
+            for before, after in self._servables.turns()
+            for worker in turns.held(self._slots, before, after, may_start=after not in missing)
+        }
 
     def _unwanted(self) -> set[WorkerId]:
         """The slots of versions that leave and have answered all, and of those that failed beside others."""
@@ -349,6 +379,8 @@ class Pool:
             case reconcile.Vacate(worker):
                 del self._slots[worker]
                 self._servables.vacated(worker)
+                if not any(other.model_version == worker.model_version for other in self._slots):
+                    self._weights.remove(worker.model_version)
             case reconcile.Remove(program, pid):
                 logger.info("removing", program=program, pid=pid)
                 await self._workers.remove(program, pid)

@@ -1,10 +1,10 @@
 """Desired slots against what runs: the actions that bring the two together. Pure.
 
 supervisord's word counts for which process there is, the router's for who is READY or hangs, and the slot
-machines' for when to start, and for how long a start may take; which slots there should be is versions.py's to say. What publishes a version's weights has a slot as a
-worker has, while they are wanted and not there; until then no worker of that version starts. An action is repeated
-at every call until what it wants is so, except for a worker in `ending`, whose end is under way: until that is over
-nothing is started in its slot, lest the end be the new one's.
+machines' for when to start, and for how long a start may take; which slots there should be is versions.py's to say.
+What publishes a version's weights has a slot as a worker has, while they are wanted and not there; until then no
+worker of that version starts. An action is repeated at every call until what it wants is so, except for a worker in
+`ending`, whose end is under way: until that is over nothing is started in its slot, lest the end be the new one's.
 """
 
 from __future__ import annotations
@@ -205,6 +205,8 @@ def reconcile(
             actions += [
                 action for action in _given_up(worker, slot, process) if not isinstance(action, Vacate)
             ]
+            if missing.get(worker.model_version) == "":
+                actions.append(WantWeights(worker.model_version))
         elif process is None:
             continue
         elif slot.state is SlotState.OCCUPIED and 0 < slot.pid == process.pid:

@@ -161,7 +161,9 @@ class Renewals:
         slot = self._slots[worker]
         if slot.state is SlotState.FATAL:
             return f"was given up ({slot.reason})"
-        return "" if await self._ready(slot, 0) else f"is not READY ({slot.reason or 'it is starting'})"
+        return (
+            "" if await self._ready(worker, slot, 0) else f"is not READY ({slot.reason or 'it is starting'})"
+        )
 
     def _differs(self, worker: WorkerId) -> bool:
         """Whether its next generation gets other values than it runs with."""
@@ -175,7 +177,7 @@ class Renewals:
         self._planned.add((worker, generation))
         self._run.set_last_words(worker.program, _WORDS)
         await self._leave(worker, generation)
-        renewed = await self._ready(slot, generation)
+        renewed = await self._ready(worker, slot, generation)
         self._planned.discard((worker, generation))
         return "" if renewed else f"did not get READY again ({slot.reason or 'it is starting'})"
 
@@ -201,10 +203,12 @@ class Renewals:
             return bool(progress.read().dispatch)
         return False  # it has gone
 
-    async def _ready(self, slot: Slot, after: int) -> bool:
+    async def _ready(self, worker: WorkerId, slot: Slot, after: int) -> bool:
         """Waits until a generation after that one is READY; False where none will be, or it takes too long."""
         end = time.monotonic() + slot.start_timeout_s + _PATIENCE_S
         while slot.unready_since is not None or slot.ready_since is None or slot.generation <= after:
+            if self._slots.get(worker) is not slot:
+                return False  # its version is not served any more
             if slot.state is SlotState.FATAL or self._stopping() or time.monotonic() > end:
                 return False
             await asyncio.sleep(_POLL_S)

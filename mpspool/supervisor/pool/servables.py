@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import functools
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -44,6 +43,7 @@ logger = log.get("versions")
 
 # A folder counts where nothing has changed from one to the next.
 _LOOKS = 2
+_BETWEEN_S = 0.5
 
 
 class Servables:
@@ -72,6 +72,7 @@ class Servables:
         self._watched = {model.name: BasePath(model.base_path) for model in config.models if model.base_path}
         # One for each: a file system that hangs holds up nobody else.
         self._readers = {name: ThreadPoolExecutor(1, thread_name_prefix="versions") for name in self._watched}
+        self._looking = {name: asyncio.Lock() for name in self._watched}
         self._unread: dict[str, str] = {}
         self._begin()
 
@@ -122,10 +123,12 @@ class Servables:
         )
 
     def to_replace(self, model: ModelVersion) -> ModelVersion | None:
-        """What answers requests that name no version, while this one is loaded beside it."""
+        """Whose requests that name no version this one would answer, once it is loaded beside it; None for nobody's."""
         versions = self._versions[model.name]
         version, routed = versions.get(model.version), versions.routed()
         if version is None or version.phase is not VersionPhase.LOADING or routed is None:
+            return None
+        if not versions.would_answer(version):
             return None
         return ModelVersion(model.name, routed.number)
 
@@ -137,9 +140,9 @@ class Servables:
                 continue
             loading = [version for version in versions if version.phase is VersionPhase.LOADING]
             leaving = [version for version in versions if version.phase is VersionPhase.LEAVING]
-            routed = versions.routed()
-            if loading and routed:
-                found.append((ModelVersion(name, routed.number), ModelVersion(name, loading[0].number)))
+            routed, going = versions.routed(), versions.gives_its_slots()
+            if loading and going:
+                found.append((ModelVersion(name, going.number), ModelVersion(name, loading[0].number)))
             elif leaving and routed:
                 found.append((ModelVersion(name, leaving[0].number), ModelVersion(name, routed.number)))
         return found
@@ -174,6 +177,13 @@ class Servables:
                 warmup = _warmup(version.found.path, self._versions[model.name])
                 self.places.update(places([msgspec.structs.replace(self.settings(model), warmup=warmup)]))
 
+    def keep(self, slots: Collection[WorkerId]) -> None:
+        """Of versions that leave, a pool before this one has left these slots: the others are vacated already."""
+        for worker in [worker for worker in self.places if worker not in slots]:
+            version = self._versions[worker.model].get(worker.version)
+            if version is not None and version.phase is VersionPhase.LEAVING:
+                self.vacated(worker)
+
     def vacated(self, worker: WorkerId) -> None:
         """The slot of a version that is not to have it any more is gone."""
         del self.places[worker]
@@ -187,29 +197,31 @@ class Servables:
 
     async def watch_for_ever(self) -> None:
         """Looks at every base path, as often as is configured."""
-        if self._config.poll_s:
-            await asyncio.gather(*(self._watch(name) for name in self._watched))
+        await asyncio.gather(*(self._watch(name) for name in self._watched))
         await asyncio.Event().wait()
 
     async def _watch(self, name: str) -> None:
-        while True:
-            await self._see(name)
-            await asyncio.sleep(self._config.poll_s)
+        """Without an interval just long enough to see what is there at the start."""
+        looks = 0
+        while self._config.poll_s or looks < _LOOKS:
+            async with self._looking[name]:
+                await self._look_at(name, self._versions[name].loaded, self._versions[name].unloaded)
+            looks += 1
+            await asyncio.sleep(self._config.poll_s or _BETWEEN_S)
 
-    async def _see(self, name: str, wanted: Versions | None = None) -> None:
-        """Looks at a base path; where `wanted` is given, for what it asks for."""
+    async def _look_at(self, name: str, loaded: Collection[int], unloaded: Collection[int]) -> None:
+        """Looks at a base path for what is to be served, with these wishes by hand; held by `_looking`."""
         versions = self._versions[name]
-        wanted = wanted or versions
         settled = {version.number for version in versions if version.phase is not VersionPhase.FAILED}
+        look = functools.partial(
+            self._watched[name].look,
+            *(versions.policy, dict(versions.found), settled),
+            *(set(loaded), set(unloaded), versions.failed()),
+            now=time.monotonic(),
+        )
         try:
-            look = functools.partial(
-                self._watched[name].look,
-                *(versions.policy, dict(versions.found), settled),
-                *(set(wanted.loaded), set(wanted.unloaded)),
-                now=time.monotonic(),
-            )
             found = await asyncio.get_running_loop().run_in_executor(self._readers[name], look)
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001  whatever lies there, the other models are looked after
             if self._unread.get(name) != str(error):
                 self._unread[name] = str(error)
                 logger.warning("base path cannot be read; what is served stays", model=name, error=str(error))
@@ -268,20 +280,22 @@ class Servables:
             why = _not_there(name, number, {*there, *(version.number for version in versions)})
         if why:
             return {"error": why}
-        after = copy.copy(versions)
-        after.loaded, after.unloaded = set(versions.loaded), set(versions.unloaded)
-        (after.load if what == "load" else after.unload)(number)
-        # Found before it is asked for: what is served now does not go before there is something in its place.
-        for _ in range(_LOOKS):
-            await self._see(name, after)
-        wanted = to if what == "rollback" else number if what == "load" else None
-        if wanted is not None and wanted not in versions.found:
-            return {"error": f"version {wanted} of {name} is no whole SavedModel: copy or export it again"}
-        logger.info(what, model=name, version=number)
-        (versions.load if what == "load" else versions.unload)(number)
+        loaded, unloaded = versions.wishes(what, number)
+        async with self._looking[name]:
+            # Found before it is asked for: what is served now does not go before there is something in its place.
+            for look in range(_LOOKS):
+                await asyncio.sleep(_BETWEEN_S if look else 0)
+                await self._look_at(name, loaded, unloaded)
+            wanted = to if what == "rollback" else number if what == "load" else None
+            if wanted is not None and wanted not in versions.found:
+                return {
+                    "error": f"version {wanted} of {name} is no whole SavedModel: copy or export it again"
+                }
+            logger.info(what, model=name, version=number)
+            (versions.load if what == "load" else versions.unload)(number)
         self._save()
         self._look()
-        return {"model": name, "version": number, "to": to}
+        return {"model": name, "version": number, "to": to, "wanted": sorted(versions.aspired())}
 
     async def _numbers(self, name: str) -> list[int]:
         """Raises OSError."""
@@ -330,7 +344,8 @@ def _warmup(path: str, versions: Versions) -> str:
     """Recorded requests for a version that has none: those of the newest version that is there and has some."""
     if (Path(path) / WARMUP_FILE).exists():
         return ""
-    others = (Path(version.found.path) / WARMUP_FILE for version in reversed(list(versions)))
+    serving = [version for version in versions if version.phase is VersionPhase.SERVING]
+    others = (Path(version.found.path) / WARMUP_FILE for version in reversed(serving))
     return next((str(file) for file in others if file.exists()), "")
 
 

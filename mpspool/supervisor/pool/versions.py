@@ -205,6 +205,8 @@ class Versions:
     off: bool = False
     route: Route = field(default_factory=Route)
     _versions: dict[int, Version] = field(default_factory=dict)
+    # Unloaded by hand when there was nothing to come in their place.
+    _ended: set[int] = field(default_factory=set)
 
     # -- what it was, and is ----------------------------------------------------------------------
 
@@ -240,6 +242,21 @@ class Versions:
         wanted = [version for version in serving if version.number in self._meant()]
         wanted = wanted or [version for version in serving if version.number in self.aspired()]
         return max(wanted or serving, key=lambda version: version.number, default=None)
+
+    def would_answer(self, version: Version) -> bool:
+        """Whether requests that name no version would be for this one if it served."""
+        meant = self._meant()
+        serving = {other.number for other in self._serving()} | {version.number}
+        return version.number == max(serving & meant or serving)
+
+    def gives_its_slots(self) -> Version | None:
+        """What goes when the version that is being loaded has come; None where all stay."""
+        going = [version for version in self._serving() if version.number not in self.aspired()]
+        return max(going, key=lambda version: version.number, default=None)
+
+    def failed(self) -> set[int]:
+        """Those that could not be served."""
+        return {version.number for version in self if version.phase is VersionPhase.FAILED}
 
     def weight(self, version: Version) -> int:
         """Its share of the requests that name no version, beside the others'; 0 for none."""
@@ -279,26 +296,29 @@ class Versions:
 
     # -- by hand ----------------------------------------------------------------------------------
 
+    def wishes(self, what: str, number: int | None) -> tuple[set[int], set[int]]:
+        """What would be loaded and unloaded by hand after "load" or another order; None for all versions."""
+        if number is None:
+            return (set(), self.unloaded) if what != "load" else (self.loaded, set())
+        if what == "load":
+            return self.loaded | {number}, self.unloaded - {number}
+        return self.loaded - {number}, self.unloaded | {number}
+
     def load(self, number: int | None) -> None:
         """Has a version served whatever the policy says; None for those that the policy means."""
+        self.loaded, self.unloaded = self.wishes("load", number)
         self.off = False
-        if number is None:
-            self.unloaded.clear()
-        else:
-            self.unloaded.discard(number)
-            self.loaded.add(number)
+        self._ended -= self._ended if number is None else {number}
         for version in self._versions.values():
             if version.phase is VersionPhase.FAILED and number in (None, version.number):
                 version.failures, version.due = 0, 0.0
 
     def unload(self, number: int | None) -> None:
         """Has a version no longer served, whatever the policy says; None for the model."""
-        if number is None:
-            self.off = True
-            self.loaded.clear()
-        else:
-            self.loaded.discard(number)
-            self.unloaded.add(number)
+        self.loaded, self.unloaded = self.wishes("unload", number)
+        self.off = self.off or number is None
+        if number is not None and not self._meant() | self.loaded_and_found():
+            self._ended.add(number)
 
     def why_no_route(self, numbers: Collection[int]) -> str:
         """Why requests cannot be sent to these versions, "" where they can."""
@@ -337,16 +357,27 @@ class Versions:
                     del self._versions[version.number]
                 return not fact.there
             case VersionPhase.FAILED:
-                if version.number not in self._tried():
+                if self._is_past(version):
                     version.to(VersionPhase.LEAVING)
                     return True
         return False
+
+    def _is_past(self, version: Version) -> bool:
+        """Whether nobody asks any more why a version failed; else it would be loaded again as one that is new."""
+        meant = self._meant()
+        newer = any(other.number > version.number and other.number in meant for other in self._serving())
+        if version.number not in self.found or self._is_unloaded(version):
+            return True
+        return newer and version.number not in meant | self.loaded
 
     def _judge_loading(self, version: Version, fact: Fact, now: float) -> bool:
         if self._is_unloaded(version):
             version.to(VersionPhase.LEAVING, "not wanted any more")
             return True
         serving = self._serving()
+        if serving and fact.reason:
+            self.fail(version, fact.reason, now)
+            return True
         if fact.coming and (fact.ready < self.quorum or (serving and not self._is_half_there(fact))):
             return False
         if fact.ready < self.quorum:
@@ -370,16 +401,14 @@ class Versions:
         if not fact.ready and not fact.coming and fact.reason:
             self.fail(version, fact.reason, now)
             return True
-        aspired = self.aspired()
-        if version.number in aspired:
-            return False
-        if version is not self.routed():
-            version.to(VersionPhase.LEAVING, "another is served in its place")
+        if self.off or version.number in self._ended:
+            version.to(VersionPhase.LEAVING, "not wanted any more")
             return True
-        # That its folder is gone does not end what is served; somebody who says so does.
-        if aspired or not self._is_unloaded(version):
+        # That its folder is gone, or what was to come in its place has failed, does not end what is served.
+        aspired = self.aspired()
+        if not aspired or version.number in aspired or version is self.routed():
             return False
-        version.to(VersionPhase.LEAVING, "not wanted any more")
+        version.to(VersionPhase.LEAVING, "another is served in its place")
         return True
 
     def _is_unloaded(self, version: Version) -> bool:

@@ -39,7 +39,7 @@ _POLL_S = 0.02
 
 
 class _Overrides(msgspec.Struct, frozen=True, kw_only=True):
-    """What the pool's successor reads, by worker id."""
+    """What the pool's successor reads, by model and place."""
 
     workers: dict[str, Override] = {}
 
@@ -88,6 +88,8 @@ class Workers:
         """Makes supervisord know these workers. Raises SupervisordError."""
         names = []
         for worker in workers:
+            with contextlib.suppress(ValueError):
+                self._gone.remove(worker.program)  # it has come back
             write_file(programs.conf_file(self._run, worker.program), self._conf(worker))
             names.append(worker.program)
         await self._supervisord.add(names)
@@ -99,7 +101,7 @@ class Workers:
     def place(self, worker: WorkerId) -> tuple[ModelSettings, SlotSettings]:
         """Its model and slot, with what its next generation gets."""
         model, slot = self._places[worker]
-        override = self._overrides.get(str(worker))
+        override = self._overrides.get(_place(worker))
         return model, override.over(slot) if override else slot
 
     def running(self, worker: WorkerId) -> SlotSettings | None:
@@ -110,7 +112,8 @@ class Workers:
     def override(self, overrides: Mapping[WorkerId, Override]) -> None:
         """Changes what their next generations get, also for a pool process after this one."""
         for worker, override in overrides.items():
-            self._overrides[str(worker)] = override.upon(self._overrides.get(str(worker), Override()))
+            known = self._overrides.get(_place(worker), Override())
+            self._overrides[_place(worker)] = override.upon(known)
         settings.save(self._run.settings_file(_OVERRIDES), _Overrides(workers=self._overrides))
 
     def _recall(self) -> dict[str, Override]:
@@ -343,6 +346,11 @@ class Workers:
             await asyncio.to_thread(_terminate_clients, Control.of(daemon, os.environ), pids)
         except ControlError as error:
             logger.warning("the MPS daemon did not end its clients", device=daemon.device, error=str(error))
+
+
+def _place(worker: WorkerId) -> str:
+    """What a worker of the next version has, too."""
+    return f"{worker.model}.{worker.device}.{worker.slot}"
 
 
 def _open(pid: int) -> int:
