@@ -140,11 +140,10 @@ class Servables:
                 continue
             loading = [version for version in versions if version.phase is VersionPhase.LOADING]
             leaving = [version for version in versions if version.phase is VersionPhase.LEAVING]
-            routed, going = versions.routed(), versions.gives_its_slots()
-            if loading and going:
-                found.append((ModelVersion(name, going.number), ModelVersion(name, loading[0].number)))
-            elif leaving and routed:
-                found.append((ModelVersion(name, leaving[0].number), ModelVersion(name, routed.number)))
+            before = leaving[0] if leaving else versions.gives_its_slots()
+            after = loading[0] if loading else versions.routed()
+            if before is not None and after is not None and before is not after:
+                found.append((ModelVersion(name, before.number), ModelVersion(name, after.number)))
         return found
 
     # -- what is next -----------------------------------------------------------------------------
