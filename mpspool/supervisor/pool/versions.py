@@ -434,6 +434,9 @@ class Versions:
         """Begins to load the newest that is wanted and not there, if no other is on its way in or out."""
         if any(v.phase in (VersionPhase.LOADING, VersionPhase.LEAVING) for v in self._versions.values()):
             return False
+        aspired, routed = self.aspired(), self.routed()
+        if any(v.number not in aspired and v is not routed for v in self._serving()):
+            return False  # it is about to leave
         for number in sorted(self._tried(), reverse=True):
             known, found = self._versions.get(number), self.found[number]
             if known is None and found.wrong:
