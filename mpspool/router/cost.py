@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _WEIGHT = 0.2  # of the newest observation in the moving averages
+_MOST = 4.0  # times the average is what an observation counts for at the most: one stall is not what all others cost
 _MAX_SIGNATURES = 1024  # kept, of each sort: those that were seen last
 
 
@@ -29,7 +30,7 @@ class _Curve:
         at = bisect_left(self.classes, size_class)
         if at < len(self.classes) and self.classes[at] == size_class:
             self.rows[at] += _WEIGHT * (rows - self.rows[at])
-            self.cost_us[at] += _WEIGHT * (cost_us - self.cost_us[at])
+            self.cost_us[at] = _learned(self.cost_us[at], cost_us)
         else:
             self.classes.insert(at, size_class)
             self.rows.insert(at, float(rows))
@@ -67,8 +68,7 @@ class CostTable:
             _keep(self._by_rows, named)
         else:
             key = (model, signature, size.bit_length())
-            known = self._by_size_us.get(key, cost_us)
-            self._by_size_us[key] = known + _WEIGHT * (cost_us - known)
+            self._by_size_us[key] = _learned(self._by_size_us.get(key, cost_us), cost_us)
             _keep(self._by_size_us, key)
 
     def forget(self, model: Hashable) -> None:
@@ -87,6 +87,11 @@ class CostTable:
         """Microseconds for each row in the best batch that was seen; 0 where none was."""
         curve = self._by_rows.get((model, signature))
         return curve.least_per_row() if curve is not None else 0.0
+
+
+def _learned(known_us: float, cost_us: float) -> float:
+    """The average after one more. One that is 0, from a clock that did not move, can grow, too."""
+    return known_us + _WEIGHT * (min(cost_us, _MOST * max(known_us, 1.0)) - known_us)
 
 
 def _drop(table: OrderedDict[Any, Any], model: Hashable) -> None:

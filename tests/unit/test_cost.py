@@ -52,6 +52,26 @@ def test_a_new_cost_is_learned_soon() -> None:
     assert table.predict("m", "s", 64) == pytest.approx(100.0, rel=0.2)
 
 
+@pytest.mark.parametrize("rows", [0, 4])
+def test_one_stall_is_not_what_all_others_cost(rows: int) -> None:
+    """A request that took 270 times as long raises what the next are expected to take by three fifths, not fifty times."""
+    table = CostTable()
+    for cost_us in (1000.0, 270_000.0):
+        table.observe("m", "s", 64, cost_us, rows)
+    assert table.predict("m", "s", 64, rows) == pytest.approx(1600.0)
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+@pytest.mark.parametrize("first_us", [0.0, 1000.0])
+def test_a_cost_that_stays_is_learned(first_us: float, rows: int) -> None:
+    """However much more than before it is, also than nothing, it is what is expected after 60 of them."""
+    table = CostTable()
+    table.observe("m", "s", 64, first_us, rows)
+    for _ in range(60):
+        table.observe("m", "s", 64, 100_000.0, rows)
+    assert table.predict("m", "s", 64, rows) == pytest.approx(100_000.0, rel=0.01)
+
+
 def test_sizes_are_learned_by_class() -> None:
     """Bodies of as many bits in their length are alike; of another size, signature or model nothing is known."""
     table = CostTable()
