@@ -267,10 +267,8 @@ class Call(Stream):
 
     async def _run(self, method: Unary) -> None:
         assert self._complete is not None
-        (body, compressed), self._complete = (
-            self._complete,
-            None,
-        )  # its server knows the call until its deadline
+        # The server knows the call until its deadline: not to keep its body.
+        (body, compressed), self._complete = self._complete, None
         try:
             if compressed:
                 body, self._admission = await self._inflated(method, body, self._admission)
