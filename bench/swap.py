@@ -161,7 +161,7 @@ def figures(requests: Requests, seen: Seen, cpu: measure.CpuMeter) -> Swap:
         raise BenchError(f"too few requests to tell what the swap to version {seen.number} was like")
     return Swap(
         version=seen.number,
-        begin_s=seen.begin - float(requests.due[0]),
+        begin_s=seen.begin - float(requests.due.min()),
         seconds=_seconds(seen),
         steady_ms=_p99(steady.latencies_ms),
         during_ms=_p99(during.latencies_ms),
@@ -191,18 +191,18 @@ def _extra_cpu_s(cpu: measure.CpuMeter, seen: Seen) -> Mapping[str, float]:
 
 def _bins(requests: Requests) -> list[Bin]:
     """In the order of time; those without requests are left out."""
-    start = float(requests.due.min())
-    places = ((requests.due - start) / _BIN_S).astype(int)
+    latencies = requests.latencies_ms
+    places = ((requests.due - requests.due.min()) / _BIN_S).astype(int)
     order = np.argsort(places, kind="stable")
-    _, firsts = np.unique(places[order], return_index=True)
+    found, firsts = np.unique(places[order], return_index=True)
     return [
         Bin(
-            at_s=float(places[group[0]]) * _BIN_S,
-            p50_ms=float(np.percentile(requests.latencies_ms[group], 50)),
-            p99_ms=_p99(requests.latencies_ms[group]),
-            max_ms=float(requests.latencies_ms[group].max()),
+            at_s=float(place) * _BIN_S,
+            p50_ms=float(np.percentile(mine, 50)),
+            p99_ms=_p99(mine),
+            max_ms=float(mine.max()),
         )
-        for group in np.split(order, firsts[1:])
+        for place, mine in zip(found, np.split(latencies[order], firsts[1:]), strict=True)
     ]
 
 
@@ -211,11 +211,11 @@ def _write(found: Sequence[Swaps], options: argparse.Namespace) -> None:
     facts = report.machine()
     parts = swap_report.head(facts), swap_report.tables(found), swap_report.target_lines(found)
     table = "\n".join([*itertools.chain(*parts), ""])
-    figures = {"machine": facts, "swaps": swap_report.as_dict(found)}
+    whole = {"machine": facts, "swaps": swap_report.as_dict(found)}
     folder, name = options.results, options.name
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.md").write_text(table)
-    (folder / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
+    (folder / f"{name}.json").write_text(json.dumps(whole, indent=1) + "\n")
     swap_report.plot(found, folder / f"{name}.png")
     print(f"\n{table}\nbench: written to {folder / name}.md, .json, .png", flush=True)
 
