@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import struct
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from bench.peers import THREADS, WORKERS
 from bench.server import free_ports
 from bench.variants import OURS, Pool
 from mpspool.core import control, process, tfs
-from mpspool.core.tfrecord import masked_crc
+from mpspool.core.tfrecord import framed
 
 _WARMUP = Path("assets.extra") / "tf_serving_warmup_requests"
 _IN_PROCESS = Path(__file__).resolve().parent / "servers" / "swap_in_process.py"
@@ -66,10 +65,7 @@ def _write_warmup(file: Path) -> None:
         for body in swap_load.bodies()[:16]:
             log = tfs.PredictionLog()
             log.predict_log.request.ParseFromString(body)
-            record = log.SerializeToString()
-            length = struct.pack("<Q", len(record))
-            records.write(length + struct.pack("<I", masked_crc(length)))
-            records.write(record + struct.pack("<I", masked_crc(record)))
+            records.write(framed(log.SerializeToString()))
 
 
 @dataclass(frozen=True, slots=True)
