@@ -136,6 +136,9 @@ class Dataplane:
         self._devices_until = 0.0
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
+        # In place of a future that was awaited: the scheduler may know an entry until its deadline, but not keep its answer.
+        self._over: asyncio.Future[bytes] = self._loop.create_future()
+        self._over.cancel()
         self._pumping = False
         self._look: asyncio.TimerHandle | None = None
         self._look_ns = 0
@@ -215,6 +218,8 @@ class Dataplane:
         except _MovedError:
             room = self.memory.admit(len(body), first.model.name, first.client if self._fair else None)
             return await self.predict(body, deadline_ns, room, head)
+        finally:
+            first.future = self._over
 
     def _entry(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> _Pending:
         """What is to be queued. Raises PoolError, counted, for a request that no worker could take."""
@@ -308,6 +313,8 @@ class Dataplane:
             raise
         finally:
             self.memory.hold(-sum(part.kept_bytes for part in parts))
+            for part in parts:
+                part.future = self._over
         try:
             answer = join(answers)
         except ValueError as error:
