@@ -25,8 +25,8 @@ MB = 2**20
 BOUND = 200 * MB
 SIZE = 8 * MB
 CONNECTIONS = 64
-# Copies of what is on its way at one moment: out of the socket, to the worker, from it, to the socket; and answers.
-OVERHEAD = 16 * SIZE
+# Copies of what is on its way at one moment: out of the socket, to the worker, from it, to the socket.
+OVERHEAD = 8 * SIZE
 # What all bytes of the bound and what is not counted may come to where one model has them.
 STATED = re.compile(r"requests of 8 MB take up to (\d+) MB at a bound of (\d+);")
 
