@@ -21,7 +21,7 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.segment_file import MAGIC, Manifest, Placed, SegmentError, header, memfd_name, source_of
 from mpspool.core.settings import ModelSettings, PublishSettings
 from mpspool.core.weights import Offer
-from mpspool.worker.weights import huge_pages, segment
+from mpspool.worker.weights import segment
 from mpspool.worker.weights.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -33,6 +33,7 @@ from mpspool.worker.weights.checkpoint import (
     shard_file,
 )
 from mpspool.worker.weights.handover import HandoverError, offer
+from mpspool.worker.weights.huge_pages import HugePages
 from mpspool.worker.weights.layout import lay_out
 
 logger = log.get("publish")
@@ -41,8 +42,6 @@ logger = log.get("publish")
 _CHUNK_BYTES = 2**20
 # With less to share a worker's own copy is the cheaper one.
 _WORTH_BYTES = 2**20
-# So long they may be looked for whatever the size.
-_HUGE_PAGES_S = 1.0
 _AGAIN = "export the model again, or copy its whole variables folder"
 
 
@@ -68,17 +67,15 @@ def publish(model: ModelSettings) -> tuple[int, Manifest]:
     )
     _require_worth(manifest, model.weights.shared)
     name = memfd_name(ModelVersion(model.name, model.version))
-    start = time.monotonic()
     descriptor = segment.create(model.weights.backing, model.weights.folder, manifest.size, name)
     try:
-        _fill(descriptor, prefix, checkpoint, manifest)
+        with HugePages(descriptor, manifest.size) as huge:
+            _fill(descriptor, huge, prefix, checkpoint, manifest)
+        segment.complete(descriptor, manifest.size)
     except BaseException:
         os.close(descriptor)
         raise
-    # However hard huge pages are to find, publishing takes no more than twice as long for them.
-    limit_s = max(_HUGE_PAGES_S, time.monotonic() - start)
-    huge = huge_pages.collapse(descriptor, manifest.size, limit_s)
-    logger.info("in huge pages", bytes=huge, of=manifest.size)
+    logger.info("in huge pages", bytes=huge.bytes, of=manifest.size)
     return segment.seal(descriptor), manifest
 
 
@@ -103,9 +100,11 @@ def _require_worth(manifest: Manifest, shared: str) -> None:
         raise NothingToShareError(f"only {total:,} bytes of it are worth sharing")
 
 
-def _fill(descriptor: int, prefix: Path, checkpoint: Checkpoint, manifest: Manifest) -> None:
+def _fill(descriptor: int, huge: HugePages, prefix: Path, checkpoint: Checkpoint, manifest: Manifest) -> None:
     """The header, the tensors shard by shard, and the magic last."""
-    segment.write(descriptor, header(manifest), len(MAGIC))
+    head = header(manifest)
+    huge.prepare(0, len(MAGIC) + len(head))
+    segment.write(descriptor, head, len(MAGIC))
     places = {(placed.key, placed.spec): placed for placed in manifest.tensors}
     shards: dict[int, list[tuple[Tensor, Placed]]] = {}
     for tensor in checkpoint.tensors:
@@ -113,17 +112,19 @@ def _fill(descriptor: int, prefix: Path, checkpoint: Checkpoint, manifest: Manif
         if placed is not None:
             shards.setdefault(tensor.shard, []).append((tensor, placed))
     for shard, tensors in sorted(shards.items()):
-        _copy_shard(descriptor, shard_file(prefix, shard, checkpoint.shards), tensors)
+        _copy_shard(descriptor, huge, shard_file(prefix, shard, checkpoint.shards), tensors)
     segment.write(descriptor, MAGIC, 0)
 
 
-def _copy_shard(descriptor: int, path: Path, tensors: Iterable[tuple[Tensor, Placed]]) -> None:
+def _copy_shard(
+    descriptor: int, huge: HugePages, path: Path, tensors: Iterable[tuple[Tensor, Placed]]
+) -> None:
     try:
         with open(path, "rb", buffering=0) as shard:
             source = shard.fileno()
             os.posix_fadvise(source, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             for tensor, placed in sorted(tensors, key=lambda pair: pair[0].offset):
-                checksum = _copy(source, tensor, descriptor, placed.offset, path)
+                checksum = _copy(source, tensor, descriptor, huge, placed.offset, path)
                 if masked(checksum) != tensor.crc32c:
                     raise CheckpointError(
                         f"{path} is damaged: {tensor.key} does not match its checksum: {_AGAIN}"
@@ -134,7 +135,7 @@ def _copy_shard(descriptor: int, path: Path, tensors: Iterable[tuple[Tensor, Pla
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _copy(source: int, tensor: Tensor, descriptor: int, place: int, path: Path) -> int:
+def _copy(source: int, tensor: Tensor, descriptor: int, huge: HugePages, place: int, path: Path) -> int:
     """Copies a tensor's bytes and returns their checksum."""
     checksum = done = 0
     while done < tensor.size:
@@ -142,6 +143,7 @@ def _copy(source: int, tensor: Tensor, descriptor: int, place: int, path: Path) 
         if not data:
             raise CheckpointError(f"{path} is cut: it ends within {tensor.key}: {_AGAIN}")
         checksum = google_crc32c.extend(checksum, data)
+        huge.prepare(place + done, place + done + len(data))
         segment.write(descriptor, data, place + done)
         done += len(data)
     return checksum
@@ -194,6 +196,12 @@ def _publish_and_offer(model: ModelSettings, path: Path) -> None:
     offer(path, Offer(model.name, model.version), descriptor)
 
 
+def _yield_to_others() -> None:
+    """Whoever serves is to notice nothing: it gets what the others leave of the processors."""
+    with contextlib.suppress(OSError):
+        os.nice(19)
+
+
 def _end_first() -> None:
     """Where memory runs out all the same the kernel ends this process, and the segment with it, not a worker."""
     with contextlib.suppress(OSError):
@@ -203,6 +211,7 @@ def _end_first() -> None:
 if __name__ == "__main__":
     process.die_with_parent(os.getppid())
     _end_first()
+    _yield_to_others()
     publish_settings = settings.load(Path(sys.argv[1]), PublishSettings)
     log.configure(publisher=f"{publish_settings.model.name}@{publish_settings.model.version}")
     sys.exit(main(publish_settings))

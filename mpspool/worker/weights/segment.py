@@ -62,7 +62,10 @@ def create(backing: str, folder: str, size: int, name: str) -> int:
     descriptor = -1
     try:
         descriptor = _memfd(name) if backing == "memfd" else _unnamed(where)
-        os.posix_fallocate(descriptor, 0, size)
+        if backing == "file":
+            os.posix_fallocate(descriptor, 0, size)
+        else:  # memory is taken as it is written to, in huge pages where there are some
+            os.ftruncate(descriptor, size)
     except OSError as error:
         if descriptor >= 0:
             os.close(descriptor)
@@ -76,6 +79,18 @@ def write(descriptor: int, data: bytes, offset: int) -> None:
         while data:
             written = os.pwrite(descriptor, data, offset)
             data, offset = data[written:], offset + written
+    except OSError as error:
+        raise SegmentError(f"the weights could not be written: {error.strerror}") from error
+
+
+def complete(descriptor: int, size: int) -> None:
+    """Takes what memory is missing still, where nothing was written: a worker that finds none would be killed.
+
+    Raises:
+        SegmentError: there is none.
+    """
+    try:
+        os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         raise SegmentError(f"the weights could not be written: {error.strerror}") from error
 
@@ -223,6 +238,13 @@ def _require_room(size: int, backing: str) -> None:
     available = room.available_bytes()
     if available is not None and size > available:
         raise _shortage(size, "memory", f"{max(available, 0):,} bytes are available", backing)
+    if backing == "shm" and size > (free := _free_bytes(_SHM)):
+        raise _shortage(size, _SHM, f"{free:,} bytes are free there", backing)
+
+
+def _free_bytes(folder: str) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
 
 
 def _shortage(size: int, where: str, reason: str, backing: str) -> SegmentError:
