@@ -282,6 +282,32 @@ def test_a_folder_deleted_while_it_serves(pool: Pool, base: Path, load: LoadStar
     remove(base, old - 1)
 
 
+@pytest.mark.parametrize("how", ["unloaded", "deleted"])
+def test_a_publisher_that_hangs_ends_with_its_version(
+    pool: Pool, base: Path, load: LoadStarter, how: str
+) -> None:
+    """What publishes the weights of a version that is given up is gone with it; what serves is not touched."""
+    old = newest(base)
+    running = load(pool, MODEL)
+    pool.serves_on()
+    publish(base, base / str(old), old + 1)
+
+    def publishers() -> list[int]:
+        commands = processes_of(pool.run_dir).items()
+        return [pid for pid, command in commands if f"publish.{MODEL}@{old + 1}." in command]
+
+    os.kill(until(publishers, 20, "its weights are published")[0], signal.SIGSTOP)
+    if how == "unloaded":
+        assert cli("unload", f"{MODEL}@{old + 1}", "--run-dir", pool.run_dir).returncode == 0
+        remove(base, old + 1)
+    else:
+        remove(base, old + 1)
+    until(lambda: not publishers(), 20, "the publisher has gone")
+    serves(pool, old)
+    pool.serves_on()
+    running.end_clean()
+
+
 def test_two_versions_at_once(pool: Pool, base: Path, load: LoadStarter) -> None:
     """The newer one is served."""
     old = newest(base)

@@ -56,12 +56,14 @@ def actions(
     publishers: dict[ModelVersion, Slot] | None = None,
     missing: dict[ModelVersion, str] | None = None,
     heard_since: float | None = 0.0,
+    there: tuple[ModelVersion, ...] = (MODEL,),
 ) -> list[Action]:
     return reconcile(
         wanted,
         processes,
         publishers=publishers or {},
         missing=missing or {},
+        there=there,
         reports=reports or {},
         heard_since=heard_since,
         ending=ending,
@@ -243,6 +245,13 @@ def test_a_publisher_is_left_to_its_work_and_started_again_after_its_pause() -> 
 def test_a_publisher_that_is_not_wanted_is_forgotten_once_it_has_ended(pid: int, then: list[Action]) -> None:
     """Until then it is on its way out by itself."""
     assert actions({}, {MODEL.publisher: publishing(pid)}) == then
+
+
+def test_a_publisher_of_a_version_that_is_not_there_any_more_is_ended() -> None:
+    """It may hang: nobody waits for it, and nothing else would end it. Then it is forgotten as any other."""
+    found = {MODEL.publisher: publishing(9)}
+    assert actions({}, found, there=(ModelVersion("half", 2),)) == [Remove(MODEL.publisher, 9)]
+    assert actions({}, {MODEL.publisher: publishing(0)}, there=()) == [Remove(MODEL.publisher, 0)]
 
 
 def test_stranger_is_ended_then_forgotten() -> None:

@@ -322,6 +322,30 @@ def test_a_version_with_a_worker_less_does_not_take_over() -> None:
     assert phases(versions) == {1: SERVING, 2: FAILED}
 
 
+@pytest.mark.parametrize("left", [(), (1,), (1, 3)])
+def test_a_version_whose_folder_goes_while_it_is_loaded_is_given_up(left: tuple[int, ...]) -> None:
+    """What cannot be read any more holds up nothing else; what serves stays, its folder deleted or not."""
+    versions = model(1)
+    versions.found = found(1, 2)
+    versions.step({1: READY}, 0.0)
+    versions.found = found(*left)
+    assert versions.step({1: READY, 2: COMING}, 0.0)
+    assert (phases(versions), routed(versions)) == ({1: SERVING, 2: LEAVING}, 1)
+    versions.step({1: READY, 2: GONE}, 0.0)
+    assert phases(versions) == {1: SERVING, **({3: LOADING} if 3 in left else {})}
+
+
+def test_the_only_version_is_not_given_up_because_its_folder_is_gone() -> None:
+    """Nothing else is to be loaded: what becomes of it says why there is none. Where there is another, that one is."""
+    versions = Versions("m", VersionPolicy(), found=found(1))
+    versions.step({}, 0.0)
+    versions.found = {}
+    assert not versions.step({1: COMING}, 0.0)
+    versions.found = found(2)
+    assert versions.step({1: COMING}, 0.0)
+    assert phases(versions) == {1: LEAVING}
+
+
 def test_a_successor_goes_on_where_the_pool_was() -> None:
     """With the same versions, in the same phases, and what was said by hand."""
     versions = model(1, 2)

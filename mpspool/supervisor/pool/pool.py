@@ -194,6 +194,7 @@ class Pool:
             self._processes,
             publishers=self._weights.publishers(),
             missing=self._weights.missing(),
+            there=self._weights.versions(),
             reports=reconcile.worker_reports(self._router),
             heard_since=self._router_heard_since(),
             ending=self._endings,
@@ -384,6 +385,7 @@ class Pool:
             case reconcile.Remove(program, pid):
                 logger.info("removing", program=program, pid=pid)
                 await self._workers.remove(program, pid)
+                return not pid  # until it is reaped the same is found again
         return True
 
     def _mark_ready(self, worker: WorkerId) -> None:

@@ -171,6 +171,7 @@ def reconcile(
     *,
     publishers: Mapping[ModelVersion, Slot],
     missing: Mapping[ModelVersion, str],
+    there: Collection[ModelVersion] = (),
     reports: Mapping[str, WorkerReport],
     heard_since: float | None,
     ending: Collection[WorkerId],
@@ -185,6 +186,7 @@ def reconcile(
         processes: every program supervisord knows, by name.
         publishers: the slots of the versions whose weights are wanted and not there.
         missing: the versions whose weights are not there: why they will never be, "" while they may.
+        there: the versions that there are: what publishes the weights of another is ended.
         reports: what the router says of each worker, by id.
         heard_since: since when the router has been heard without a break; None while it is not: then nobody
             can be READY, and no start takes too long.
@@ -219,7 +221,7 @@ def reconcile(
             actions += _unlike(model, slot, process, now)
         elif heard_since is not None and slot.overdue(now, heard_since):
             actions.append(EndHung(model, slot.pid, f"its weights are not published after {_limit(slot)}"))
-    return actions + _strangers(slots, processes) + _done(publishers, processes)
+    return actions + _strangers(slots, processes) + _done(publishers, there, processes)
 
 
 def _unlike(who: Occupant, slot: Slot, process: ProcessInfo, now: float) -> list[Action]:
@@ -293,11 +295,14 @@ def _strangers(wanted: Iterable[WorkerId], processes: Processes) -> list[Action]
     ]
 
 
-def _done(publishers: Iterable[ModelVersion], processes: Processes) -> list[Action]:
-    """Publishers that have ended and are not wanted any more."""
+def _done(
+    publishers: Iterable[ModelVersion], there: Iterable[ModelVersion], processes: Processes
+) -> list[Action]:
+    """Publishers that have ended and are not wanted any more, and those of versions that are there no more."""
     wanted = {model.publisher for model in publishers}
+    kept = {model.publisher for model in there}
     return [
-        Remove(name, 0)
+        Remove(name, process.pid)
         for name, process in processes.items()
-        if name.startswith(PUBLISH_PREFIX) and name not in wanted and not process.pid
+        if name.startswith(PUBLISH_PREFIX) and name not in wanted and not (process.pid and name in kept)
     ]

@@ -375,6 +375,9 @@ class Versions:
             version.to(VersionPhase.LEAVING, "not wanted any more")
             return True
         serving = self._serving()
+        if version.number not in self.found and (serving or self.aspired()):
+            version.to(VersionPhase.LEAVING, "its folder is gone")
+            return True
         if serving and fact.reason:
             self.fail(version, fact.reason, now)
             return True
