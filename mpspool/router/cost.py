@@ -1,16 +1,17 @@
 """What a request or a batch will cost a worker, learned from what such have cost. Pure.
 
 Where rows are known, by their number: between sizes that were seen it is interpolated, beyond them extended in
-proportion. Where they are not, by the size class of the body.
+proportion. Where they are not, by the size class of the body. A version that is new is expected to cost what the one
+before it does, until it has been seen what it costs itself.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 _WEIGHT = 0.2  # of the newest observation in the moving averages
 _MOST = 4.0  # times the average is what an observation counts for at the most: one stall is not what all others cost
@@ -19,16 +20,28 @@ _MAX_SIGNATURES = 1024  # kept, of each sort: those that were seen last
 
 @dataclass(slots=True)
 class _Curve:
-    """Cost over rows: a moving average for each class of sizes, in the order of the rows."""
+    """Cost over rows: a moving average for each class of sizes, in the order of the rows.
+
+    Attributes:
+        taken_over: the classes that are another version's, until they are seen.
+    """
 
     classes: list[int] = field(default_factory=list)
     rows: list[float] = field(default_factory=list)
     cost_us: list[float] = field(default_factory=list)
+    taken_over: set[int] = field(default_factory=set)
+
+    def for_another(self) -> Self:
+        """What is known of it, as a starting point."""
+        return type(self)(list(self.classes), list(self.rows), list(self.cost_us), set(self.classes))
 
     def observe(self, rows: int, cost_us: float) -> None:
         size_class = rows.bit_length()
         at = bisect_left(self.classes, size_class)
-        if at < len(self.classes) and self.classes[at] == size_class:
+        if size_class in self.taken_over:
+            self.taken_over.remove(size_class)
+            self.rows[at], self.cost_us[at] = float(rows), float(cost_us)
+        elif at < len(self.classes) and self.classes[at] == size_class:
             self.rows[at] += _WEIGHT * (rows - self.rows[at])
             self.cost_us[at] = _learned(self.cost_us[at], cost_us)
         else:
@@ -56,6 +69,21 @@ class CostTable:
     def __init__(self) -> None:
         self._by_size_us: OrderedDict[tuple[Hashable, str, int], float] = OrderedDict()
         self._by_rows: OrderedDict[tuple[Hashable, str], _Curve] = OrderedDict()
+        # What counts for versions of which nothing like it has been seen.
+        self._taken_over_us: OrderedDict[tuple[Hashable, str, int], float] = OrderedDict()
+        self._taken_over: OrderedDict[tuple[Hashable, str], _Curve] = OrderedDict()
+
+    def take_over(self, model: Hashable, others: Iterable[Hashable]) -> None:
+        """Until something like it is seen of a version, it costs what it does with the last of these that knows."""
+        for other in others:
+            for (whose, *what), cost_us in self._by_size_us.items():
+                if whose == other:
+                    self._taken_over_us[model, *what] = cost_us  # type: ignore[index]
+            for (whose, signature), curve in self._by_rows.items():
+                if whose == other:
+                    self._taken_over[model, signature] = curve.for_another()
+        _trim(self._taken_over_us)
+        _trim(self._taken_over)
 
     def observe(self, model: Hashable, signature: str, size: int, cost_us: float, rows: int = 0) -> None:
         """A request of so many bytes, or a batch of so many rows, took a worker this long."""
@@ -63,30 +91,40 @@ class CostTable:
             named = (model, signature)
             curve = self._by_rows.get(named)
             if curve is None:
-                curve = self._by_rows[named] = _Curve()
+                curve = self._by_rows[named] = self._taken_over.pop(named, None) or _Curve()
             curve.observe(rows, cost_us)
             _keep(self._by_rows, named)
         else:
             key = (model, signature, size.bit_length())
-            self._by_size_us[key] = _learned(self._by_size_us.get(key, cost_us), cost_us)
+            known_us = self._by_size_us.get(key)
+            if known_us is None:
+                self._taken_over_us.pop(key, None)
+                known_us = cost_us
+            self._by_size_us[key] = _learned(known_us, cost_us)
             _keep(self._by_size_us, key)
 
     def forget(self, model: Hashable) -> None:
         """There is no such version any more."""
-        _drop(self._by_size_us, model)
-        _drop(self._by_rows, model)
+        for table in (self._by_size_us, self._by_rows, self._taken_over_us, self._taken_over):
+            _drop(table, model)
 
     def predict(self, model: Hashable, signature: str, size: int, rows: int = 0) -> float | None:
         """Microseconds of worker time, or None where nothing like it has been seen."""
         if rows:
-            curve = self._by_rows.get((model, signature))
+            curve = self._curve(model, signature)
             return curve.predict(rows) if curve is not None else None
-        return self._by_size_us.get((model, signature, size.bit_length()))
+        key = (model, signature, size.bit_length())
+        cost_us = self._by_size_us.get(key)
+        return self._taken_over_us.get(key) if cost_us is None else cost_us
 
     def least_per_row(self, model: Hashable, signature: str) -> float:
         """Microseconds for each row in the best batch that was seen; 0 where none was."""
-        curve = self._by_rows.get((model, signature))
+        curve = self._curve(model, signature)
         return curve.least_per_row() if curve is not None else 0.0
+
+    def _curve(self, model: Hashable, signature: str) -> _Curve | None:
+        named = (model, signature)
+        return self._by_rows.get(named) or self._taken_over.get(named)
 
 
 def _learned(known_us: float, cost_us: float) -> float:
@@ -102,5 +140,9 @@ def _drop(table: OrderedDict[Any, Any], model: Hashable) -> None:
 def _keep(table: OrderedDict[Any, Any], key: Hashable) -> None:
     """This one was seen last; where there are too many, the one that was not for longest goes."""
     table.move_to_end(key)
-    if len(table) > _MAX_SIGNATURES:
+    _trim(table)
+
+
+def _trim(table: OrderedDict[Any, Any]) -> None:
+    while len(table) > _MAX_SIGNATURES:
         table.popitem(last=False)

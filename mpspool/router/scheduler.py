@@ -142,6 +142,7 @@ class Scheduler:
     def _queue(self, model: ModelVersion) -> Queue:
         queue = self._queues.get(model)
         if queue is None:
+            self.costs.take_over(model, sorted(other for other in self._queues if other.name == model.name))
             placement = Placement(self._rules.dispatch, self._rules.limits)
             queue = self._queues[model] = Queue(
                 model, placement, self.costs, self._estimate, self._queue_rules

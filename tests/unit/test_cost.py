@@ -119,3 +119,64 @@ def test_the_least_per_row_is_of_the_best_class() -> None:
         "16 rows cost 480 us on average now, 64 still 1920"
     )
     assert table.least_per_row("m", "other") == 0.0
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_a_new_version_begins_with_what_another_costs(rows: int) -> None:
+    """The last one that knows; its own first observation counts in place of that, later ones as any; the others' stay."""
+    table = CostTable()
+    for model, cost_us in (("m1", 100.0), ("m2", 300.0)):
+        table.observe(model, "s", 64, cost_us, rows)
+    table.observe("m1", "other", 64, 50.0, rows)
+    table.take_over("m3", ["m1", "m2"])
+    assert table.predict("m3", "s", 64, rows) == 300.0
+    assert table.predict("m3", "other", 64, rows) == 50.0
+    seen = []
+    for cost_us in (1000.0, 2000.0):
+        table.observe("m3", "s", 64, cost_us, rows)
+        seen.append(table.predict("m3", "s", 64, rows))
+    assert seen == [1000.0, 1200.0]
+    assert table.predict("m2", "s", 64, rows) == 300.0
+
+
+def test_a_new_version_learns_size_by_size() -> None:
+    """Of sizes that it has not run yet, what they cost before counts on."""
+    table = CostTable()
+    for rows, cost_us in ((1, 100.0), (16, 800.0)):
+        table.observe("m1", "s", 0, cost_us, rows)
+    table.take_over("m2", ["m1"])
+    assert table.least_per_row("m2", "s") == 50.0
+    table.observe("m2", "s", 0, 200.0, rows=1)
+    assert [table.predict("m2", "s", 0, rows) for rows in (1, 16)] == [200.0, 800.0]
+    table.observe("m2", "s", 0, 1600.0, rows=20)
+    assert [table.predict("m2", "s", 0, rows) for rows in (1, 20)] == [200.0, 1600.0]
+    assert [table.predict("m1", "s", 0, rows) for rows in (1, 16)] == [100.0, 800.0]
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_what_was_taken_over_stays_when_the_other_goes(rows: int) -> None:
+    """And goes with the version that has taken it over; nobody takes over what was only taken over."""
+    table = CostTable()
+    table.observe("m1", "s", 64, 100.0, rows)
+    table.take_over("m2", ["m1"])
+    table.take_over("m3", ["m2"])
+    table.forget("m1")
+    assert table.predict("m2", "s", 64, rows) == 100.0
+    assert table.predict("m3", "s", 64, rows) is None
+    table.forget("m2")
+    assert table.predict("m2", "s", 64, rows) is None
+    table.take_over("m4", ["m2"])
+    assert table.predict("m4", "s", 64, rows) is None
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_what_is_taken_over_is_bounded(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many versions come, and without pushing out what was seen: the newest keeps what it has taken over."""
+    monkeypatch.setattr(cost, "_MAX_SIGNATURES", 3)
+    table = CostTable()
+    for signature in "abc":
+        table.observe(0, signature, 100, 5.0, rows)
+    for version in range(1, 50):
+        table.take_over(version, [0])
+    kept = [(v, s) for v in range(50) for s in "abc" if table.predict(v, s, 100, rows) is not None]
+    assert kept == [(v, s) for v in (0, 49) for s in "abc"]

@@ -72,6 +72,21 @@ def test_spreads_over_idle_workers_first() -> None:
     assert {send.worker for send in scheduler.dispatch(0)} == {"a", "b"}
 
 
+def test_a_new_version_is_expected_to_cost_what_the_one_before_does() -> None:
+    """From its first request on, also once the other has gone; what another model costs says nothing of it."""
+    scheduler = make()
+    newer = ModelVersion(MODEL.name, MODEL.version + 1)
+    scheduler.join("old", MODEL, 2)
+    cheap(scheduler, 5000)
+    for name, model in (("new", newer), ("other", OTHER)):
+        scheduler.join(name, model, 2)
+    scheduler.leave("old")
+    scheduler.lost("old", None, 0)
+    scheduler.forget(MODEL)
+    (mine,), (others,) = arrive(scheduler, b"1", model=newer), arrive(scheduler, b"1", model=OTHER)
+    assert (mine.cost_s, others.cost_s) == (0.005, None)
+
+
 def test_no_second_dispatch_behind_an_unknown_or_long_one() -> None:
     """Nobody waits behind a busy worker unless what it runs is known to end soon."""
     scheduler = make()
