@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -74,6 +76,8 @@ class Servables:
         self._readers = {name: ThreadPoolExecutor(1, thread_name_prefix="versions") for name in self._watched}
         self._looking = {name: asyncio.Lock() for name in self._watched}
         self._unread: dict[str, str] = {}
+        # Of each model, the versions with recorded requests, as the last look has found them.
+        self._recorded: dict[str, set[int]] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -173,7 +177,8 @@ class Servables:
         placed = {worker.model_version for worker in self.places}
         for model, version in self:
             if version.phase is VersionPhase.LOADING and model not in placed:
-                warmup = _warmup(version.found.path, self._versions[model.name])
+                recorded = self._recorded.get(model.name, set())
+                warmup = _warmup(version, self._versions[model.name], recorded)
                 self.places.update(places([msgspec.structs.replace(self.settings(model), warmup=warmup)]))
 
     def keep(self, slots: Collection[WorkerId]) -> None:
@@ -213,19 +218,21 @@ class Servables:
         versions = self._versions[name]
         settled = {version.number for version in versions if version.phase is not VersionPhase.FAILED}
         look = functools.partial(
-            self._watched[name].look,
+            _look,
+            self._watched[name],
             *(versions.policy, dict(versions.found), settled),
             *(set(loaded), set(unloaded), versions.failed()),
             now=time.monotonic(),
         )
         try:
-            found = await asyncio.get_running_loop().run_in_executor(self._readers[name], look)
+            found, recorded = await asyncio.get_running_loop().run_in_executor(self._readers[name], look)
         except Exception as error:  # noqa: BLE001  whatever lies there, the other models are looked after
             if self._unread.get(name) != str(error):
                 self._unread[name] = str(error)
                 logger.warning("base path cannot be read; what is served stays", model=name, error=str(error))
             return
         self._unread.pop(name, None)
+        self._recorded[name] = recorded
         if found != versions.found:
             versions.found = found
             self._look()
@@ -339,13 +346,19 @@ def _no_way_back(versions: Versions, number: int | None, there: Collection[int])
     return f"there is no version of {versions.name} to go back to from {number}: {why}"
 
 
-def _warmup(path: str, versions: Versions) -> str:
+def _look(base_path: BasePath, *args: Any, now: float) -> tuple[dict[int, Found], set[int]]:
+    """What BasePath.look() finds, and the versions among it that have recorded requests. Blocks as that does."""
+    found = base_path.look(*args, now=now)
+    return found, {number for number, one in found.items() if os.path.exists(Path(one.path) / WARMUP_FILE)}
+
+
+def _warmup(version: Version, versions: Versions, recorded: Collection[int]) -> str:
     """Recorded requests for a version that has none: those of the newest version that is there and has some."""
-    if (Path(path) / WARMUP_FILE).exists():
+    if version.number in recorded:
         return ""
-    serving = [version for version in versions if version.phase is VersionPhase.SERVING]
-    others = (Path(version.found.path) / WARMUP_FILE for version in reversed(serving))
-    return next((str(file) for file in others if file.exists()), "")
+    serving = [other for other in versions if other.phase is VersionPhase.SERVING]
+    others = (other.found.path for other in reversed(serving) if other.number in recorded)
+    return next((str(Path(path) / WARMUP_FILE) for path in others), "")
 
 
 def _found(path: str) -> Found:

@@ -1,0 +1,146 @@
+"""The versions of a pool's models, from the folders in a base path to the slots of their workers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpspool.core.ids import ModelVersion
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import ModelSettings, PoolSettings, RouterSettings, SlotSettings
+from mpspool.supervisor.pool.servables import Servables
+from mpspool.supervisor.pool.versions import Fact
+from mpspool.supervisor.version_folders import WARMUP_FILE
+
+GRAPH = b"\x08\x01\x12\x00"
+SLOTS = [SlotSettings(device="gpu0", slot=number) for number in range(2)]
+READY, COMING = Fact(ready=2), Fact(coming=2)
+
+
+def export(base: Path, number: int, *, recorded: bool = False) -> Path:
+    """A version's folder with a SavedModel that looks whole, and with recorded requests or without."""
+    folder = base / f"incoming.{number}"
+    (folder / WARMUP_FILE.parent).mkdir(parents=True)
+    (folder / "saved_model.pb").write_bytes(GRAPH)
+    if recorded:
+        (folder / WARMUP_FILE).write_bytes(b"records")
+    return folder.rename(base / str(number))
+
+
+class Watching:
+    """Servables of one model that look at its base path ten times a second, and the facts that they are told."""
+
+    def __init__(self, servables: Servables) -> None:
+        self.servables = servables
+        self.facts: dict[ModelVersion, Fact] = {}
+
+    async def until(self, done: Callable[[], Any], timeout_s: float = 20) -> None:
+        """Steps on until something is so."""
+        async with asyncio.timeout(timeout_s):
+            while not done():
+                self.servables.step(self.facts, 0.0)
+                await asyncio.sleep(0.01)
+
+    async def serves(self, number: int) -> None:
+        """All workers of a version have come, and it is served."""
+        model = ModelVersion("m", number)
+        await self.until(lambda: model in dict(self.servables))
+        self.facts[model] = READY
+        await self.until(lambda: dict(self.servables)[model].phase.value == "SERVING")
+
+    def settings(self, number: int) -> ModelSettings:
+        """Of a version's workers."""
+        return next(model for worker, (model, _) in self.servables.places.items() if worker.version == number)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """With its folders."""
+    found = RunDir(tmp_path / "run")
+    for folder in found.folders():
+        folder.mkdir()
+    return found
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    """A base path with version 1."""
+    (tmp_path / "m").mkdir()
+    export(tmp_path / "m", 1)
+    return tmp_path / "m"
+
+
+@contextlib.contextmanager
+def watching(run: RunDir, base: Path, **changes: Any) -> Iterator[Watching]:
+    """Servables with that base path, to be watched in `with`; `changes` to the model."""
+    model = ModelSettings(
+        name="m", version=1, path=str(base / "1"), base_path=str(base), **{"slots": SLOTS, **changes}
+    )
+    front = {"run_dir": str(run.root), "host": "127.0.0.1", "grpc_port": 1, "rest_port": 0}
+    config = PoolSettings(
+        **front, mps="off", models=[model], mps_daemons=[], router=RouterSettings(**front), poll_s=0.1
+    )
+    servables = Servables(run, config, lambda: None)
+    try:
+        yield Watching(servables)
+    finally:
+        servables.close()
+
+
+def test_folders_are_looked_into_off_the_event_loop(
+    run: RunDir, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that hangs holds up nobody, also where a new version is warmed with what was recorded of another."""
+    loops, (stat, exists) = threading.get_ident(), (os.stat, os.path.exists)
+    seen: list[tuple[bool, str]] = []
+
+    def spy(what: Callable[..., Any]) -> Callable[..., Any]:
+        def spied(path: Any, *args: Any, **kwargs: Any) -> Any:
+            seen.append((threading.get_ident() == loops, os.fspath(path) if not isinstance(path, int) else ""))
+            return what(path, *args, **kwargs)
+
+        return spied
+
+    async def story(pool: Watching) -> None:
+        watcher = asyncio.create_task(pool.servables.watch_for_ever())
+        await pool.serves(1)
+        (base / "1" / WARMUP_FILE).write_bytes(b"records")
+        export(base, 2)
+        await pool.serves(2)
+        watcher.cancel()
+
+    with watching(run, base) as pool:
+        monkeypatch.setattr(os, "stat", spy(stat))
+        monkeypatch.setattr(os.path, "exists", spy(exists))
+        asyncio.run(story(pool))
+        monkeypatch.undo()
+        assert pool.settings(2).warmup == str(base / "1" / WARMUP_FILE)
+    assert any(WARMUP_FILE.name in path for _, path in seen)
+    assert not [path for on_loop, path in seen if on_loop and path.startswith(str(base))]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_version_is_warmed_with_its_own_requests_where_it_has_some(
+    run: RunDir, base: Path, recorded: bool
+) -> None:
+    """And where nobody has any, with none."""
+    export(base, 2, recorded=recorded)
+    if recorded:
+        (base / "1" / WARMUP_FILE).write_bytes(b"records")
+
+    async def story(pool: Watching) -> None:
+        watcher = asyncio.create_task(pool.servables.watch_for_ever())
+        await pool.serves(1)
+        await pool.serves(2)
+        watcher.cancel()
+
+    with watching(run, base) as pool:
+        asyncio.run(story(pool))
+        assert pool.settings(2).warmup == ""
