@@ -99,6 +99,11 @@ class RunDir:
     def settings_file(self, program: str) -> Path:
         return self.settings / f"{program}.json"
 
+    @property
+    def router_models(self) -> Path:
+        """What the pool process tells the router: one that is new begins with it, whether the pool process is there or not."""
+        return self.settings_file("router.models")
+
     def log_file(self, program: str) -> Path:
         return self.logs / f"{program}.log"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import functools
 import gc
 import signal
@@ -11,6 +12,8 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+
+import msgspec
 
 from mpspool.core import log, settings
 from mpspool.core.control import ControlServer, Message, Watch
@@ -58,7 +61,7 @@ class Control:
         return {"signatures": base64.b64encode(found).decode()}
 
     async def models(self, request: Message) -> Message:
-        self._dataplane.want(request["models"], request["restarts"], request.get("slots"))
+        _want(self._dataplane, request)
         return {}
 
     async def condemn(self, request: Message) -> Message:
@@ -123,6 +126,16 @@ async def _latencies(metrics: Metrics, _request: Message) -> Message:
     return metrics.latencies()
 
 
+def _want(dataplane: Dataplane, told: Message) -> None:
+    dataplane.want(told["models"], told["restarts"], told.get("slots"))
+
+
+def _recall(run_dir: RunDir, dataplane: Dataplane) -> None:
+    """What a router before this one was told: the pool process may be away, and workers say nothing of routes."""
+    with contextlib.suppress(OSError, msgspec.DecodeError):
+        _want(dataplane, msgspec.json.decode(run_dir.router_models.read_bytes()))
+
+
 async def serve(config: RouterSettings) -> None:
     """Runs until SIGTERM or SIGINT. Raises StartError where a port cannot be had."""
     run_dir = RunDir(Path(config.run_dir))
@@ -133,6 +146,7 @@ async def serve(config: RouterSettings) -> None:
     metrics = Metrics(config)
     dataplane = Dataplane(config, metrics, lambda receive: Link(run_dir.router_socket, receive))
     metrics.observe(dataplane)
+    _recall(run_dir, dataplane)
     control_ops = Control(dataplane)
     control = ControlServer(
         run_dir.router_control,

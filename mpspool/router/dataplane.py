@@ -328,6 +328,8 @@ class Dataplane:
     def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
         """(version, serialised SignatureDefMap) of a model. Raises PoolError."""
         found = self._models.resolve(name, version, label)
+        if not found.ready and not found.signatures:  # its workers have yet to tell a router that is new
+            raise PoolError(Code.UNAVAILABLE, f"the signatures of {found.model} are not known yet; try again")
         return found.model.version, found.signatures
 
     def signatures(self, name: str, version: int | None) -> bytes:

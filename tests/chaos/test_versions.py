@@ -352,6 +352,55 @@ def test_a_share_of_the_requests(pool: Pool, base: Path, load: LoadStarter) -> N
     remove(base, old)
 
 
+def test_a_route_outlives_the_router_and_the_pool_process(pool: Pool, base: Path) -> None:
+    """The router is killed while the pool process is away: the one that follows has its weights and labels at once, and
+    both when the pool process is back, too.
+    """
+    old = newest(base)
+    publish(base, base / str(old), old + 1)
+    serves(pool, old + 1)
+    assert cli("load", f"{MODEL}@{old}", "--run-dir", pool.run_dir).returncode == 0
+    words = (f"{old}=75,{old + 1}=25", "--label", f"canary={old + 1}")
+    assert cli("route", MODEL, *words, "--run-dir", pool.run_dir).returncode == 0
+    router, process = pool.process_pid("router"), pool.process_pid("pool")
+    os.kill(process, signal.SIGSTOP)
+    os.kill(router, signal.SIGKILL)
+    until(lambda: router not in processes_of(pool.run_dir), 20, "the router has gone")
+    with grpc.insecure_channel(pool.address) as channel:
+        shared = {old: 30, old + 1: 10}
+        answering(channel, 1)
+        assert answering(channel, 40) == shared
+        assert answering(channel, 5, label="canary") == {old + 1: 5}
+        os.kill(process, signal.SIGKILL)
+        until(lambda: pool.process_pid("pool") not in (0, process), 20, "it has a successor")
+        until(pool.all_ready, 20, "and that knows the workers")
+        assert answering(channel, 40) == shared
+        assert answering(channel, 5, label="canary") == {old + 1: 5}
+    assert cli("route", MODEL, "latest", "--run-dir", pool.run_dir).returncode == 0
+    remove(base, old)
+
+
+def answering(channel: grpc.Channel, count: int, label: str = "") -> dict[int, int]:
+    """How many of so many requests, one after another, each version has answered."""
+    request = tfs.PredictRequest()
+    request.model_spec.name = MODEL
+    if label:
+        request.model_spec.version_label = label
+    request.inputs["x"].dtype = 1
+    request.inputs["x"].tensor_shape.dim.add(size=1)
+    request.inputs["x"].float_val.append(2.0)
+    call = channel.unary_unary(
+        f"/{tfs.PREDICTION_SERVICE}/Predict",
+        request_serializer=lambda message: message.SerializeToString(),
+        response_deserializer=tfs.PredictResponse.FromString,
+    )
+    found: dict[int, int] = {}
+    for _ in range(count):
+        number = call(request, timeout=30, wait_for_ready=True).model_spec.version.value
+        found[number] = found.get(number, 0) + 1
+    return found
+
+
 @pytest.mark.parametrize("swap", ["rolling", "stop_first"])
 def test_without_room_for_two(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter, swap: str

@@ -23,7 +23,7 @@ import msgspec
 from mpspool.core import log, process, settings
 from mpspool.core.control import ControlError, ControlServer, Message, Watch, acall, astream
 from mpspool.core.ids import ModelVersion, WorkerId
-from mpspool.core.rundir import RunDir
+from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import ModelVersionState, SlotState, VersionPhase
 from mpspool.supervisor import grace, programs
@@ -525,6 +525,7 @@ class Pool:
         message = status.for_router(self._servables.all(), self._slots, reports)
         if message == self._told:
             return
+        write_file(self._run.router_models, msgspec.json.encode(message))
         with contextlib.suppress(ControlError):
             await acall(self._run.router_control, "models", **message)
             self._told = message
