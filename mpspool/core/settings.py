@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -102,6 +102,18 @@ class BatchingSettings(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_execution_batch_size or self.max_batch_size
 
 
+class VersionBatching(msgspec.Struct, frozen=True, kw_only=True):
+    """Where each version says in its folder how its requests are joined.
+
+    Attributes:
+        given: what goes before that, by TensorFlow Serving's names and ours.
+        without: for a version that says nothing; None for none.
+    """
+
+    given: dict[str, Any] = {}
+    without: BatchingSettings | None = None
+
+
 class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How requests of a model version wait.
 
@@ -154,6 +166,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         start_timeout_s: the time after which a worker that is not READY counts as hung.
         engine: "auto", "session" or "tf2".
         batching: None where requests run one by one.
+        version_batching: None where every version's requests are joined as this one's.
         queue: how requests wait at the router.
     """
 
@@ -181,6 +194,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     start_timeout_s: float = 600.0
     engine: str = "auto"
     batching: BatchingSettings | None = None
+    version_batching: VersionBatching | None = None
     queue: QueueSettings = QueueSettings()
     weights: WeightsSettings = WeightsSettings()
 

@@ -12,6 +12,8 @@ from pathlib import Path
 MAX_VERSION = 2**63 - 1
 # TensorFlow Serving's place for recorded requests.
 WARMUP_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
+# TensorFlow Serving's place for how a version's requests are joined.
+BATCHING_FILE = "batching_params.pbtxt"
 SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 
 _NUMBER = re.compile(r"[0-9]+", re.ASCII)

@@ -18,7 +18,7 @@ from mpspool.supervisor import shares
 from mpspool.supervisor.config.batching_file import BatchingFileError, read_batching_file
 from mpspool.supervisor.config.schema import PoolConfig, load_config, read_config
 from mpspool.supervisor.cpus import Cpu, Topology
-from mpspool.supervisor.planning import preflight
+from mpspool.supervisor.planning import preflight, version_batching
 from mpspool.supervisor.planning.drafts import Machine
 from mpspool.supervisor.planning.plan import Plan, plan
 
@@ -277,6 +277,33 @@ def test_each_version_says_it_for_itself(tmp_path: Path) -> None:
     assert none.format(tmp_path / "models/b/1") in made.facts
     path.write_text("")
     assert batching(read(tmp_path, PER_MODEL)) == [BatchingSettings(adaptive=True), None]
+
+
+def test_what_counts_for_later_versions_is_handed_on(tmp_path: Path) -> None:
+    """A version that comes while the pool runs is batched as it would have been at the start, with a file or without."""
+    text = """
+    models:
+      a: {base_path: models/a, batching: {batch_timeout_micros: 1}}
+      b: models/b
+      c: {base_path: models/c, batching: off}
+    batching: {per_model: true, adaptive: true, max_enqueued_batches: 2}
+    """
+    config = read(tmp_path, text)
+    before = planned(config)
+    path = write(tmp_path, "models/a/1/batching_params.pbtxt", WHOLE)
+    write(tmp_path, "models/b/1/batching_params.pbtxt", WHOLE)
+    after = planned(config)
+    for model, with_file in zip(before.models, after.models, strict=True):
+        said = model.version_batching
+        if said is None:
+            assert model.name == "c"
+            continue
+        assert said.without == model.batching
+        question = version_batching.Question(model=model.name, file=str(path), said=said)
+        asked = msgspec.json.decode(msgspec.json.encode(question), type=version_batching.Question)
+        assert version_batching.answer(asked) == version_batching.Answer(batching=with_file.batching)
+    path.write_text("max_batch_size { value: 3")
+    assert version_batching.answer(asked).error.startswith(f"{path}: line 1")
 
 
 def test_a_version_does_not_say_it_unasked(tmp_path: Path) -> None:

@@ -14,23 +14,33 @@ import pytest
 
 from mpspool.core.ids import ModelVersion
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import ModelSettings, PoolSettings, RouterSettings, SlotSettings
+from mpspool.core.settings import (
+    BatchingSettings,
+    ModelSettings,
+    PoolSettings,
+    RouterSettings,
+    SlotSettings,
+    VersionBatching,
+)
+from mpspool.core.states import VersionPhase
 from mpspool.supervisor.pool.servables import Servables
 from mpspool.supervisor.pool.versions import Fact
-from mpspool.supervisor.version_folders import WARMUP_FILE
+from mpspool.supervisor.version_folders import BATCHING_FILE, WARMUP_FILE
 
 GRAPH = b"\x08\x01\x12\x00"
 SLOTS = [SlotSettings(device="gpu0", slot=number) for number in range(2)]
 READY, COMING = Fact(ready=2), Fact(coming=2)
 
 
-def export(base: Path, number: int, *, recorded: bool = False) -> Path:
-    """A version's folder with a SavedModel that looks whole, and with recorded requests or without."""
+def export(base: Path, number: int, *, recorded: bool = False, batching: str = "") -> Path:
+    """A version's folder with a SavedModel that looks whole, and with recorded requests or parameters of batching."""
     folder = base / f"incoming.{number}"
     (folder / WARMUP_FILE.parent).mkdir(parents=True)
     (folder / "saved_model.pb").write_bytes(GRAPH)
     if recorded:
         (folder / WARMUP_FILE).write_bytes(b"records")
+    if batching:
+        (folder / BATCHING_FILE).write_text(batching)
     return folder.rename(base / str(number))
 
 
@@ -83,7 +93,7 @@ def watching(run: RunDir, base: Path, **changes: Any) -> Iterator[Watching]:
     model = ModelSettings(
         name="m", version=1, path=str(base / "1"), base_path=str(base), **{"slots": SLOTS, **changes}
     )
-    front = {"run_dir": str(run.root), "host": "127.0.0.1", "grpc_port": 1, "rest_port": 0}
+    front: dict[str, Any] = {"run_dir": str(run.root), "host": "127.0.0.1", "grpc_port": 1, "rest_port": 0}
     config = PoolSettings(
         **front, mps="off", models=[model], mps_daemons=[], router=RouterSettings(**front), poll_s=0.1
     )
@@ -103,7 +113,9 @@ def test_folders_are_looked_into_off_the_event_loop(
 
     def spy(what: Callable[..., Any]) -> Callable[..., Any]:
         def spied(path: Any, *args: Any, **kwargs: Any) -> Any:
-            seen.append((threading.get_ident() == loops, os.fspath(path) if not isinstance(path, int) else ""))
+            seen.append(
+                (threading.get_ident() == loops, os.fspath(path) if not isinstance(path, int) else "")
+            )
             return what(path, *args, **kwargs)
 
         return spied
@@ -144,3 +156,50 @@ def test_a_version_is_warmed_with_its_own_requests_where_it_has_some(
     with watching(run, base) as pool:
         asyncio.run(story(pool))
         assert pool.settings(2).warmup == ""
+
+
+def test_each_version_is_batched_as_its_own_folder_says(run: RunDir, base: Path) -> None:
+    """With what the pool file says before that; one with a file that is of no use fails, until that is mended, and the
+    one before it serves on. A pool process that follows knows the same.
+    """
+    said = VersionBatching(given={"adaptive": True}, without=BatchingSettings(adaptive=True))
+    own = BatchingSettings(max_batch_size=8, allowed_batch_sizes=[4, 8], adaptive=True)
+
+    async def story(pool: Watching) -> None:
+        watcher = asyncio.create_task(pool.servables.watch_for_ever())
+        await pool.serves(1)
+        export(base, 2, batching="max_batch_size { value: 8 }\nallowed_batch_sizes: [4, 8]")
+        await pool.serves(2)
+        assert (pool.settings(1).batching, pool.settings(2).batching) == (None, own)
+        folder = export(base, 3, batching="max_batch_size { value: 8 }\nallowed_batch_sizes: [4]")
+        third = ModelVersion("m", 3)
+        await pool.until(lambda: dict(pool.servables).get(third))
+        failed = dict(pool.servables)[third]
+        assert failed.phase is VersionPhase.FAILED
+        assert failed.reason.startswith(f"{folder / BATCHING_FILE}: allowed_batch_sizes ends with 4")
+        assert dict(pool.servables)[ModelVersion("m", 2)].phase is VersionPhase.SERVING
+        (folder / BATCHING_FILE).unlink()
+        await pool.serves(3)
+        assert pool.settings(3).batching == said.without
+        watcher.cancel()
+
+    with watching(run, base, version_batching=said) as pool:
+        asyncio.run(story(pool))
+    with watching(run, base, version_batching=said) as successor:
+        known = {model.version: model.batching for model, _ in successor.servables.places.values()}
+        assert known == {2: own, 3: said.without}
+
+
+def test_a_file_of_batching_is_not_read_unasked(run: RunDir, base: Path) -> None:
+    """Without per_model all versions are batched alike."""
+
+    async def story(pool: Watching) -> None:
+        watcher = asyncio.create_task(pool.servables.watch_for_ever())
+        await pool.serves(1)
+        export(base, 2, batching="nonsense")
+        await pool.serves(2)
+        watcher.cancel()
+
+    with watching(run, base, batching=BatchingSettings(max_batch_size=3)) as pool:
+        asyncio.run(story(pool))
+        assert pool.settings(2).batching == BatchingSettings(max_batch_size=3)

@@ -40,6 +40,7 @@ from mpspool.supervisor.planning.queues import (
     queue_of,
     queue_warnings,
     scheduling,
+    version_batching,
 )
 
 
@@ -299,6 +300,7 @@ def _settings(
         start_timeout_s=model.start_timeout_s,
         engine=model.engine,
         batching=batches.settings() if batches else None,
+        version_batching=version_batching(config, model),
         queue=queue_of(config, model, queues.policies),
         weights=resolved_weights(model, config.weights),
     )

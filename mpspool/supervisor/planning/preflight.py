@@ -40,11 +40,10 @@ from mpspool.supervisor.planning.queues import Queues, VersionFile, is_wanted
 from mpspool.supervisor.ports import check_fronts
 from mpspool.supervisor.report import elsewhere, program
 from mpspool.supervisor.saved_model import check_saved_model
+from mpspool.supervisor.version_folders import BATCHING_FILE
 
 Versions = dict[str, tuple[int, Path]]
 
-# In a version's folder, as in TensorFlow Serving's.
-BATCHING_FILE = "batching_params.pbtxt"
 _ELF_MAGIC = b"\x7fELF"
 # The MPS control daemon's longest socket name in its pipe folder.
 _MPS_SOCKET = "control_privileged"

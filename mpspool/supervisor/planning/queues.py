@@ -8,10 +8,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpspool.core.errors import Problem
-from mpspool.core.settings import BatchingSettings, ModelSettings, QueueSettings, SchedulingSettings
+from mpspool.core.settings import (
+    BatchingSettings,
+    ModelSettings,
+    QueueSettings,
+    SchedulingSettings,
+    VersionBatching,
+)
 from mpspool.supervisor.config.batching import ModelBatching, Parameters
 from mpspool.supervisor.config.schema import ModelConfig, PoolConfig
 
+# Where parameters stand, what is said there, and which of it counts.
+_Layer = tuple[str, Parameters, tuple[str, ...]]
 # What TensorFlow Serving has for the whole server, whatever a version's file says; and what its files cannot say.
 _POOL_WIDE = ("num_batch_threads", "thread_pool_name", "adaptive")
 
@@ -86,12 +94,42 @@ def batching(config: PoolConfig, model: ModelConfig, file: VersionFile | None) -
     if config.batching.per_model and file is None and not own.model_fields_set:
         return None
     names = _POOL_WIDE if config.batching.per_model else tuple(ModelBatching.model_fields)
-    layers: list[tuple[str, Parameters, tuple[str, ...]]] = [("batching.", config.batching, names)]
+    layers: list[_Layer] = [("batching.", config.batching, names)]
     if file is not None:
-        layers.append(
-            (f"{file.path}: ", file.parameters, tuple(set(Parameters.model_fields) - set(_POOL_WIDE)))
-        )
+        layers.append(_layer(file))
     layers.append((f"models.{model.name}.batching.", own, tuple(ModelBatching.model_fields)))
+    return _layered(layers)
+
+
+def version_batching(config: PoolConfig, model: ModelConfig) -> VersionBatching | None:
+    """What each version of the model needs to know, where its folder says how its requests are joined."""
+    if not config.batching.per_model or not is_wanted(config, model):
+        return None
+    own = model.batching or ModelBatching()
+    given = {
+        name: getattr(config.batching, name)
+        for name in config.batching.model_fields_set.intersection(_POOL_WIDE)
+    }
+    given |= {name: getattr(own, name) for name in own.model_fields_set - {"enabled"}}
+    without = batching(config, model, None)
+    return VersionBatching(given=given, without=without.settings() if without else None)
+
+
+def batching_of_version(
+    model: str, said: VersionBatching, file: VersionFile
+) -> tuple[BatchingSettings, list[Problem]]:
+    """How requests of a version that has such a file are joined, and what of it does not go together."""
+    given = ModelBatching(**said.given)
+    found = _layered([_layer(file), (f"models.{model}.batching.", given, tuple(ModelBatching.model_fields))])
+    return found.settings(), list(_conflicts(found))
+
+
+def _layer(file: VersionFile) -> _Layer:
+    return f"{file.path}: ", file.parameters, tuple(set(Parameters.model_fields) - set(_POOL_WIDE))
+
+
+def _layered(layers: Sequence[_Layer]) -> Batching:
+    """What is said, later layers before earlier ones."""
     values: dict[str, object] = {}
     paths: dict[str, str] = {}
     for prefix, section, allowed in layers:

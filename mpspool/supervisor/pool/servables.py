@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -22,10 +22,11 @@ from mpspool.core import log, settings
 from mpspool.core.control import Message
 from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import ModelSettings, PoolSettings, SlotSettings
+from mpspool.core.settings import ModelSettings, PoolSettings, SlotSettings, VersionPolicy
 from mpspool.core.states import VersionPhase
 from mpspool.supervisor.pool.base_paths import BasePath
 from mpspool.supervisor.pool.status import Servable, places
+from mpspool.supervisor.pool.version_batching import BatchingFiles
 from mpspool.supervisor.pool.versions import (
     RECORDS,
     ROLLING,
@@ -70,8 +71,11 @@ class Servables:
             if name in records:
                 versions.recall(records[name])
             else:
-                versions.found = {self._models[name].version: _found(self._models[name].path)}
+                versions.found = {self._models[name].version: _found(self._models[name])}
         self._watched = {model.name: BasePath(model.base_path) for model in config.models if model.base_path}
+        self._batching = {
+            name: BatchingFiles(name, self._models[name].version_batching) for name in self._watched
+        }
         # One for each: a file system that hangs holds up nobody else.
         self._readers = {name: ThreadPoolExecutor(1, thread_name_prefix="versions") for name in self._watched}
         self._looking = {name: asyncio.Lock() for name in self._watched}
@@ -122,8 +126,10 @@ class Servables:
         """Of a version that is there."""
         version = self._versions[model.name].get(model.version)
         assert version is not None
+        mine = self._models[model.name]
+        batching = version.found.batching if mine.version_batching else mine.batching
         return msgspec.structs.replace(
-            self._models[model.name], version=model.version, path=version.found.path
+            mine, version=model.version, path=version.found.path, batching=batching
         )
 
     def to_replace(self, model: ModelVersion) -> ModelVersion | None:
@@ -219,7 +225,7 @@ class Servables:
         settled = {version.number for version in versions if version.phase is not VersionPhase.FAILED}
         look = functools.partial(
             _look,
-            self._watched[name],
+            *(self._watched[name], self._batching[name]),
             *(versions.policy, dict(versions.found), settled),
             *(set(loaded), set(unloaded), versions.failed()),
             now=time.monotonic(),
@@ -346,9 +352,17 @@ def _no_way_back(versions: Versions, number: int | None, there: Collection[int])
     return f"there is no version of {versions.name} to go back to from {number}: {why}"
 
 
-def _look(base_path: BasePath, *args: Any, now: float) -> tuple[dict[int, Found], set[int]]:
+def _look(
+    base_path: BasePath,
+    batching: BatchingFiles,
+    policy: VersionPolicy,
+    known: Mapping[int, Found],
+    settled: Collection[int],
+    *more: Collection[int],
+    now: float,
+) -> tuple[dict[int, Found], set[int]]:
     """What BasePath.look() finds, and the versions among it that have recorded requests. Blocks as that does."""
-    found = base_path.look(*args, now=now)
+    found = batching.of(base_path.look(policy, known, settled, *more, now=now), settled)
     return found, {number for number, one in found.items() if os.path.exists(Path(one.path) / WARMUP_FILE)}
 
 
@@ -361,11 +375,12 @@ def _warmup(version: Version, versions: Versions, recorded: Collection[int]) -> 
     return next((str(Path(path) / WARMUP_FILE) for path in others), "")
 
 
-def _found(path: str) -> Found:
-    """Of a folder that has been looked into before the start."""
+def _found(model: ModelSettings) -> Found:
+    """Of its folder, which has been looked into before the start."""
+    found = Found(model.path, batching=model.batching)
     with contextlib.suppress(OSError):
-        return Found(path, stamp(Path(path)))
-    return Found(path)
+        return dataclasses.replace(found, stamp=stamp(Path(model.path)))
+    return found
 
 
 def _versions(model: ModelSettings, config: PoolSettings) -> Versions:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from mpspool.core.settings import VersionPolicy
+from mpspool.core.settings import BatchingSettings, VersionPolicy
 from mpspool.core.states import VERSION_MOVES, Lifecycle, VersionPhase
 
 SURGE, ROLLING, STOP_FIRST = "surge", "rolling", "stop_first"
@@ -26,11 +26,13 @@ class Found:
         path: where it is.
         stamp: changes with what is in it.
         wrong: why it cannot be served, "" where it looks whole.
+        batching: how its requests are joined, where versions say so in their folders.
     """
 
     path: str
     stamp: str = ""
     wrong: str = ""
+    batching: BatchingSettings | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     failures: int = 0
     due: float | None = None
+    batching: BatchingSettings | None = None
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +178,7 @@ class Version:
             reason=self.reason,
             failures=self.failures,
             due=self.due,
+            batching=self.found.batching,
         )
 
 
@@ -214,7 +218,9 @@ class Versions:
         """Goes on from what a pool before this one has recorded."""
         self.loaded, self.unloaded, self.off = set(record.loaded), set(record.unloaded), record.off
         self.route = record.route
-        self.found = {one.number: Found(one.path, one.stamp) for one in record.versions}
+        self.found = {
+            one.number: Found(one.path, one.stamp, batching=one.batching) for one in record.versions
+        }
         for one in record.versions:
             self._versions[one.number] = Version(self.name, one.number, self.found[one.number], one)
 
