@@ -277,6 +277,7 @@ class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         control: the command that asks it.
         external: somebody else's, perhaps for other GPUs, too: asked, and neither started nor ended.
+        max_clients: of the GPU's, at once; 0 where nobody knows.
     """
 
     device: str
@@ -286,6 +287,7 @@ class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
     control: list[str]
     simulated: bool = False
     external: bool = False
+    max_clients: int = 0
 
 
 class RestartSettings(msgspec.Struct, frozen=True, kw_only=True):

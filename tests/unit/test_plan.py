@@ -123,6 +123,7 @@ def test_all_visible_gpus_times_contexts() -> None:
         pipe_dir="/run/pool/mps/gpu1/pipe",
         log_dir="/run/pool/mps/gpu1/log",
         control=CONTROL,
+        max_clients=48,
     )
     assert {slot.mps_pipe for slot in made.models[0].slots} == {
         "/run/pool/mps/gpu0/pipe",

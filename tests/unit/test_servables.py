@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,12 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import (
     BatchingSettings,
     ModelSettings,
+    MpsSettings,
     PoolSettings,
     RouterSettings,
     SlotSettings,
     VersionBatching,
+    VersionPolicy,
 )
 from mpspool.core.states import VersionPhase
 from mpspool.supervisor.pool.servables import Servables
@@ -29,7 +33,7 @@ from mpspool.supervisor.version_folders import BATCHING_FILE, WARMUP_FILE
 
 GRAPH = b"\x08\x01\x12\x00"
 SLOTS = [SlotSettings(device="gpu0", slot=number) for number in range(2)]
-READY, COMING = Fact(ready=2), Fact(coming=2)
+READY = Fact(ready=2)
 
 
 def export(base: Path, number: int, *, recorded: bool = False, batching: str = "") -> Path:
@@ -52,10 +56,15 @@ class Watching:
         self.facts: dict[ModelVersion, Fact] = {}
 
     async def until(self, done: Callable[[], Any], timeout_s: float = 20) -> None:
-        """Steps on until something is so."""
+        """Steps on until something is so; workers that are to leave are gone at once."""
         async with asyncio.timeout(timeout_s):
             while not done():
-                self.servables.step(self.facts, 0.0)
+                self.servables.step(self.facts, time.monotonic())
+                leaving = [m for m, version in self.servables if version.phase is VersionPhase.LEAVING]
+                for worker in [w for w in self.servables.places if w.model_version in leaving]:
+                    self.servables.vacated(worker)
+                for model in leaving:
+                    self.facts.pop(model, None)
                 await asyncio.sleep(0.01)
 
     async def serves(self, number: int) -> None:
@@ -63,7 +72,7 @@ class Watching:
         model = ModelVersion("m", number)
         await self.until(lambda: model in dict(self.servables))
         self.facts[model] = READY
-        await self.until(lambda: dict(self.servables)[model].phase.value == "SERVING")
+        await self.until(lambda: dict(self.servables)[model].phase is VersionPhase.SERVING)
 
     def settings(self, number: int) -> ModelSettings:
         """Of a version's workers."""
@@ -88,14 +97,17 @@ def base(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def watching(run: RunDir, base: Path, **changes: Any) -> Iterator[Watching]:
-    """Servables with that base path, to be watched in `with`; `changes` to the model."""
+def watching(run: RunDir, base: Path, max_clients: int = 0, **changes: Any) -> Iterator[Watching]:
+    """Servables with that base path, to be watched in `with`, on a GPU whose MPS takes so many; `changes` to the model."""
     model = ModelSettings(
         name="m", version=1, path=str(base / "1"), base_path=str(base), **{"slots": SLOTS, **changes}
     )
     front: dict[str, Any] = {"run_dir": str(run.root), "host": "127.0.0.1", "grpc_port": 1, "rest_port": 0}
+    daemon = MpsSettings(
+        device="gpu0", gpu_uuid="GPU-0", pipe_dir="/p", log_dir="/l", control=[], max_clients=max_clients
+    )
     config = PoolSettings(
-        **front, mps="off", models=[model], mps_daemons=[], router=RouterSettings(**front), poll_s=0.1
+        **front, mps="on", models=[model], mps_daemons=[daemon], router=RouterSettings(**front), poll_s=0.1
     )
     servables = Servables(run, config, lambda: None)
     try:
@@ -168,9 +180,10 @@ def test_each_version_is_batched_as_its_own_folder_says(run: RunDir, base: Path)
     async def story(pool: Watching) -> None:
         watcher = asyncio.create_task(pool.servables.watch_for_ever())
         await pool.serves(1)
+        assert pool.settings(1).batching is None
         export(base, 2, batching="max_batch_size { value: 8 }\nallowed_batch_sizes: [4, 8]")
         await pool.serves(2)
-        assert (pool.settings(1).batching, pool.settings(2).batching) == (None, own)
+        assert pool.settings(2).batching == own
         folder = export(base, 3, batching="max_batch_size { value: 8 }\nallowed_batch_sizes: [4]")
         third = ModelVersion("m", 3)
         await pool.until(lambda: dict(pool.servables).get(third))
@@ -187,7 +200,7 @@ def test_each_version_is_batched_as_its_own_folder_says(run: RunDir, base: Path)
         asyncio.run(story(pool))
     with watching(run, base, version_batching=said) as successor:
         known = {model.version: model.batching for model, _ in successor.servables.places.values()}
-        assert known == {2: own, 3: said.without}
+        assert known == {3: said.without}
 
 
 def test_a_file_of_batching_is_not_read_unasked(run: RunDir, base: Path) -> None:
@@ -203,3 +216,44 @@ def test_a_file_of_batching_is_not_read_unasked(run: RunDir, base: Path) -> None
     with watching(run, base, batching=BatchingSettings(max_batch_size=3)) as pool:
         asyncio.run(story(pool))
         assert pool.settings(2).batching == BatchingSettings(max_batch_size=3)
+
+
+def test_versions_do_not_push_a_gpu_beyond_what_mps_takes(run: RunDir, base: Path) -> None:
+    """One for which there is no room says so, and what to do; it comes as soon as another has gone."""
+    third = ModelVersion("m", 3)
+
+    async def story(pool: Watching) -> None:
+        watcher = asyncio.create_task(pool.servables.watch_for_ever())
+        await pool.serves(1)
+        export(base, 2)
+        await pool.serves(2)
+        export(base, 3)
+        await pool.until(lambda: dict(pool.servables).get(third))
+        waiting = dict(pool.servables)[third]
+        assert (waiting.phase, waiting.reason) == (
+            VersionPhase.FAILED,
+            "no room on gpu0: 2 more workers beside 4 would be more than the 4 clients that MPS takes; unload a"
+            " version, keep fewer by version_policy, or start with fewer contexts_per_gpu",
+        )
+        assert third not in {worker.model_version for worker in pool.servables.places}
+        shutil.rmtree(base / "1")
+        await pool.serves(3)
+        assert len(pool.servables.places) == 4
+        watcher.cancel()
+
+    with watching(run, base, max_clients=4, policy=VersionPolicy(all=True)) as pool:
+        asyncio.run(story(pool))
+
+
+def test_slot_by_slot_a_version_needs_no_more_than_there_is(run: RunDir, base: Path) -> None:
+    """Its workers take the places of the other's: MPS never has more clients than before."""
+
+    async def story(pool: Watching) -> None:
+        watcher = asyncio.create_task(pool.servables.watch_for_ever())
+        await pool.serves(1)
+        export(base, 2)
+        await pool.serves(2)
+        watcher.cancel()
+
+    with watching(run, base, max_clients=2, swap="rolling") as pool:
+        asyncio.run(story(pool))

@@ -112,6 +112,37 @@ def test_a_version_whose_files_changed_is_tried_again_at_once() -> None:
     assert phases(versions) == {1: SERVING, 2: LOADING}
 
 
+def test_a_version_that_finds_no_room_waits_for_it() -> None:
+    """It says why, however often it was tried; what serves stays. With room it is loaded, and retries count from there."""
+    versions = model(1, 2, policy=VersionPolicy(all=True))
+    versions.step({2: READY}, 0.0)
+    versions.step({1: READY, 2: READY}, 0.0)
+    room: list[str] = ["no room on gpu0"]
+    versions.no_room = lambda number: room[0] if number == 3 else ""
+    versions.found = found(1, 2, 3)
+    both = {1: READY, 2: READY}
+    assert versions.step(both, 0.0)
+    for now in range(1, 20):
+        assert not versions.step(both, float(now))
+    waiting = versions.get(3)
+    assert waiting is not None
+    assert (phases(versions), waiting.reason) == ({1: SERVING, 2: SERVING, 3: FAILED}, "no room on gpu0")
+    assert versions.due() == 20.0
+    room[0] = ""
+    assert versions.step(both, 20.0)
+    assert (waiting.phase, waiting.failures, routed(versions)) == (LOADING, 0, 2)
+
+
+def test_slot_by_slot_no_room_is_needed() -> None:
+    """The version takes the places of the other; beside versions that stay it needs its own."""
+    for policy, phase in ((VersionPolicy(), LOADING), (VersionPolicy(all=True), FAILED)):
+        versions = model(1, policy=policy)
+        versions.swap, versions.no_room = ROLLING, lambda _number: "no room on gpu0"
+        versions.found = found(1, 2)
+        versions.step({1: READY}, 0.0)
+        assert phases(versions) == {1: SERVING, 2: phase}
+
+
 def test_a_version_with_other_signatures_is_refused() -> None:
     """Not before all its workers are READY, when they are known; and it is not tried again."""
     versions = model(1)
@@ -340,9 +371,9 @@ def test_the_only_version_is_not_given_up_because_its_folder_is_gone() -> None:
     versions = Versions("m", VersionPolicy(), found=found(1))
     versions.step({}, 0.0)
     versions.found = {}
-    assert not versions.step({1: COMING}, 0.0)
+    assert not versions.step({1: Fact(coming=2)}, 0.0)
     versions.found = found(2)
-    assert versions.step({1: COMING}, 0.0)
+    assert versions.step({1: Fact(coming=2)}, 0.0)
     assert phases(versions) == {1: LEAVING}
 
 

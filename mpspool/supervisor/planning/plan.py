@@ -349,6 +349,7 @@ def _daemons(config: PoolConfig, drafts: list[Draft], machine: Machine) -> list[
             control=list(machine.mps_control or ()),
             simulated=gpu.simulated,
             external=external is not None,
+            max_clients=max_clients(gpu.compute_capability, machine.driver),
         )
         for gpu in gpus_in_use(drafts)
     ]

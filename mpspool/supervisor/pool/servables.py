@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -64,7 +65,10 @@ class Servables:
         self._config = config
         self._look = look
         self._models = {model.name: model for model in config.models}
-        self._versions = {model.name: _versions(model, config) for model in config.models}
+        self._versions = {
+            model.name: _versions(model, config, functools.partial(self._no_room, model.name))
+            for model in config.models
+        }
         self.places: dict[WorkerId, tuple[ModelSettings, SlotSettings]] = {}
         records = self._recall()
         for name, versions in self._versions.items():
@@ -186,6 +190,35 @@ class Servables:
                 recorded = self._recorded.get(model.name, set())
                 warmup = _warmup(version, self._versions[model.name], recorded)
                 self.places.update(places([msgspec.structs.replace(self.settings(model), warmup=warmup)]))
+
+    def _no_room(self, name: str, number: int) -> str:
+        """Why MPS would not take the workers of one more version; "" where it would."""
+        limits = {
+            daemon.device: daemon.max_clients for daemon in self._config.mps_daemons if daemon.max_clients
+        }
+        new = ModelVersion(name, number)
+        mine = Counter(slot.device for slot in self._models[name].slots)
+        others = Counter(device for device, _ in self._taken(new))
+        for device, count in mine.items():
+            if device in limits and count + others[device] > limits[device]:
+                return (
+                    f"no room on {device}: {count} more workers beside {others[device]} would be more than the"
+                    f" {limits[device]} clients that MPS takes; unload a version, keep fewer by version_policy, or"
+                    " start with fewer contexts_per_gpu"
+                )
+        return ""
+
+    def _taken(self, new: ModelVersion) -> set[tuple[str, object]]:
+        """The places of all other versions than this one, by device; those that change hands slot by slot count once."""
+        there = {worker.model_version for worker in self.places} | {
+            model for model, version in self if version.phase is VersionPhase.LOADING
+        }
+        successors = dict(self.turns())
+        return {
+            (slot.device, (successors.get(model, model), slot.slot))
+            for model in there - {new}
+            for slot in self._models[model.name].slots
+        }
 
     def keep(self, slots: Collection[WorkerId]) -> None:
         """Of versions that leave, a pool before this one has left these slots: the others are vacated already."""
@@ -383,9 +416,9 @@ def _found(model: ModelSettings) -> Found:
     return found
 
 
-def _versions(model: ModelSettings, config: PoolSettings) -> Versions:
+def _versions(model: ModelSettings, config: PoolSettings, no_room: Callable[[int], str]) -> Versions:
     retries = Retries(config.load_retries, config.load_retry_s)
-    return Versions(model.name, model.policy, model.quorum, retries, model.swap)
+    return Versions(model.name, model.policy, model.quorum, retries, model.swap, no_room)
 
 
 def _say(model: ModelVersion, version: Version) -> None:

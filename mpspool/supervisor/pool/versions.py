@@ -7,7 +7,7 @@ what it replaces finishes what it has, and goes. So there are two sets of worker
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -16,6 +16,8 @@ from mpspool.core.settings import BatchingSettings, VersionPolicy
 from mpspool.core.states import VERSION_MOVES, Lifecycle, VersionPhase
 
 SURGE, ROLLING, STOP_FIRST = "surge", "rolling", "stop_first"
+# From one look for room to the next.
+_ROOM_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,7 @@ class Versions:
         quorum: READY workers that make a version AVAILABLE.
         retries: of loads that fail.
         swap: how one version takes the place of another: "surge", "rolling" or "stop_first".
+        no_room: says why a version of that number finds no room beside all that is there; "" where it does.
         found: the folders there are, by number, as they were last seen.
         loaded, unloaded: by hand: what is served, or not, whatever the policy says.
         off: no version of it is wanted.
@@ -203,6 +206,7 @@ class Versions:
     quorum: int = 1
     retries: Retries = field(default_factory=Retries)
     swap: str = SURGE
+    no_room: Callable[[int], str] = lambda _number: ""
     found: Mapping[int, Found] = field(default_factory=dict)
     loaded: set[int] = field(default_factory=set)
     unloaded: set[int] = field(default_factory=set)
@@ -456,20 +460,39 @@ class Versions:
                 known.phase is VersionPhase.FAILED and self._again(known, found, now)
             ):
                 continue
-            if not self._gives_way(number):
-                self._load(number, found)
+            if self._gives_way(number):
+                return True
+            takes_places = self.swap == ROLLING and self._in_the_way(number)
+            if not takes_places and (why := self.no_room(number)):
+                if self._wait_for_room(number, found, why, now):
+                    return True
+                continue
+            self._load(number, found)
             return True
         return False
+
+    def _wait_for_room(self, number: int, found: Found, why: str, now: float) -> bool:
+        """It is FAILED until there is some, however often it has been tried. Returns whether that is news."""
+        version = self._versions.setdefault(number, Version(self.name, number, found))
+        is_new = version.phase is not VersionPhase.FAILED
+        if is_new:
+            version.to(VersionPhase.FAILED, why)
+        version.found, version.reason, version.due = found, why, now + _ROOM_S
+        return is_new
 
     def _gives_way(self, to: int) -> bool:
         """Where there is no room for two: whether what is served leaves first."""
         if self.swap != STOP_FIRST:
             return False
-        stays = self._meant() | self.loaded_and_found()
-        leaving = [version for version in self._serving() if version.number not in stays - {to}]
+        leaving = self._in_the_way(to)
         for version in leaving:
             version.to(VersionPhase.LEAVING, "stopped before another is loaded in its place")
         return bool(leaving)
+
+    def _in_the_way(self, to: int) -> list[Version]:
+        """What is served and goes when this one has come."""
+        stays = self._meant() | self.loaded_and_found()
+        return [version for version in self._serving() if version.number not in stays - {to}]
 
     def _load(self, number: int, found: Found) -> None:
         known = self._versions.get(number)
