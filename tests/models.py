@@ -103,6 +103,22 @@ def _half_plus_two(tf: Any, path: str) -> None:
     tf.saved_model.save(half, path, signatures={"serving_default": half.predict})
 
 
+def _half_plus_two_wide(tf: Any, path: str) -> None:
+    """With weights that are worth sharing: 2 MiB."""
+
+    class Half(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = tf.Variable(tf.fill([2**19], 0.5)), tf.Variable(2.0)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
+        def predict(self, x: Any) -> Any:
+            return {"y": tf.gather(self.a, 0) * x + self.b}
+
+    half = Half()
+    tf.saved_model.save(half, path, signatures={"serving_default": half.predict})
+
+
 def _half_plus_two_tf1(tf: Any, path: str) -> None:
     v1 = tf.compat.v1
     with tf.Graph().as_default(), v1.Session() as session:
@@ -659,6 +675,7 @@ def _gigabyte(tf: Any, path: str) -> None:
 
 
 _BUILDERS: dict[str, Callable[[Any, str], None]] = {
+    "half_plus_two_wide": _half_plus_two_wide,
     "half_plus_two": _half_plus_two,
     "half_plus_two_tf1": _half_plus_two_tf1,
     "dice": _dice,
