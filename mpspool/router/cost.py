@@ -91,7 +91,8 @@ class CostTable:
             named = (model, signature)
             curve = self._by_rows.get(named)
             if curve is None:
-                curve = self._by_rows[named] = self._taken_over.pop(named, None) or _Curve()
+                curve = self._taken_over.pop(named) if named in self._taken_over else _Curve()
+                self._by_rows[named] = curve
             curve.observe(rows, cost_us)
             _keep(self._by_rows, named)
         else:

@@ -258,8 +258,11 @@ class Servables:
         settled = {version.number for version in versions if version.phase is not VersionPhase.FAILED}
         look = functools.partial(
             _look,
-            *(self._watched[name], self._batching[name]),
-            *(versions.policy, dict(versions.found), settled),
+            self._watched[name],
+            self._batching[name],
+            versions.policy,
+            dict(versions.found),
+            settled,
             *(set(loaded), set(unloaded), versions.failed()),
             now=time.monotonic(),
         )
