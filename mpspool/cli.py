@@ -19,6 +19,7 @@ from mpspool.mps.simulated import FAULTS
 if TYPE_CHECKING:
     from mpspool.core.errors import StartError
     from mpspool.core.settings import PoolSettings
+    from mpspool.supervisor.orders import Orders
     from mpspool.supervisor.planning.plan import Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -159,7 +160,7 @@ def start(file: Path | None, detach: bool, check: bool, **flags: Any) -> None:
     from mpspool.supervisor import foreground
 
     try:
-        settings, planned = _resolve(file, flags)
+        settings, planned = _resolve(file, flags, orders)
         _print_plan(settings, planned)
         if check:
             _check_models(settings)
@@ -173,6 +174,8 @@ def start(file: Path | None, detach: bool, check: bool, **flags: Any) -> None:
             sys.exit(foreground.detach(settings, orders=orders, announce=announce))
         sys.exit(foreground.run(settings, orders=orders, say=foreground.say_with_time))
     except StartError as error:
+        if orders.given:
+            return
         _refuse(error)
 
 
@@ -206,17 +209,20 @@ def doctor(file: Path | None, as_json: bool, **flags: Any) -> None:
     sys.exit(0 if examine.passed(findings) else 1)
 
 
-def _resolve(file: Path | None, flags: dict[str, Any]) -> tuple[PoolSettings, Plan]:
+def _resolve(file: Path | None, flags: dict[str, Any], orders: Orders) -> tuple[PoolSettings, Plan]:
     """Raises StartError."""
     from mpspool.core.errors import StartError
-    from mpspool.supervisor import foreground
+    from mpspool.supervisor import foreground, report
     from mpspool.supervisor.config import schema
     from mpspool.supervisor.planning import preflight
+    from mpspool.supervisor.remote.place import is_remote
 
     wanted, findings = schema.read_config(file, flags, os.environ)
     found = foreground.check(RunDir(wanted.run_dir))
     try:
-        resolved = preflight.resolve(wanted, os.environ)
+        away = [model.base_path for model in wanted.models if is_remote(model.base_path)]
+        with report.busy(f"copying from {', '.join(away)}") if away else contextlib.nullcontext():
+            resolved = preflight.resolve(wanted, os.environ, orders)
     except StartError as error:
         found += error.problems
     if problems := findings.told(found):

@@ -10,6 +10,7 @@ from typing import Self
 _UNSAFE = re.compile(r"[^A-Za-z0-9_@.+-]")
 WORKER_PREFIX = "worker."
 PUBLISH_PREFIX = "publish."
+FETCH_PREFIX = "fetch."
 
 
 def escape(name: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from mpspool.core.ids import FETCH_PREFIX, escape
 from mpspool.core.rundir import write_file
 
 MAX_MESSAGE_BYTES = 2**31 - 1
@@ -199,6 +200,30 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     weights: WeightsSettings = WeightsSettings()
 
 
+class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """For `python -m mpspool.supervisor.remote`: a model whose base path is copied from a store.
+
+    Attributes:
+        model: its name.
+        url: the remote base path.
+        folder: the local one, in the cache.
+        policy: which of its versions are served.
+        poll_s: how often the store is looked at; 0 for never after the start.
+    """
+
+    run_dir: str
+    model: str
+    url: str
+    folder: str
+    policy: VersionPolicy = VersionPolicy()
+    poll_s: float = 60.0
+
+    @property
+    def program(self) -> str:
+        """Supervisord's name for the process that copies."""
+        return FETCH_PREFIX + escape(self.model)
+
+
 class PublishSettings(msgspec.Struct, frozen=True, kw_only=True):
     """For `python -m mpspool.worker.weights.publish`. `model.slots` is left empty."""
 
@@ -308,6 +333,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         mps: "on", "off" or "simulated".
         models: each with the version that is served first.
+        remotes: where the base paths of some of them are copied from.
         poll_s: how often base paths are looked at for other versions; 0 for never.
         load_retries: how often a version whose workers could not be started is tried again.
         load_retry_s: the time from one to the next.
@@ -322,6 +348,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ModelSettings]
     mps_daemons: list[MpsSettings]
     router: RouterSettings
+    remotes: list[RemoteSettings] = []
     restart: RestartSettings = RestartSettings()
     simulated: str = ""
     poll_s: float = 1.0

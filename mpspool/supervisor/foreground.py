@@ -97,6 +97,12 @@ def write_files(folder: RunDir, config: PoolSettings) -> None:
         settings.save(folder.settings_file(programs.NURSERY), NurserySettings(run_dir=config.run_dir))
     for daemon in config.mps_daemons:
         settings.save(folder.settings_file(programs.mps_program(daemon.device)), daemon)
+    for remote in config.remotes:
+        if remote.poll_s:
+            settings.save(folder.settings_file(remote.program), remote)
+            write_file(
+                programs.conf_file(folder, remote.program), programs.fetcher_conf(folder, remote).encode()
+            )
     write_file(folder.supervisord_conf, programs.supervisord_conf(folder, config).encode())
 
 

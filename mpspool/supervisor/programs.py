@@ -18,7 +18,7 @@ from pathlib import Path
 import mpspool
 from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import PoolSettings, SlotSettings
+from mpspool.core.settings import PoolSettings, RemoteSettings, SlotSettings
 from mpspool.mps.environment import share_environment, worker_environment
 
 ROUTER = "router"
@@ -126,6 +126,11 @@ def publisher_conf(run: RunDir, model: ModelVersion) -> str:
     """The section of the process that publishes a model version's weights, once."""
     values = {**_STARTED_BY_POOL, "stopwaitsecs": 5, "priority": _PRIORITY["worker"]}
     return _program(run, model.publisher, "mpspool.worker.weights.publish", values)
+
+
+def fetcher_conf(run: RunDir, remote: RemoteSettings) -> str:
+    """The section of the process that copies a model's versions from a store, for as long as the pool runs."""
+    return _infrastructure(run, remote.program, "mpspool.supervisor.remote", _PRIORITY["worker"])
 
 
 def conf_file(run: RunDir, program: str) -> Path:

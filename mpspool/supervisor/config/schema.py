@@ -73,11 +73,12 @@ from mpspool.supervisor.config.values import (
 )
 from mpspool.supervisor.cpus import MAX_CPUS
 from mpspool.supervisor.ports import DEFAULT_GRPC_PORT, DEFAULT_REST_PORT
+from mpspool.supervisor.remote.place import default_cache_dir
 from mpspool.supervisor.version_folders import MAX_VERSION
 
 DEFAULT_CONTEXTS_PER_GPU = 4
 _MAX_SIMULATED_GPUS = 64
-_PATHS = ("run_dir", "weights.folder", "mps.pipe_directory", "batching.parameters_file")
+_PATHS = ("run_dir", "cache_dir", "weights.folder", "mps.pipe_directory", "batching.parameters_file")
 
 
 class Placement(Section):
@@ -114,9 +115,11 @@ class ModelConfig(Placement):
     name: Name
     """What clients ask for in model_spec.name."""
     base_path: Annotated[str, Field(min_length=1)]
-    """The folder that holds the numbered version folders."""
+    """The folder that holds the numbered version folders; with a scheme, such as s3://, it is copied from there."""
     version_policy: Versions = VersionPolicy()
     """Which versions are served: latest, {latest: N} for the newest N, all, or a number or list of them."""
+    remote_poll_wait_seconds: Seconds | None = None
+    """How often a remote base path is looked at for new versions, in seconds; not given, the pool's."""
     version_labels: dict[Annotated[str, Field(min_length=1)], Annotated[int, Field(ge=0, le=MAX_VERSION)]] = (
         Field(default_factory=dict)
     )
@@ -194,6 +197,10 @@ class PoolConfig(Placement):
     """Requests are joined to batches, as TensorFlow Serving does: on, off, or parameters, which say on."""
     file_system_poll_wait_seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
     """How often base paths are looked at for new versions, in seconds; 0 for never after the start."""
+    remote_poll_wait_seconds: Seconds = 60.0
+    """How often remote base paths are looked at for new versions, in seconds; 0 for never after the start."""
+    cache_dir: Path = Field(default_factory=default_cache_dir)
+    """The folder for copies of what lies at remote base paths."""
     max_num_load_retries: Annotated[int, Field(ge=0)] = 5
     """How often a version that could not be loaded is tried again."""
     load_retry_interval_micros: Annotated[int, Field(ge=0)] = 60_000_000
@@ -227,7 +234,7 @@ _POOL_SECTIONS: dict[str, type[BaseModel]] = {
 MODE: Location = ("mps", "mode")
 # By what is said for the pool, what a model can say for itself under another name.
 _MODEL_FIELDS = {
-    **{name: name for name in (*Placement.model_fields, "max_queued_requests")},
+    **{name: name for name in (*Placement.model_fields, "max_queued_requests", "remote_poll_wait_seconds")},
     "scheduling.policy": "policy",
     "max_queued_bytes_per_model": "max_queued_bytes",
     **{

@@ -17,7 +17,7 @@ from mpspool.supervisor.config.schema import ModelConfig, PoolConfig, read_confi
 from mpspool.supervisor.doctor.ask_tensorflow import ask_tensorflow
 from mpspool.supervisor.doctor.facts import Facts, Intent, gpu_uses
 from mpspool.supervisor.doctor.read_host import read_host
-from mpspool.supervisor.planning import announce, preflight
+from mpspool.supervisor.planning import announce, preflight, remotes
 from mpspool.supervisor.planning.drafts import Draft, Machine, draft_places
 from mpspool.supervisor.planning.plan import Plan, plan, resolve_mps
 from mpspool.supervisor.ports import check_fronts
@@ -67,6 +67,7 @@ def _intent(
     pool: int,
     environ: Mapping[str, str],
 ) -> Intent:
+    config = remotes.from_cache(config)
     versions, problems = preflight.find_versions(config)
     queues, wrong = preflight.read_queues(config, versions)
     problems += wrong

@@ -17,6 +17,7 @@ from mpspool.core.settings import (
     ModelSettings,
     MpsSettings,
     PoolSettings,
+    RemoteSettings,
     RestartSettings,
     RouterSettings,
     Share,
@@ -401,7 +402,7 @@ def _check_shares(models: Sequence[ModelSettings], drafts: Sequence[Draft]) -> l
     return problems
 
 
-def to_settings(planned: Plan, config: PoolConfig) -> PoolSettings:
+def to_settings(planned: Plan, config: PoolConfig, remotes: Sequence[RemoteSettings] = ()) -> PoolSettings:
     """What the pool process and, within it, the router read."""
     router = RouterSettings(
         run_dir=str(config.run_dir),
@@ -426,6 +427,7 @@ def to_settings(planned: Plan, config: PoolConfig) -> PoolSettings:
         models=planned.models,
         mps_daemons=planned.mps_daemons,
         router=router,
+        remotes=list(remotes),
         restart=RestartSettings(**config.restart.model_dump()),
         simulated=planned.simulated,
         poll_s=config.file_system_poll_wait_seconds,

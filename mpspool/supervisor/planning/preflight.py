@@ -32,12 +32,15 @@ from mpspool.supervisor.doctor.examine import refusals
 from mpspool.supervisor.doctor.facts import Facts, Intent, gpu_uses
 from mpspool.supervisor.doctor.read_host import read_host
 from mpspool.supervisor.doctor.read_tensorflow import read_tensorflow
+from mpspool.supervisor.orders import Orders
+from mpspool.supervisor.planning import remotes
 from mpspool.supervisor.planning.base_path import BasePathError, latest_version
 from mpspool.supervisor.planning.drafts import Machine, draft_places
 from mpspool.supervisor.planning.plan import Plan, plan, resolve_mps, resolved_weights, to_settings
 from mpspool.supervisor.planning.policies import find_policies
 from mpspool.supervisor.planning.queues import Queues, VersionFile, is_wanted
 from mpspool.supervisor.ports import check_fronts
+from mpspool.supervisor.remote.place import is_remote
 from mpspool.supervisor.report import elsewhere, program
 from mpspool.supervisor.saved_model import check_saved_model
 from mpspool.supervisor.version_folders import BATCHING_FILE
@@ -58,15 +61,25 @@ _FIELDS = {
 }
 
 
-def resolve(config: PoolConfig, environ: Mapping[str, str]) -> tuple[PoolSettings, Plan]:
-    """Finds versions, plans and checks; starts and creates nothing.
+def resolve(
+    config: PoolConfig, environ: Mapping[str, str], orders: Orders | None = None
+) -> tuple[PoolSettings, Plan]:
+    """Copies what is remote, finds versions, plans and checks; starts and creates nothing but copies in the cache.
 
     The run folder must not be locked by the caller yet: a lock counts as another pool's.
+
+    Args:
+        config: what was asked for.
+        environ: the environment.
+        orders: end the copying.
 
     Raises:
         StartError: with every problem found.
     """
+    brought = remotes.bring(config, orders or Orders())
+    config = brought.config
     versions, problems = find_versions(config)
+    problems += brought.problems
     machine = read_machine(config, environ)
     queues, wrong = read_queues(config, versions)
     problems += wrong
@@ -83,7 +96,12 @@ def resolve(config: PoolConfig, environ: Mapping[str, str]) -> tuple[PoolSetting
     if config.mps.mode == "auto" and asks_for_mps(environ) and not _uses_gpus(planned):
         text = f"{ENABLE_MPS} is 1, but no GPU is used: there is nothing for MPS to share"
         planned = replace(planned, warnings=[*planned.warnings, text])
-    return to_settings(planned, config), planned
+    planned = replace(
+        planned,
+        facts=[*brought.facts, *planned.facts],
+        warnings=[*brought.warnings, *planned.warnings],
+    )
+    return to_settings(planned, config, brought.remotes), planned
 
 
 def _uses_gpus(planned: Plan) -> bool:
@@ -112,10 +130,12 @@ def read_machine(config: PoolConfig, environ: Mapping[str, str]) -> Machine:
 
 
 def find_versions(config: PoolConfig) -> tuple[Versions, list[Problem]]:
-    """Each model's latest version and its folder, by name; a problem for each that has none."""
+    """Each model's latest version and its folder, by name; a problem for each that has none. Remote ones are left out."""
     versions: Versions = {}
     problems = []
     for model in config.models:
+        if is_remote(model.base_path):
+            continue
         try:
             versions[model.name] = latest_version(Path(model.base_path), model.version_policy.specific)
         except BasePathError as error:

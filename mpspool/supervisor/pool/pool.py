@@ -573,8 +573,9 @@ class Pool:
         )
 
     def _errors(self) -> dict[str, str]:
-        """Why the router does not serve, or the nursery does not fork, where they said so."""
+        """Why the router does not serve, the nursery does not fork, or a version was not copied, where they said so."""
         asked = [programs.NURSERY, *([programs.ROUTER] if self._router is None else [])]
+        asked += [remote.program for remote in self._config.remotes]
         return {program: words for program in asked if (words := self._run.last_words(program))}
 
     async def _stop(self, request: Message) -> Message:

@@ -1,0 +1,152 @@
+"""Remote base paths at the start: what is wanted is copied first, and the rest of the plan sees folders in the cache."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from mpspool.core import settings
+from mpspool.core.errors import Problem
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import RemoteSettings
+from mpspool.supervisor import lock
+from mpspool.supervisor.config.schema import PoolConfig
+from mpspool.supervisor.orders import Orders
+from mpspool.supervisor.planning.base_path import BasePathError, latest_version
+from mpspool.supervisor.remote import place
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What came of copying.
+
+    Attributes:
+        config: with the cache's folders for base paths; a model that has nothing there keeps its remote one.
+        remotes: of the models whose base paths are remote.
+        facts: what was copied, a line each.
+        warnings: what could not be, where an earlier copy is served, a line each.
+        problems: for each model that has nothing to serve.
+    """
+
+    config: PoolConfig
+    remotes: list[RemoteSettings] = field(default_factory=list)
+    facts: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def remotes_of(config: PoolConfig) -> list[RemoteSettings]:
+    """Where the models with remote base paths are, in their order."""
+    return [
+        RemoteSettings(
+            run_dir=str(config.run_dir),
+            model=model.name,
+            url=model.base_path,
+            folder=str(place.cache_folder(config.cache_dir, model.name, model.base_path)),
+            policy=model.version_policy,
+            poll_s=config.remote_poll_wait_seconds
+            if model.remote_poll_wait_seconds is None
+            else model.remote_poll_wait_seconds,
+        )
+        for model in config.models
+        if place.is_remote(model.base_path)
+    ]
+
+
+def bring(config: PoolConfig, orders: Orders) -> Brought:
+    """Copies what each model with a remote base path is to serve; where a pool runs already, nothing is copied.
+
+    Takes as long as that takes; an order to end ends it.
+    """
+    remotes = remotes_of(config)
+    problems = {remote.model: place.refusal(remote.url) for remote in remotes}
+    copied: dict[str, list[int]] = {}
+    if remotes and not lock.holder(RunDir(config.run_dir)):
+        children = {
+            remote: _start(remote) for remote in remotes if not problems[remote.model] and not orders.given
+        }
+        orders.obey(lambda: [child.terminate() for child in children.values()])
+        try:
+            for remote, child in children.items():
+                copied[remote.model], problems[remote.model] = _answer(remote, child)
+        finally:
+            for child in children.values():
+                child.kill()
+                child.wait()
+            orders.obey(lambda: None)
+    return _brought(config, remotes, copied, problems)
+
+
+def from_cache(config: PoolConfig) -> PoolConfig:
+    """With the cache's folders for the remote base paths that have been copied before; nothing is copied."""
+    remotes = remotes_of(config)
+    return _brought(config, remotes, {}, {}).config
+
+
+def _start(remote: RemoteSettings) -> subprocess.Popen[str]:
+    words = ["mpspool.supervisor.remote", "once", settings.encode(remote).decode()]
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", *words],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+    )
+
+
+class _Outcome(msgspec.Struct):
+    """As the child says it."""
+
+    copied: list[int]
+    problem: str
+
+
+def _answer(remote: RemoteSettings, child: subprocess.Popen[str]) -> tuple[list[int], str]:
+    """The versions that a child has copied, and what went wrong."""
+    out, errors = child.communicate()
+    try:
+        found = msgspec.json.decode((out.strip().splitlines() or [""])[-1], type=_Outcome)
+    except msgspec.DecodeError:
+        last = (errors.strip().splitlines() or ["it said nothing"])[-1]
+        return [], f"{remote.url}: the process that copies ended with status {child.returncode}: {last}"
+    return found.copied, found.problem
+
+
+def _brought(
+    config: PoolConfig,
+    remotes: list[RemoteSettings],
+    copied: Mapping[str, list[int]],
+    problems: Mapping[str, str],
+) -> Brought:
+    folders: dict[str, str] = {}
+    found = Brought(config, remotes)
+    for remote in remotes:
+        problem = problems.get(remote.model, "")
+        found.facts.extend(
+            f"{remote.model}: version {number} copied from {remote.url} to {remote.folder}"
+            for number in copied.get(remote.model, ())
+        )
+        try:
+            latest, _ = latest_version(Path(remote.folder), remote.policy.specific)
+        except BasePathError as error:
+            text = problem or f"{remote.url} was not copied: {error}"
+            found.problems.append(Problem(f"models.{remote.model}.base_path", text))
+            continue
+        folders[remote.model] = remote.folder
+        if problem:
+            found.warnings.append(
+                f"{remote.model}: {problem}; version {latest} is in {remote.folder}, and served"
+            )
+    models = tuple(
+        model.model_copy(update={"base_path": folders[model.name]}) if model.name in folders else model
+        for model in config.models
+    )
+    return Brought(
+        config.model_copy(update={"models": models}), remotes, found.facts, found.warnings, found.problems
+    )

@@ -1,0 +1,254 @@
+"""Copies the versions of one model from its remote base path, as often as is asked for. A process of its own.
+
+    python -P -m mpspool.supervisor.remote SETTINGS        under supervisord, until it is ended
+    python -P -m mpspool.supervisor.remote once JSON       for `mpspool start`: one look, and a line that says what came of it
+
+A store that hangs, and a client library that takes memory or crashes, are this process' alone. It can be killed at any time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from mpspool.core import log, process, settings
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import RemoteSettings
+from mpspool.core.states import VersionPhase
+from mpspool.supervisor.pool.versions import RECORDS, Records
+from mpspool.supervisor.remote.cache import Cache, CacheError
+from mpspool.supervisor.remote.listing import File, InUse, has_model, kept, total_bytes, wanted
+from mpspool.supervisor.remote.store import Store, StoreError
+
+logger = log.get("remote")
+
+ONCE = "once"
+# Whoever serves goes first.
+_NICE = 10
+# What has been the same for so long is not being written any more, as far as can be seen.
+_SETTLE_S = 2.0
+# Without a byte from the store.
+_STALLED_S = 120.0
+_EXIT_STALLED = 75
+# Versions that could not be copied in a row, before the next look.
+_FAILURES = 2
+
+
+class Outcome(msgspec.Struct):
+    """What came of a look.
+
+    Attributes:
+        copied: the versions that are here now and were not before.
+        problem: what went wrong, "" for nothing.
+    """
+
+    copied: list[int] = []
+    problem: str = ""
+
+
+class Watchdog:
+    """Ends this process where the store is silent for too long within `with`.
+
+    Args:
+        bark: called first, with what is wrong.
+    """
+
+    def __init__(self, bark: Callable[[str], None], stalled_s: float = _STALLED_S) -> None:
+        self._bark = bark
+        self._stalled_s = stalled_s
+        self._due = math.inf
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def __enter__(self) -> None:
+        self.beat()
+
+    def __exit__(self, *_: object) -> None:
+        self._due = math.inf
+
+    def beat(self) -> None:
+        """Something has come."""
+        self._due = time.monotonic() + self._stalled_s
+
+    def _watch(self) -> None:
+        while time.monotonic() < self._due:
+            time.sleep(self._stalled_s / 20)
+        self._bark(f"the store has sent nothing for {self._stalled_s:g} s")
+        os._exit(_EXIT_STALLED)
+
+
+class Fetcher:
+    """One model's.
+
+    Args:
+        asked: from where, to where, and which versions.
+        in_use: what the pool does with them; None while nobody knows.
+        dog: looks after the calls of the store.
+        settle_s: between two looks at a version that has to be the same.
+    """
+
+    def __init__(
+        self,
+        asked: RemoteSettings,
+        in_use: Callable[[], InUse | None],
+        dog: Watchdog,
+        settle_s: float = _SETTLE_S,
+    ) -> None:
+        self._asked = asked
+        self._in_use = in_use
+        self._dog = dog
+        self._settle_s = settle_s
+        self._cache = Cache(Path(asked.folder))
+        self._store: Store | None = None
+        self._said = ""
+
+    def look(self) -> Outcome:
+        """Copies what is wanted and not here, and removes what is not wanted any more. Says so in the log."""
+        outcome = Outcome()
+        try:
+            with self._cache.held() as ours:
+                if ours:
+                    self._look(outcome)
+                else:
+                    logger.info("another pool copies to this cache", folder=self._asked.folder)
+        except (StoreError, CacheError, OSError) as error:
+            outcome.problem = f"{self._asked.url}: {error}"
+        except Exception as error:  # noqa: BLE001  a client library's: tried again at the next look
+            outcome.problem = f"{self._asked.url}: {type(error).__name__}: {error}"
+        if outcome.problem and outcome.problem != self._said:
+            logger.warning("not copied; what was copied is served on", why=outcome.problem)
+        self._said = outcome.problem
+        return outcome
+
+    def _look(self, outcome: Outcome) -> None:
+        self._cache.clear()
+        with self._dog:
+            self._store = store = self._store or Store(self._asked.url, self._dog.beat)
+            there = store.versions()
+        if not there:
+            raise StoreError("there is no version in it; a SavedModel belongs in a folder named by a number")
+        use = self._in_use()
+        out = set() if use is None else {*use.failed, *use.unloaded}
+        looked: set[int] = set()
+        problems: dict[int, str] = {}
+        while len(problems) < _FAILURES and (todo := wanted(there, self._asked.policy, out) - looked):
+            for number in sorted(todo, reverse=True):
+                looked.add(number)
+                try:
+                    if not self._bring(store, number, there[number], use, outcome):
+                        out.add(number)
+                except (StoreError, CacheError, OSError) as error:
+                    problems[number] = f"version {number}: {error}"
+                    out.add(number)
+        self._prune(wanted(there, self._asked.policy, out))
+        if problems:
+            outcome.problem = f"{self._asked.url}: {'; '.join(problems.values())}"
+        elif not looked:
+            asked = ", ".join(map(str, self._asked.policy.specific))
+            raise StoreError(f"there is no version {asked}, which version_policy names")
+
+    def _bring(self, store: Store, number: int, path: str, use: InUse | None, outcome: Outcome) -> bool:
+        """False for a version that is on its way still. Raises StoreError, CacheError, OSError."""
+        with self._dog:
+            listing = store.listing(path)
+        known = self._cache.listing(number)
+        if number in self._cache.versions():
+            if known == listing:
+                return True
+            if use is None or number in use.served:
+                logger.info("changed since it was copied, and served as it was", version=number)
+                return True
+        if not has_model(listing):
+            logger.info("waiting for a SavedModel", version=number)
+            return False
+        time.sleep(self._settle_s)
+
+        def unchanged() -> bool:
+            with self._dog:
+                return store.listing(path) == listing
+
+        def copy(file: File, target: Path) -> None:
+            with self._dog:
+                store.copy(path, file, target)
+
+        started = time.monotonic()
+        if not unchanged() or not self._cache.take(number, listing, copy, unchanged):
+            logger.info("waiting for what is still being written", version=number)
+            return False
+        logger.info(
+            "copied",
+            version=number,
+            bytes=total_bytes(listing),
+            seconds=round(time.monotonic() - started, 1),
+        )
+        outcome.copied.append(number)
+        return True
+
+    def _prune(self, meant: set[int]) -> None:
+        use, here = self._in_use(), self._cache.versions()
+        if use is None:
+            return
+        for number in here.keys() - kept(here, meant, use.served):
+            logger.info("removing", version=number)
+            self._cache.remove(number)
+
+
+def in_use(run: RunDir, model: str) -> InUse | None:
+    """As the pool process has recorded it; None where it has not yet."""
+    try:
+        record = settings.load(run.settings_file(RECORDS), Records).models[model]
+    except (OSError, KeyError, msgspec.DecodeError):
+        return None
+    failed = {version.number for version in record.versions if version.phase is VersionPhase.FAILED}
+    served = {version.number for version in record.versions} - failed
+    return InUse(
+        frozenset(served | set(record.loaded)), frozenset(failed), frozenset(record.unloaded) - served
+    )
+
+
+def once(asked: RemoteSettings) -> Outcome:
+    """One look, for nobody serves from there yet; ends with a line on standard output where the store is silent."""
+    return Fetcher(asked, InUse, Watchdog(lambda why: _tell(Outcome(problem=f"{asked.url}: {why}")))).look()
+
+
+def _tell(outcome: Outcome) -> None:
+    print(msgspec.json.encode(outcome).decode(), flush=True)
+
+
+def _watch(asked: RemoteSettings) -> None:
+    run = RunDir(Path(asked.run_dir))
+
+    def say(problem: str) -> None:
+        with contextlib.suppress(OSError):
+            run.set_last_words(asked.program, problem)
+
+    def bark(why: str) -> None:
+        logger.error("ending, to be started again", why=why)
+        say(f"{asked.url}: {why}")
+
+    fetcher = Fetcher(asked, functools.partial(in_use, run, asked.model), Watchdog(bark))
+    while True:
+        say(fetcher.look().problem)
+        time.sleep(asked.poll_s)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m mpspool.supervisor.remote`."""
+    process.die_with_parent(os.getppid())
+    os.nice(_NICE)
+    if arguments[0] == ONCE:
+        asked = settings.decode(arguments[1].encode(), RemoteSettings)
+        log.configure(process=asked.program)
+        _tell(once(asked))
+        return 0
+    asked = settings.load(Path(arguments[0]), RemoteSettings)
+    log.configure(process=asked.program)
+    _watch(asked)
+    return 0

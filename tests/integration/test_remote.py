@@ -1,0 +1,376 @@
+"""Versions come from a store whole or not at all: fsspec's memory, and a web server on loopback that fails in many ways."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from mpspool.core import settings
+from mpspool.core.settings import RemoteSettings, VersionPolicy
+from mpspool.supervisor.remote.fetch import Fetcher, Outcome, Watchdog
+from mpspool.supervisor.remote.listing import InUse
+from mpspool.supervisor.remote.store import Store, StoreError
+from tests.pool import ROOT
+from tests.web import WebServer, serving
+
+LATEST = VersionPolicy()
+FILES = {
+    "saved_model.pb": b"\x08\x01\x12\x00",
+    "variables/variables.index": b"index" * 1000,
+    "assets/words with blanks.txt": b"words",
+    "variables/variables.data-00000-of-00001": bytes(range(256)) * 400,
+}
+
+
+def export(base: Path, number: int, files: dict[str, bytes] = FILES) -> Path:
+    for name, content in files.items():
+        (base / str(number) / name).parent.mkdir(parents=True, exist_ok=True)
+        (base / str(number) / name).write_bytes(content)
+    return base / str(number)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def cached(folder: Path) -> list[int]:
+    """The versions in a cache; nothing that is not whole is there."""
+    assert not list(folder.glob("*.partial"))
+    return sorted(int(path.name) for path in folder.iterdir() if path.is_dir())
+
+
+class Cached:
+    """A fetcher and its cache."""
+
+    def __init__(self, folder: Path, url: str, policy: VersionPolicy = LATEST) -> None:
+        self.folder = folder
+        self.use: InUse | None = InUse()
+        asked = RemoteSettings(run_dir="", model="m", url=url, folder=str(folder), policy=policy)
+        self._fetcher = Fetcher(asked, lambda: self.use, Watchdog(lambda _why: None), settle_s=0.01)
+
+    def look(self) -> Outcome:
+        return self._fetcher.look()
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    (tmp_path / "remote").mkdir()
+    return tmp_path / "remote"
+
+
+@pytest.fixture
+def web(remote: Path) -> Iterator[WebServer]:
+    with serving(remote) as server:
+        yield server
+
+
+@pytest.fixture
+def cache(tmp_path: Path, web: WebServer) -> Cached:
+    return Cached(tmp_path / "cache", web.url)
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryFileSystem]:
+    files = fsspec.filesystem("memory")
+    yield files
+    files.store.clear()
+    files.pseudo_dirs[:] = [""]
+
+
+def test_the_newest_version_is_copied_from_memory(tmp_path: Path, memory: MemoryFileSystem) -> None:
+    """All of its files and no other version's; the next look copies nothing; a newer one is copied beside it."""
+    for number in (1, 2, 10):
+        for name, content in FILES.items():
+            memory.pipe(f"/models/m/{number}/{name}", content)
+    memory.pipe("/models/m/incoming.11/saved_model.pb", b"x")
+    there = Cached(tmp_path / "cache", "memory://models/m")
+    assert there.look() == Outcome([10])
+    assert cached(there.folder) == [10]
+    assert contents(there.folder / "10") == FILES
+    assert there.look() == Outcome()
+    memory.pipe("/models/m/11/saved_model.pb", FILES["saved_model.pb"])
+    assert there.look() == Outcome([11])
+    assert cached(there.folder) == [10, 11]
+
+
+def test_versions_come_over_http(cache: Cached, remote: Path) -> None:
+    """From a listing of links, names with blanks too; specific versions where the policy names them."""
+    for number in (1, 2, 3):
+        export(remote, number)
+    (remote / "notes.html").write_text('<a href="4/">not a listing of ours</a>')
+    assert cache.look() == Outcome([3])
+    assert contents(cache.folder / "3") == FILES
+
+
+def test_the_policy_says_what_is_copied(tmp_path: Path, remote: Path, web: WebServer) -> None:
+    """Those that it names, and what is missing is said when none of them is there."""
+    for number in (1, 2, 3):
+        export(remote, number)
+    some = Cached(tmp_path / "some", web.url, VersionPolicy(specific=(1, 2)))
+    assert sorted(some.look().copied) == [1, 2]
+    none = Cached(tmp_path / "none", web.url, VersionPolicy(specific=(7,)))
+    assert "there is no version 7" in none.look().problem
+
+
+def test_a_file_that_is_cut_off_is_never_there(cache: Cached, remote: Path, web: WebServer) -> None:
+    """The server closes in the middle: the older version comes instead, the newer one when it can be had whole."""
+    export(remote, 1)
+    export(remote, 2)
+    web.cut.add("/2/variables/variables.data-00000-of-00001")
+    outcome = cache.look()
+    assert outcome.copied == [1]
+    assert "version 2" in outcome.problem
+    assert "variables.data-00000-of-00001" in outcome.problem
+    assert cached(cache.folder) == [1]
+    web.cut.clear()
+    assert cache.look() == Outcome([2])
+    assert contents(cache.folder / "2") == FILES
+
+
+def test_a_file_that_is_not_found_leaves_nothing(cache: Cached, remote: Path, web: WebServer) -> None:
+    """404 in the middle of a version: it says which file."""
+    export(remote, 1)
+    web.missing.add("/1/variables/variables.index")
+    outcome = cache.look()
+    assert outcome.copied == []
+    assert "/1/variables/variables.index" in outcome.problem
+    assert cached(cache.folder) == []
+
+
+def test_a_listing_that_changes_meanwhile_is_waited_for(cache: Cached, remote: Path, web: WebServer) -> None:
+    """A file that comes, or changes, while the others are copied: nothing is there until it stays as it is."""
+    export(remote, 1)
+
+    def grow(path: str) -> None:
+        if path.endswith("variables.index"):
+            (remote / "1" / "variables" / f"more{len(web.got)}").write_bytes(b"more")
+
+    web.on_get = grow
+    assert cache.look() == Outcome()
+    assert cached(cache.folder) == []
+    web.on_get = lambda _path: None
+    assert cache.look() == Outcome([1])
+    assert contents(cache.folder / "1") == contents(remote / "1")
+
+
+def test_a_version_without_a_saved_model_is_waited_for(cache: Cached, remote: Path, web: WebServer) -> None:
+    """None of its files is copied; the version before it comes meanwhile."""
+    export(remote, 1)
+    export(remote, 2, {"variables/variables.index": b"index"})
+    assert cache.look() == Outcome([1])
+    assert not [path for path in web.files_got() if path.startswith("/2/")]
+    export(remote, 2)
+    assert cache.look() == Outcome([2])
+
+
+def test_a_wrong_checksum_is_refused(cache: Cached, remote: Path, web: WebServer) -> None:
+    """Where the store tells an MD5, the copy has it."""
+    export(remote, 1)
+    web.wrong.add("/1/saved_model.pb")
+    assert "MD5" in cache.look().problem
+    assert cached(cache.folder) == []
+
+
+def test_what_is_copied_outlasts_the_store(cache: Cached, remote: Path, web: WebServer) -> None:
+    """The store is away, or empty, or shows something else: what was copied stays, and the reason is told."""
+    export(remote, 1)
+    assert cache.look() == Outcome([1])
+    shutil.rmtree(remote / "1")
+    assert "there is no version" in cache.look().problem
+    web.server_close()
+    assert web.url in cache.look().problem
+    assert cached(cache.folder) == [1]
+
+
+def test_a_version_that_was_exported_again_is_copied_again(cache: Cached, remote: Path) -> None:
+    """Unless it is served: then it stays as it was, for its workers may have to be started again."""
+    export(remote, 1)
+    cache.look()
+    other = {**FILES, "assets/words with blanks.txt": b"other words"}
+    cache.use = InUse(served=frozenset({1}))
+    export(remote, 1, other)
+    assert cache.look() == Outcome()
+    assert contents(cache.folder / "1") == FILES
+    cache.use = InUse(failed=frozenset({1}))
+    assert cache.look() == Outcome([1])
+    assert contents(cache.folder / "1") == other
+
+
+def test_old_copies_go(cache: Cached, remote: Path) -> None:
+    """What is served stays, and one version to go back to; nothing goes before it is known what is served."""
+    for number in range(1, 5):
+        export(remote, number)
+        cache.use = None
+        assert cache.look() == Outcome([number])
+    assert cached(cache.folder) == [1, 2, 3, 4]
+    cache.use = InUse(served=frozenset({4}))
+    cache.look()
+    assert cached(cache.folder) == [3, 4]
+
+
+def test_what_an_end_in_the_middle_has_left_is_removed(cache: Cached, remote: Path) -> None:
+    """A partial copy is removed at the next look; a version without its record is copied anew."""
+    export(remote, 1)
+    export(cache.folder, 7).rename(cache.folder / "7.partial")
+    export(cache.folder, 1, {"saved_model.pb": b"old"})
+    assert cache.look() == Outcome([1])
+    assert cached(cache.folder) == [1]
+    assert contents(cache.folder / "1") == FILES
+
+
+@pytest.mark.parametrize("name", ["%2e%2e", "%2e%2e%2fescaped", "..%2f..%2fescaped", "%2fetc%2fpasswd"])
+def test_a_name_that_leads_elsewhere_is_refused(
+    cache: Cached, remote: Path, web: WebServer, name: str, tmp_path: Path
+) -> None:
+    """A page's links are not trusted: the version is refused, and nothing is written anywhere."""
+    folder = export(remote, 1)
+    (folder / "index.html").write_text(f'<a href="saved_model.pb">x</a> <a href="{name}">y</a>')
+    before = sorted(tmp_path.rglob("*"))
+    assert "no name of a file in it" in cache.look().problem
+    after = [path for path in sorted(tmp_path.rglob("*")) if cache.folder not in (path, *path.parents)]
+    assert after == before
+
+
+def test_links_to_elsewhere_are_no_files(cache: Cached, remote: Path, web: WebServer) -> None:
+    """To the folder above, to other servers, and those that sort the page."""
+    folder = export(remote, 1, {"saved_model.pb": FILES["saved_model.pb"]})
+    links = ["../", "/", "./", "?C=N;O=D", "http://127.0.0.1:1/1/saved_model.pb", "/2/saved_model.pb"]
+    page = "".join(f'<a href="{link}">x</a>' for link in [*links, "saved_model.pb"])
+    (folder / "index.html").write_text(page)
+    assert cache.look() == Outcome([1])
+    assert [path.name for path in (cache.folder / "1").iterdir()] == ["saved_model.pb"]
+
+
+def test_symbolic_links_are_not_followed(tmp_path: Path, remote: Path) -> None:
+    """Of a store that has some."""
+    folder = export(remote, 1)
+    (folder / "assets" / "passwd").symlink_to("/etc/passwd")
+    store = Store("memory://")
+    store._files, store._path = fsspec.filesystem("file"), str(remote)
+    with pytest.raises(StoreError, match="links are not followed"):
+        store.listing(store.versions()[1])
+
+
+def test_two_do_not_copy_to_one_cache(tmp_path: Path, cache: Cached, remote: Path, web: WebServer) -> None:
+    """Whoever comes second leaves it to the first."""
+    export(remote, 1)
+    second = Cached(cache.folder, web.url)
+    found: list[Outcome] = []
+    web.on_get = lambda path: found.append(second.look()) if path.endswith(".pb") and not found else None
+    assert cache.look() == Outcome([1])
+    assert found == [Outcome()]
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("s3://bucket/models", "s3fs: pip install 'mpspool[s3]'"),
+        ("gs://bucket/models", "gcsfs: pip install 'mpspool[gs]'"),
+        ("abfs://c@account/models", "adlfs: pip install 'mpspool[abfs]'"),
+        ("hdfs://name/models", "pyarrow: pip install 'mpspool[hdfs]'"),
+        ("nowhere://models", "Protocol not known: nowhere"),
+    ],
+)
+def test_a_package_that_is_missing_is_named(url: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With how to get it."""
+    for package in ("s3fs", "gcsfs", "adlfs", "pyarrow", "pyarrow.fs"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(StoreError) as caught:
+        Store(url)
+    assert words in str(caught.value)
+
+
+def test_a_full_disk_leaves_nothing(
+    tmp_path: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ENOSPC in the middle: what was served stays, it says so, and the next look tries again."""
+    memory.pipe("/m/1/saved_model.pb", b"x")
+    there = Cached(tmp_path / "cache", "memory://m")
+    there.look()
+    for name, content in FILES.items():
+        memory.pipe(f"/m/2/{name}", content)
+    whole = memory.get_file
+
+    def full(path: str, target: str, **kwargs: Any) -> None:
+        whole(path, target, **kwargs)
+        if path.endswith("variables.index"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(memory, "get_file", full)
+    outcome = there.look()
+    assert outcome.copied == []
+    assert os.strerror(errno.ENOSPC) in outcome.problem
+    assert cached(there.folder) == [1]
+    monkeypatch.undo()
+    assert there.look() == Outcome([2])
+
+
+def fetch(asked: RemoteSettings, *before: str) -> subprocess.CompletedProcess[str]:
+    """The process that `mpspool start` starts."""
+    words = [sys.executable, "-P", "-m", "mpspool.supervisor.remote", "once", settings.encode(asked).decode()]
+    return subprocess.run(
+        [*before, *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
+    )
+
+
+def outcome(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_full_file_system(remote: Path, web: WebServer, tmp_path: Path) -> None:
+    """A real one of a megabyte: too large a version is not begun, and one that the disk cannot hold all the same goes."""
+    inside = ["unshare", "-Urm", "sh", "-c"]
+    mounted = 'mount -t tmpfs -o size=1m,nr_inodes=12 none "$0" && '
+    (tmp_path / "small").mkdir()
+    tried = [*inside, mounted + "true", str(tmp_path / "small")]
+    if subprocess.run(tried, capture_output=True, check=False).returncode:
+        pytest.skip("no file system can be mounted here, not even in a user namespace")
+    folder = tmp_path / "small" / "cache"
+    asked = RemoteSettings(run_dir="", model="m", url=web.url, folder=str(folder))
+    run_and_list = mounted + '"$@"; find "$0" -mindepth 2 ! -name .lock >&2'
+    export(remote, 1, {"saved_model.pb": b"x" * 2_000_000})
+    done = fetch(asked, *inside, run_and_list, str(tmp_path / "small"))
+    assert "version 1 takes 2,000,000 bytes" in outcome(done)["problem"]
+    assert "cache_dir" in outcome(done)["problem"]
+    shutil.rmtree(remote / "1")
+    export(remote, 1, {**FILES, **{f"assets/{number}": b"" for number in range(20)}})
+    done = fetch(asked, *inside, run_and_list, str(tmp_path / "small"))
+    assert os.strerror(errno.ENOSPC) in outcome(done)["problem"]
+    assert str(folder / "1") not in done.stderr.splitlines()
+    assert not [line for line in done.stderr.splitlines() if ".partial" in line and line.startswith("/")]
+
+
+def test_the_process_that_copies_says_what_came_of_it(remote: Path, web: WebServer, tmp_path: Path) -> None:
+    """On one line, for `mpspool start`; what cannot be written to is named."""
+    export(remote, 1)
+    asked = RemoteSettings(run_dir="", model="m", url=web.url, folder=str(tmp_path / "cache" / "m"))
+    assert outcome(fetch(asked)) == {"copied": [1], "problem": ""}
+    (tmp_path / "file").write_text("in the way")
+    asked = RemoteSettings(run_dir="", model="m", url=web.url, folder=str(tmp_path / "file" / "m"))
+    assert "cache_dir" in outcome(fetch(asked))["problem"]
+
+
+def test_a_store_that_is_silent_is_left() -> None:
+    """The process ends where nothing comes for long; it says so first."""
+    code = (
+        "import threading\n"
+        "from mpspool.supervisor.remote.fetch import Watchdog\n"
+        "with Watchdog(lambda why: print(why, flush=True), 0.2):\n"
+        "    threading.Event().wait()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
+    )
+    assert (done.returncode, done.stdout.strip()) == (75, "the store has sent nothing for 0.2 s")
