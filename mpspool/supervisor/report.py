@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from mpspool.core.ids import PUBLISH_PREFIX, ModelVersion
+from mpspool.core.ids import FETCH_PREFIX, PUBLISH_PREFIX, ModelVersion
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import DomainState, PoolState, SlotState, WorkerState
@@ -346,7 +346,8 @@ def changes(before: Status | None, after: Status) -> Iterator[str]:
 def _process_changes(before: Status, after: Status) -> Iterator[str]:
     if error := after.get("error"):
         if error != before.get("error"):
-            yield f"{after['name']} cannot start: {error}; it is tried again"
+            what = "" if after["name"].startswith(FETCH_PREFIX) else "cannot start: "
+            yield f"{after['name']} {what}{error}; it is tried again"
     elif after["name"].startswith(PUBLISH_PREFIX):
         return  # it ends when its work is done
     elif (pid := before.get("pid")) and pid != after["pid"]:

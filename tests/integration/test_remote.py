@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from mpspool.core.settings import RemoteSettings, VersionPolicy
 from mpspool.supervisor.remote.fetch import Fetcher, Outcome, Watchdog
 from mpspool.supervisor.remote.listing import InUse
 from mpspool.supervisor.remote.store import Store, StoreError
-from tests.pool import ROOT
+from tests.pool import CLI, ROOT, cli
 from tests.web import WebServer, serving
 
 LATEST = VersionPolicy()
@@ -360,6 +361,86 @@ def test_the_process_that_copies_says_what_came_of_it(remote: Path, web: WebServ
     (tmp_path / "file").write_text("in the way")
     asked = RemoteSettings(run_dir="", model="m", url=web.url, folder=str(tmp_path / "file" / "m"))
     assert "cache_dir" in outcome(fetch(asked))["problem"]
+
+
+def start_check(cache: Path, url: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """`mpspool start --check`, which copies what is to be served and starts nothing."""
+    run_dir = cache.with_name("run")
+    ports = ("--grpc-port", 0, "--rest-port", 0, "--cpu-slots", 1)
+    variables = {**os.environ, "MPSPOOL_CACHE_DIR": str(cache), **env}
+    return cli("start", "--check", "--model", f"m={url}", "--run-dir", run_dir, *ports, env=variables)
+
+
+def test_the_start_copies_and_does_without_the_store(
+    remote: Path, web: WebServer, tmp_path: Path, model_dir: Callable[[str], Path]
+) -> None:
+    """It says what it copied; where the store is away, that it serves what is there; without anything it refuses."""
+    shutil.copytree(model_dir("half_plus_two") / "1", remote / "3")
+    done = start_check(tmp_path / "cache", web.url)
+    assert done.returncode == 0, done.stderr
+    assert f"m: version 3 copied from {web.url} to {tmp_path / 'cache'}/m-" in done.stdout
+    assert "m@3:" in done.stdout
+    web.missing.add("/")
+    done = start_check(tmp_path / "cache", web.url)
+    assert done.returncode == 0, done.stderr
+    assert "it is not there" in done.stderr
+    assert "version 3 is in" in done.stderr
+    done = start_check(tmp_path / "empty", web.url)
+    assert done.returncode == 2
+    assert f"models.m.base_path: {web.url}" in done.stderr
+    assert "nothing was started" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("file:///models/m", "give its path alone"),
+        ("nowhere://models", "Protocol not known: nowhere"),
+        ("memory://models", "there is no version in it"),
+    ],
+)
+def test_the_start_says_why_a_base_path_is_none(url: str, words: str, tmp_path: Path) -> None:
+    """Under the name of its key, with all other errors."""
+    done = start_check(tmp_path / "cache", url, MPSPOOL_CPUSETS="nonsense")
+    assert done.returncode == 2
+    assert "models.m.base_path" in done.stderr
+    assert words in done.stderr
+    assert "cpusets" in done.stderr
+
+
+def test_an_order_to_end_ends_the_copying(remote: Path, web: WebServer, tmp_path: Path) -> None:
+    """SIGTERM while the first version is copied: status 0, nothing left of it but what was whole."""
+    export(remote, 1)
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hold(path: str) -> None:
+        if path.endswith("saved_model.pb"):
+            asked.set()
+            go_on.wait(60)
+
+    web.on_get = hold
+    words = ["start", "--model", f"m={web.url}", "--run-dir", str(tmp_path / "run"), "--grpc-port", "0"]
+    environ = {**os.environ, "MPSPOOL_CACHE_DIR": str(tmp_path / "cache")}
+    with subprocess.Popen([*CLI, *words], cwd=ROOT, env=environ, stderr=subprocess.PIPE) as start:
+        assert asked.wait(30)
+        start.terminate()
+        _, errors = start.communicate(timeout=30)
+        go_on.set()
+    assert (start.returncode, errors) == (0, b"")
+    (folder,) = (tmp_path / "cache").iterdir()
+    assert not (folder / "1").exists()
+
+
+def test_fsspec_is_not_imported_for_local_base_paths() -> None:
+    """Not by the command line, its plan or the pool process: only where something is copied."""
+    code = (
+        "import sys, mpspool.cli, mpspool.supervisor.pool.pool, mpspool.supervisor.planning.preflight;"
+        "print('fsspec' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
+    )
+    assert done.stdout.strip() == "False", done.stderr
 
 
 def test_a_store_that_is_silent_is_left() -> None:

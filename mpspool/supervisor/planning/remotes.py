@@ -70,7 +70,12 @@ def bring(config: PoolConfig, orders: Orders) -> Brought:
         children = {
             remote: _start(remote) for remote in remotes if not problems[remote.model] and not orders.given
         }
-        orders.obey(lambda: [child.terminate() for child in children.values()])
+
+        def end() -> None:
+            for child in children.values():
+                child.terminate()
+
+        orders.obey(end)
         try:
             for remote, child in children.items():
                 copied[remote.model], problems[remote.model] = _answer(remote, child)

@@ -96,6 +96,7 @@ class Cache:
         """Copies a version, in place of what is here of it; whole, or not at all.
 
         Args:
+            number: of it.
             listing: what it consists of.
             copy: brings one of its files.
             unchanged: asked when all have come: whether the store still says the same.

@@ -69,10 +69,10 @@ class Store:
         self._files.invalidate_cache()
         found: dict[int, str] = {}
         for name, entry in self._children(self._path, strict=False).items():
+            number = _version(name) if entry["type"] == "directory" else None
             # Of "7" and "007" the plain name counts, as in a local base path.
-            if is_number(name) and entry["type"] == "directory" and int(name) <= MAX_VERSION:
-                if int(name) not in found or name == str(int(name)):
-                    found[int(name)] = entry["name"].rstrip("/")
+            if number is not None and (number not in found or name == str(number)):
+                found[number] = entry["name"].rstrip("/")
         return found
 
     def listing(self, path: str) -> Listing:
@@ -99,6 +99,7 @@ class Store:
 
         Args:
             path: the version's, as versions() has it.
+            file: of its listing.
             target: a file that is not there, in a folder that is.
 
         Raises:
@@ -107,13 +108,16 @@ class Store:
         """
         source = f"{path}/{quote(file.name) if self._web else file.name}"
         try:
-            self._files.get_file(source, str(target), callback=_Beat(self._beat))
+            self._files.get_file(source, str(target), callback=self._callback())
         except OSError as error:
             if error.errno in _FULL:
                 raise
             raise StoreError(f"{source} was not copied: {_words(error)}") from error
         except Exception as error:
             raise StoreError(f"{source} was not copied: {_words(error)}") from error
+
+    def _callback(self) -> Any:
+        return Callback(hooks={"beat": lambda *_args, **_kwargs: self._beat()})
 
     def _children(self, path: str, *, strict: bool) -> dict[str, dict[str, Any]]:
         """What lies directly in a folder, by name. `strict` refuses a name that leads elsewhere, else it is left out."""
@@ -155,15 +159,11 @@ class Store:
         return File(name, int(entry["size"]), tag, _md5(entry))
 
 
-class _Beat(Callback):
-    """Tells that something has come."""
-
-    def __init__(self, beat: Callable[[], None]) -> None:
-        super().__init__()
-        self._beat = beat
-
-    def call(self, *_args: object, **_kwargs: object) -> None:
-        self._beat()
+def _version(name: str) -> int | None:
+    digits = name.lstrip("0") or "0"
+    if not is_number(name) or len(digits) > len(str(MAX_VERSION)) or int(digits) > MAX_VERSION:
+        return None
+    return int(digits)
 
 
 def _leads_elsewhere(name: str) -> bool:
