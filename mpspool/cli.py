@@ -212,7 +212,7 @@ def doctor(file: Path | None, as_json: bool, **flags: Any) -> None:
 def _resolve(file: Path | None, flags: dict[str, Any], orders: Orders) -> tuple[PoolSettings, Plan]:
     """Raises StartError."""
     from mpspool.core.errors import StartError
-    from mpspool.supervisor import foreground, report
+    from mpspool.supervisor import foreground
     from mpspool.supervisor.config import schema
     from mpspool.supervisor.planning import preflight
     from mpspool.supervisor.remote.place import is_remote
@@ -221,8 +221,9 @@ def _resolve(file: Path | None, flags: dict[str, Any], orders: Orders) -> tuple[
     found = foreground.check(RunDir(wanted.run_dir))
     try:
         away = [model.base_path for model in wanted.models if is_remote(model.base_path)]
-        with report.busy(f"copying from {', '.join(away)}") if away else contextlib.nullcontext():
-            resolved = preflight.resolve(wanted, os.environ, orders)
+        if away:
+            click.echo(f"copying what is new from {', '.join(away)}")
+        resolved = preflight.resolve(wanted, os.environ, orders)
     except StartError as error:
         found += error.problems
     if problems := findings.told(found):

@@ -292,6 +292,20 @@ def test_a_package_that_is_missing_is_named(url: str, words: str, monkeypatch: p
     assert words in str(caught.value)
 
 
+def test_a_copy_that_is_short_is_refused(
+    tmp_path: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a library that does not notice it: the size is checked against the listing."""
+    for name, content in FILES.items():
+        memory.pipe(f"/m/1/{name}", content)
+    monkeypatch.setattr(
+        memory, "get_file", lambda path, target, **_: Path(target).write_bytes(memory.cat(path)[:-1])
+    )
+    there = Cached(tmp_path / "cache", "memory://m")
+    assert "were announced" in there.look().problem
+    assert cached(there.folder) == []
+
+
 def test_a_full_disk_leaves_nothing(
     tmp_path: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:

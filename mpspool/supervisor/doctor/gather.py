@@ -67,8 +67,9 @@ def _intent(
     pool: int,
     environ: Mapping[str, str],
 ) -> Intent:
-    config = remotes.from_cache(config)
-    versions, problems = preflight.find_versions(config)
+    config, problems = remotes.from_cache(config)
+    versions, missing = preflight.find_versions(config)
+    problems += missing
     queues, wrong = preflight.read_queues(config, versions)
     problems += wrong
     planned: Plan | None = None

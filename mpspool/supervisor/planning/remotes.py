@@ -87,10 +87,15 @@ def bring(config: PoolConfig, orders: Orders) -> Brought:
     return _brought(config, remotes, copied, problems)
 
 
-def from_cache(config: PoolConfig) -> PoolConfig:
+def from_cache(config: PoolConfig) -> tuple[PoolConfig, list[Problem]]:
     """With the cache's folders for the remote base paths that have been copied before; nothing is copied."""
     remotes = remotes_of(config)
-    return _brought(config, remotes, {}, {}).config
+    problems = [
+        Problem(f"models.{remote.model}.base_path", text)
+        for remote in remotes
+        if (text := place.refusal(remote.url))
+    ]
+    return _brought(config, remotes, {}, {}).config, problems
 
 
 def _start(remote: RemoteSettings) -> subprocess.Popen[str]:

@@ -108,6 +108,7 @@ class Fetcher:
         self._cache = Cache(Path(asked.folder))
         self._store: Store | None = None
         self._said = ""
+        self._notes: dict[int, str] = {}
 
     def look(self) -> Outcome:
         """Copies what is wanted and not here, and removes what is not wanted any more. Says so in the log."""
@@ -117,7 +118,7 @@ class Fetcher:
                 if ours:
                     self._look(outcome)
                 else:
-                    logger.info("another pool copies to this cache", folder=self._asked.folder)
+                    logger.info("another process copies to this cache", folder=self._asked.folder)
         except (StoreError, CacheError, OSError) as error:
             outcome.problem = f"{self._asked.url}: {error}"
         except Exception as error:  # noqa: BLE001  a client library's: tried again at the next look
@@ -163,10 +164,10 @@ class Fetcher:
             if known == listing:
                 return True
             if use is None or number in use.served:
-                logger.info("changed since it was copied, and served as it was", version=number)
+                self._note(number, "changed since it was copied, and served as it was")
                 return True
         if not has_model(listing):
-            logger.info("waiting for a SavedModel", version=number)
+            self._note(number, "waiting for a SavedModel")
             return False
         time.sleep(self._settle_s)
 
@@ -180,7 +181,7 @@ class Fetcher:
 
         started = time.monotonic()
         if not unchanged() or not self._cache.take(number, listing, copy, unchanged):
-            logger.info("waiting for what is still being written", version=number)
+            self._note(number, "waiting for what is still being written")
             return False
         logger.info(
             "copied",
@@ -188,8 +189,15 @@ class Fetcher:
             bytes=total_bytes(listing),
             seconds=round(time.monotonic() - started, 1),
         )
+        self._notes.pop(number, None)
         outcome.copied.append(number)
         return True
+
+    def _note(self, number: int, what: str) -> None:
+        """Says once what the next looks would find again."""
+        if self._notes.get(number) != what:
+            logger.info(what, version=number)
+        self._notes[number] = what
 
     def _prune(self, meant: set[int]) -> None:
         use, here = self._in_use(), self._cache.versions()

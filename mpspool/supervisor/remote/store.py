@@ -26,7 +26,7 @@ _PACKAGES = {
 }
 # What changes with a file's content, as the stores call it.
 _TAGS = (
-    *("ETag", "etag", "checksum", "Content-MD5", "Digest", "md5Hash", "crc32c", "generation", "content_md5"),
+    *("ETag", "etag", "checksum", "Content-MD5", "Digest", "md5Hash", "crc32c", "generation"),
     *("LastModified", "Last-Modified", "last_modified", "updated", "mtime", "created", "modificationTime"),
 )
 # Base64, in Google's words and HTTP's. S3's ETag is no MD5 under aws:kms, and does not say so.
