@@ -38,6 +38,9 @@ class WebServer(http.server.ThreadingHTTPServer):
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_port}"
 
+    def handle_error(self, *_: object) -> None:
+        """A client that has gone is none."""
+
     def files_got(self) -> list[str]:
         return [path for path in self.got if not path.endswith("/")]
 

@@ -22,6 +22,7 @@ from mpspool.core.settings import RemoteSettings, VersionPolicy
 from mpspool.supervisor.remote.fetch import Fetcher, Outcome, Watchdog
 from mpspool.supervisor.remote.listing import InUse
 from mpspool.supervisor.remote.store import Store, StoreError
+from tests.conftest import short_dir
 from tests.pool import CLI, ROOT, cli
 from tests.web import WebServer, serving
 
@@ -379,10 +380,11 @@ def test_the_process_that_copies_says_what_came_of_it(remote: Path, web: WebServ
 
 def start_check(cache: Path, url: str, **env: str) -> subprocess.CompletedProcess[str]:
     """`mpspool start --check`, which copies what is to be served and starts nothing."""
-    run_dir = cache.with_name("run")
     ports = ("--grpc-port", 0, "--rest-port", 0, "--cpu-slots", 1)
     variables = {**os.environ, "MPSPOOL_CACHE_DIR": str(cache), **env}
-    return cli("start", "--check", "--model", f"m={url}", "--run-dir", run_dir, *ports, env=variables)
+    with short_dir() as root:
+        words = ("start", "--check", "--model", f"m={url}", "--run-dir", root / "run", *ports)
+        return cli(*words, env=variables)
 
 
 def test_the_start_copies_and_does_without_the_store(
@@ -410,7 +412,7 @@ def test_the_start_copies_and_does_without_the_store(
     [
         ("file:///models/m", "give its path alone"),
         ("nowhere://models", "Protocol not known: nowhere"),
-        ("memory://models", "there is no version in it"),
+        ("memory://models", "it is not there"),
     ],
 )
 def test_the_start_says_why_a_base_path_is_none(url: str, words: str, tmp_path: Path) -> None:
@@ -433,9 +435,10 @@ def test_an_order_to_end_ends_the_copying(remote: Path, web: WebServer, tmp_path
             go_on.wait(60)
 
     web.on_get = hold
-    words = ["start", "--model", f"m={web.url}", "--run-dir", str(tmp_path / "run"), "--grpc-port", "0"]
     environ = {**os.environ, "MPSPOOL_CACHE_DIR": str(tmp_path / "cache")}
-    with subprocess.Popen([*CLI, *words], cwd=ROOT, env=environ, stderr=subprocess.PIPE) as start:
+    with short_dir() as root:
+        words = ["start", "--model", f"m={web.url}", "--run-dir", str(root / "run")]
+        start = subprocess.Popen([*CLI, *words], cwd=ROOT, env=environ, stderr=subprocess.PIPE)
         assert asked.wait(30)
         start.terminate()
         _, errors = start.communicate(timeout=30)
