@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -148,6 +149,34 @@ def test_the_store_goes_away_and_comes_back(
     assert states(pool) == {old: "AVAILABLE"}
     remote.with_name("elsewhere").rename(remote)
     until(lambda: not problem(pool), 20, "nothing is wrong any more")
+    running.end_clean()
+
+
+def test_a_store_that_hangs_costs_no_request(
+    pool: Pool, remote: Path, web: WebServer, load: LoadStarter
+) -> None:
+    """A new version stands still in the middle: the old one serves on, and the new one when the store goes on."""
+    old = newest(remote)
+    running = load(pool, MODEL)
+    pool.serves_on()
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(path: str) -> None:
+        if path == f"/{MODEL}/{old + 1}/saved_model.pb":
+            hangs.set()
+            goes_on.wait(60)
+
+    web.on_get = hang
+    shutil.copytree(remote / str(old), remote / str(old + 1))
+    try:
+        assert hangs.wait(30)
+        pool.serves_on()
+        assert states(pool) == {old: "AVAILABLE"}
+    finally:
+        web.on_get = lambda _path: None
+        goes_on.set()
+    serves(pool, old + 1)
+    pool.serves_on()
     running.end_clean()
 
 

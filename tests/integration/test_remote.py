@@ -403,7 +403,7 @@ def test_the_start_copies_and_does_without_the_store(
     assert "version 3 is in" in done.stderr
     done = start_check(tmp_path / "empty", web.url)
     assert done.returncode == 2
-    assert f"models.m.base_path: {web.url}" in done.stderr
+    assert f"models.m.base_path: in --model m: {web.url} cannot be listed: it is not there" in done.stderr
     assert "nothing was started" in done.stderr
 
 

@@ -68,14 +68,15 @@ class Watchdog:
         threading.Thread(target=self._watch, daemon=True).start()
 
     def __enter__(self) -> None:
-        self.beat()
+        self._due = time.monotonic() + self._stalled_s
 
     def __exit__(self, *_: object) -> None:
         self._due = math.inf
 
     def beat(self) -> None:
-        """Something has come."""
-        self._due = time.monotonic() + self._stalled_s
+        """Something has come. A library's thread may say so late, when nothing is waited for any more."""
+        if self._due != math.inf:
+            self._due = time.monotonic() + self._stalled_s
 
     def _watch(self) -> None:
         while time.monotonic() < self._due:
@@ -120,7 +121,8 @@ class Fetcher:
                 else:
                     logger.info("another process copies to this cache", folder=self._asked.folder)
         except (StoreError, CacheError, OSError) as error:
-            outcome.problem = f"{self._asked.url}: {error}"
+            text = str(error)
+            outcome.problem = text if text.startswith(self._asked.url) else f"{self._asked.url}: {text}"
         except Exception as error:  # noqa: BLE001  a client library's: tried again at the next look
             outcome.problem = f"{self._asked.url}: {type(error).__name__}: {error}"
         if outcome.problem and outcome.problem != self._said:

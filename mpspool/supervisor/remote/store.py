@@ -199,8 +199,7 @@ def _not_installed(url: str, error: ImportError) -> str:
 
 
 def _words(error: BaseException) -> str:
-    """On one line; a bare path says nothing of what is wrong with it."""
-    words = " ".join(str(error).split())
+    """On one line; fsspec has a bare path for what is not there."""
     if isinstance(error, FileNotFoundError) and not error.strerror:
-        return f"it is not there ({words})"
-    return words or type(error).__name__
+        return "it is not there"
+    return " ".join(str(error).split()) or type(error).__name__
