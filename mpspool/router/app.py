@@ -9,8 +9,10 @@ import gc
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+
+import msgspec
 
 from mpspool.core import log, settings
 from mpspool.core.control import ControlServer, Message, Watch
@@ -36,10 +38,17 @@ _ARRIVALS_S = 0.1
 
 
 class Control:
-    """The control socket's operations."""
+    """The control socket's operations.
 
-    def __init__(self, dataplane: Dataplane) -> None:
+    Args:
+        configure: takes the settings that the pool goes by; None for the data plane's own.
+    """
+
+    def __init__(
+        self, dataplane: Dataplane, configure: Callable[[RouterSettings], None] | None = None
+    ) -> None:
         self._dataplane = dataplane
+        self._configure = configure or dataplane.configure
         self.watch = Watch(self.snapshot)
         dataplane.on_change(self.watch.changed)
 
@@ -58,6 +67,8 @@ class Control:
         return {"signatures": base64.b64encode(found).decode()}
 
     async def models(self, request: Message) -> Message:
+        if given := request.get("settings"):
+            self._configure(msgspec.convert(given, RouterSettings))
         self._dataplane.want(request["models"], request["restarts"], request.get("slots"))
         return {}
 
@@ -133,7 +144,15 @@ async def serve(config: RouterSettings) -> None:
     metrics = Metrics(config)
     dataplane = Dataplane(config, metrics, lambda receive: Link(run_dir.router_socket, receive))
     metrics.observe(dataplane)
-    control_ops = Control(dataplane)
+    grpc = GrpcFront(dataplane, config, metrics) if config.grpc_port else None
+    rest = RestFront(dataplane, config, metrics) if config.rest_port else None
+
+    def configure(settings: RouterSettings) -> None:
+        dataplane.configure(settings)
+        if grpc is not None:
+            grpc.configure(settings)
+
+    control_ops = Control(dataplane, configure)
     control = ControlServer(
         run_dir.router_control,
         {
@@ -151,8 +170,6 @@ async def serve(config: RouterSettings) -> None:
             "watch": control_ops.watch,
         },
     )
-    grpc = GrpcFront(dataplane, config, metrics) if config.grpc_port else None
-    rest = RestFront(dataplane, config, metrics) if config.rest_port else None
     try:
         for front in (grpc, rest):
             if front is not None:

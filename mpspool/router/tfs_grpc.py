@@ -112,6 +112,11 @@ class GrpcFront:
         self._server.listener.max_connections = settings.max_connections
         self.port = settings.grpc_port
 
+    def configure(self, settings: RouterSettings) -> None:
+        """Takes other limits while it serves."""
+        self._server.max_message_bytes = settings.max_message_bytes
+        self._server.listener.max_connections = settings.max_connections
+
     async def start(self) -> None:
         """Binds and serves. Raises StartError naming the address where it cannot be had."""
         try:

@@ -22,15 +22,19 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from mpspool.core import process, settings
 from mpspool.core.control import ControlError, Message, acall, astream
 from mpspool.core.errors import Problem, StartError
-from mpspool.core.rundir import RunDir, write_file
-from mpspool.core.settings import NurserySettings, PoolSettings
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import PoolSettings
 from mpspool.core.states import PoolState
-from mpspool.supervisor import grace, leftovers, lock, programs, report
+from mpspool.supervisor import grace, leftovers, lock, programs, report, settings_files
 from mpspool.supervisor.example import example_input
 from mpspool.supervisor.orders import Orders
+from mpspool.supervisor.origin import Origin
+from mpspool.supervisor.origin import save as save_origin
 from mpspool.supervisor.supervisord import Supervisord, SupervisordError
 
 _START_S = 15.0
@@ -50,11 +54,19 @@ _LOG_LINES = 8
 Say = Callable[[str], None]
 
 
-def run(config: PoolSettings, *, orders: Orders, say: Say, started: Callable[[], None] = lambda: None) -> int:
+def run(
+    config: PoolSettings,
+    origin: Origin,
+    *,
+    orders: Orders,
+    say: Say,
+    started: Callable[[], None] = lambda: None,
+) -> int:
     """Starts the pool and stays until it has ended.
 
     Args:
         config: the resolved plan.
+        origin: where that was read from.
         orders: to end; after one that has come already nothing is started.
         say: takes one line at a time for whoever watches.
         started: called once when the lock is held and supervisord answers.
@@ -73,7 +85,8 @@ def run(config: PoolSettings, *, orders: Orders, say: Say, started: Callable[[],
             say(f"ended what an earlier pool left in {folder.root}: {', '.join(map(str, pids))}")
         leftovers.remove_files(folder)
         leftovers.put_logs_aside(folder)
-        write_files(folder, config)
+        settings_files.write(folder, config)
+        save_origin(folder, origin)
         process.become_subreaper()
         # Every process below us looks at it: none outlives us, even one that is just being started.
         os.environ[process.FOREGROUND_VARIABLE] = str(os.getpid())
@@ -89,21 +102,10 @@ def check(folder: RunDir) -> list[Problem]:
     return [Problem("run_dir", text) for text in texts if text]
 
 
-def write_files(folder: RunDir, config: PoolSettings) -> None:
-    """supervisord.conf and the settings of every process but the workers."""
-    settings.save(folder.settings_file(programs.ROUTER), config.router)
-    settings.save(folder.settings_file(programs.POOL), config)
-    if programs.forks(config):
-        settings.save(folder.settings_file(programs.NURSERY), NurserySettings(run_dir=config.run_dir))
-    for daemon in config.mps_daemons:
-        settings.save(folder.settings_file(programs.mps_program(daemon.device)), daemon)
-    write_file(folder.supervisord_conf, programs.supervisord_conf(folder, config).encode())
-
-
 class _Foreground:
     def __init__(self, folder: RunDir, config: PoolSettings, orders: Orders, say: Say) -> None:
         self._folder = folder
-        self._config = config
+        self._given = config
         self._orders = orders
         self._say = say
         self._supervisord = Supervisord(folder.supervisord_socket)
@@ -113,6 +115,13 @@ class _Foreground:
         self._died = asyncio.Event()
         self._end = math.inf
         self._trouble = ""
+
+    @property
+    def _config(self) -> PoolSettings:
+        """As it is now: a reload changes it."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return settings.load(self._folder.settings_file(programs.POOL), PoolSettings)
+        return self._given
 
     async def serve(self, started: Callable[[], None]) -> int:
         loop = asyncio.get_running_loop()
@@ -313,11 +322,12 @@ def _tail(file: Path) -> list[str]:
         return []
 
 
-def detach(config: PoolSettings, *, orders: Orders, announce: Say) -> int:
+def detach(config: PoolSettings, origin: Origin, *, orders: Orders, announce: Say) -> int:
     """run() in a process of its own session, which writes to logs/mpspool.log.
 
     Args:
         config: the resolved plan.
+        origin: where that was read from.
         orders: to end; passed on to that process until it has started.
         announce: takes what there is to say then.
 
@@ -331,7 +341,7 @@ def detach(config: PoolSettings, *, orders: Orders, announce: Say) -> int:
     child = os.fork()
     if child == 0:
         os.close(read)
-        _become_daemon(config, orders, write)
+        _become_daemon(config, origin, orders, write)
     os.close(write)
     os.waitpid(child, 0)
     with os.fdopen(read, "r", encoding="utf-8") as file:
@@ -357,19 +367,19 @@ def _terminate(pid: int) -> None:
             os.kill(pid, signal.SIGTERM)
 
 
-def _become_daemon(config: PoolSettings, orders: Orders, report_to: int) -> None:
+def _become_daemon(config: PoolSettings, origin: Origin, orders: Orders, report_to: int) -> None:
     """The first child: leaves the caller's session, and ends once the second one is on its way."""
     os.setsid()
     if os.fork():
         os._exit(0)
     status = 1
     try:
-        status = _run_detached(config, orders, report_to)
+        status = _run_detached(config, origin, orders, report_to)
     finally:
         os._exit(status)
 
 
-def _run_detached(config: PoolSettings, orders: Orders, report_to: int) -> int:
+def _run_detached(config: PoolSettings, origin: Origin, orders: Orders, report_to: int) -> int:
     folder = RunDir(Path(config.run_dir))
     waiting = os.fdopen(report_to, "w", encoding="utf-8")
     print(os.getpid(), file=waiting, flush=True)
@@ -383,7 +393,7 @@ def _run_detached(config: PoolSettings, orders: Orders, report_to: int) -> int:
         answer(f"started\nprocess {os.getpid()}, log {folder.log_file('mpspool')}")
 
     try:
-        return run(config, orders=orders, say=say_with_time, started=started)
+        return run(config, origin, orders=orders, say=say_with_time, started=started)
     except StartError as error:
         answer(f"failed\n{error}")
         return 2

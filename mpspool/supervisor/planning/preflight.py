@@ -59,10 +59,17 @@ _FIELDS = {
 }
 
 
-def resolve(config: PoolConfig, environ: Mapping[str, str]) -> tuple[PoolSettings, Plan]:
+def resolve(
+    config: PoolConfig, environ: Mapping[str, str], *, running: bool = False
+) -> tuple[PoolSettings, Plan]:
     """Finds versions, plans and checks; starts and creates nothing.
 
     The run folder must not be locked by the caller yet: a lock counts as another pool's.
+
+    Args:
+        config: what was asked for.
+        environ: the environment.
+        running: it is for the pool that runs in that run folder, which has the ports.
 
     Raises:
         StartError: with every problem found.
@@ -76,7 +83,7 @@ def resolve(config: PoolConfig, environ: Mapping[str, str]) -> tuple[PoolSetting
         planned = plan(config, machine, versions, queues)
     except StartError as error:
         problems += error.problems
-    problems += check_machine(config, machine, environ) + check_all(config, versions)
+    problems += check_machine(config, machine, environ) + check_all(config, versions, running=running)
     if planned is not None:
         problems += check_external(planned, environ)
     if problems or planned is None:
@@ -174,8 +181,15 @@ def backings(config: PoolConfig) -> frozenset[str]:
     return frozenset(found.backing for found in weights if found.shared != "off")
 
 
-def check_all(config: PoolConfig, versions: Mapping[str, tuple[int, Path]]) -> list[Problem]:
-    """Every problem with ports, folders, operator libraries and SavedModels. Changes nothing."""
+def check_all(
+    config: PoolConfig, versions: Mapping[str, tuple[int, Path]], *, running: bool = False
+) -> list[Problem]:
+    """Every problem with ports, folders, operator libraries and SavedModels. Changes nothing.
+
+    Ports and the run folder are not looked at for a pool that is `running`.
+    """
+    if running:
+        return check_weights_folders(config) + check_models(config, versions)
     run_dir = RunDir(config.run_dir)
     ports = {"grpc_port": config.grpc_port, "rest_port": config.rest_port}
     # A pool that runs there has most likely these ports, too: one cause, one problem.

@@ -1,0 +1,46 @@
+"""From file, flags and environment to settings: what `mpspool start` does, and `mpspool reload` again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mpspool.core.errors import StartError
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import PoolSettings
+from mpspool.supervisor import foreground
+from mpspool.supervisor.config import schema
+from mpspool.supervisor.planning import preflight
+from mpspool.supervisor.planning.plan import Plan
+
+
+def resolve(
+    file: Path | None,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    running: bool = False,
+    models: schema.Models | None = None,
+) -> tuple[PoolSettings, Plan]:
+    """Reads, checks and plans the whole.
+
+    Args:
+        file: YAML; None for none.
+        flags: as schema.read_config() takes them.
+        environ: the environment.
+        running: it is for a pool that runs.
+        models: as schema.read_config() takes them.
+
+    Raises:
+        StartError: with every problem found.
+    """
+    wanted, findings = schema.read_config(file, flags, environ, models)
+    found = foreground.check(RunDir(wanted.run_dir))
+    try:
+        resolved = preflight.resolve(wanted, environ, running=running)
+    except StartError as error:
+        found += error.problems
+    if problems := findings.told(found):
+        raise StartError(problems)
+    return resolved
