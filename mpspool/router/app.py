@@ -24,6 +24,7 @@ from mpspool.router.allocator import settle_memory
 from mpspool.router.dataplane import Dataplane
 from mpspool.router.link import Link
 from mpspool.router.metrics import Metrics
+from mpspool.router.reload import PoolReload
 from mpspool.router.rest import RestFront
 from mpspool.router.tfs_grpc import GrpcFront
 
@@ -144,7 +145,9 @@ async def serve(config: RouterSettings) -> None:
     metrics = Metrics(config)
     dataplane = Dataplane(config, metrics, lambda receive: Link(run_dir.router_socket, receive))
     metrics.observe(dataplane)
-    grpc = GrpcFront(dataplane, config, metrics) if config.grpc_port else None
+    grpc = (
+        GrpcFront(dataplane, config, metrics, PoolReload(run_dir.pool_control)) if config.grpc_port else None
+    )
     rest = RestFront(dataplane, config, metrics) if config.rest_port else None
 
     def configure(settings: RouterSettings) -> None:

@@ -1,5 +1,7 @@
 """`mpspool start`: the process around supervisord. It takes the signals, and leaves nothing behind.
 
+SIGHUP has it run `mpspool reload`, whose lines it says.
+
 supervisord ends its groups one after another and restarts everything at SIGHUP, so it lives in a
 session of its own and never sees a signal of the user's: the pool ends the workers, all at once, and
 supervisord is shut down after that. It dies with us, and its children with it.
@@ -110,6 +112,8 @@ class _Foreground:
         self._say = say
         self._supervisord = Supervisord(folder.supervisord_socket)
         self._child: subprocess.Popen[bytes] | None = None
+        self._reloader: subprocess.Popen[str] | None = None
+        self._reload = asyncio.Event()
         self._asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._died = asyncio.Event()
@@ -128,13 +132,14 @@ class _Foreground:
         self._orders.obey(functools.partial(loop.call_soon_threadsafe, self._on_order))
         self._orders.note(signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        follow: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             if self._orders.given:
                 return 0
             await self._start()
             started()
-            follow = asyncio.create_task(self._follow())
+            self._orders.reload_by(functools.partial(loop.call_soon_threadsafe, self._reload.set))
+            tasks = [asyncio.create_task(work) for work in (self._follow(), self._reload_for_ever())]
             await _first(self._asked.wait(), self._died.wait())
             if not self._died.is_set():
                 await self._stop()
@@ -144,8 +149,10 @@ class _Foreground:
             )
             return 1
         finally:
-            if follow is not None:
-                follow.cancel()
+            for task in tasks:
+                task.cancel()
+            if self._reloader is not None:
+                self._reloader.kill()
             await self._clear()
             self._orders.ignore()
             self._say("stopped")
@@ -190,6 +197,8 @@ class _Foreground:
             if self._child is not None and found.si_pid == self._child.pid:
                 self._child.poll()
                 self._died.set()
+            elif self._reloader is not None and found.si_pid == self._reloader.pid:
+                self._reloader.poll()
             else:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(found.si_pid, os.WNOHANG)
@@ -227,6 +236,22 @@ class _Foreground:
         document = example_input(base64.b64decode(answer["signatures"]))
         if command := report.how_to_try(self._config, document):
             self._say(f"try: {command}")
+
+    async def _reload_for_ever(self) -> None:
+        """Once for all orders that come before the pool has been asked."""
+        while True:
+            await self._reload.wait()
+            self._reload.clear()
+            self._say("reload: asked for by SIGHUP")
+            command = [sys.executable, "-P", "-m", "mpspool", "reload", "--run-dir", str(self._folder.root)]
+            self._reloader = subprocess.Popen(  # noqa: ASYNC220  it returns at once
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            output, _ = await asyncio.to_thread(self._reloader.communicate)
+            for line in output.splitlines():
+                self._say(f"reload: {line}")
+            done = {0: "done", 2: "refused"}.get(self._reloader.returncode, "failed")
+            self._say(f"reload: {done}")
 
     # -- the end ----------------------------------------------------------------------------------
 

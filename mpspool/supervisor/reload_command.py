@@ -18,6 +18,8 @@ from mpspool.supervisor import ask, lock, origin
 
 _ANSWER_S = 30.0
 _POLL_S = 0.1
+# A pool process that was killed is back by then.
+_PATIENCE_S = 5.0
 _SHOWN = 10
 
 Say = Callable[[str], None]
@@ -101,12 +103,17 @@ def _read(begun: origin.Origin, models: Sequence[Mapping[str, Any]] | None) -> t
 
 
 def _call(run: RunDir, op: str, **arguments: Any) -> Message:
-    try:
-        return control.call(run.pool_control, op, timeout_s=_ANSWER_S, **arguments)
-    except (ControlError, ValueError) as error:
-        if not lock.holder(run):
-            raise ask.NoPoolError(ask.no_pool(run)) from error
-        raise ReloadError(str(error)) from error
+    """Asks the pool process, again while it is only beginning: to be asked twice does not matter to it."""
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return control.call(run.pool_control, op, timeout_s=_ANSWER_S, **arguments)
+        except (ControlError, ValueError) as error:
+            if not lock.holder(run):
+                raise ask.NoPoolError(ask.no_pool(run)) from error
+            if time.monotonic() > end:
+                raise ReloadError(str(error)) from error
+        time.sleep(_POLL_S)
 
 
 def _wait(run: RunDir, answer: Message, timeout_s: float) -> None:
@@ -115,8 +122,8 @@ def _wait(run: RunDir, answer: Message, timeout_s: float) -> None:
     before = {text for model, text in answer["failed"] if model not in answer["changed"]}
     waits: Sequence[str] = ("the pool process does not answer",)
     while time.monotonic() < end:
-        found = _reloaded(run)
-        if found is not None and found["settings"] == answer["settings"]:
+        found = _call(run, "reloaded")
+        if found["settings"] == answer["settings"]:
             waits = found["waits"]
             if not waits:
                 failed = [text for _, text in found["failed"] if text not in before]
@@ -125,10 +132,3 @@ def _wait(run: RunDir, answer: Message, timeout_s: float) -> None:
                 return
         time.sleep(_POLL_S)
     raise ReloadError(f"not over after {timeout_s:g} s: {'; '.join(waits[:_SHOWN])}")
-
-
-def _reloaded(run: RunDir) -> Message | None:
-    """None while the pool process begins again."""
-    with contextlib.suppress(ReloadError):
-        return _call(run, "reloaded")
-    return None

@@ -13,8 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
+from mpspool.core import tfs
+from tests import models
 from tests.conftest import PoolStarter, short_dir
 from tests.polling import until
 from tests.pool import Load, Pool, cli, processes_of
@@ -101,6 +104,25 @@ def predict(pool: Pool, model: str) -> Any:
     return json.loads(done.stdout)["y"] if done.returncode == 0 else done.stderr
 
 
+def ask(pool: Pool, served: dict[str, str], timeout_s: float = 60, **policy: Any) -> Any:
+    """HandleReloadConfigRequest with these models and their base paths. Raises grpc.RpcError."""
+    request = tfs.ReloadConfigRequest()
+    listed = request.config.model_config_list
+    listed.SetInParent()
+    for name, base_path in served.items():
+        config = listed.config.add(name=name, base_path=base_path, model_platform="tensorflow")
+        config.version_labels["stable"] = 1
+        if policy:
+            config.model_version_policy.specific.versions.extend(policy["specific"])
+    with grpc.insecure_channel(pool.address) as channel:
+        call = channel.unary_unary(
+            f"/{tfs.MODEL_SERVICE}/HandleReloadConfigRequest",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=tfs.ReloadConfigResponse.FromString,
+        )
+        return call(request, timeout=timeout_s)
+
+
 def test_nothing_changes_where_nothing_has(pool: Pool) -> None:
     """Every worker stays as it is, and the command says so."""
     before = pool.workers()
@@ -138,7 +160,8 @@ def test_a_model_that_is_taken_out_answers_what_it_has(pool: Pool, file: File, l
     reload(pool)
     report = running.end()
     assert predict(pool, OTHER) == [2.5, 3.0]
-    assert set(report["codes"]) <= {"OK", "UNAVAILABLE", "NOT_FOUND"}, report
+    assert not report["wrong"]
+    assert set(report["errors"]) <= {"UNAVAILABLE", "NOT_FOUND"}, report
 
 
 def test_slots_come_and_go(pool: Pool, file: File, load: LoadStarter) -> None:
@@ -171,7 +194,9 @@ def test_workers_with_other_threads_come_anew(pool: Pool, file: File, load: Load
     after = pool.workers()
     assert after.keys() == before.keys()
     assert alike(before, after) == {f"{OTHER}@1.cpu0.0"}
-    assert {worker["generation"] for name, worker in after.items() if name.startswith(MODEL)} > {1}
+    for slot in range(slots):
+        name = f"{MODEL}@1.cpu0.{slot}"
+        assert after[name]["restarts"] == before[name]["restarts"] + 1
     pool.serves_on()
     running.end_clean()
 
@@ -272,13 +297,66 @@ def test_another_file_holds_from_then_on(pool: Pool, file: File, tmp_path: Path)
 
 def test_a_model_that_cannot_be_loaded_is_told(pool: Pool, file: File, tmp_path: Path) -> None:
     """Exit status 1 and the reason; the others serve on, and a reload without it takes it out."""
-    shutil.copytree(file.base / "1", tmp_path / "1")
-    (tmp_path / "1" / "variables" / "variables.index").write_bytes(b"no index")
+    broken = models.corrupt(file.base, "flipped", tmp_path / "broken")
     before = pool.workers()
-    file.write({MODEL: {}, OTHER: {"base_path": str(tmp_path)}}, max_num_load_retries=0)
+    file.write({MODEL: {}, OTHER: {"base_path": str(broken)}}, max_num_load_retries=0)
     done = cli("reload", "--run-dir", pool.run_dir, "--timeout", 90, timeout=120)
     assert done.returncode == 1, done.stdout + done.stderr
     assert f"{OTHER}@1" in done.stderr
     file.write({MODEL: {}})
     reload(pool)
     assert alike(before, pool.workers()) == before.keys()
+
+
+@pytest.mark.parametrize("whom", ["foreground", "pool"])
+def test_a_hangup_reloads(pool: Pool, file: File, load: LoadStarter, whom: str) -> None:
+    """SIGHUP to the process that was started, or to the pool process, does the same; the result is in the log."""
+    before = pool.workers()
+    running = load(pool, MODEL)
+    pool.serves_on()
+    file.write({MODEL: {"cpu_slots": 3}})
+    said = len(pool.output.read_text())
+    os.kill(pool.pid if whom == "foreground" else pool.process_pid("pool"), signal.SIGHUP)
+    until(lambda: "reload: done" in pool.output.read_text()[said:], 60)
+    assert "slots come: cpu0.2" in pool.output.read_text()[said:]
+    assert len(pool.workers()) == 3
+    file.write({MODEL: {"cpu_slots": -1}})
+    os.kill(pool.pid, signal.SIGHUP)
+    until(lambda: "reload: refused" in pool.output.read_text()[said:], 60)
+    assert "error: models.half_plus_two.cpu_slots" in pool.output.read_text()[said:]
+    running.end_clean()
+    assert alike(before, pool.workers()) == before.keys()
+
+
+def test_clients_reload(pool: Pool, file: File, load: LoadStarter) -> None:
+    """HandleReloadConfigRequest: answered when the new models are AVAILABLE; those not listed go; then the file counts."""
+    before = pool.workers()
+    running = load(pool, MODEL)
+    pool.serves_on()
+    assert ask(pool, {MODEL: str(file.base), OTHER: str(file.base)}).status.error_code == 0
+    assert predict(pool, OTHER) == [2.5, 3.0]
+    pool.serves_on()
+    assert ask(pool, {MODEL: str(file.base)}, specific=[1]).status.error_code == 0
+    assert "NOT_FOUND" in predict(pool, OTHER)
+    assert "is taken out" not in reload(pool)
+    running.end_clean()
+    assert alike(before, pool.workers()) == before.keys()
+
+
+def test_a_clients_reload_is_refused(pool: Pool, file: File, tmp_path: Path) -> None:
+    """What is wrong is INVALID_ARGUMENT with its reason, what does not load UNKNOWN; the rest serves on."""
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(pool, {MODEL: str(file.base), OTHER: "/nowhere"})
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "no such path: /nowhere" in caught.value.details()
+    broken = models.corrupt(file.base, "flipped", tmp_path / "broken")
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(pool, {MODEL: str(file.base), OTHER: str(broken)})
+    assert caught.value.code() is grpc.StatusCode.UNKNOWN
+    assert f"{OTHER}@1" in caught.value.details()
+    assert predict(pool, MODEL) == [2.5, 3.0]
+    file.write({MODEL: {}}, allow_reload=False)
+    reload(pool)
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(pool, {MODEL: str(file.base)})
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED

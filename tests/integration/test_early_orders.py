@@ -199,7 +199,7 @@ def test_stop_from_outside_of_the_namespace(start: Starter, within: tuple[str, .
 def test_a_hangup_is_one_order() -> None:
     """The terminal and the shell both tell of it: the second is no order to hurry, as a second SIGTERM is."""
     calls: list[bool] = []
-    orders = Orders()
+    orders = Orders(lambda: True)
     before = {signum: signal.signal(signum, signal.SIG_DFL) for signum in (signal.SIGHUP, signal.SIGTERM)}
     try:
         orders.note(*before)

@@ -411,6 +411,7 @@ def to_settings(planned: Plan, config: PoolConfig) -> PoolSettings:
         max_queued_requests=config.max_queued_requests,
         max_queued_bytes=int(config.max_queued_bytes),
         scheduling=scheduling(config),
+        allow_reload=config.allow_reload,
         readiness=config.readiness,
         simulated=planned.simulated,
     )

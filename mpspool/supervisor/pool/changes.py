@@ -39,6 +39,7 @@ _ROUTER = (
     "max_message_bytes",
     "max_queued_requests",
     "max_queued_bytes",
+    "allow_reload",
     "readiness",
 )
 # Of a model: what the router and the pool process go by, what its workers do, and what its weights are published with.

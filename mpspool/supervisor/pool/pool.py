@@ -30,7 +30,7 @@ from mpspool.supervisor import grace, programs, settings_files
 from mpspool.supervisor.pool import fitness, reconcile, status, turns
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.gpus import Gpus
-from mpspool.supervisor.pool.reload import Reload, former_places
+from mpspool.supervisor.pool.reload import Reload, digest, former_places, reload_with
 from mpspool.supervisor.pool.renewals import Renewals
 from mpspool.supervisor.pool.servables import Places, Servables
 from mpspool.supervisor.pool.slots import GiveUp, Slot, SlotRecord, StartAt
@@ -117,6 +117,7 @@ class Pool:
             self._look,
         )
         self._over = asyncio.Event()
+        self._asked = 0
         self._again = False
         self._settled = asyncio.Event()
         self._looked = asyncio.Event()
@@ -129,6 +130,7 @@ class Pool:
         """
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, self._over.set)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._pass_on_hangup)
         control = ControlServer(
             self._run.pool_control,
             {
@@ -143,6 +145,7 @@ class Pool:
                 "rollback": functools.partial(self._ordered, self._servables.rollback),
                 "route": functools.partial(self._ordered, self._servables.set_route),
                 "reload": self._reload.reload,
+                "reload_models": self._reload_models,
                 "reloaded": self._reloaded,
             },
         )
@@ -172,10 +175,35 @@ class Pool:
 
     # -- another configuration --------------------------------------------------------------------
 
+    def _pass_on_hangup(self) -> None:
+        """The order to reload is for whoever says what comes of it."""
+        if pid := _foreground_pid(self._run):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGHUP)
+
     def _begin_again(self) -> None:
         """Once whoever asked for it has been answered."""
         self._again = True
-        asyncio.get_running_loop().call_later(_SOON_S, self._over.set)
+        asyncio.get_running_loop().call_later(_SOON_S, self._end_if_answered)
+
+    def _end_if_answered(self) -> None:
+        if self._asked:
+            asyncio.get_running_loop().call_later(_SOON_S, self._end_if_answered)
+        else:
+            self._over.set()
+
+    async def _reload_models(self, request: Message) -> Message:
+        """The control op "reload_models": has "models" served, in place of those that are configured.
+
+        The configuration is read and planned by `mpspool reload`, in a process of its own, which asks us in its turn.
+        """
+        self._asked += 1
+        try:
+            refused = await reload_with(self._run, request["models"])
+            now = settings.load(self._run.settings_file(programs.POOL), PoolSettings)
+            return {"refused": refused, "settings": digest(now)}
+        finally:
+            self._asked -= 1
 
     async def _have_programs(self) -> None:
         """Has supervisord run what the configuration needs and the former one did not."""

@@ -7,8 +7,12 @@ started with other settings are renewed, one after another.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
+import json
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -44,6 +48,23 @@ def former_places(run: RunDir, workers: list[WorkerId]) -> Places:
             last = settings.load(run.settings_file(worker.program), WorkerSettings)
             found[worker] = last.model, last.slot
     return found
+
+
+async def reload_with(run: RunDir, models: list[Message]) -> str:
+    """Has `mpspool reload` read the configuration with these models. Why it is refused, "" where it is not."""
+    words = ["-P", "-m", "mpspool", "reload", "--no-wait", "--models-from", "-", "--run-dir", str(run.root)]
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, *words), stdin=PIPE, stdout=DEVNULL, stderr=PIPE
+    )
+    try:
+        _, errors = await child.communicate(json.dumps(models).encode())
+    except asyncio.CancelledError:
+        child.kill()
+        raise
+    if not child.returncode:
+        return ""
+    lines = errors.decode(errors="replace").splitlines()
+    return "; ".join(line.removeprefix("error: ") for line in lines if line) or "it ended without a word"
 
 
 class Reload:
