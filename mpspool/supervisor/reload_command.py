@@ -92,9 +92,11 @@ def _read(begun: origin.Origin, models: Sequence[Mapping[str, Any]] | None) -> t
     from mpspool.supervisor.planning.resolve import resolve
 
     try:
-        folder = contextlib.chdir(begun.folder)
-        with folder:
+        with contextlib.chdir(begun.folder):
             file = Path(begun.file) if begun.file else None
+            if file is not None and file.exists() and not file.is_file():
+                text = "is no regular file, and cannot be read again; name one with --config"
+                raise StartError([Problem(begun.file, text)])
             settings, planned = resolve(file, begun.flags, begun.environ, running=True, models=models)
     except FileNotFoundError as error:
         text = f"{begun.folder}, where the pool was started, cannot be entered: {error.strerror}"

@@ -242,15 +242,15 @@ class Servables:
         waits = [f"{name} has yet to leave" for name in self._taken]
         for name, versions in self._versions.items():
             phases = {version.phase for version in versions}
-            if name in self._taken or name in self._unread:
-                continue
-            if self._looks.get(name, _LOOKS) < _LOOKS or not (phases or versions.off):
-                waits.append(f"{name}: its base path is looked at")
             waits += [
                 f"{name}@{version.number} is {version.phase.value}"
                 for version in versions
                 if version.phase in (VersionPhase.LOADING, VersionPhase.LEAVING)
             ]
+            if name in self._taken or name in self._unread:
+                continue
+            if self._looks.get(name, _LOOKS) < _LOOKS or not (phases or versions.off):
+                waits.append(f"{name}: its base path is looked at")
             missing = versions.aspired() - {version.number for version in versions}
             waits += [f"{name}@{number} has yet to be loaded" for number in sorted(missing)]
         return waits
