@@ -210,7 +210,7 @@ class Reload:
         wrong = ""
         if worker in self._slots:
             wrong = await self._renewals.why_unready(worker)
-        if worker in self._slots and not wrong:
+        if worker in self._slots and not wrong and self.stale(worker):
             wrong = await self._renewals.renew(worker, _WORDS)
         if other is not None:
             self._standing_in.discard(other)
