@@ -18,6 +18,8 @@ logger = log.get("reload")
 METHOD = "HandleReloadConfigRequest"
 _PLATFORM = "tensorflow"
 _POLL_S = 0.1
+# `mpspool reload`'s exit status for a configuration that is no good.
+_REFUSED = 2
 # To read and check a configuration takes seconds.
 _ANSWER_S = 60.0
 
@@ -103,8 +105,9 @@ class PoolReload:
                 answer = await acall(self._pool, "reload_models", timeout_s=_ANSWER_S, models=list(models))
             except (ControlError, ValueError) as error:
                 raise PoolError(Code.UNAVAILABLE, f"The pool process does not answer: {error}") from error
-            if answer["refused"]:
-                raise PoolError(Code.INVALID_ARGUMENT, answer["refused"])
+            if answer["exit_status"]:
+                code = Code.INVALID_ARGUMENT if answer["exit_status"] == _REFUSED else Code.UNAVAILABLE
+                raise PoolError(code, answer["refused"])
             await self._settled({model["name"] for model in models}, answer["settings"])
 
     async def _settled(self, names: set[str], settings: str) -> None:

@@ -21,6 +21,7 @@ from mpspool.core.settings import (
     WeightsSettings,
     WorkerSettings,
 )
+from mpspool.supervisor.pool import changes as told_by
 from mpspool.supervisor.pool.changes import compare, merged, renews
 
 ROUTER = RouterSettings(run_dir="/run/p", host="h", grpc_port=8500, rest_port=8501)
@@ -76,6 +77,18 @@ POOLS = st.builds(
     st.sampled_from([1.0, 2.0]),
     st.lists(st.sampled_from(["gpu0", "gpu1"]).map(daemon), unique_by=lambda one: one.device, max_size=2),
 )
+
+
+def test_every_setting_is_looked_at() -> None:
+    """What is new in the settings has to be told apart: held at once, given to workers, or refused."""
+    told = {*told_by._TOLD, *told_by._WORKER, *told_by._PUBLISHED}
+    left = {"name", "version", "path", "slots", "queue", "warmup"}
+    assert told | left == set(ModelSettings.__struct_fields__)
+    assert {*told_by._SLOT, "device", "slot", "memory_bytes"} == set(SlotSettings.__struct_fields__)
+    pool_fields = {*told_by._FIXED, *told_by._POOL, "models", "mps_daemons", "router"}
+    assert pool_fields == set(PoolSettings.__struct_fields__)
+    of_pool = {"run_dir", "host", "grpc_port", "rest_port", "simulated", "scheduling"}
+    assert {*told_by._ROUTER} | of_pool == set(RouterSettings.__struct_fields__)
 
 
 @given(POOLS)

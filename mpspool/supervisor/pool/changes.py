@@ -117,6 +117,9 @@ class Changes:
     removed: list[str] = field(default_factory=list)
     models: dict[str, ModelChanges] = field(default_factory=dict)
 
+    def __bool__(self) -> bool:
+        return any((self.pool, self.added, self.removed, self.models))
+
     def lines(self) -> list[tuple[str, str]]:
         """For people: of whom, and what."""
         found = [("pool", f"{key} holds at once") for key in self.pool]

@@ -118,7 +118,7 @@ class Pool:
         )
         self._over = asyncio.Event()
         self._asked = 0
-        self._again = False
+        self._again = self._ended_for_good = False
         self._settled = asyncio.Event()
         self._looked = asyncio.Event()
 
@@ -129,7 +129,7 @@ class Pool:
             Whether another pool is to take over, with what the settings file has now.
         """
         for signum in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(signum, self._over.set)
+            asyncio.get_running_loop().add_signal_handler(signum, self._end)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._pass_on_hangup)
         control = ControlServer(
             self._run.pool_control,
@@ -171,9 +171,14 @@ class Pool:
             self._weights.close()
             self._servables.close()
             self._workers.close()
-        return self._again
+        return self._again and not self._ended_for_good
 
     # -- another configuration --------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """For good."""
+        self._ended_for_good = True
+        self._over.set()
 
     def _pass_on_hangup(self) -> None:
         """The order to reload is for whoever says what comes of it."""
@@ -199,9 +204,9 @@ class Pool:
         """
         self._asked += 1
         try:
-            refused = await reload_with(self._run, request["models"])
+            exit_status, error = await reload_with(self._run, request["models"])
             now = settings.load(self._run.settings_file(programs.POOL), PoolSettings)
-            return {"refused": refused, "settings": digest(now)}
+            return {"exit_status": exit_status, "refused": error, "settings": digest(now)}
         finally:
             self._asked -= 1
 

@@ -50,8 +50,8 @@ def former_places(run: RunDir, workers: list[WorkerId]) -> Places:
     return found
 
 
-async def reload_with(run: RunDir, models: list[Message]) -> str:
-    """Has `mpspool reload` read the configuration with these models. Why it is refused, "" where it is not."""
+async def reload_with(run: RunDir, models: list[Message]) -> tuple[int, str]:
+    """Has `mpspool reload` read the configuration with these models. Its exit status, and what it says where that is not 0."""
     words = ["-P", "-m", "mpspool", "reload", "--no-wait", "--models-from", "-", "--run-dir", str(run.root)]
     child = await asyncio.create_subprocess_exec(
         *(sys.executable, *words), stdin=PIPE, stdout=DEVNULL, stderr=PIPE
@@ -62,9 +62,10 @@ async def reload_with(run: RunDir, models: list[Message]) -> str:
         child.kill()
         raise
     if not child.returncode:
-        return ""
+        return 0, ""
     lines = errors.decode(errors="replace").splitlines()
-    return "; ".join(line.removeprefix("error: ") for line in lines if line) or "it ended without a word"
+    text = "; ".join(line.removeprefix("error: ") for line in lines if line)
+    return child.returncode or 0, text or "mpspool reload ended without a word"
 
 
 class Reload:
@@ -108,13 +109,15 @@ class Reload:
         if changes.refused:
             return {"refused": [[found.key, found.text] for found in changes.refused]}
         config = merged(self._config, asked)
+        if not changes and config.mps_daemons == self._config.mps_daemons:
+            config = self._config
         answer = {
             "settings": digest(config),
             "lines": changes.lines(),
             "changed": [*changes.added, *changes.models],
             "failed": self._failed(),
         }
-        if config == self._config and not self._error:
+        if config is self._config and not self._error:
             return answer
         if self._renewals.turn.locked() and self._renewed:
             return {
