@@ -205,10 +205,13 @@ class Pool:
         self._asked += 1
         try:
             exit_status, error = await reload_with(self._run, request["models"])
-            now = settings.load(self._run.settings_file(programs.POOL), PoolSettings)
-            return {"exit_status": exit_status, "refused": error, "settings": digest(now)}
+            return {"exit_status": exit_status, "refused": error, "settings": self._taken_up()}
         finally:
             self._asked -= 1
+
+    def _taken_up(self) -> str:
+        """The digest of the configuration that holds, or will when this pool has begun again."""
+        return digest(settings.load(self._run.settings_file(programs.POOL), PoolSettings))
 
     async def _have_programs(self) -> None:
         """Has supervisord run what the configuration needs and the former one did not."""
@@ -230,6 +233,8 @@ class Pool:
 
     async def _reloaded(self, request: Message) -> Message:
         """The control op "reloaded", which the router has to know of, too."""
+        if self._again:
+            return {"settings": self._taken_up(), "waits": ["the pool process begins again"], "failed": []}
         await self._first_look()
         answer = await self._reload.reloaded(request)
         if self._told is None or self._told_often < _TOLD_OFTEN:
