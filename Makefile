@@ -20,7 +20,8 @@ $(DEMO)/half_plus_two: $(VENV)/.runtime
 # The chaos tests hold a load while they break things, and the GPU tests a GPU: both have the machine to themselves.
 PYTEST := $(BIN)/python -m pytest
 UNLOADED := tests/chaos/test_slow_starts.py
-VERSIONS := tests/chaos/test_versions.py tests/chaos/test_many_versions.py tests/chaos/test_remote_versions.py
+VERSIONS := tests/chaos/test_versions.py tests/chaos/test_many_versions.py tests/chaos/test_remote_versions.py \
+	tests/chaos/test_reload.py
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
 # All but test-versions, test-mps and test-bench, which are apart so that this one stays within 10 minutes on 2 cores.
@@ -28,7 +29,7 @@ test: $(VENV)/.dev $(GPU) compiler
 	$(PYTEST) $(PARALLEL) tests/unit tests/conformance tests/integration $(UNLOADED)
 	$(PYTEST) tests/chaos tests/gpu $(UNLOADED:%=--ignore %) $(VERSIONS:%=--ignore %)
 
-# Model versions that change under load.
+# Model versions, and the configuration, that change under load.
 test-versions: $(VENV)/.dev $(GPU) compiler
 	$(PYTEST) $(VERSIONS)
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO, TypeVar
 
 import click
 
@@ -19,7 +19,6 @@ from mpspool.mps.simulated import FAULTS
 if TYPE_CHECKING:
     from mpspool.core.errors import StartError
     from mpspool.core.settings import PoolSettings
-    from mpspool.supervisor.orders import Orders
     from mpspool.supervisor.planning.plan import Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -157,10 +156,12 @@ def start(file: Path | None, detach: bool, check: bool, **flags: Any) -> None:
         orders.note(signal.SIGTERM, signal.SIGHUP)
 
     from mpspool.core.errors import StartError
-    from mpspool.supervisor import foreground
+    from mpspool.supervisor import foreground, origin
+    from mpspool.supervisor.planning.resolve import resolve
 
     try:
-        settings, planned = _resolve(file, flags, orders)
+        settings, planned = resolve(file, flags, os.environ, orders=orders, say=click.echo)
+        begun = origin.here(file, flags, os.environ)
         _print_plan(settings, planned)
         if check:
             _check_models(settings)
@@ -171,8 +172,8 @@ def start(file: Path | None, detach: bool, check: bool, **flags: Any) -> None:
             return
         if detach:
             announce = _announce_detached(settings)
-            sys.exit(foreground.detach(settings, orders=orders, announce=announce))
-        sys.exit(foreground.run(settings, orders=orders, say=foreground.say_with_time))
+            sys.exit(foreground.detach(settings, begun, orders=orders, announce=announce))
+        sys.exit(foreground.run(settings, begun, orders=orders, say=foreground.say_with_time))
     except StartError as error:
         if orders.given:
             return
@@ -207,28 +208,6 @@ def doctor(file: Path | None, as_json: bool, **flags: Any) -> None:
     else:
         table.print_findings(facts, findings)
     sys.exit(0 if examine.passed(findings) else 1)
-
-
-def _resolve(file: Path | None, flags: dict[str, Any], orders: Orders) -> tuple[PoolSettings, Plan]:
-    """Raises StartError."""
-    from mpspool.core.errors import StartError
-    from mpspool.supervisor import foreground
-    from mpspool.supervisor.config import schema
-    from mpspool.supervisor.planning import preflight
-    from mpspool.supervisor.remote.place import is_remote
-
-    wanted, findings = schema.read_config(file, flags, os.environ)
-    found = foreground.check(RunDir(wanted.run_dir))
-    try:
-        away = [model.base_path for model in wanted.models if is_remote(model.base_path)]
-        if away:
-            click.echo(f"copying what is new from {', '.join(away)}")
-        resolved = preflight.resolve(wanted, os.environ, orders)
-    except StartError as error:
-        found += error.problems
-    if problems := findings.told(found):
-        raise StartError(problems)
-    return resolved
 
 
 def _check_models(settings: PoolSettings) -> None:
@@ -291,6 +270,61 @@ def wait(run: RunDir, timeout: float) -> None:
 
     if reason := ask.why_not_ready(run, timeout, lambda text: click.echo(text, err=True)):
         fail(reason)
+
+
+@main.command(
+    "reload",
+    epilog=_examples(
+        "mpspool reload                                     # the pool file was edited",
+        "mpspool reload --config pool.yaml                  # this one from now on",
+        "mpspool reload --no-wait",
+    ),
+)
+@click.option(
+    "--config",
+    "file",
+    metavar="POOL.yaml",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Read this file instead, now and at later reloads. Default: the one that the pool was started with.",
+)
+@click.option(
+    "--timeout", type=float, default=300.0, show_default=True, metavar="S", help="How long to wait."
+)
+@click.option("--no-wait", is_flag=True, help="Return when the pool has taken it.")
+@click.option("--models-from", type=click.File("r"), hidden=True)
+@run_dir_option
+def reload_config(
+    run: RunDir, file: Path | None, timeout: float, *, no_wait: bool, models_from: TextIO | None
+) -> None:
+    """Have the pool take up its configuration as it reads now; what does not change is not touched.
+
+    It is read and checked as `start` did, with the flags and the environment of then; where anything is wrong,
+    nothing changes. Workers whose settings change are renewed one after another, and no request fails. Ports, the run
+    folder and what else docs/reload.md lists need a new start.
+
+    Exit status 0 when it holds everywhere; 1, with what is missing, when it does not in time; 2 when it is refused.
+    """
+    import json
+
+    from mpspool.core.errors import StartError
+    from mpspool.supervisor import ask, reload_command
+
+    models = None if models_from is None else json.load(models_from)
+    try:
+        reload_command.reload(
+            run,
+            file,
+            None if no_wait else timeout,
+            say=click.echo,
+            warn=lambda text: click.echo(text, err=True),
+            models=models,
+        )
+    except StartError as error:
+        for problem in error.problems:
+            click.echo(f"error: {problem}", err=True)
+        fail("nothing was changed", _NOTHING_STARTED)
+    except (ask.NoPoolError, reload_command.ReloadError) as error:
+        fail(str(error))
 
 
 @main.command(

@@ -278,6 +278,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_connections: of gRPC clients at once; one more is closed.
         max_queued_requests: per model version, where the pool has not said what holds for it.
         max_queued_bytes: of requests read, waiting or running, and of answers not sent; more is RESOURCE_EXHAUSTED.
+        allow_reload: HandleReloadConfigRequest is answered.
         readiness: "any" model AVAILABLE makes /readyz answer 200, or "all" must be.
         simulated: what is a stand-in ("gpus", "cpus"), for the metrics; empty for nothing.
     """
@@ -292,6 +293,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_requests: int = 10_000
     max_queued_bytes: int = 2**32
     scheduling: SchedulingSettings = SchedulingSettings()
+    allow_reload: bool = True
     readiness: str = "any"
     simulated: str = ""
 

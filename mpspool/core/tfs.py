@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.internal import enum_type_wrapper
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,10 +50,13 @@ PredictResponse = _message("tensorflow.serving.PredictResponse")
 SignatureDefMap = _message("tensorflow.serving.SignatureDefMap")
 GetModelMetadataRequest = _message("tensorflow.serving.GetModelMetadataRequest")
 GetModelMetadataResponse = _message("tensorflow.serving.GetModelMetadataResponse")
+ReloadConfigRequest = _message("tensorflow.serving.ReloadConfigRequest")
+ReloadConfigResponse = _message("tensorflow.serving.ReloadConfigResponse")
 GetModelStatusRequest = _message("tensorflow.serving.GetModelStatusRequest")
 GetModelStatusResponse = _message("tensorflow.serving.GetModelStatusResponse")
 ModelVersionStatus = _message("tensorflow.serving.ModelVersionStatus")
 StatusProto = _message("tensorflow.serving.StatusProto")
+ModelType = enum_type_wrapper.EnumTypeWrapper(POOL.FindEnumTypeByName("tensorflow.serving.ModelType"))
 PredictionLog = _message("tensorflow.serving.PredictionLog")
 BatchingParameters = _message("tensorflow.serving.BatchingParameters")
 RawPredictRequest = _message("mpspool.RawPredictRequest")

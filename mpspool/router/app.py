@@ -10,7 +10,7 @@ import gc
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
@@ -25,6 +25,7 @@ from mpspool.router.allocator import settle_memory
 from mpspool.router.dataplane import Dataplane
 from mpspool.router.link import Link
 from mpspool.router.metrics import Metrics
+from mpspool.router.reload import PoolReload
 from mpspool.router.rest import RestFront
 from mpspool.router.tfs_grpc import GrpcFront
 
@@ -39,10 +40,17 @@ _ARRIVALS_S = 0.1
 
 
 class Control:
-    """The control socket's operations."""
+    """The control socket's operations.
 
-    def __init__(self, dataplane: Dataplane) -> None:
+    Args:
+        configure: takes the settings that the pool goes by; None for the data plane's own.
+    """
+
+    def __init__(
+        self, dataplane: Dataplane, configure: Callable[[RouterSettings], None] | None = None
+    ) -> None:
         self._dataplane = dataplane
+        self._configure = configure or dataplane.configure
         self.watch = Watch(self.snapshot)
         dataplane.on_change(self.watch.changed)
 
@@ -61,6 +69,8 @@ class Control:
         return {"signatures": base64.b64encode(found).decode()}
 
     async def models(self, request: Message) -> Message:
+        if given := request.get("settings"):
+            self._configure(msgspec.convert(given, RouterSettings))
         _want(self._dataplane, request)
         return {}
 
@@ -147,7 +157,17 @@ async def serve(config: RouterSettings) -> None:
     dataplane = Dataplane(config, metrics, lambda receive: Link(run_dir.router_socket, receive))
     metrics.observe(dataplane)
     _recall(run_dir, dataplane)
-    control_ops = Control(dataplane)
+    grpc = (
+        GrpcFront(dataplane, config, metrics, PoolReload(run_dir.pool_control)) if config.grpc_port else None
+    )
+    rest = RestFront(dataplane, config, metrics) if config.rest_port else None
+
+    def configure(settings: RouterSettings) -> None:
+        dataplane.configure(settings)
+        if grpc is not None:
+            grpc.configure(settings)
+
+    control_ops = Control(dataplane, configure)
     control = ControlServer(
         run_dir.router_control,
         {
@@ -165,8 +185,6 @@ async def serve(config: RouterSettings) -> None:
             "watch": control_ops.watch,
         },
     )
-    grpc = GrpcFront(dataplane, config, metrics) if config.grpc_port else None
-    rest = RestFront(dataplane, config, metrics) if config.rest_port else None
     try:
         for front in (grpc, rest):
             if front is not None:

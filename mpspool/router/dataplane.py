@@ -354,6 +354,17 @@ class Dataplane:
 
     # -- what the pool calls ----------------------------------------------------------------------
 
+    def configure(self, settings: RouterSettings) -> None:
+        """Takes other settings while it serves; ports, run folder and `fair_by` stay as they were."""
+        if settings == self._settings:
+            return
+        logger.info("configured")
+        self._settings = settings
+        self._scheduler.govern_all(rules.pool_rules(settings))
+        self._callers = rules.Callers(settings.scheduling.priority_key, settings.scheduling.fair_by)
+        self.memory.limit_bytes = settings.max_queued_bytes
+        self._told.clear()  # what holds for a queue follows from both
+
     def want(
         self, models: list[dict[str, Any]], restarts: dict[str, int], slots: dict[str, str] | None = None
     ) -> None:

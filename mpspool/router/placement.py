@@ -38,14 +38,18 @@ class Placement:
     """
 
     def __init__(self, dispatch: str, limits: Limits) -> None:
-        self._least_loaded = dispatch == "least_loaded"
-        self._limits = limits
+        self.govern(dispatch, limits)
         self._idle: dict[Device, list[tuple[int, int, WorkerLoad]]] = {}
         self._soon: list[tuple[int, int, WorkerLoad]] = []
         self.open_count = self.idle_count = 0
         self.rows = 0
         self._serial = itertools.count()
         self.workers: dict[str, WorkerLoad] = {}
+
+    def govern(self, dispatch: str, limits: Limits) -> None:
+        """What holds from now on, as the class has it."""
+        self._least_loaded = dispatch == "least_loaded"
+        self._limits = limits
 
     def add(self, worker: WorkerLoad) -> None:
         self.workers[worker.name] = worker

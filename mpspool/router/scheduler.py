@@ -125,6 +125,13 @@ class Scheduler:
         self.costs = CostTable()
         self.hold_suspects = False
 
+    def govern_all(self, rules: PoolRules) -> None:
+        """What holds for all queues from now on."""
+        self._rules = rules
+        for queue in self._queues.values():
+            queue.placement.govern(rules.dispatch, rules.limits)
+            self._stirred[queue] = None
+
     def govern(self, model: ModelVersion, rules: QueueRules) -> None:
         """What holds for the queue of a model version from now on."""
         queue = self._queue(model)

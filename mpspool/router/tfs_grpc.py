@@ -15,7 +15,7 @@ from mpspool.core import envelope, tfs
 from mpspool.core.errors import Code, PoolError, Problem, StartError
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import ModelVersionState
-from mpspool.router import health, reflection
+from mpspool.router import health, reflection, reload
 from mpspool.router.grpc_call import Call, Method, Unary
 from mpspool.router.grpc_server import Server
 from mpspool.router.memory import Admission, Memory
@@ -94,13 +94,27 @@ class Recorder(Protocol):
 class GrpcFront:
     """gRPC on settings.host and settings.grpc_port.
 
+    Args:
+        dataplane: what answers.
+        settings: the router's.
+        metrics: where answers are counted.
+        reloads: has other models served; None where nobody can.
+
     Attributes:
         port: the port bound. Of settings.grpc_port 0, with which a pool has no such front, start() binds any
             free one: a test's way to one.
     """
 
-    def __init__(self, dataplane: Dataplane, settings: RouterSettings, metrics: Recorder) -> None:
+    def __init__(
+        self,
+        dataplane: Dataplane,
+        settings: RouterSettings,
+        metrics: Recorder,
+        reloads: reload.Reload | None = None,
+    ) -> None:
         self._dataplane = dataplane
+        self._reload = reloads
+        self._may_reload = settings.allow_reload
         self._metrics = metrics
         self._host = settings.host
         self._stopping = False
@@ -111,6 +125,12 @@ class GrpcFront:
         self._server = _Server(methods, dataplane.memory, settings.max_message_bytes, metrics)
         self._server.listener.max_connections = settings.max_connections
         self.port = settings.grpc_port
+
+    def configure(self, settings: RouterSettings) -> None:
+        """Takes other limits while it serves."""
+        self._server.max_message_bytes = settings.max_message_bytes
+        self._server.listener.max_connections = settings.max_connections
+        self._may_reload = settings.allow_reload
 
     async def start(self) -> None:
         """Binds and serves. Raises StartError naming the address where it cannot be had."""
@@ -132,7 +152,13 @@ class GrpcFront:
         await self._server.close()
 
     def _methods(self) -> dict[str, Method]:
+        mine = {
+            f"/{tfs.MODEL_SERVICE}/{reload.METHOD}": Unary(
+                self._reload_config, self._dataplane.memory.admit_any
+            )
+        }
         return {
+            **(mine if self._reload is not None else {}),
             f"/{tfs.PREDICTION_SERVICE}/Predict": Unary(self._predict, self._admit_predict),
             f"/{tfs.PREDICTION_SERVICE}/GetModelMetadata": self._counted("GetModelMetadata", self._metadata),
             f"/{tfs.MODEL_SERVICE}/GetModelStatus": self._counted("GetModelStatus", self._model_status),
@@ -163,6 +189,29 @@ class GrpcFront:
             return response
 
         return Unary(call, self._dataplane.memory.admit_any)
+
+    async def _reload_config(self, body: bytes, _call: Call, admission: Admission) -> bytes:
+        admission.release()
+        try:
+            if self._stopping or self._dataplane.draining:
+                raise _shutting_down()
+            assert self._reload is not None
+            await self._reload(self._models(body))
+        except PoolError as error:
+            self._metrics.answered(reload.METHOD, error.code)
+            raise
+        self._metrics.answered(reload.METHOD, Code.OK)
+        response = tfs.ReloadConfigResponse()
+        response.status.SetInParent()  # present also when OK
+        answer: bytes = response.SerializeToString()
+        return answer
+
+    def _models(self, body: bytes) -> list[reload.Model]:
+        """That are to be served. Raises PoolError."""
+        if not self._may_reload:
+            text = f"{reload.METHOD} is switched off here (allow_reload: false)"
+            raise PoolError(Code.PERMISSION_DENIED, text)
+        return reload.models_of(_parse(tfs.ReloadConfigRequest, body))
 
     def _metadata(self, body: bytes) -> Known:
         request = _parse(tfs.GetModelMetadataRequest, body)

@@ -1,5 +1,7 @@
 """`mpspool start`: the process around supervisord. It takes the signals, and leaves nothing behind.
 
+SIGHUP has it run `mpspool reload`, whose lines it says.
+
 supervisord ends its groups one after another and restarts everything at SIGHUP, so it lives in a
 session of its own and never sees a signal of the user's: the pool ends the workers, all at once, and
 supervisord is shut down after that. It dies with us, and its children with it.
@@ -22,15 +24,19 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from mpspool.core import process, settings
 from mpspool.core.control import ControlError, Message, acall, astream
 from mpspool.core.errors import Problem, StartError
-from mpspool.core.rundir import RunDir, write_file
-from mpspool.core.settings import NurserySettings, PoolSettings
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import PoolSettings
 from mpspool.core.states import PoolState
-from mpspool.supervisor import grace, leftovers, lock, programs, report
+from mpspool.supervisor import grace, leftovers, lock, programs, report, settings_files
 from mpspool.supervisor.example import example_input
 from mpspool.supervisor.orders import Orders
+from mpspool.supervisor.origin import Origin
+from mpspool.supervisor.origin import save as save_origin
 from mpspool.supervisor.supervisord import Supervisord, SupervisordError
 
 _START_S = 15.0
@@ -50,11 +56,19 @@ _LOG_LINES = 8
 Say = Callable[[str], None]
 
 
-def run(config: PoolSettings, *, orders: Orders, say: Say, started: Callable[[], None] = lambda: None) -> int:
+def run(
+    config: PoolSettings,
+    origin: Origin,
+    *,
+    orders: Orders,
+    say: Say,
+    started: Callable[[], None] = lambda: None,
+) -> int:
     """Starts the pool and stays until it has ended.
 
     Args:
         config: the resolved plan.
+        origin: where that was read from.
         orders: to end; after one that has come already nothing is started.
         say: takes one line at a time for whoever watches.
         started: called once when the lock is held and supervisord answers.
@@ -73,7 +87,8 @@ def run(config: PoolSettings, *, orders: Orders, say: Say, started: Callable[[],
             say(f"ended what an earlier pool left in {folder.root}: {', '.join(map(str, pids))}")
         leftovers.remove_files(folder)
         leftovers.put_logs_aside(folder)
-        write_files(folder, config)
+        settings_files.write(folder, config)
+        save_origin(folder, origin)
         process.become_subreaper()
         # Every process below us looks at it: none outlives us, even one that is just being started.
         os.environ[process.FOREGROUND_VARIABLE] = str(os.getpid())
@@ -89,49 +104,42 @@ def check(folder: RunDir) -> list[Problem]:
     return [Problem("run_dir", text) for text in texts if text]
 
 
-def write_files(folder: RunDir, config: PoolSettings) -> None:
-    """supervisord.conf and the settings of every process but the workers."""
-    settings.save(folder.settings_file(programs.ROUTER), config.router)
-    settings.save(folder.settings_file(programs.POOL), config)
-    if programs.forks(config):
-        settings.save(folder.settings_file(programs.NURSERY), NurserySettings(run_dir=config.run_dir))
-    for daemon in config.mps_daemons:
-        settings.save(folder.settings_file(programs.mps_program(daemon.device)), daemon)
-    for remote in config.remotes:
-        if remote.poll_s:
-            settings.save(folder.settings_file(remote.program), remote)
-            write_file(
-                programs.conf_file(folder, remote.program), programs.fetcher_conf(folder, remote).encode()
-            )
-    write_file(folder.supervisord_conf, programs.supervisord_conf(folder, config).encode())
-
-
 class _Foreground:
     def __init__(self, folder: RunDir, config: PoolSettings, orders: Orders, say: Say) -> None:
         self._folder = folder
-        self._config = config
+        self._given = config
         self._orders = orders
         self._say = say
         self._supervisord = Supervisord(folder.supervisord_socket)
         self._child: subprocess.Popen[bytes] | None = None
+        self._reloader: subprocess.Popen[str] | None = None
+        self._reload = asyncio.Event()
         self._asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._died = asyncio.Event()
         self._end = math.inf
         self._trouble = ""
 
+    @property
+    def _config(self) -> PoolSettings:
+        """As it is now: a reload changes it."""
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return settings.load(self._folder.settings_file(programs.POOL), PoolSettings)
+        return self._given
+
     async def serve(self, started: Callable[[], None]) -> int:
         loop = asyncio.get_running_loop()
         self._orders.obey(functools.partial(loop.call_soon_threadsafe, self._on_order))
         self._orders.note(signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        follow: asyncio.Task[None] | None = None
+        tasks: list[asyncio.Task[None]] = []
         try:
             if self._orders.given:
                 return 0
             await self._start()
             started()
-            follow = asyncio.create_task(self._follow())
+            self._orders.reload_by(functools.partial(loop.call_soon_threadsafe, self._reload.set))
+            tasks = [asyncio.create_task(work) for work in (self._follow(), self._reload_for_ever())]
             await _first(self._asked.wait(), self._died.wait())
             if not self._died.is_set():
                 await self._stop()
@@ -141,8 +149,10 @@ class _Foreground:
             )
             return 1
         finally:
-            if follow is not None:
-                follow.cancel()
+            for task in tasks:
+                task.cancel()
+            if self._reloader is not None:
+                self._reloader.kill()
             await self._clear()
             self._orders.ignore()
             self._say("stopped")
@@ -187,6 +197,8 @@ class _Foreground:
             if self._child is not None and found.si_pid == self._child.pid:
                 self._child.poll()
                 self._died.set()
+            elif self._reloader is not None and found.si_pid == self._reloader.pid:
+                self._reloader.poll()
             else:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(found.si_pid, os.WNOHANG)
@@ -224,6 +236,22 @@ class _Foreground:
         document = example_input(base64.b64decode(answer["signatures"]))
         if command := report.how_to_try(self._config, document):
             self._say(f"try: {command}")
+
+    async def _reload_for_ever(self) -> None:
+        """Once for all orders that come before the pool has been asked."""
+        while True:
+            await self._reload.wait()
+            self._reload.clear()
+            self._say("reload: asked for by SIGHUP")
+            command = [sys.executable, "-P", "-m", "mpspool", "reload", "--run-dir", str(self._folder.root)]
+            self._reloader = subprocess.Popen(  # noqa: ASYNC220  it returns at once
+                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+            output, _ = await asyncio.to_thread(self._reloader.communicate)
+            for line in output.splitlines():
+                self._say(f"reload: {line}")
+            done = {0: "done", 2: "refused"}.get(self._reloader.returncode, "failed")
+            self._say(f"reload: {done}")
 
     # -- the end ----------------------------------------------------------------------------------
 
@@ -319,11 +347,12 @@ def _tail(file: Path) -> list[str]:
         return []
 
 
-def detach(config: PoolSettings, *, orders: Orders, announce: Say) -> int:
+def detach(config: PoolSettings, origin: Origin, *, orders: Orders, announce: Say) -> int:
     """run() in a process of its own session, which writes to logs/mpspool.log.
 
     Args:
         config: the resolved plan.
+        origin: where that was read from.
         orders: to end; passed on to that process until it has started.
         announce: takes what there is to say then.
 
@@ -337,7 +366,7 @@ def detach(config: PoolSettings, *, orders: Orders, announce: Say) -> int:
     child = os.fork()
     if child == 0:
         os.close(read)
-        _become_daemon(config, orders, write)
+        _become_daemon(config, origin, orders, write)
     os.close(write)
     os.waitpid(child, 0)
     with os.fdopen(read, "r", encoding="utf-8") as file:
@@ -363,19 +392,19 @@ def _terminate(pid: int) -> None:
             os.kill(pid, signal.SIGTERM)
 
 
-def _become_daemon(config: PoolSettings, orders: Orders, report_to: int) -> None:
+def _become_daemon(config: PoolSettings, origin: Origin, orders: Orders, report_to: int) -> None:
     """The first child: leaves the caller's session, and ends once the second one is on its way."""
     os.setsid()
     if os.fork():
         os._exit(0)
     status = 1
     try:
-        status = _run_detached(config, orders, report_to)
+        status = _run_detached(config, origin, orders, report_to)
     finally:
         os._exit(status)
 
 
-def _run_detached(config: PoolSettings, orders: Orders, report_to: int) -> int:
+def _run_detached(config: PoolSettings, origin: Origin, orders: Orders, report_to: int) -> int:
     folder = RunDir(Path(config.run_dir))
     waiting = os.fdopen(report_to, "w", encoding="utf-8")
     print(os.getpid(), file=waiting, flush=True)
@@ -389,7 +418,7 @@ def _run_detached(config: PoolSettings, orders: Orders, report_to: int) -> int:
         answer(f"started\nprocess {os.getpid()}, log {folder.log_file('mpspool')}")
 
     try:
-        return run(config, orders=orders, say=say_with_time, started=started)
+        return run(config, origin, orders=orders, say=say_with_time, started=started)
     except StartError as error:
         answer(f"failed\n{error}")
         return 2

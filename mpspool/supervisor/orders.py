@@ -1,24 +1,33 @@
-"""The order to end, from the first line of `mpspool start` on.
+"""The orders to end and to reload, from the first line of `mpspool start` on.
 
 As long as nobody has anything to end it is noted: a SIGTERM that nobody handles kills, and to a process that is PID 1
-it does not even come.
+it does not even come. SIGHUP is the order to reload, but where the terminal that we were started from has gone: that is
+the order to end, as for any program in the foreground.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 
 
 class Orders:
-    """What comes by signal as an order to end.
+    """What comes by signal as an order.
+
+    Args:
+        hung_up: whether our terminal has gone; None to look.
 
     Attributes:
-        given: whether one has come.
+        given: whether an order to end has come.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hung_up: Callable[[], bool] | None = None) -> None:
+        had_one = _has_terminal()
+        self._hung_up = hung_up or (lambda: had_one and not _has_terminal())
         self.given = False
+        self._reload: Callable[[], object] | None = None
+        self._reload_asked = False
         self._act: Callable[[], object] = lambda: None
         self._noted: set[signal.Signals] = set()
 
@@ -40,6 +49,12 @@ class Orders:
         if self.given:
             act()
 
+    def reload_by(self, act: Callable[[], object]) -> None:
+        """Has each order to reload call `act`, and calls it at once where one has come already."""
+        self._reload = act
+        if self._reload_asked:
+            act()
+
     def ignore(self) -> None:
         """Nothing is left to end but this process, which is about to.
 
@@ -49,7 +64,21 @@ class Orders:
             signal.signal(signum, signal.SIG_IGN)
 
     def _on_signal(self, signum: int, _frame: object) -> None:
+        if signum == signal.SIGHUP and not self._hung_up():
+            self._reload_asked = True
+            if self._reload is not None:
+                self._reload()
+            return
         if self.given and signum == signal.SIGHUP:
             return  # a shell passes on what its terminal has told us, too: that is one order, and no hurry
         self.given = True
         self._act()
+
+
+def _has_terminal() -> bool:
+    """Whether this process has a terminal that can be opened; one that has hung up cannot."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

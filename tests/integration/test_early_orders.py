@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import os
+import pty
 import signal
 import subprocess
+import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,19 +34,32 @@ class Start:
         model: a base path.
         args: more for start.
         within: a command that runs another.
+        terminal: it is the first process of a terminal.
     """
 
-    def __init__(self, root: Path, model: Path, *args: str, within: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, root: Path, model: Path, *args: str, within: tuple[str, ...] = (), terminal: bool = False
+    ) -> None:
         self.run_dir = root / "run"
         self.output = root / "out"
         self._file = root / "pool.yaml"
         self._text = f"models: {{m: {{base_path: {model}, cpu_slots: 1}}}}\ngrpc_port: 0\nrest_port: 0\n"
         os.mkfifo(self._file)
         command = [*within, *CLI, "start", str(self._file), "--run-dir", str(self.run_dir), *args]
+        self._terminal, slave = pty.openpty() if terminal else (0, 0)
+        take_it = functools.partial(fcntl.ioctl, slave, termios.TIOCSCTTY, 0) if terminal else None
         with self.output.open("w") as out:
             self.outer = subprocess.Popen(
-                command, stdout=out, stderr=out, cwd=ROOT, env={**os.environ, **LIGHT}, start_new_session=True
+                command,
+                stdout=out,
+                stderr=out,
+                cwd=ROOT,
+                env={**os.environ, **LIGHT},
+                start_new_session=True,
+                preexec_fn=take_it,  # noqa: PLW1509  one ioctl
             )
+        if slave:
+            os.close(slave)
         self._pipe = until(self._open, 20, "start reads its file")
         # `within` forks its child, or becomes it.
         self.pid = next(iter(process.children(self.outer.pid)), self.outer.pid)
@@ -60,6 +78,11 @@ class Start:
     def kill(self, signum: signal.Signals = signal.SIGTERM) -> None:
         os.kill(self.pid, signum)
 
+    def hang_up(self) -> None:
+        """Its terminal goes, and the kernel tells it."""
+        os.close(self._terminal)
+        self._terminal = 0
+
     def has_started_nothing(self) -> bool:
         return not (self.run_dir / "logs" / "supervisord.log").exists()
 
@@ -70,8 +93,8 @@ class Start:
         assert not [path for path in self.run_dir.rglob("*") if path.is_socket()]
 
     def clear(self) -> None:
-        if self._pipe:
-            os.close(self._pipe)
+        for descriptor in filter(None, (self._pipe, self._terminal)):
+            os.close(descriptor)
         for pid in [self.outer.pid, *processes_of(self.run_dir)]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -85,8 +108,8 @@ Starter = Callable[..., Start]
 def start(model_dir: Callable[[str], Path]) -> Iterator[Starter]:
     with short_dir() as root, contextlib.ExitStack() as stack:
 
-        def make(*args: str, within: tuple[str, ...] = ()) -> Start:
-            begun = Start(root, model_dir("half_plus_two"), *args, within=within)
+        def make(*args: str, **more: Any) -> Start:
+            begun = Start(root, model_dir("half_plus_two"), *args, **more)
             stack.callback(begun.clear)
             return begun
 
@@ -125,11 +148,23 @@ def test_an_order_while_the_pool_comes_up(start: Starter, within: tuple[str, ...
 
 
 def test_the_end_of_the_terminal(start: Starter) -> None:
-    """SIGHUP is an order as SIGTERM is, but to a pool that was started by nohup it is none."""
-    begun = start()
+    """It is an order as SIGTERM is, but to a pool that was started by nohup it is none."""
+    begun = start(terminal=True)
     begun.go_on()
     until((begun.run_dir / "supervisord.sock").exists, 20)
+    begun.hang_up()
+    begun.ends(0)
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_hangup_is_no_end(start: Starter, terminal: bool) -> None:
+    """SIGHUP asks for a reload, of which the pool thinks when it is there; a file that can be read once is refused."""
+    begun = start(terminal=terminal)
     begun.kill(signal.SIGHUP)
+    begun.go_on()
+    until(lambda: "reload: refused" in begun.output.read_text(), 30)
+    assert "is no regular file" in begun.output.read_text()
+    begun.kill()
     begun.ends(0)
 
 
@@ -199,7 +234,7 @@ def test_stop_from_outside_of_the_namespace(start: Starter, within: tuple[str, .
 def test_a_hangup_is_one_order() -> None:
     """The terminal and the shell both tell of it: the second is no order to hurry, as a second SIGTERM is."""
     calls: list[bool] = []
-    orders = Orders()
+    orders = Orders(lambda: True)
     before = {signum: signal.signal(signum, signal.SIG_DFL) for signum in (signal.SIGHUP, signal.SIGTERM)}
     try:
         orders.note(*before)

@@ -435,6 +435,25 @@ def test_the_pool_tells_of_its_slots(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_other_settings_hold_at_once(tmp_path: Path) -> None:
+    """Bounds and readiness; what says nothing new changes nothing."""
+
+    async def story(scene: Scene) -> None:
+        plane = scene.dataplane
+        control = Control(plane)
+        told = {"models": [MODEL, {**MODEL, "name": "o", "proved": False}], "restarts": {}}
+        await control.models({**told, "settings": msgspec.to_builtins(SETTINGS)})
+        scene.hello(0)
+        assert plane.unready() == ""
+        other = msgspec.structs.replace(SETTINGS, readiness="all", max_queued_bytes=10)
+        await control.models({**told, "settings": msgspec.to_builtins(other)})
+        assert plane.unready() == "not AVAILABLE: o"
+        with pytest.raises(PoolError, match="max_queued_bytes is 10"):
+            plane.memory.admit(11)
+
+    play(tmp_path, story)
+
+
 def test_the_pool_tells_of_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it told last stands in the snapshot, until it is too old."""
 

@@ -63,7 +63,7 @@ def test_import_is_fast_and_brings_no_tensorflow() -> None:
 STOCK = """
 import warnings; warnings.simplefilter("ignore")
 import sys
-from tensorflow_serving.apis import (get_model_metadata_pb2, get_model_status_pb2, model_service_pb2,
+from tensorflow_serving.apis import (get_model_metadata_pb2, get_model_status_pb2, model_management_pb2, model_service_pb2,
     predict_pb2, prediction_log_pb2, prediction_service_pb2)
 from mpspool.core import tfs
 
@@ -87,7 +87,7 @@ def fields(message, stock, seen):
             fields(field.message_type, theirs.message_type, seen)
 
 seen = set()
-for module in (predict_pb2, get_model_metadata_pb2, get_model_status_pb2, prediction_log_pb2):
+for module in (predict_pb2, get_model_metadata_pb2, get_model_status_pb2, model_management_pb2, prediction_log_pb2):
     file = tfs.POOL.FindFileByName(module.DESCRIPTOR.name)
     for name, message in file.message_types_by_name.items():
         fields(message, module.DESCRIPTOR.message_types_by_name[name], seen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from mpspool.core.errors import Problem
 from mpspool.supervisor.config.layers import Layer, Location, Source, dotted, rebase, source_of
 
 FLAG = "--model"
+_REQUEST = "the request"
 _STAND_IN = "(none)"
 _PATHS = ("base_path", "custom_ops", "weights.folder")
 
@@ -128,6 +129,17 @@ def _put(entries: list[Entry], name: str, values: dict[str, object], source: str
             return
     sources: dict[Location, Source] = {(): Source(f"{source} {name}")}
     entries.append(Entry(("models", len(entries)), {"name": name, **values}, sources))
+
+
+def only(entries: Sequence[Entry], models: Sequence[Mapping[str, object]]) -> list[Entry]:
+    """These models: what is said of them here goes before what their entries say."""
+    known = {entry.name: entry for entry in entries if isinstance(entry.values, dict)}
+    found = []
+    for index, values in enumerate(models):
+        below = known.get(values["name"])
+        mine = below.values if below is not None and isinstance(below.values, dict) else {}
+        found.append(Entry(("models", index), {**mine, **values}, {(): Source(_REQUEST)}))
+    return found
 
 
 def override(entries: list[Entry], fields: Iterable[str]) -> None:

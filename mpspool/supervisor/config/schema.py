@@ -9,7 +9,7 @@ These modules alone import pydantic: import them where they are used, not at the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,6 +44,7 @@ from mpspool.supervisor.config.model_entries import (
     FLAG,
     Entry,
     check_names,
+    only,
     override,
     put_named,
     take_entries,
@@ -205,6 +206,8 @@ class PoolConfig(Placement):
     """How often a version that could not be loaded is tried again."""
     load_retry_interval_micros: Annotated[int, Field(ge=0)] = 60_000_000
     """The time between two such tries, in microseconds; a version whose files have changed is tried at once."""
+    allow_reload: bool = True
+    """Clients may say which models are served: HandleReloadConfigRequest on the gRPC port, as with TensorFlow Serving."""
     readiness: Literal["any", "all"] = "any"
     """/readyz answers 200 when any model is AVAILABLE, or only when all are."""
     grace_s: Seconds = 30.0
@@ -276,8 +279,15 @@ def load_config(file: Path | None, flags: Mapping[str, object], environ: Mapping
     return config
 
 
+# What is said of each of several models, by field name, its "name" among them.
+Models = Sequence[Mapping[str, object]]
+
+
 def read_config(
-    file: Path | None, flags: Mapping[str, object], environ: Mapping[str, str]
+    file: Path | None,
+    flags: Mapping[str, object],
+    environ: Mapping[str, str],
+    models: Models | None = None,
 ) -> tuple[PoolConfig, Findings]:
     """Merges file, environment and flags, and validates the whole.
 
@@ -290,11 +300,14 @@ def read_config(
             and "model", a sequence of NAME=BASE_PATH: such a model is added, or, where the file or the
             environment has one of that name, is given that base_path.
         environ: the environment; supervisor/config/environment.py says what is read.
+        models: where given, these are served and no others; what else is said of one of them holds for it.
 
     Returns:
         The configuration without what is refused: to be checked further, and to be used where nothing is.
     """
     layer, entries = _merge(file, flags, environ)
+    if models is not None:
+        entries = only(entries, models)
     layer.problems += check_names(entries)
     none, config = not entries, None
     while config is None:

@@ -415,6 +415,7 @@ def to_settings(planned: Plan, config: PoolConfig, remotes: Sequence[RemoteSetti
         max_queued_requests=config.max_queued_requests,
         max_queued_bytes=int(config.max_queued_bytes),
         scheduling=scheduling(config),
+        allow_reload=config.allow_reload,
         readiness=config.readiness,
         simulated=planned.simulated,
     )

@@ -62,7 +62,11 @@ _FIELDS = {
 
 
 def resolve(
-    config: PoolConfig, environ: Mapping[str, str], orders: Orders | None = None
+    config: PoolConfig,
+    environ: Mapping[str, str],
+    orders: Orders | None = None,
+    *,
+    running: bool = False,
 ) -> tuple[PoolSettings, Plan]:
     """Copies what is remote, finds versions, plans and checks; starts and creates nothing but copies in the cache.
 
@@ -72,6 +76,7 @@ def resolve(
         config: what was asked for.
         environ: the environment.
         orders: end the copying.
+        running: it is for the pool that runs in that run folder, which has the ports.
 
     Raises:
         StartError: with every problem found.
@@ -88,7 +93,7 @@ def resolve(
         planned = plan(config, machine, versions, queues)
     except StartError as error:
         problems += error.problems
-    problems += check_machine(config, machine, environ) + check_all(config, versions)
+    problems += check_machine(config, machine, environ) + check_all(config, versions, running=running)
     if planned is not None:
         problems += check_external(planned, environ)
     if problems or planned is None:
@@ -193,8 +198,15 @@ def backings(config: PoolConfig) -> frozenset[str]:
     return frozenset(found.backing for found in weights if found.shared != "off")
 
 
-def check_all(config: PoolConfig, versions: Mapping[str, tuple[int, Path]]) -> list[Problem]:
-    """Every problem with ports, folders, operator libraries and SavedModels. Changes nothing."""
+def check_all(
+    config: PoolConfig, versions: Mapping[str, tuple[int, Path]], *, running: bool = False
+) -> list[Problem]:
+    """Every problem with ports, folders, operator libraries and SavedModels. Changes nothing.
+
+    Ports and the run folder are not looked at for a pool that is `running`.
+    """
+    if running:
+        return check_weights_folders(config) + check_models(config, versions)
     run_dir = RunDir(config.run_dir)
     ports = {"grpc_port": config.grpc_port, "rest_port": config.rest_port}
     # A pool that runs there has most likely these ports, too: one cause, one problem.

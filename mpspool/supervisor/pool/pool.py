@@ -26,12 +26,13 @@ from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import ModelVersionState, SlotState, VersionPhase
-from mpspool.supervisor import grace, programs
+from mpspool.supervisor import grace, programs, settings_files
 from mpspool.supervisor.pool import fitness, reconcile, status, turns
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.gpus import Gpus
+from mpspool.supervisor.pool.reload import Reload, digest, former_places, reload_with
 from mpspool.supervisor.pool.renewals import Renewals
-from mpspool.supervisor.pool.servables import Servables
+from mpspool.supervisor.pool.servables import Places, Servables
 from mpspool.supervisor.pool.slots import GiveUp, Slot, SlotRecord, StartAt
 from mpspool.supervisor.pool.weights import Weights
 from mpspool.supervisor.pool.workers import Workers
@@ -53,6 +54,8 @@ _GO_S = 10.0
 _NOT_WANTED = "its version is not served any more"
 # The router says something once a second.
 _BREAK_S = 5.0
+# Rounds after which it knows what this pool process began with.
+_TOLD_OFTEN = 2
 
 
 class _Records(msgspec.Struct, frozen=True):
@@ -72,18 +75,32 @@ class Pool:
         self._config = config
         self._run = RunDir(Path(config.run_dir))
         self._supervisord = Supervisord(self._run.supervisord_socket)
-        self._servables = Servables(self._run, config, self._look)
+        records = self._recall()
+        former = former_places(self._run, [WorkerId.parse(worker) for worker in records])
+        self._servables = Servables(self._run, config, self._look, former)
         self._workers = Workers(self._run, config, self._supervisord, self._servables.places, self._look)
         self._weights = Weights(self._run, config, self._supervisord, self._living, self._look)
         self._slots: dict[WorkerId, Slot] = {}
-        records = self._recall()
         self._servables.keep({WorkerId.parse(worker) for worker in records})
+        self._endings = Endings(self._run, self._workers, self._look)
+        self._renewals = Renewals(
+            config, self._run, self._slots, self._workers, self._endings, lambda: self._stopping
+        )
+        self._reload = Reload(
+            config,
+            self._run,
+            self._slots,
+            self._servables,
+            self._workers,
+            self._renewals,
+            lambda: self._place({}),
+            self._begin_again,
+        )
         self._place(records)
         self._processes: dict[str, ProcessInfo] = {}
         self._router: Message | None = None
         self._heard_at = self._heard_since = 0.0
         self._told: Message | None = None
-        self._endings = Endings(self._run, self._workers, self._look)
         self._fits: dict[tuple[ModelVersion, ModelVersion], str] = {}
         self._told_often = 0
         self._stopping = False
@@ -91,19 +108,29 @@ class Pool:
         self._watch = Watch(self._last_status)
         self._acting = asyncio.Lock()
         self._gpus = Gpus(
-            config, self._slots, self._workers, self._endings, self._acting, self._ask_router, self._look
+            _with_places(config, self._servables.places),
+            self._slots,
+            self._workers,
+            self._endings,
+            self._acting,
+            self._ask_router,
+            self._look,
         )
-        self._renewals = Renewals(
-            config, self._run, self._slots, self._workers, self._endings, lambda: self._stopping
-        )
+        self._over = asyncio.Event()
+        self._asked = 0
+        self._again = self._ended_for_good = False
         self._settled = asyncio.Event()
         self._looked = asyncio.Event()
 
-    async def serve(self) -> None:
-        """Runs until SIGTERM or SIGINT. The workers stay: they are ended by `stop`, not by our end."""
-        stop = asyncio.Event()
+    async def serve(self) -> bool:
+        """Runs until SIGTERM or SIGINT. The workers stay: they are ended by `stop`, not by our end.
+
+        Returns:
+            Whether another pool is to take over, with what the settings file has now.
+        """
         for signum in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(signum, stop.set)
+            asyncio.get_running_loop().add_signal_handler(signum, self._end)
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._pass_on_hangup)
         control = ControlServer(
             self._run.pool_control,
             {
@@ -117,6 +144,9 @@ class Pool:
                 "unload": functools.partial(self._ordered, self._servables.unload),
                 "rollback": functools.partial(self._ordered, self._servables.rollback),
                 "route": functools.partial(self._ordered, self._servables.set_route),
+                "reload": self._reload.reload,
+                "reload_models": self._reload_models,
+                "reloaded": self._reloaded,
             },
         )
         await control.start()
@@ -124,21 +154,92 @@ class Pool:
         tasks = [asyncio.create_task(self._reconcile_for_ever()), asyncio.create_task(self._follow_router())]
         tasks.append(asyncio.create_task(self._gpus.watch_for_ever()))
         tasks.append(asyncio.create_task(self._servables.watch_for_ever()))
-        tasks.append(asyncio.create_task(_returns(stop)))
+        renewing = asyncio.create_task(self._renew())
+        tasks.append(asyncio.create_task(_returns(self._over)))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 if task.done():
                     task.result()
         finally:
-            for task in tasks:
+            for task in (*tasks, renewing):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, renewing, return_exceptions=True)
             await self._gpus.close()
             await self._endings.close()
             await control.close()
             self._weights.close()
             self._servables.close()
+            self._workers.close()
+        return self._again and not self._ended_for_good
+
+    # -- another configuration --------------------------------------------------------------------
+
+    def _end(self) -> None:
+        """For good."""
+        self._ended_for_good = True
+        self._over.set()
+
+    def _pass_on_hangup(self) -> None:
+        """The order to reload is for whoever says what comes of it."""
+        if pid := _foreground_pid(self._run):
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGHUP)
+
+    def _begin_again(self) -> None:
+        """Once whoever asked for it has been answered."""
+        self._again = True
+        asyncio.get_running_loop().call_later(_SOON_S, self._end_if_answered)
+
+    def _end_if_answered(self) -> None:
+        if self._asked:
+            asyncio.get_running_loop().call_later(_SOON_S, self._end_if_answered)
+        else:
+            self._over.set()
+
+    async def _reload_models(self, request: Message) -> Message:
+        """The control op "reload_models": has "models" served, in place of those that are configured.
+
+        The configuration is read and planned by `mpspool reload`, in a process of its own, which asks us in its turn.
+        """
+        self._asked += 1
+        try:
+            exit_status, error = await reload_with(self._run, request["models"])
+            return {"exit_status": exit_status, "refused": error, "settings": self._taken_up()}
+        finally:
+            self._asked -= 1
+
+    def _taken_up(self) -> str:
+        """The digest of the configuration that holds, or will when this pool has begun again."""
+        return digest(settings.load(self._run.settings_file(programs.POOL), PoolSettings))
+
+    async def _have_programs(self) -> None:
+        """Has supervisord run what the configuration needs and the former one did not."""
+        settings_files.write_derived(self._run, self._config)
+        needed = [programs.mps_program(daemon.device) for daemon in self._config.own_daemons()]
+        needed += [programs.NURSERY] if programs.forks(self._config) else []
+        if missing := [program for program in needed if program not in self._processes]:
+            logger.info("programs", added=missing)
+            await self._supervisord.add(missing)
+
+    async def _renew(self) -> None:
+        """Renews the workers that another configuration has left with former settings, if there are any."""
+        await self._first_look()
+        try:
+            await self._reload.renew()
+        except Exception:
+            logger.exception("renewing failed")
+        self._look()
+
+    async def _reloaded(self, request: Message) -> Message:
+        """The control op "reloaded", which the router has to know of, too."""
+        if self._again:
+            return {"settings": self._taken_up(), "waits": ["the pool process begins again"], "failed": []}
+        await self._first_look()
+        answer = await self._reload.reloaded(request)
+        if self._told is None or self._told_often < _TOLD_OFTEN:
+            answer["waits"].append("the router has yet to be told")
+        return answer
 
     # -- reconciling ------------------------------------------------------------------------------
 
@@ -180,6 +281,8 @@ class Pool:
     async def _reconcile(self) -> bool:
         """One round; True when something was done, so that another should follow at once."""
         self._processes = await self._supervisord.processes()
+        if not self._looked.is_set() and not self._stopping:
+            await self._have_programs()
         self._looked.set()
         self._gpus.see(self._processes)
         for worker, slot in self._slots.items():
@@ -284,6 +387,8 @@ class Pool:
             )
             if slot is None or again:
                 record = records.get(str(worker)) or SlotRecord(generation=slot.generation if slot else 0)
+                if record.state is SlotState.FATAL and self._reload.stale(worker):
+                    record = SlotRecord(generation=record.generation, restarts=record.restarts)
                 self._slots[worker] = Slot(
                     str(worker), self._config.restart, record, start_timeout_s=mine.start_timeout_s
                 )
@@ -311,7 +416,8 @@ class Pool:
             if (servable.phase is VersionPhase.LEAVING and servable.id in idle)
             or (servable.phase is VersionPhase.FAILED and servable.id.name in serving)
         }
-        return {worker for worker in self._slots if worker.model_version in given_up}
+        unwanted = {worker for worker in self._slots if worker.model_version in given_up}
+        return unwanted | self._reload.leaving()
 
     def _pid(self, worker: WorkerId) -> int:
         """Of the process that runs TensorFlow; 0 where there is none (yet)."""
@@ -523,6 +629,7 @@ class Pool:
             return
         reports = reconcile.worker_reports(self._router)
         message = status.for_router(self._servables.all(), self._slots, reports)
+        message["settings"] = msgspec.to_builtins(self._config.router)
         if message == self._told:
             return
         write_file(self._run.router_models, msgspec.json.encode(message))
@@ -569,6 +676,7 @@ class Pool:
                 self._errors(),
                 self._stopping,
                 self._gpus.messages(),
+                self._servables.places,
             )
         )
 
@@ -608,6 +716,12 @@ class Pool:
         return 0
 
 
+def _with_places(config: PoolSettings, places: Places) -> PoolSettings:
+    """With the slots that are there besides those configured."""
+    models = [msgspec.structs.replace(model, slots=[slot]) for model, slot in places.values()]
+    return msgspec.structs.replace(config, models=[*config.models, *models])
+
+
 def _memory(pids: Mapping[WorkerId, int]) -> dict[WorkerId, process.Memory]:
     """Takes milliseconds per mapped GB."""
     return {worker: found for worker, pid in pids.items() if (found := process.memory(pid)) is not None}
@@ -643,5 +757,11 @@ def main(settings_file: str) -> int:
     """`python -m mpspool.supervisor SETTINGS`."""
     process.die_with_parent(os.getppid())
     log.configure(process="pool")
-    asyncio.run(Pool(settings.load(Path(settings_file), PoolSettings)).serve())
+    while asyncio.run(_serve(Path(settings_file))):
+        pass
     return 0
+
+
+async def _serve(settings_file: Path) -> bool:
+    """Serves what the file has. Returns whether it has something else now."""
+    return await Pool(settings.load(settings_file, PoolSettings)).serve()

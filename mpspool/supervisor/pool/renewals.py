@@ -44,6 +44,9 @@ class Renewals:
     Args:
         slots: the pool's own, by worker.
         stopping: whether the pool ends.
+
+    Attributes:
+        turn: held by whoever renews workers.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class Renewals:
         self._workers = workers
         self._endings = endings
         self._stopping = stopping
-        self._turn = asyncio.Lock()
+        self.turn = asyncio.Lock()
         self._planned: set[tuple[WorkerId, int]] = set()
 
     def planned(self, worker: WorkerId, generation: int) -> bool:
@@ -93,7 +96,7 @@ class Renewals:
             for worker in chosen
         }
         wrong = wrong or self._misfit(overrides)
-        if not wrong and request.get("restart") and self._turn.locked():
+        if not wrong and request.get("restart") and self.turn.locked():
             wrong = "workers are being renewed already; wait until that is over, or leave --restart out"
         if wrong:
             yield {"error": wrong}
@@ -104,11 +107,11 @@ class Renewals:
         warnings = self._warnings({worker.device for worker in chosen}) if "pinned_bytes" in given else []
         yield {"set": [self._shown(worker) for worker in chosen], "warnings": warnings}
         if request.get("restart"):
-            async with self._turn:
+            async with self.turn:
                 for worker in chosen:
-                    done, wrong = "unchanged", await self._why_unready(worker)
+                    done, wrong = "unchanged", await self.why_unready(worker)
                     if not wrong and self._differs(worker):
-                        done, wrong = "renewed", await self._renew(worker)
+                        done, wrong = "renewed", await self.renew(worker, _WORDS)
                     if wrong:
                         yield {"error": f"{worker} {wrong}; the workers after it were left as they are"}
                         return
@@ -156,7 +159,7 @@ class Renewals:
         slots = (self._workers.place(worker)[1] for worker in self._under_mps() if worker.device in devices)
         return shares.overcommitted(slots)
 
-    async def _why_unready(self, worker: WorkerId) -> str:
+    async def why_unready(self, worker: WorkerId) -> str:
         """Waits until a worker is READY. Why it is not, "" where it is."""
         slot = self._slots[worker]
         if slot.state is SlotState.FATAL:
@@ -170,12 +173,17 @@ class Renewals:
         shown = self._shown(worker)
         return bool(shown["running"] != shown["next"])
 
-    async def _renew(self, worker: WorkerId) -> str:
-        """Has a worker leave and come back. Why it did not, "" where it did."""
+    async def renew(self, worker: WorkerId, words: str) -> str:
+        """Has a worker leave and come back. Why it did not, "" where it did.
+
+        Args:
+            worker: one that has a slot.
+            words: why it leaves.
+        """
         slot = self._slots[worker]
         generation = slot.generation
         self._planned.add((worker, generation))
-        self._run.set_last_words(worker.program, _WORDS)
+        self._run.set_last_words(worker.program, words)
         await self._leave(worker, generation)
         renewed = await self._ready(worker, slot, generation)
         self._planned.discard((worker, generation))

@@ -45,6 +45,8 @@ from mpspool.supervisor.version_folders import WARMUP_FILE, stamp
 
 logger = log.get("versions")
 
+Places = dict[WorkerId, tuple[ModelSettings, SlotSettings]]
+
 # A folder counts where nothing has changed from one to the next.
 _LOOKS = 2
 _BETWEEN_S = 0.5
@@ -55,27 +57,35 @@ class Servables:
 
     Args:
         look: has the pool reconcile soon.
+        former: the slots that a pool before this one has left, as their workers were started. What of them the
+            configuration does not have is `surplus`; a model that it does not have leaves.
 
     Attributes:
         places: every slot that there is now, with the version that it is for.
+        surplus: of these, what the configuration does not have, or has for a while only.
     """
 
-    def __init__(self, run: RunDir, config: PoolSettings, look: Callable[[], None]) -> None:
+    def __init__(
+        self, run: RunDir, config: PoolSettings, look: Callable[[], None], former: Places | None = None
+    ) -> None:
         self._run = run
         self._config = config
         self._look = look
         self._models = {model.name: model for model in config.models}
-        self._versions = {
-            model.name: _versions(model, config, functools.partial(self._no_room, model.name))
-            for model in config.models
-        }
-        self.places: dict[WorkerId, tuple[ModelSettings, SlotSettings]] = {}
+        self.places: Places = {}
+        self.surplus: set[WorkerId] = set()
         records = self._recall()
+        self._taken = self._take_out(former or {}, records)
+        self._versions = {
+            name: _versions(model, config, functools.partial(self._no_room, name))
+            for name, model in self._models.items()
+        }
         for name, versions in self._versions.items():
             if name in records:
                 versions.recall(records[name])
             else:
                 versions.found = {self._models[name].version: _found(self._models[name])}
+            versions.off = versions.off or name in self._taken
         self._watched = {model.name: BasePath(model.base_path) for model in config.models if model.base_path}
         self._batching = {
             name: BatchingFiles(name, self._models[name].version_batching) for name in self._watched
@@ -83,12 +93,23 @@ class Servables:
         # One for each: a file system that hangs holds up nobody else.
         self._readers = {name: ThreadPoolExecutor(1, thread_name_prefix="versions") for name in self._watched}
         self._looking = {name: asyncio.Lock() for name in self._watched}
+        self._looks = dict.fromkeys(self._watched, 0)
         self._unread: dict[str, str] = {}
         # Of each model, the versions with recorded requests, as the last look has found them.
         self._recorded: dict[str, set[int]] = {}
-        self._begin()
+        self._begin(former or {})
 
-    def _begin(self) -> None:
+    def _take_out(self, former: Places, records: Mapping[str, ModelRecord]) -> set[str]:
+        """Of the models that have slots, those that are not configured any more; `_models` has them, too, without slots."""
+        found = {
+            worker.model: msgspec.structs.replace(model, slots=[], base_path="")
+            for worker, (model, _) in former.items()
+            if worker.model not in self._models and worker.model in records and records[worker.model].versions
+        }
+        self._models |= found
+        return set(found)
+
+    def _begin(self, former: Places) -> None:
         """The slots of what a pool before this one has recorded, or of what is served first."""
         for versions in self._versions.values():
             if not list(versions):
@@ -98,6 +119,11 @@ class Servables:
                 self.settings(model) for model, version in self if version.phase is not VersionPhase.FAILED
             )
         )
+        served = {model for model, version in self if version.phase is not VersionPhase.FAILED}
+        for worker, place in former.items():
+            if worker not in self.places and worker.model_version in served:
+                self.places[worker] = place
+                self.surplus.add(worker)
         self._save()
 
     # -- what there is ----------------------------------------------------------------------------
@@ -179,8 +205,16 @@ class Servables:
             if before.get(model) is not version.phase:
                 _say(model, version)
         self._place()
+        self._forget_taken()
         self._save()
         return True
+
+    def _forget_taken(self) -> None:
+        """Models that are not configured any more, and have gone."""
+        for name in [name for name in self._taken if not list(self._versions[name])]:
+            self._taken.discard(name)
+            del self._versions[name], self._models[name]
+            logger.info("taken out", model=name)
 
     def _place(self) -> None:
         """Gives every version that is loaded its slots; they stay until they are vacated."""
@@ -198,7 +232,7 @@ class Servables:
         }
         new = ModelVersion(name, number)
         mine = Counter(slot.device for slot in self._models[name].slots)
-        others = Counter(device for device, _ in self._taken(new))
+        others = Counter(device for device, _ in self._places_of_others(new))
         for device, count in mine.items():
             if device in limits and count + others[device] > limits[device]:
                 return (
@@ -208,7 +242,7 @@ class Servables:
                 )
         return ""
 
-    def _taken(self, new: ModelVersion) -> set[tuple[str, object]]:
+    def _places_of_others(self, new: ModelVersion) -> set[tuple[str, object]]:
         """The places of all other versions than this one, by device; those that change hands slot by slot count once."""
         there = {worker.model_version for worker in self.places} | {
             model for model, version in self if version.phase is VersionPhase.LOADING
@@ -230,6 +264,48 @@ class Servables:
     def vacated(self, worker: WorkerId) -> None:
         """The slot of a version that is not to have it any more is gone."""
         del self.places[worker]
+        self.surplus.discard(worker)
+
+    def stand_in(self, worker: WorkerId) -> WorkerId:
+        """A slot beside this one, for as long as its worker is renewed."""
+        model, slot = self.places[worker]
+        numbers = [other.slot for other in self.places if other.device == worker.device]
+        other = WorkerId(worker.model, worker.version, worker.device, max(numbers) + 1)
+        self.places[other] = model, msgspec.structs.replace(slot, slot=other.slot)
+        self.surplus.add(other)
+        return other
+
+    def try_again(self, models: Collection[str]) -> None:
+        """What could not be loaded of these models is tried again at once."""
+        for name in self._versions.keys() & set(models):
+            self._versions[name].try_again()
+        self._save()
+
+    def pending(self) -> list[str]:
+        """What is on its way to what is configured, in words."""
+        waits = [f"{name} has yet to leave" for name in self._taken]
+        for name, versions in self._versions.items():
+            phases = {version.phase for version in versions}
+            waits += [
+                f"{name}@{version.number} is {version.phase.value}"
+                for version in versions
+                if version.phase in (VersionPhase.LOADING, VersionPhase.LEAVING)
+            ]
+            if name in self._taken or name in self._unread:
+                continue
+            if self._looks.get(name, _LOOKS) < _LOOKS or not (phases or versions.off):
+                waits.append(f"{name}: its base path is looked at")
+            missing = versions.aspired() - {version.number for version in versions}
+            waits += [f"{name}@{number} has yet to be loaded" for number in sorted(missing)]
+        return waits
+
+    def failed(self) -> list[tuple[str, str]]:
+        """What is not served and should be: the model, and why."""
+        return [
+            (model.name, f"{model}: {version.reason}")
+            for model, version in self
+            if version.phase is VersionPhase.FAILED and model.name not in self._taken
+        ]
 
     def due(self) -> float | None:
         """When a version is to be loaded again; None for none."""
@@ -250,7 +326,10 @@ class Servables:
             async with self._looking[name]:
                 await self._look_at(name, self._versions[name].loaded, self._versions[name].unloaded)
             looks += 1
-            await asyncio.sleep(self._config.poll_s or _BETWEEN_S)
+            self._looks[name] = looks
+            # A version that is there by now is known after two looks.
+            between_s = self._config.poll_s or _BETWEEN_S
+            await asyncio.sleep(between_s if looks >= _LOOKS else min(between_s, _BETWEEN_S))
 
     async def _look_at(self, name: str, loaded: Collection[int], unloaded: Collection[int]) -> None:
         """Looks at a base path for what is to be served, with these wishes by hand; held by `_looking`."""
@@ -354,6 +433,8 @@ class Servables:
 
     def _save(self) -> None:
         records = {name: versions.record() for name, versions in self._versions.items()}
+        for name in self._taken:  # one that is put back is wanted
+            records[name] = msgspec.structs.replace(records[name], off=False)
         settings.save(self._run.settings_file(RECORDS), Records(records))
 
     def _recall(self) -> dict[str, ModelRecord]:

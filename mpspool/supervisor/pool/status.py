@@ -64,6 +64,7 @@ class View:
         router: its last snapshot; None while it does not answer.
         errors: why a process cannot do its work, in its own words, by program.
         devices: the GPUs as mps/telemetry.py has them in its messages.
+        places: of slots that no configured model has any more.
     """
 
     settings: PoolSettings
@@ -77,6 +78,7 @@ class View:
     errors: Mapping[str, str] = field(default_factory=dict)
     stopping: bool = False
     devices: Sequence[Status] = ()
+    places: Mapping[WorkerId, tuple[ModelSettings, SlotSettings]] = field(default_factory=dict)
 
 
 def places(models: Iterable[ModelSettings]) -> dict[WorkerId, tuple[ModelSettings, SlotSettings]]:
@@ -91,7 +93,7 @@ def places(models: Iterable[ModelSettings]) -> dict[WorkerId, tuple[ModelSetting
 def build(view: View) -> Status:
     """The object scripts read: names and values stay."""
     reports = worker_reports(view.router)
-    place = places(servable.settings for servable in view.servables)
+    place = {**places(servable.settings for servable in view.servables), **view.places}
     stand_ins = {mps_program(daemon.device) for daemon in view.settings.mps_daemons if daemon.simulated}
     workers = [
         {

@@ -323,6 +323,12 @@ class Versions:
             if version.phase is VersionPhase.FAILED and number in (None, version.number):
                 version.failures, version.due = 0, 0.0
 
+    def try_again(self) -> None:
+        """Has what failed loaded again at once: it would be given other settings."""
+        for version in self._versions.values():
+            if version.phase is VersionPhase.FAILED:
+                version.failures, version.due = 0, 0.0
+
     def unload(self, number: int | None) -> None:
         """Has a version no longer served, whatever the policy says; None for the model."""
         self.loaded, self.unloaded = self.wishes("unload", number)

@@ -106,8 +106,12 @@ class Workers:
 
     def running(self, worker: WorkerId) -> SlotSettings | None:
         """The slot as the worker's last generation was given it; None before the first."""
-        found = self._last(worker)
+        found = self.last(worker)
         return found.slot if found else None
+
+    def overridden(self, worker: WorkerId) -> bool:
+        """Whether its next generation gets anything by `mpspool mps set`."""
+        return _place(worker) in self._overrides
 
     def override(self, overrides: Mapping[WorkerId, Override]) -> None:
         """Changes what their next generations get, also for a pool process after this one."""
@@ -179,10 +183,11 @@ class Workers:
 
     def generation(self, worker: WorkerId) -> int:
         """The one its settings file was last written for, 0 where there is none."""
-        found = self._last(worker)
+        found = self.last(worker)
         return found.generation if found else 0
 
-    def _last(self, worker: WorkerId) -> WorkerSettings | None:
+    def last(self, worker: WorkerId) -> WorkerSettings | None:
+        """What its last generation was given; None before the first."""
         try:
             return settings.load(self._run.settings_file(worker.program), WorkerSettings)
         except (OSError, msgspec.DecodeError):
@@ -212,6 +217,11 @@ class Workers:
         if (watched := self._watched.pop(worker, None)) is not None:
             asyncio.get_running_loop().remove_reader(watched.pidfd)
             os.close(watched.pidfd)
+
+    def close(self) -> None:
+        """Lets go of all; they run on."""
+        for worker in list(self._watched):
+            self.forget(worker)
 
     def unreaped(self) -> bool:
         """Whether a worker has ended that is still held: supervisord has not said so yet."""

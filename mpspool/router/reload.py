@@ -1,0 +1,126 @@
+"""HandleReloadConfigRequest: another list of models, as TensorFlow Serving takes it, handed on to the pool process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpspool.core import log, tfs
+from mpspool.core.control import ControlError, acall
+from mpspool.core.errors import Code, PoolError
+
+logger = log.get("reload")
+
+METHOD = "HandleReloadConfigRequest"
+_PLATFORM = "tensorflow"
+_POLL_S = 0.1
+# `mpspool reload`'s exit status for a configuration that is no good.
+_REFUSED = 2
+# To read and check a configuration takes seconds.
+_ANSWER_S = 60.0
+
+# A model as pool.yaml has it.
+Model = dict[str, Any]
+Reload = Callable[[Sequence[Model]], Awaitable[None]]
+
+
+def models_of(request: Any) -> list[Model]:
+    """The models that a ReloadConfigRequest lists. Raises PoolError with TensorFlow Serving's texts."""
+    config = request.config
+    if config.WhichOneof("config") != "model_config_list":
+        raise PoolError(
+            Code.INVALID_ARGUMENT,
+            f"ServerModelConfig type not supported by {METHOD}. Only ModelConfigList is currently supported",
+        )
+    found: dict[str, Model] = {}
+    for model in config.model_config_list.config:
+        _check(model)
+        if model.name in found:
+            text = f"Illegal to list model {model.name} multiple times in config list"
+            raise PoolError(Code.INVALID_ARGUMENT, text)
+        if model.HasField("logging_config"):
+            logger.warning("logging_config is ignored: requests are not logged", model=model.name)
+        found[model.name] = {
+            "name": model.name,
+            "base_path": model.base_path,
+            "version_policy": _policy(model.model_version_policy),
+            "version_labels": dict(model.version_labels),
+        }
+    return list(found.values())
+
+
+def _check(model: Any) -> None:
+    """Raises PoolError."""
+    by_type = {"TENSORFLOW": _PLATFORM}
+    old = tfs.ModelType.Name(model.model_type) if model.model_type else ""
+    if old and model.model_platform:
+        text = "Illegal setting both ModelServerConfig::model_type(deprecated) and ModelServerConfig::model_platform."
+        raise PoolError(Code.INVALID_ARGUMENT, text)
+    platform = model.model_platform or by_type.get(old, old)
+    if not platform:
+        text = (
+            "Illegal setting neither ModelServerConfig::model_type(deprecated) nor "
+            "ModelServerConfig::model_platform."
+        )
+        raise PoolError(Code.INVALID_ARGUMENT, text)
+    if platform != _PLATFORM:
+        text = f"model {model.name} has model_platform {platform}, and only {_PLATFORM} is served here"
+        raise PoolError(Code.INVALID_ARGUMENT, text)
+    if not os.path.isabs(model.base_path):
+        text = (
+            f"Expected model {model.name} to have an absolute path or URI; got base_path()={model.base_path}"
+        )
+        raise PoolError(Code.INVALID_ARGUMENT, text)
+
+
+def _policy(policy: Any) -> object:
+    """As version_policy has it."""
+    match policy.WhichOneof("policy_choice"):
+        case "all":
+            return "all"
+        case "specific":
+            return list(policy.specific.versions)
+    return {"latest": policy.latest.num_versions or 1}
+
+
+class PoolReload:
+    """Has the pool process serve other models, and waits until they are.
+
+    Args:
+        pool: its control socket.
+    """
+
+    def __init__(self, pool: Path) -> None:
+        self._pool = pool
+        self._turn = asyncio.Lock()
+
+    async def __call__(self, models: Sequence[Model]) -> None:
+        """Cancelling it does not take back what the pool has taken up. Raises PoolError."""
+        async with self._turn:
+            try:
+                answer = await acall(self._pool, "reload_models", timeout_s=_ANSWER_S, models=list(models))
+            except (ControlError, ValueError) as error:
+                raise PoolError(Code.UNAVAILABLE, f"The pool process does not answer: {error}") from error
+            if answer["exit_status"]:
+                code = Code.INVALID_ARGUMENT if answer["exit_status"] == _REFUSED else Code.UNAVAILABLE
+                raise PoolError(code, answer["refused"])
+            await self._settled({model["name"] for model in models}, answer["settings"])
+
+    async def _settled(self, names: set[str], settings: str) -> None:
+        """Waits until all is as it should be. Raises PoolError where a model does not become AVAILABLE."""
+        while True:
+            with contextlib.suppress(ControlError, ValueError):
+                found = await acall(self._pool, "reloaded")
+                if found["settings"] != settings:
+                    raise PoolError(Code.ABORTED, "Another configuration has been taken up meanwhile")
+                failed = [text for model, text in found["failed"] if model in names]
+                if not found["waits"] and failed:
+                    text = f"{len(failed)} servable(s) did not become available: {{{'; '.join(failed)}}}"
+                    raise PoolError(Code.UNKNOWN, text)
+                if not found["waits"]:
+                    return
+            await asyncio.sleep(_POLL_S)

@@ -1,0 +1,55 @@
+"""From file, flags and environment to settings: what `mpspool start` does, and `mpspool reload` again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mpspool.core.errors import StartError
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import PoolSettings
+from mpspool.supervisor import foreground
+from mpspool.supervisor.config import schema
+from mpspool.supervisor.orders import Orders
+from mpspool.supervisor.planning import preflight
+from mpspool.supervisor.planning.plan import Plan
+from mpspool.supervisor.remote.place import is_remote
+
+
+def resolve(
+    file: Path | None,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    *,
+    running: bool = False,
+    models: schema.Models | None = None,
+    orders: Orders | None = None,
+    say: Callable[[str], None] | None = None,
+) -> tuple[PoolSettings, Plan]:
+    """Reads, checks and plans the whole.
+
+    Args:
+        file: YAML; None for none.
+        flags: as schema.read_config() takes them.
+        environ: the environment.
+        running: it is for a pool that runs.
+        models: as schema.read_config() takes them.
+        orders: end the copying of what is remote.
+        say: is told what takes long.
+
+    Raises:
+        StartError: with every problem found.
+    """
+    wanted, findings = schema.read_config(file, flags, environ, models)
+    found = foreground.check(RunDir(wanted.run_dir))
+    away = [model.base_path for model in wanted.models if is_remote(model.base_path)]
+    if away and say is not None and not running:
+        say(f"copying what is new from {', '.join(away)}")
+    try:
+        resolved = preflight.resolve(wanted, environ, orders, running=running)
+    except StartError as error:
+        found += error.problems
+    if problems := findings.told(found):
+        raise StartError(problems)
+    return resolved

@@ -1,0 +1,251 @@
+"""What differs between the configuration that a pool runs with and another, and what of that it can take. Pure.
+
+A pool takes up another configuration as its successor would that finds it in place of the old one: what is not in it
+leaves, what is new comes, and a worker whose settings differ from those it was started with comes anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from mpspool.core.settings import (
+    ModelSettings,
+    MpsSettings,
+    PoolSettings,
+    RemoteSettings,
+    RouterSettings,
+    SlotSettings,
+    WorkerSettings,
+)
+
+# By what PoolSettings, RouterSettings and ModelSettings call it, the key that a person writes.
+_KEYS = {
+    "poll_s": "file_system_poll_wait_seconds",
+    "load_retries": "max_num_load_retries",
+    "load_retry_s": "load_retry_interval_micros",
+    "dispatch": "scheduling.dispatch",
+    "policy": "version_policy",
+    "labels": "version_labels",
+}
+# What processes other than workers are started with.
+_FIXED = ("run_dir", "host", "grpc_port", "rest_port", "mps", "simulated")
+_POOL = ("restart", "poll_s", "load_retries", "load_retry_s", "grace_s")
+_ROUTER = (
+    "dispatch",
+    "max_connections",
+    "max_message_bytes",
+    "max_queued_requests",
+    "max_queued_bytes",
+    "allow_reload",
+    "readiness",
+)
+# Of a model: what the router and the pool process go by, what its workers do, and what its weights are published with.
+_TOLD = (
+    "base_path",
+    "policy",
+    "labels",
+    "swap",
+    "allow_signature_changes",
+    "quorum",
+    "hang_timeout_s",
+    "start_timeout_s",
+    "version_batching",
+)
+_WORKER = (
+    "intra_op_threads",
+    "inter_op_threads",
+    "gpu_memory_growth",
+    "gpu_memory_fraction",
+    "gpu_memory_limit_bytes",
+    "gpu_allocator",
+    "merge_copy_streams",
+    "engine",
+    "batching",
+)
+_PUBLISHED = ("custom_ops", "saved_model_tags", "weights")
+_SLOT = ("cpus", "start", "share", "mps_pipe", "gpu_uuid", "simulated")
+_RESTART = "the pool has to be started anew: `mpspool stop`, then `mpspool start`"
+_ANEW = "take {} out, reload, put it back and reload again, or start the pool anew"
+
+Place = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A key that cannot be changed while the pool runs, and what to do instead."""
+
+    key: str
+    text: str
+
+
+@dataclass(slots=True)
+class ModelChanges:
+    """What becomes of a model that was there and stays.
+
+    Attributes:
+        told: keys that hold at once.
+        renewed: keys for which all its workers come anew.
+        slots_added, slots_removed, slots_renewed: by device and number.
+    """
+
+    told: list[str] = field(default_factory=list)
+    renewed: list[str] = field(default_factory=list)
+    slots_added: list[Place] = field(default_factory=list)
+    slots_removed: list[Place] = field(default_factory=list)
+    slots_renewed: dict[Place, list[str]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any((self.told, self.renewed, self.slots_added, self.slots_removed, self.slots_renewed))
+
+
+@dataclass(slots=True)
+class Changes:
+    """What another configuration would change.
+
+    Attributes:
+        refused: what cannot be; where there is any of it, nothing is.
+        pool: keys of the pool that hold at once.
+        added, removed: models.
+        models: of those that stay, where anything differs, by name.
+    """
+
+    refused: list[Refused] = field(default_factory=list)
+    pool: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    models: dict[str, ModelChanges] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return any((self.pool, self.added, self.removed, self.models))
+
+    def lines(self) -> list[tuple[str, str]]:
+        """For people: of whom, and what."""
+        found = [("pool", f"{key} holds at once") for key in self.pool]
+        found += [(name, "is added") for name in self.added]
+        found += [(name, "is taken out") for name in self.removed]
+        for name, changes in self.models.items():
+            found += [(name, text) for text in _model_lines(changes)]
+        return found
+
+
+def compare(old: PoolSettings, new: PoolSettings) -> Changes:
+    """What `new` would change in a pool that runs with `old`."""
+    changes = Changes()
+    for key in _differing(old, new, _FIXED):
+        changes.refused.append(
+            Refused(key, f"{getattr(old, key)!r} cannot become {getattr(new, key)!r} now; {_RESTART}")
+        )
+    changes.refused += _daemons_refused(old.mps_daemons, new.mps_daemons)
+    changes.refused += _remotes_refused(old.remotes, new.remotes)
+    changes.pool += [_KEYS.get(key, key) for key in _differing(old, new, _POOL)]
+    _compare_routers(old.router, new.router, changes)
+    before = {model.name: model for model in old.models}
+    after = {model.name: model for model in new.models}
+    changes.added = [name for name in after if name not in before]
+    changes.removed = [name for name in before if name not in after]
+    for name, model in after.items():
+        if name in before:
+            found, refused = _compare_models(before[name], model)
+            changes.refused += refused
+            if found:
+                changes.models[name] = found
+    return changes
+
+
+def merged(old: PoolSettings, new: PoolSettings) -> PoolSettings:
+    """What the pool goes on with: the new one, and the MPS daemons that run for GPUs which it does not use."""
+    devices = {daemon.device for daemon in new.mps_daemons}
+    kept = [daemon for daemon in old.mps_daemons if daemon.device not in devices]
+    return msgspec.structs.replace(new, mps_daemons=[*new.mps_daemons, *kept])
+
+
+def renews(running: WorkerSettings, model: ModelSettings, slot: SlotSettings) -> bool:
+    """Whether a worker that was started with these settings differs from one that would be started now.
+
+    Args:
+        running: what it was given.
+        model: what the next one is given, as shares.settings_for() has it.
+        slot: likewise.
+    """
+    return bool(_differing(running.model, model, _WORKER) or _differing(running.slot, slot, _SLOT))
+
+
+def _compare_routers(old: RouterSettings, new: RouterSettings, changes: Changes) -> None:
+    changes.pool += [_KEYS.get(key, key) for key in _differing(old, new, _ROUTER)]
+    for key in _differing(old.scheduling, new.scheduling, old.scheduling.__struct_fields__):
+        if key == "fair_by":  # what waits is in the lines of whoever was told apart then
+            changes.refused.append(Refused("scheduling.fair_by", _RESTART))
+        else:
+            changes.pool.append(f"scheduling.{key}")
+
+
+def _daemons_refused(old: Iterable[MpsSettings], new: Iterable[MpsSettings]) -> list[Refused]:
+    known = {daemon.device: daemon for daemon in old}
+    others = [daemon for daemon in new if known.get(daemon.device, daemon) != daemon]
+    return [Refused("mps", f"{daemon.device} would have another MPS daemon; {_RESTART}") for daemon in others]
+
+
+def _remotes_refused(old: Iterable[RemoteSettings], new: Iterable[RemoteSettings]) -> list[Refused]:
+    """What copies versions is started with the pool."""
+    before = {remote.model: remote for remote in old}
+    after = {remote.model: remote for remote in new}
+    return [
+        Refused(
+            f"models.{name}.base_path", f"a base path that is copied cannot come, change or go; {_RESTART}"
+        )
+        for name in {**before, **after}
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _compare_models(old: ModelSettings, new: ModelSettings) -> tuple[ModelChanges, list[Refused]]:
+    name = new.name
+    refused = [
+        Refused(f"models.{name}.{key}", f"its weights are published with it: {_ANEW.format(name)}")
+        for key in _differing(old, new, _PUBLISHED)
+    ]
+    found = ModelChanges(
+        told=[_KEYS.get(key, key) for key in _differing(old, new, _TOLD)],
+        renewed=_differing(old, new, _WORKER),
+    )
+    found.told += [
+        {"policy": "scheduling.policy"}.get(key, key)
+        for key in _differing(old.queue, new.queue, old.queue.__struct_fields__)
+    ]
+    before, after = _slots(old), _slots(new)
+    found.slots_added = [place for place in after if place not in before]
+    found.slots_removed = [place for place in before if place not in after]
+    for place, slot in after.items():
+        if place in before and (keys := _differing(before[place], slot, _SLOT)):
+            found.slots_renewed[place] = keys
+    return found, refused
+
+
+def _slots(model: ModelSettings) -> dict[Place, SlotSettings]:
+    return {(slot.device, slot.slot): slot for slot in model.slots}
+
+
+def _differing(old: Any, new: Any, names: Iterable[str]) -> list[str]:
+    return [name for name in names if getattr(old, name) != getattr(new, name)]
+
+
+def _model_lines(changes: ModelChanges) -> list[str]:
+    lines = [f"{key} holds at once" for key in changes.told]
+    if changes.renewed:
+        lines.append(f"{', '.join(changes.renewed)}: its workers come anew")
+    if changes.slots_added:
+        lines.append(f"slots come: {_places(changes.slots_added)}")
+    if changes.slots_removed:
+        lines.append(f"slots go: {_places(changes.slots_removed)}")
+    if changes.slots_renewed and not changes.renewed:
+        keys = dict.fromkeys(key for found in changes.slots_renewed.values() for key in found)
+        lines.append(f"{', '.join(keys)}: the workers of {_places(changes.slots_renewed)} come anew")
+    return lines
+
+
+def _places(places: Iterable[Place]) -> str:
+    return ", ".join(f"{device}.{slot}" for device, slot in places)

@@ -1,0 +1,251 @@
+"""Another configuration while the pool runs: whether it can be had, and what is left to do until it holds everywhere.
+
+It is taken up in one step: its file takes the place of the former one, and the pool process begins again as after its
+own death, with all processes running on. What the file does not have then leaves, what is new comes, and workers that were
+started with other settings are renewed, one after another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import sys
+from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Callable, Mapping
+
+import msgspec
+
+from mpspool.core import log, settings
+from mpspool.core.control import Message
+from mpspool.core.ids import ModelVersion, WorkerId
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import PoolSettings, WorkerSettings
+from mpspool.core.states import SlotState, VersionPhase
+from mpspool.supervisor import settings_files, shares
+from mpspool.supervisor.pool.changes import Changes, compare, merged, renews
+from mpspool.supervisor.pool.renewals import Renewals
+from mpspool.supervisor.pool.servables import Places, Servables
+from mpspool.supervisor.pool.slots import Slot
+from mpspool.supervisor.pool.workers import Workers
+
+logger = log.get("reload")
+
+_WORDS = "asked to leave, to come back with the settings of another configuration"
+
+
+def digest(config: PoolSettings) -> str:
+    """Tells one configuration from another."""
+    return hashlib.sha256(settings.encode(config)).hexdigest()[:16]
+
+
+def former_places(run: RunDir, workers: list[WorkerId]) -> Places:
+    """The slots of these workers as they were started; those that never were are left out."""
+    found: Places = {}
+    for worker in workers:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            last = settings.load(run.settings_file(worker.program), WorkerSettings)
+            found[worker] = last.model, last.slot
+    return found
+
+
+async def reload_with(run: RunDir, models: list[Message]) -> tuple[int, str]:
+    """Has `mpspool reload` read the configuration with these models. Its exit status, and what it says where that is not 0."""
+    words = ["-P", "-m", "mpspool", "reload", "--no-wait", "--models-from", "-", "--run-dir", str(run.root)]
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, *words), stdin=PIPE, stdout=DEVNULL, stderr=PIPE
+    )
+    try:
+        _, errors = await child.communicate(json.dumps(models).encode())
+    except asyncio.CancelledError:
+        child.kill()
+        raise
+    if not child.returncode:
+        return 0, ""
+    lines = errors.decode(errors="replace").splitlines()
+    text = "; ".join(line.removeprefix("error: ") for line in lines if line)
+    return child.returncode or 0, text or "mpspool reload ended without a word"
+
+
+class Reload:
+    """Answers the control ops "reload" and "reloaded", and renews the workers that a reload concerns.
+
+    Args:
+        slots: the pool's own, by worker.
+        place: has a slot for each place that is new.
+        begin_again: ends this pool, for one with what its settings file has then.
+    """
+
+    def __init__(
+        self,
+        config: PoolSettings,
+        run: RunDir,
+        slots: Mapping[WorkerId, Slot],
+        servables: Servables,
+        workers: Workers,
+        renewals: Renewals,
+        place: Callable[[], None],
+        begin_again: Callable[[], None],
+    ) -> None:
+        self._config = config
+        self._run = run
+        self._slots = slots
+        self._servables = servables
+        self._workers = workers
+        self._renewals = renewals
+        self._place = place
+        self._begin_again = begin_again
+        self._standing_in: set[WorkerId] = set()
+        self._renewed = False
+        self._error = ""
+
+    # -- the control socket -----------------------------------------------------------------------
+
+    async def reload(self, request: Message) -> Message:
+        """The control op "reload": takes up "settings", or refuses them whole ("refused": key and text of each)."""
+        asked = msgspec.convert(request["settings"], PoolSettings, strict=False)
+        changes = compare(self._config, asked)
+        if changes.refused:
+            return {"refused": [[found.key, found.text] for found in changes.refused]}
+        config = merged(self._config, asked)
+        if not changes and config.mps_daemons == self._config.mps_daemons:
+            config = self._config
+        answer = {
+            "settings": digest(config),
+            "lines": changes.lines(),
+            "changed": [*changes.added, *changes.models],
+            "failed": self._failed(),
+        }
+        if config is self._config and not self._error:
+            return answer
+        if self._renewals.turn.locked() and self._renewed:
+            return {
+                "error": "workers are being renewed by `mpspool mps set --restart`; wait until that is over"
+            }
+        self._servables.try_again(_reworked(changes))
+        settings_files.write(self._run, config)
+        logger.info(
+            "reload", settings=answer["settings"], changes=[": ".join(line) for line in changes.lines()]
+        )
+        self._begin_again()
+        return answer
+
+    async def reloaded(self, _request: Message) -> Message:
+        """The control op "reloaded": which configuration there is, and what is missing until it holds everywhere."""
+        return {"settings": digest(self._config), "waits": self._waits(), "failed": self._failed()}
+
+    def _waits(self) -> list[str]:
+        waits = self._servables.pending()
+        waits += [f"{worker} has yet to leave" for worker in self._servables.surplus if not self._error]
+        if not self._error:
+            waits += [
+                f"{worker} runs with its former settings" for worker in self._slots if self.stale(worker)
+            ]
+        for worker, slot in self._slots.items():
+            if worker not in self._servables.surplus and _is_coming(slot):
+                waits.append(f"{worker} is not READY")
+        if not self._renewed:
+            waits.append("the pool looks at its workers")
+        return waits
+
+    def _failed(self) -> list[tuple[str, str]]:
+        """What does not come about: the model, and why."""
+        found = self._servables.failed()
+        found += [
+            (worker.model, f"{worker} was given up: {slot.reason}")
+            for worker, slot in self._slots.items()
+            if slot.state is SlotState.FATAL
+        ]
+        return [*found, *([("", self._error)] if self._error else [])]
+
+    # -- what the pool asks -----------------------------------------------------------------------
+
+    def stale(self, worker: WorkerId) -> bool:
+        """Whether a worker was started with other settings than its next generation gets, but for `mpspool mps set`."""
+        if worker in self._servables.surplus:
+            return False
+        last = self._workers.last(worker)
+        if last is None:
+            return False
+        model, slot = self._workers.place(worker)
+        if self._workers.overridden(worker):
+            slot = msgspec.structs.replace(slot, share=last.slot.share)
+        return renews(last, shares.settings_for(model, slot), slot)
+
+    def leaving(self) -> set[WorkerId]:
+        """The surplus slots that are to go now: what they make room for is there, and has what it needs."""
+        surplus = self._servables.surplus - self._standing_in
+        idle = {worker for worker in surplus if worker in self._slots and not self._slots[worker].pid}
+        settled = {model for model in {worker.model_version for worker in surplus} if self._is_settled(model)}
+        return idle | {worker for worker in surplus if worker.model_version in settled}
+
+    def _is_settled(self, model: ModelVersion) -> bool:
+        """Whether the slots that a version is to have make it AVAILABLE, and none of them is on its way."""
+        version = self._servables.of(model.name).get(model.version)
+        if version is None or version.phase is not VersionPhase.SERVING:
+            return False
+        mine = {
+            worker: slot
+            for worker, slot in self._slots.items()
+            if worker.model_version == model and worker not in self._servables.surplus
+        }
+        if any(_is_coming(slot) for slot in mine.values()) or (
+            not self._renewed and any(map(self.stale, mine))
+        ):
+            return False
+        ready = sum(slot.state is SlotState.OCCUPIED for slot in mine.values())
+        return ready >= self._servables.of(model.name).quorum
+
+    # -- renewing ---------------------------------------------------------------------------------
+
+    async def renew(self) -> None:
+        """Renews what is stale, until nothing is, or one does not come back."""
+        try:
+            async with self._renewals.turn:
+                while not self._error and (stale := next(filter(self.stale, list(self._slots)), None)):
+                    await self._renew(stale)
+        finally:
+            self._renewed = True
+
+    async def _renew(self, worker: WorkerId) -> None:
+        other = await self._have_stand_in(worker)
+        wrong = ""
+        if worker in self._slots:
+            wrong = await self._renewals.why_unready(worker)
+        if worker in self._slots and not wrong and self.stale(worker):
+            wrong = await self._renewals.renew(worker, _WORDS)
+        if other is not None:
+            self._standing_in.discard(other)
+        if wrong and worker in self._slots:
+            self._error = f"{worker} {wrong}; workers after it run with what they had"
+            logger.error("not renewed", worker=str(worker), why=wrong)
+
+    async def _have_stand_in(self, worker: WorkerId) -> WorkerId | None:
+        """Has another worker serve where there is no other of this version; it leaves with what is surplus."""
+        others = [other for other in self._slots if other.model_version == worker.model_version]
+        if any(other != worker and _is_ready(self._slots[other]) for other in others):
+            return None
+        other = self._servables.stand_in(worker)
+        self._standing_in.add(other)
+        self._place()
+        if wrong := await self._renewals.why_unready(other):
+            logger.warning("no other worker serves meanwhile", worker=str(worker), why=f"{other} {wrong}")
+        return other
+
+
+def _reworked(changes: Changes) -> list[str]:
+    """The models whose workers are given something new."""
+    return [
+        name
+        for name, found in changes.models.items()
+        if found.renewed or found.slots_added or found.slots_renewed or "base_path" in found.told
+    ]
+
+
+def _is_ready(slot: Slot) -> bool:
+    return slot.ready_since is not None and slot.unready_since is None
+
+
+def _is_coming(slot: Slot) -> bool:
+    return slot.state is not SlotState.FATAL and not _is_ready(slot)

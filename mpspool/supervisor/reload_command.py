@@ -1,0 +1,136 @@
+"""`mpspool reload`: the configuration is read again, checked as `start` checks it, and the pool takes up what differs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from mpspool.core import control
+from mpspool.core.control import ControlError, Message
+from mpspool.core.errors import Problem, StartError
+from mpspool.core.rundir import RunDir
+from mpspool.supervisor import ask, lock, origin
+
+_ANSWER_S = 30.0
+_POLL_S = 0.1
+# A pool process that was killed is back by then.
+_PATIENCE_S = 5.0
+_SHOWN = 10
+
+Say = Callable[[str], None]
+
+
+class ReloadError(Exception):
+    """The pool does not take up the configuration, or not in time; the text says what is missing."""
+
+
+def reload(
+    run: RunDir,
+    file: Path | None,
+    timeout_s: float | None,
+    *,
+    say: Say,
+    warn: Say,
+    models: Sequence[Mapping[str, Any]] | None = None,
+) -> None:
+    """Has the pool that runs there take up its configuration as it reads now.
+
+    Args:
+        run: where the pool is.
+        file: to be read instead of the one that it was started with, from now on; None for that one.
+        timeout_s: how long to wait until it holds everywhere; None to return once the pool has taken it.
+        say: takes what changes, a line each.
+        warn: takes what is hardly meant, a line each.
+        models: to be served in place of those that are configured, until the next reload.
+
+    Raises:
+        ask.NoPoolError: there is no pool.
+        StartError: it is refused, and nothing has changed.
+        ReloadError: it does not come about.
+    """
+    begun = _origin(run)
+    if file is not None:
+        begun = msgspec.structs.replace(begun, file=str(file.absolute()))
+    settings, warnings = _read(begun, models)
+    for line in warnings:
+        warn(f"warning: {line}")
+    answer = _call(run, "reload", settings=msgspec.to_builtins(settings))
+    if refused := answer.get("refused"):
+        raise StartError([Problem(key, text) for key, text in refused])
+    if file is not None:
+        origin.save(run, begun)
+    for line in table(answer["lines"]):
+        say(line)
+    if timeout_s is not None:
+        _wait(run, answer, timeout_s)
+
+
+def table(lines: Sequence[tuple[str, str]]) -> list[str]:
+    """Of whom, and what, in two columns."""
+    if not lines:
+        return ["nothing has changed"]
+    width = max(len(who) for who, _ in lines)
+    return [f"{who:<{width}}  {what}" for who, what in lines]
+
+
+def _origin(run: RunDir) -> origin.Origin:
+    if not lock.holder(run):
+        raise ask.NoPoolError(ask.no_pool(run))
+    try:
+        return origin.load(run)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ask.NoPoolError(f"the pool in {run.root} is only starting") from error
+
+
+def _read(begun: origin.Origin, models: Sequence[Mapping[str, Any]] | None) -> tuple[Any, Sequence[str]]:
+    """The settings, and warnings. Raises StartError."""
+    from mpspool.supervisor.planning.resolve import resolve
+
+    try:
+        with contextlib.chdir(begun.folder):
+            file = Path(begun.file) if begun.file else None
+            if file is not None and file.exists() and not file.is_file():
+                text = "is no regular file, and cannot be read again; name one with --config"
+                raise StartError([Problem(begun.file, text)])
+            settings, planned = resolve(file, begun.flags, begun.environ, running=True, models=models)
+    except FileNotFoundError as error:
+        text = f"{begun.folder}, where the pool was started, cannot be entered: {error.strerror}"
+        raise StartError([Problem("", f"{text}; make it again, or start the pool anew")]) from error
+    return settings, planned.warnings
+
+
+def _call(run: RunDir, op: str, **arguments: Any) -> Message:
+    """Asks the pool process, again while it is only beginning: to be asked twice does not matter to it."""
+    end = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            return control.call(run.pool_control, op, timeout_s=_ANSWER_S, **arguments)
+        except (ControlError, ValueError) as error:
+            if not lock.holder(run):
+                raise ask.NoPoolError(ask.no_pool(run)) from error
+            if time.monotonic() > end:
+                raise ReloadError(str(error)) from error
+        time.sleep(_POLL_S)
+
+
+def _wait(run: RunDir, answer: Message, timeout_s: float) -> None:
+    """Until all is as it should be. Raises ReloadError."""
+    end = time.monotonic() + timeout_s
+    before = {text for model, text in answer["failed"] if model not in answer["changed"]}
+    waits: Sequence[str] = ("the pool process does not answer",)
+    while time.monotonic() < end:
+        found = _call(run, "reloaded")
+        if found["settings"] == answer["settings"]:
+            waits = found["waits"]
+            if not waits:
+                failed = [text for _, text in found["failed"] if text not in before]
+                if failed:
+                    raise ReloadError("; ".join(failed))
+                return
+        time.sleep(_POLL_S)
+    raise ReloadError(f"not over after {timeout_s:g} s: {'; '.join(waits[:_SHOWN])}")

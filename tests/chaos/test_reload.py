@@ -1,0 +1,362 @@
+"""Another configuration under load: what changes, changes; what does not is not touched; no client notices.
+
+One pool serves a module's model with two workers; each test leaves it as its file was at the start.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from mpspool.core import tfs
+from tests import models
+from tests.conftest import PoolStarter, short_dir
+from tests.polling import until
+from tests.pool import Load, Pool, cli, processes_of
+
+LoadStarter = Callable[..., Load]
+MODEL = "half_plus_two"
+OTHER = "other"
+
+
+class File:
+    """The pool's configuration, as somebody edits it."""
+
+    def __init__(self, path: Path, base: Path) -> None:
+        self.path = path
+        self.base = base
+
+    def write(self, models: dict[str, dict[str, Any]], **pool: Any) -> None:
+        """JSON is YAML."""
+        given = {name: {**self.model(), **values} for name, values in models.items()}
+        whole = {"models": given, "file_system_poll_wait_seconds": 0.2, **pool}
+        self.path.write_text(json.dumps(whole))
+
+    def model(self) -> dict[str, Any]:
+        """Pinned down, so that one model's share of the machine is none of the other's business."""
+        return {
+            "base_path": str(self.base),
+            "cpu_slots": 2,
+            "cpusets": "none",
+            "intra_op_threads": 1,
+            "inter_op_threads": 1,
+        }
+
+
+@pytest.fixture(scope="module")
+def file(model_dir: Callable[[str], Path]) -> Iterator[File]:
+    """With the model as the module's tests have it."""
+    with short_dir() as root:
+        shutil.copytree(model_dir(MODEL) / "1", root / "models" / "1")
+        found = File(root / "pool.yaml", root / "models")
+        found.write({MODEL: {}})
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pool(start_module_pool: PoolStarter, file: File) -> Pool:
+    return start_module_pool(file.path).wait()
+
+
+@pytest.fixture(autouse=True)
+def as_at_the_start(pool: Pool, file: File) -> None:
+    """What an earlier test has changed is taken back."""
+    file.write({MODEL: {}})
+    reload(pool)
+
+
+def reload(pool: Pool, *args: object) -> str:
+    done = cli("reload", "--run-dir", pool.run_dir, "--timeout", 90, *args, timeout=120)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{pool.logs()}"
+    return done.stdout
+
+
+def refused(pool: Pool, *args: object) -> str:
+    """The error of a reload that changes nothing."""
+    before = pool.workers()
+    done = cli("reload", "--run-dir", pool.run_dir, *args)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "nothing was changed" in done.stderr
+    assert alike(before, pool.workers()) == before.keys()
+    return done.stderr
+
+
+def alike(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> set[str]:
+    """The workers that were not touched."""
+    keys = ("pid", "generation", "restarts")
+    return {
+        worker
+        for worker in before.keys() & after.keys()
+        if all(before[worker][key] == after[worker][key] for key in keys)
+    }
+
+
+def predict(pool: Pool, model: str) -> Any:
+    done = cli("predict", model, "--run-dir", pool.run_dir, "--input", '{"x": [1, 2]}')
+    return json.loads(done.stdout)["y"] if done.returncode == 0 else done.stderr
+
+
+def ask(pool: Pool, served: dict[str, str], timeout_s: float = 60, **policy: Any) -> Any:
+    """HandleReloadConfigRequest with these models and their base paths. Raises grpc.RpcError."""
+    request = tfs.ReloadConfigRequest()
+    listed = request.config.model_config_list
+    listed.SetInParent()
+    for name, base_path in served.items():
+        config = listed.config.add(name=name, base_path=base_path, model_platform="tensorflow")
+        config.version_labels["stable"] = 1
+        if policy:
+            config.model_version_policy.specific.versions.extend(policy["specific"])
+    with grpc.insecure_channel(pool.address) as channel:
+        call = channel.unary_unary(
+            f"/{tfs.MODEL_SERVICE}/HandleReloadConfigRequest",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=tfs.ReloadConfigResponse.FromString,
+        )
+        return call(request, timeout=timeout_s)
+
+
+def test_nothing_changes_where_nothing_has(pool: Pool) -> None:
+    """Every worker stays as it is, and the command says so."""
+    before = pool.workers()
+    assert reload(pool) == "nothing has changed\n"
+    assert alike(before, pool.workers()) == before.keys()
+
+
+def test_models_come_and_go(pool: Pool, file: File, load: LoadStarter) -> None:
+    """One that is added is served when the command returns, one that is taken out is not; the others' workers stay."""
+    before = pool.workers()
+    running = load(pool, MODEL)
+    pool.serves_on()
+    file.write({MODEL: {}, OTHER: {"cpu_slots": 1}})
+    assert "other          is added\n" in reload(pool)
+    assert predict(pool, OTHER) == [2.5, 3.0]
+    pool.serves_on()
+    file.write({MODEL: {}})
+    assert "other          is taken out\n" in reload(pool)
+    assert "NOT_FOUND" in predict(pool, OTHER)
+    assert {worker.split("@")[0] for worker in pool.workers()} == {MODEL}
+    until(lambda: not [name for name in processes_of(pool.run_dir).values() if OTHER in name], 20)
+    running.end_clean()
+    assert alike(before, pool.workers()) == before.keys()
+
+
+def test_a_model_that_is_taken_out_answers_what_it_has(pool: Pool, file: File, load: LoadStarter) -> None:
+    """And one that is put back at once is served again."""
+    file.write({MODEL: {}, OTHER: {}})
+    reload(pool)
+    running = load(pool, OTHER)
+    pool.serves_on()
+    file.write({MODEL: {}})
+    reload(pool, "--no-wait")
+    file.write({MODEL: {}, OTHER: {}})
+    reload(pool)
+    report = running.end()
+    assert predict(pool, OTHER) == [2.5, 3.0]
+    assert not report["wrong"]
+    assert set(report["errors"]) <= {"UNAVAILABLE", "NOT_FOUND"}, report
+
+
+def test_slots_come_and_go(pool: Pool, file: File, load: LoadStarter) -> None:
+    """The workers of those that stay are not touched, and no request fails."""
+    before = pool.workers()
+    running = load(pool, MODEL)
+    pool.serves_on()
+    file.write({MODEL: {"cpu_slots": 3}})
+    assert "slots come: cpu0.2" in reload(pool)
+    assert len(pool.workers()) == 3
+    pool.serves_on()
+    file.write({MODEL: {"cpu_slots": 1}})
+    assert "slots go: cpu0.1, cpu0.2" in reload(pool)
+    assert list(pool.workers()) == [f"{MODEL}@1.cpu0.0"]
+    pool.serves_on()
+    running.end_clean()
+    assert alike(before, pool.workers()) == {f"{MODEL}@1.cpu0.0"}
+
+
+@pytest.mark.parametrize("slots", [1, 2])
+def test_workers_with_other_threads_come_anew(pool: Pool, file: File, load: LoadStarter, slots: int) -> None:
+    """One after another, and where there is one alone beside another that stands in for it; no request fails."""
+    file.write({MODEL: {"cpu_slots": slots}, OTHER: {"cpu_slots": 1}})
+    reload(pool)
+    before = pool.workers()
+    running = load(pool, MODEL)
+    pool.serves_on()
+    file.write({MODEL: {"cpu_slots": slots, "intra_op_threads": 2}, OTHER: {"cpu_slots": 1}})
+    assert "intra_op_threads: its workers come anew" in reload(pool)
+    after = pool.workers()
+    assert after.keys() == before.keys()
+    assert alike(before, after) == {f"{OTHER}@1.cpu0.0"}
+    for slot in range(slots):
+        name = f"{MODEL}@1.cpu0.{slot}"
+        assert after[name]["restarts"] == before[name]["restarts"] + 1
+    pool.serves_on()
+    running.end_clean()
+
+
+def test_another_cpuset_is_one_slots_alone(pool: Pool, file: File, load: LoadStarter) -> None:
+    """Its worker runs on the CPU that it was given; the other's is not touched."""
+    cpu = min(os.sched_getaffinity(0))
+    file.write({MODEL: {"cpusets": [[cpu], [cpu]]}})
+    reload(pool)
+    before = pool.workers()
+    running = load(pool, MODEL)
+    pool.serves_on()
+    others = sorted(os.sched_getaffinity(0))
+    file.write({MODEL: {"cpusets": [[cpu], others]}})
+    assert "cpus: the workers of cpu0.1 come anew" in reload(pool) or len(others) == 1
+    after = pool.workers()
+    assert alike(before, after) == {f"{MODEL}@1.cpu0.0"} | (set(before) if len(others) == 1 else set())
+    assert os.sched_getaffinity(after[f"{MODEL}@1.cpu0.1"]["pid"]) == set(others)
+    running.end_clean()
+
+
+def test_what_the_router_goes_by_holds_at_once(pool: Pool, file: File, load: LoadStarter) -> None:
+    """Labels, limits and policies change while it serves, and no process is started for them."""
+    before = pool.workers()
+    router = pool.process_pid("router")
+    running = load(pool, MODEL)
+    pool.serves_on()
+    file.write(
+        {MODEL: {"version_labels": {"stable": 1}, "policy": "edf"}},
+        max_queued_bytes=2**20,
+        scheduling={"aging": 2.0, "running_per_device": 3},
+    )
+    told = reload(pool)
+    for key in ("version_labels", "scheduling.policy", "max_queued_bytes", "scheduling.aging"):
+        assert f"{key} holds at once" in told, told
+    (model,) = pool.status()["models"]
+    assert model["versions"][0]["policy"] == "edf"
+    pool.serves_on()
+    running.end_clean()
+    assert alike(before, pool.workers()) == before.keys()
+    assert pool.process_pid("router") == router
+
+
+def test_a_bad_configuration_is_refused_whole(pool: Pool, file: File, load: LoadStarter) -> None:
+    """With all that is wrong, as `start` says it; the running one stays, for the processes that come, too."""
+    running = load(pool, MODEL)
+    pool.serves_on()
+    file.write({MODEL: {"cpu_slots": 3}, OTHER: {"base_path": "/nowhere", "quorum": 9}}, max_conections=1)
+    why = refused(pool)
+    assert "/nowhere" in why
+    assert "max_connections" in why
+    file.path.write_text("models: [")
+    refused(pool)
+    os.kill(pool.process_pid("pool"), signal.SIGKILL)
+    pool.serves_on()
+    assert len(pool.workers()) == 2
+    running.end_clean()
+
+
+def test_what_needs_a_new_start_is_refused(pool: Pool, file: File) -> None:
+    """Each key is named, with what to do instead."""
+    file.write({MODEL: {"weights": {"shared": "off"}, "cpu_slots": 1}}, host="127.0.0.2")
+    why = refused(pool)
+    assert "host: '127.0.0.1' cannot become '127.0.0.2' now" in why
+    assert f"models.{MODEL}.weights" in why
+    assert "mpspool stop" in why
+
+
+def test_the_pool_process_is_killed_in_the_middle(pool: Pool, file: File, load: LoadStarter) -> None:
+    """Its successor goes on with the new configuration; no request fails."""
+    running = load(pool, MODEL)
+    pool.serves_on()
+    file.write({MODEL: {"cpu_slots": 3, "intra_op_threads": 2}, OTHER: {"cpu_slots": 1}})
+    reload(pool, "--no-wait")
+    for _ in range(3):
+        os.kill(until(lambda: pool.process_pid("pool"), 20), signal.SIGKILL)
+    reload(pool)
+    workers = pool.workers()
+    assert sorted(workers) == [*(f"{MODEL}@1.cpu0.{slot}" for slot in range(3)), f"{OTHER}@1.cpu0.0"]
+    assert predict(pool, OTHER) == [2.5, 3.0]
+    pool.serves_on()
+    running.end_clean()
+    settings = (pool.run_dir / "settings").glob(f"worker.{MODEL}*.json")
+    assert {json.loads(one.read_text())["model"]["intra_op_threads"] for one in settings} == {2}
+
+
+def test_another_file_holds_from_then_on(pool: Pool, file: File, tmp_path: Path) -> None:
+    """--config names it once; a later reload reads it again."""
+    other = File(tmp_path / "other.yaml", file.base)
+    other.write({MODEL: {"cpu_slots": 1}})
+    reload(pool, "--config", other.path)
+    assert len(pool.workers()) == 1
+    other.write({MODEL: {"cpu_slots": 2}})
+    reload(pool)
+    assert len(pool.workers()) == 2
+    reload(pool, "--config", file.path)
+
+
+def test_a_model_that_cannot_be_loaded_is_told(pool: Pool, file: File, tmp_path: Path) -> None:
+    """Exit status 1 and the reason; the others serve on, and a reload without it takes it out."""
+    broken = models.corrupt(file.base, "flipped", tmp_path / "broken")
+    before = pool.workers()
+    file.write({MODEL: {}, OTHER: {"base_path": str(broken)}}, max_num_load_retries=0)
+    done = cli("reload", "--run-dir", pool.run_dir, "--timeout", 90, timeout=120)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert f"{OTHER}@1" in done.stderr
+    file.write({MODEL: {}})
+    reload(pool)
+    assert alike(before, pool.workers()) == before.keys()
+
+
+@pytest.mark.parametrize("whom", ["foreground", "pool"])
+def test_a_hangup_reloads(pool: Pool, file: File, load: LoadStarter, whom: str) -> None:
+    """SIGHUP to the process that was started, or to the pool process, does the same; the result is in the log."""
+    before = pool.workers()
+    running = load(pool, MODEL)
+    pool.serves_on()
+    file.write({MODEL: {"cpu_slots": 3}})
+    said = len(pool.output.read_text())
+    os.kill(pool.pid if whom == "foreground" else pool.process_pid("pool"), signal.SIGHUP)
+    until(lambda: "reload: done" in pool.output.read_text()[said:], 60)
+    assert "slots come: cpu0.2" in pool.output.read_text()[said:]
+    assert len(pool.workers()) == 3
+    file.write({MODEL: {"cpu_slots": -1}})
+    os.kill(pool.pid, signal.SIGHUP)
+    until(lambda: "reload: refused" in pool.output.read_text()[said:], 60)
+    assert "error: models.half_plus_two.cpu_slots" in pool.output.read_text()[said:]
+    running.end_clean()
+    assert alike(before, pool.workers()) == before.keys()
+
+
+def test_clients_reload(pool: Pool, file: File, load: LoadStarter) -> None:
+    """HandleReloadConfigRequest: answered when the new models are AVAILABLE; those not listed go; then the file counts."""
+    before = pool.workers()
+    running = load(pool, MODEL)
+    pool.serves_on()
+    assert ask(pool, {MODEL: str(file.base), OTHER: str(file.base)}).status.error_code == 0
+    assert predict(pool, OTHER) == [2.5, 3.0]
+    pool.serves_on()
+    assert ask(pool, {MODEL: str(file.base)}, specific=[1]).status.error_code == 0
+    assert "NOT_FOUND" in predict(pool, OTHER)
+    assert "is taken out" not in reload(pool)
+    running.end_clean()
+    assert alike(before, pool.workers()) == before.keys()
+
+
+def test_a_clients_reload_is_refused(pool: Pool, file: File, tmp_path: Path) -> None:
+    """What is wrong is INVALID_ARGUMENT with its reason, what does not load UNKNOWN; the rest serves on."""
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(pool, {MODEL: str(file.base), OTHER: "/nowhere"})
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "no such path: /nowhere" in caught.value.details()
+    broken = models.corrupt(file.base, "flipped", tmp_path / "broken")
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(pool, {MODEL: str(file.base), OTHER: str(broken)})
+    assert caught.value.code() is grpc.StatusCode.UNKNOWN
+    assert f"{OTHER}@1" in caught.value.details()
+    assert predict(pool, MODEL) == [2.5, 3.0]
+    file.write({MODEL: {}}, allow_reload=False)
+    reload(pool)
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(pool, {MODEL: str(file.base)})
+    assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED

@@ -1,0 +1,87 @@
+"""What TensorFlow Serving's ReloadConfigRequest asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mpspool.core import tfs
+from mpspool.core.errors import Code, PoolError
+from mpspool.router.reload import models_of
+
+
+def request(**values: Any) -> Any:
+    """Of one model, with these fields."""
+    found = tfs.ReloadConfigRequest()
+    given = {"name": "m", "base_path": "/m", "model_platform": "tensorflow", **values}
+    found.config.model_config_list.config.add(**given)
+    return found
+
+
+def latest(config: Any) -> None:
+    config.model_version_policy.latest.num_versions = 3
+
+
+def every(config: Any) -> None:
+    config.model_version_policy.all.SetInParent()
+
+
+def specific(config: Any) -> None:
+    config.model_version_policy.specific.versions.extend([7, 9])
+
+
+@pytest.mark.parametrize(
+    ("say", "policy"),
+    [
+        (lambda _config: None, {"latest": 1}),
+        (latest, {"latest": 3}),
+        (every, "all"),
+        (specific, [7, 9]),
+    ],
+)
+def test_policies(say: Callable[[Any], None], policy: object) -> None:
+    """Each of TensorFlow Serving's, in our words; none is its default, the latest one."""
+    asked = request()
+    say(asked.config.model_config_list.config[0])
+    assert models_of(asked) == [
+        {"name": "m", "base_path": "/m", "version_policy": policy, "version_labels": {}}
+    ]
+
+
+def test_labels_and_what_is_not_ours() -> None:
+    """Labels are taken; requests are not logged, whatever is said of it; the old field for the platform still counts."""
+    asked = request(model_platform="", model_type=1)
+    (config,) = asked.config.model_config_list.config
+    config.version_labels["stable"] = 7
+    config.logging_config.SetInParent()
+    assert models_of(asked)[0]["version_labels"] == {"stable": 7}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"model_platform": ""}, "Illegal setting neither"),
+        ({"model_type": 1}, "Illegal setting both"),
+        ({"model_platform": "", "model_type": 2}, "model_platform OTHER"),
+        ({"model_platform": "estimator"}, "only tensorflow is served here"),
+        ({"base_path": "m"}, "Expected model m to have an absolute path or URI; got base_path()=m"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(values: dict[str, Any], words: str) -> None:
+    """INVALID_ARGUMENT, with TensorFlow Serving's words where it has some."""
+    with pytest.raises(PoolError, match=r".") as caught:
+        models_of(request(**values))
+    assert caught.value.code is Code.INVALID_ARGUMENT
+    assert words in caught.value.message
+
+
+def test_a_list_names_each_model_once() -> None:
+    """And there has to be a list: a custom configuration, or none, is not supported."""
+    asked = request()
+    asked.config.model_config_list.config.append(asked.config.model_config_list.config[0])
+    with pytest.raises(PoolError, match="Illegal to list model m multiple times"):
+        models_of(asked)
+    with pytest.raises(PoolError, match="Only ModelConfigList is currently supported"):
+        models_of(tfs.ReloadConfigRequest())
