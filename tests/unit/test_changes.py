@@ -13,6 +13,7 @@ from mpspool.core.settings import (
     MpsSettings,
     PoolSettings,
     QueueSettings,
+    RemoteSettings,
     RouterSettings,
     SchedulingSettings,
     Share,
@@ -83,9 +84,10 @@ def test_every_setting_is_looked_at() -> None:
     """What is new in the settings has to be told apart: held at once, given to workers, or refused."""
     told = {*told_by._TOLD, *told_by._WORKER, *told_by._PUBLISHED}
     left = {"name", "version", "path", "slots", "queue", "warmup"}
+    assert {*told_by._REMOTE, "run_dir", "model"} == set(RemoteSettings.__struct_fields__)
     assert told | left == set(ModelSettings.__struct_fields__)
     assert {*told_by._SLOT, "device", "slot", "memory_bytes"} == set(SlotSettings.__struct_fields__)
-    pool_fields = {*told_by._FIXED, *told_by._POOL, "models", "mps_daemons", "router"}
+    pool_fields = {*told_by._FIXED, *told_by._POOL, "models", "mps_daemons", "remotes", "router"}
     assert pool_fields == set(PoolSettings.__struct_fields__)
     of_pool = {"run_dir", "host", "grpc_port", "rest_port", "simulated", "scheduling"}
     assert {*told_by._ROUTER} | of_pool == set(RouterSettings.__struct_fields__)
@@ -173,6 +175,28 @@ def test_what_needs_a_new_start_is_refused(values: dict[str, object], key: str) 
     """By its name, and with what to do instead."""
     (refused,) = compare(pool(model()), pool(model(), **values)).refused
     assert refused.key == key
+    assert "mpspool stop" in refused.text
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "key"),
+    [
+        ({}, {"url": "s3://other"}, "base_path"),
+        ({}, {"poll_s": 1.0}, "remote_poll_wait_seconds"),
+        (None, {}, "base_path"),
+        ({}, None, "base_path"),
+    ],
+)
+def test_what_is_copied_from_a_store_is_refused(
+    before: dict[str, object] | None, after: dict[str, object] | None, key: str
+) -> None:
+    """Where it comes, goes or changes: what copies it is started with the pool."""
+    whole = {"run_dir": "/r", "model": "m", "url": "s3://b", "folder": "/cache"}
+    old, new = (
+        [] if one is None else [msgspec.convert(whole | one, RemoteSettings)] for one in (before, after)
+    )
+    (refused,) = compare(pool(model(), remotes=old), pool(model(), remotes=new)).refused
+    assert refused.key == f"models.m.{key}"
     assert "mpspool stop" in refused.text
 
 

@@ -68,6 +68,13 @@ _WORKER = (
 )
 _PUBLISHED = ("custom_ops", "saved_model_tags", "weights")
 _SLOT = ("cpus", "start", "share", "mps_pipe", "gpu_uuid", "simulated")
+# Of what copies versions, likewise.
+_REMOTE = {
+    "url": "base_path",
+    "folder": "cache_dir",
+    "policy": "version_policy",
+    "poll_s": "remote_poll_wait_seconds",
+}
 _RESTART = "the pool has to be started anew: `mpspool stop`, then `mpspool start`"
 _ANEW = "take {} out, reload, put it back and reload again, or start the pool anew"
 
@@ -190,16 +197,17 @@ def _daemons_refused(old: Iterable[MpsSettings], new: Iterable[MpsSettings]) -> 
 
 
 def _remotes_refused(old: Iterable[RemoteSettings], new: Iterable[RemoteSettings]) -> list[Refused]:
-    """What copies versions is started with the pool."""
     before = {remote.model: remote for remote in old}
     after = {remote.model: remote for remote in new}
-    return [
-        Refused(
-            f"models.{name}.base_path", f"a base path that is copied cannot come, change or go; {_RESTART}"
-        )
-        for name in {**before, **after}
-        if before.get(name) != after.get(name)
-    ]
+    found = []
+    for name in {**before, **after}:
+        if name in before and name in after:
+            keys = [_REMOTE[key] for key in _differing(before[name], after[name], _REMOTE)]
+        else:
+            keys = ["base_path"]
+        text = f"what copies its versions is started with the pool; {_RESTART}"
+        found += [Refused(f"models.{name}.{key}", text) for key in keys]
+    return found
 
 
 def _compare_models(old: ModelSettings, new: ModelSettings) -> tuple[ModelChanges, list[Refused]]:
