@@ -217,7 +217,7 @@ async def _main(port: str, rate: str, record: str) -> None:
 if __name__ == "__main__":
     # It stands for clients that have CPUs of their own.
     with contextlib.suppress(PermissionError):
-        os.nice(-10)
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     # Nothing that is made for each request is part of a cycle.
     gc.disable()
     uvloop.run(_main(*sys.argv[1:]))
