@@ -112,6 +112,23 @@ def test_a_version_whose_files_changed_is_tried_again_at_once() -> None:
     assert phases(versions) == {1: SERVING, 2: LOADING}
 
 
+@pytest.mark.parametrize("swap", ["surge", STOP_FIRST])
+def test_nobody_makes_way_for_what_is_known_to_be_broken(swap: str) -> None:
+    """Also when it is asked for by hand, and where it breaks while it waits for another try; whole again it is loaded."""
+    versions = Versions("m", VersionPolicy(), found=found(1), swap=swap)
+    versions.step({}, 0.0)
+    versions.step({1: READY}, 0.0)
+    versions.found = {**found(1), 2: Found("/m/2", "whole", "its batching_params.pbtxt is of no use")}
+    versions.step({1: READY}, 0.0)
+    for again in (lambda: versions.load(None), lambda: versions.load(2), versions.try_again):
+        again()
+        versions.step({1: READY}, 100.0)
+        assert phases(versions) == {1: SERVING, 2: FAILED}
+    versions.found = found(1, 2)
+    versions.step({1: READY}, 100.0)
+    assert phases(versions)[2 if swap == "surge" else 1] is (LOADING if swap == "surge" else LEAVING)
+
+
 def test_a_version_that_finds_no_room_waits_for_it() -> None:
     """It says why, however often it was tried; what serves stays. With room it is loaded, and retries count from there."""
     versions = model(1, 2, policy=VersionPolicy(all=True))

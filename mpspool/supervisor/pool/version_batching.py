@@ -42,34 +42,35 @@ class BatchingFiles:
         """
         if self.said is None:
             return dict(found)
-        new = {one.path: one for number, one in found.items() if number not in settled and not one.wrong}
-        self._read = {path: self._known(one, self.said) for path, one in new.items()}
+        before, self._read = self._read, {}
         return {
-            number: self._read.get(one.path, one) if number not in settled else one
+            number: one
+            if number in settled or one.wrong
+            else self._look_into(one, self.said, before.get(one.path))
             for number, one in found.items()
         }
 
-    def _known(self, found: Found, said: VersionBatching) -> Found:
-        """As it was read before, where the folder is as it was then."""
-        before = self._read.get(found.path)
-        return before if before is not None and before.stamp == found.stamp else self._look_into(found, said)
-
-    def _look_into(self, found: Found, said: VersionBatching) -> Found:
+    def _look_into(self, found: Found, said: VersionBatching, before: Found | None) -> Found:
+        """As it was read before, where the folder is as it was then; what could not be read is, at the next look."""
         file = os.path.join(found.path, BATCHING_FILE)
-        if not os.path.exists(file):
-            return replace(found, batching=said.without)
-        question = msgspec.json.encode({"model": self.model, "file": file, "said": said})
-        try:
-            done = subprocess.run(
-                [sys.executable, *_READ],
-                input=question,
-                stdout=subprocess.PIPE,
-                timeout=_LIMIT_S,
-                check=True,
-            )
-            answer = msgspec.json.decode(done.stdout)
-        except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
-            return replace(found, wrong=f"{file} cannot be read: {error}; mend it, or remove it")
-        if answer["error"]:
-            return replace(found, wrong=f"{answer['error']}; mend it, or remove it")
-        return replace(found, batching=msgspec.convert(answer["batching"], BatchingSettings))
+        if before is None or before.stamp != found.stamp:
+            try:
+                before = _read(self.model, file, found, said)
+            except (OSError, subprocess.SubprocessError, msgspec.DecodeError) as error:
+                return replace(found, wrong=f"{file} cannot be read: {error}; mend it, or remove it")
+        self._read[found.path] = before
+        return before
+
+
+def _read(model: str, file: str, found: Found, said: VersionBatching) -> Found:
+    """Raises OSError, SubprocessError and DecodeError where that does not come off."""
+    if not os.path.exists(file):
+        return replace(found, batching=said.without)
+    question = msgspec.json.encode({"model": model, "file": file, "said": said})
+    done = subprocess.run(
+        [sys.executable, *_READ], input=question, stdout=subprocess.PIPE, timeout=_LIMIT_S, check=True
+    )
+    answer = msgspec.json.decode(done.stdout)
+    if answer["error"]:
+        return replace(found, wrong=f"{answer['error']}; mend it, or remove it")
+    return replace(found, batching=msgspec.convert(answer["batching"], BatchingSettings))

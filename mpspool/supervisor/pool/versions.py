@@ -462,8 +462,8 @@ class Versions:
                 known = self._versions[number] = Version(self.name, number, found)
                 self.fail(known, found.wrong, now, again=False)
                 return True
-            if known is not None and not (
-                known.phase is VersionPhase.FAILED and self._again(known, found, now)
+            if known is not None and (
+                known.phase is not VersionPhase.FAILED or not self._again(known, found, now)
             ):
                 continue
             if self._gives_way(number):
@@ -509,10 +509,10 @@ class Versions:
             known.to(VersionPhase.LOADING)
 
     def _again(self, version: Version, found: Found, now: float) -> bool:
-        if found.stamp != version.found.stamp:
-            if found.wrong:
-                version.found, version.reason = found, found.wrong
-                return False
+        if found.wrong:  # however often it is asked for, nobody makes way for it
+            version.found, version.reason, version.due = found, found.wrong, None
+            return False
+        if found.stamp != version.found.stamp or version.found.wrong:
             version.failures = 0
             return True
         return version.due is not None and now >= version.due
