@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
@@ -120,8 +122,13 @@ def test_nobody_makes_way_for_what_is_known_to_be_broken(swap: str) -> None:
     versions.step({1: READY}, 0.0)
     versions.found = {**found(1), 2: Found("/m/2", "whole", "its batching_params.pbtxt is of no use")}
     versions.step({1: READY}, 0.0)
-    for again in (lambda: versions.load(None), lambda: versions.load(2), versions.try_again):
-        again()
+    orders: list[Callable[[], None]] = [
+        lambda: versions.load(None),
+        lambda: versions.load(2),
+        versions.try_again,
+    ]
+    for order in orders:
+        order()
         versions.step({1: READY}, 100.0)
         assert phases(versions) == {1: SERVING, 2: FAILED}
     versions.found = found(1, 2)
