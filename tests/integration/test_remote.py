@@ -29,7 +29,7 @@ from tests.web import WebServer, serving
 LATEST = VersionPolicy()
 FILES = {
     "saved_model.pb": b"\x08\x01\x12\x00",
-    "variables/variables.index": b"index" * 1000,
+    "variables/variables.index": b"index" * 1000 + bytes.fromhex("57fb808b247547db"),
     "assets/words with blanks.txt": b"words",
     "variables/variables.data-00000-of-00001": bytes(range(256)) * 400,
 }
@@ -221,6 +221,68 @@ def test_old_copies_go(cache: Cached, remote: Path) -> None:
     assert cached(cache.folder) == [3, 4]
 
 
+def test_what_nothing_can_take_the_place_of_stays(cache: Cached, remote: Path) -> None:
+    """The store has another version, which cannot be copied: the copy that there is could still be served."""
+    export(remote, 9)
+    assert cache.look() == Outcome([9])
+    shutil.rmtree(remote / "9")
+    export(remote, 8, {"variables/variables.index": b"index"})
+    cache.look()
+    assert cached(cache.folder) == [9]
+
+
+def test_a_version_that_is_served_by_the_time_it_has_come_stays(
+    cache: Cached, remote: Path, web: WebServer
+) -> None:
+    """It had failed when it began to be copied anew, and the pool has tried it again meanwhile."""
+    export(remote, 1)
+    cache.look()
+    export(remote, 1, {**FILES, "assets/words with blanks.txt": b"other words"})
+    cache.use = InUse(failed=frozenset({1}))
+
+    def serve(_path: str) -> None:
+        cache.use = InUse(served=frozenset({1}))
+
+    web.on_get = serve
+    assert cache.look().copied == []
+    assert contents(cache.folder / "1") == FILES
+
+
+def test_an_upload_that_pauses_is_not_whole(cache: Cached, remote: Path, web: WebServer) -> None:
+    """Its files look alike twice, but weights are missing: that is told, and it is not copied again until it changes."""
+    export(remote, 1)
+    shards = [name for name in FILES if "data" in name]
+    export(remote, 2, {name: content for name, content in FILES.items() if name not in shards})
+    first = cache.look()
+    assert first.copied == [1]
+    assert "variables.data-00000-of-00001 is missing" in first.problem
+    before = len(web.files_got())
+    assert cache.look().problem == first.problem
+    assert len(web.files_got()) == before
+    export(remote, 2)
+    assert cache.look() == Outcome([2])
+
+
+def test_more_than_was_announced_is_not_taken(
+    tmp_path: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A store that sends without an end would fill the disk: it is left at the first byte too many."""
+    for name, content in FILES.items():
+        memory.pipe(f"/m/1/{name}", content)
+    told: list[int] = []
+
+    def endless(_path: str, target: str, callback: Any) -> None:
+        with Path(target).open("wb") as file:
+            for _ in range(1000):
+                callback.relative_update(file.write(bytes(2**16)))
+                told.append(file.tell())
+
+    monkeypatch.setattr(memory, "get_file", endless)
+    there = Cached(tmp_path / "cache", "memory://m")
+    assert "more came than the" in there.look().problem
+    assert len(told) < 10
+
+
 def test_what_an_end_in_the_middle_has_left_is_removed(cache: Cached, remote: Path) -> None:
     """A partial copy is removed at the next look; a version without its record is copied anew."""
     export(remote, 1)
@@ -271,7 +333,9 @@ def test_two_do_not_copy_to_one_cache(tmp_path: Path, cache: Cached, remote: Pat
     found: list[Outcome] = []
     web.on_get = lambda path: found.append(second.look()) if path.endswith(".pb") and not found else None
     assert cache.look() == Outcome([1])
-    assert found == [Outcome()]
+    (told,) = found
+    assert told.copied == []
+    assert told.problem == f"{web.url}: another process copies to {cache.folder} now"
 
 
 @pytest.mark.parametrize(
@@ -311,7 +375,7 @@ def test_a_full_disk_leaves_nothing(
     tmp_path: Path, memory: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """ENOSPC in the middle: what was served stays, it says so, and the next look tries again."""
-    memory.pipe("/m/1/saved_model.pb", b"x")
+    memory.pipe("/m/1/saved_model.pb", FILES["saved_model.pb"])
     there = Cached(tmp_path / "cache", "memory://m")
     there.look()
     for name, content in FILES.items():
@@ -413,6 +477,10 @@ def test_the_start_copies_and_does_without_the_store(
         ("file:///models/m", "give its path alone"),
         ("nowhere://models", "Protocol not known: nowhere"),
         ("memory://models", "it is not there"),
+        ("https://user:secret@host/m", "https://host/m is given with a user or a password"),
+        ("https://token-secret@host/m", "https://host/m is given with a user or a password"),
+        ("sftp://user:secret@host/m", "sftp://host/m is given with a user or a password"),
+        ("https://host/m?sig=secret", "https://host/m has a query"),
     ],
 )
 def test_the_start_says_why_a_base_path_is_none(url: str, words: str, tmp_path: Path) -> None:
@@ -422,6 +490,7 @@ def test_the_start_says_why_a_base_path_is_none(url: str, words: str, tmp_path: 
     assert "models.m.base_path" in done.stderr
     assert words in done.stderr
     assert "cpusets" in done.stderr
+    assert "secret" not in done.stderr + done.stdout
 
 
 def test_an_order_to_end_ends_the_copying(remote: Path, web: WebServer, tmp_path: Path) -> None:

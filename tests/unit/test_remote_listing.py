@@ -83,6 +83,7 @@ def test_what_is_copied(there: list[int], policy: VersionPolicy, out: list[int],
         ([7, 8], {7}, {8}, {7, 8}),
         ([7, 8], {7}, {7}, {7}),
         ([7, 8], set(), set(), {7, 8}),
+        ([9], {8}, set(), {9}),
         ([], {8}, set(), set()),
     ],
 )

@@ -14,7 +14,7 @@ from mpspool.supervisor.config import schema
 from mpspool.supervisor.orders import Orders
 from mpspool.supervisor.planning import preflight
 from mpspool.supervisor.planning.plan import Plan
-from mpspool.supervisor.remote.place import is_remote
+from mpspool.supervisor.remote.place import is_remote, shown
 
 
 def resolve(
@@ -43,7 +43,7 @@ def resolve(
     """
     wanted, findings = schema.read_config(file, flags, environ, models)
     found = foreground.check(RunDir(wanted.run_dir))
-    away = [model.base_path for model in wanted.models if is_remote(model.base_path)]
+    away = [shown(model.base_path) for model in wanted.models if is_remote(model.base_path)]
     if away and say is not None and not running:
         say(f"copying what is new from {', '.join(away)}")
     try:

@@ -91,7 +91,7 @@ class Cache:
         number: int,
         listing: Listing,
         copy: Callable[[File, Path], None],
-        unchanged: Callable[[], bool],
+        may_be_put: Callable[[Path], bool],
     ) -> bool:
         """Copies a version, in place of what is here of it; whole, or not at all.
 
@@ -99,10 +99,10 @@ class Cache:
             number: of it.
             listing: what it consists of.
             copy: brings one of its files.
-            unchanged: asked when all have come: whether the store still says the same.
+            may_be_put: asked when all have come, with where they are: whether it may be here now.
 
         Returns:
-            False where it is not unchanged.
+            False where it may not.
 
         Raises:
             CacheError: there is no room for it, or what came is not what was announced.
@@ -118,7 +118,7 @@ class Cache:
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 copy(file, target)
                 _check(file, target)
-            if not unchanged():
+            if not may_be_put(partial):
                 return False
             _sync_folders(partial)
             self._put(number, partial, listing)

@@ -25,8 +25,9 @@ from mpspool.core.settings import RemoteSettings
 from mpspool.core.states import VersionPhase
 from mpspool.supervisor.pool.versions import RECORDS, Records
 from mpspool.supervisor.remote.cache import Cache, CacheError
-from mpspool.supervisor.remote.listing import File, InUse, has_model, kept, total_bytes, wanted
+from mpspool.supervisor.remote.listing import File, InUse, Listing, has_model, kept, total_bytes, wanted
 from mpspool.supervisor.remote.store import Store, StoreError
+from mpspool.supervisor.saved_model import check_saved_model
 
 logger = log.get("remote")
 
@@ -93,6 +94,7 @@ class Fetcher:
         in_use: what the pool does with them; None while nobody knows.
         dog: looks after the calls of the store.
         settle_s: between two looks at a version that has to be the same.
+        prunes: removes what is not wanted any more.
     """
 
     def __init__(
@@ -101,15 +103,20 @@ class Fetcher:
         in_use: Callable[[], InUse | None],
         dog: Watchdog,
         settle_s: float = _SETTLE_S,
+        *,
+        prunes: bool = True,
     ) -> None:
         self._asked = asked
         self._in_use = in_use
         self._dog = dog
         self._settle_s = settle_s
+        self._prunes = prunes
         self._cache = Cache(Path(asked.folder))
         self._store: Store | None = None
         self._said = ""
         self._notes: dict[int, str] = {}
+        # Versions that were copied and are not whole, and what of them: the same is not copied again.
+        self._broken: dict[int, tuple[Listing, str]] = {}
 
     def look(self) -> Outcome:
         """Copies what is wanted and not here, and removes what is not wanted any more. Says so in the log."""
@@ -119,7 +126,7 @@ class Fetcher:
                 if ours:
                     self._look(outcome)
                 else:
-                    logger.info("another process copies to this cache", folder=self._asked.folder)
+                    outcome.problem = f"{self._asked.url}: another process copies to {self._asked.folder} now"
         except (StoreError, CacheError, OSError) as error:
             text = str(error)
             outcome.problem = text if text.startswith(self._asked.url) else f"{self._asked.url}: {text}"
@@ -171,6 +178,9 @@ class Fetcher:
         if not has_model(listing):
             self._note(number, "waiting for a SavedModel")
             return False
+        broken, why = self._broken.get(number, (None, ""))
+        if broken == listing:
+            raise StoreError(why)
         time.sleep(self._settle_s)
 
         def unchanged() -> bool:
@@ -181,8 +191,15 @@ class Fetcher:
             with self._dog:
                 store.copy(path, file, target)
 
+        def may_be_put(partial: Path) -> bool:
+            if wrong := check_saved_model(partial):
+                why = wrong[0].replace(str(partial), path)
+                self._broken[number] = listing, why
+                raise StoreError(why)
+            return unchanged() and not self._is_served(number)
+
         started = time.monotonic()
-        if not unchanged() or not self._cache.take(number, listing, copy, unchanged):
+        if not unchanged() or not self._cache.take(number, listing, copy, may_be_put):
             self._note(number, "waiting for what is still being written")
             return False
         logger.info(
@@ -195,6 +212,11 @@ class Fetcher:
         outcome.copied.append(number)
         return True
 
+    def _is_served(self, number: int) -> bool:
+        """What is here of it, which would be replaced: a copy takes long, and it was not when that began."""
+        use = self._in_use()
+        return number in self._cache.versions() and (use is None or number in use.served)
+
     def _note(self, number: int, what: str) -> None:
         """Says once what the next looks would find again."""
         if self._notes.get(number) != what:
@@ -203,7 +225,7 @@ class Fetcher:
 
     def _prune(self, meant: set[int]) -> None:
         use, here = self._in_use(), self._cache.versions()
-        if use is None:
+        if use is None or not self._prunes:
             return
         for number in here.keys() - kept(here, meant, use.served):
             logger.info("removing", version=number)
@@ -224,8 +246,12 @@ def in_use(run: RunDir, model: str) -> InUse | None:
 
 
 def once(asked: RemoteSettings) -> Outcome:
-    """One look, for nobody serves from there yet; ends with a line on standard output where the store is silent."""
-    return Fetcher(asked, InUse, Watchdog(lambda why: _tell(Outcome(problem=f"{asked.url}: {why}")))).look()
+    """One look, before a pool serves from there; ends with a line on standard output where the store is silent.
+
+    Another pool may have the same cache: what is not wanted any more is left to whoever watches the store.
+    """
+    dog = Watchdog(lambda why: _tell(Outcome(problem=f"{asked.url}: {why}")))
+    return Fetcher(asked, InUse, dog, prunes=not asked.poll_s).look()
 
 
 def _tell(outcome: Outcome) -> None:

@@ -68,10 +68,10 @@ def wanted(there: Collection[int], policy: VersionPolicy, out: Collection[int]) 
 def kept(cached: Collection[int], meant: Collection[int], served: Collection[int]) -> set[int]:
     """The copies that stay: those that are meant or served, and the newest of those before, to go back to.
 
-    What was deleted at the remote base path goes once nobody serves it; where nothing is meant, all stays.
+    What was deleted at the remote base path goes once nobody serves it; where none of either is here, all stays.
     """
-    if not meant:
-        return set(cached)
     stay = set(cached) & {*meant, *served}
+    if not meant or not stay:
+        return set(cached)
     before = [number for number in cached if number not in stay and number < max(meant)]
     return stay | set(sorted(before)[-1:])

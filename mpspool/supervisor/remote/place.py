@@ -12,6 +12,7 @@ from mpspool.core.ids import escape
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _LOCAL = ("file", "local")
+_WEB = ("http", "https")
 # Of a model's name; what tells one folder from another is the digest behind it.
 _NAME_CHARACTERS = 60
 
@@ -29,12 +30,40 @@ def scheme(url: str) -> str:
 
 
 def refusal(url: str) -> str:
-    """Why a remote base path cannot be one; "" where nothing is known against it."""
+    """Why a remote base path cannot be one; "" where nothing is known against it. Secrets in it are not repeated."""
     if scheme(url) in _LOCAL:
         return f"{url} is a local folder: give its path alone, without {scheme(url)}://"
-    if scheme(url) in ("http", "https") and ("?" in url or "#" in url):
-        return f"{url} has a query or a fragment, which no folder has: give the address up to it"
+    if _has_secrets(url):
+        return (
+            f"{shown(url)} is given with a user or a password, which logs and the status would show: give it without,"
+            " and name them where the store's own package looks for them (its environment or files)"
+        )
+    if scheme(url) in _WEB and ("?" in url or "#" in url):
+        return f"{shown(url)} has a query or a fragment, which no folder has: give the address up to it"
     return ""
+
+
+def shown(url: str) -> str:
+    """As it may be told: without what may be secret."""
+    head, authority, path = _parts(url)
+    if _has_secrets(url):
+        authority = authority.rpartition("@")[2]
+    if scheme(url) in _WEB:
+        path = re.split("[?#]", path)[0]
+    return f"{head}://{authority}{path}"
+
+
+def _has_secrets(url: str) -> bool:
+    """A user with a password, or anybody at a web server; abfs:// has a container there."""
+    _, authority, _ = _parts(url)
+    user, at, _ = authority.rpartition("@")
+    return bool(at) and (scheme(url) in _WEB or ":" in user)
+
+
+def _parts(url: str) -> tuple[str, str, str]:
+    head, _, rest = url.partition("://")
+    authority, slash, path = rest.partition("/")
+    return head, authority, slash + path
 
 
 def cache_folder(cache_dir: Path, model: str, url: str) -> Path:

@@ -108,7 +108,7 @@ class Store:
         """
         source = f"{path}/{quote(file.name) if self._web else file.name}"
         try:
-            self._files.get_file(source, str(target), callback=self._callback())
+            self._files.get_file(source, str(target), callback=self._callback(file))
         except OSError as error:
             if error.errno in _FULL:
                 raise
@@ -116,8 +116,13 @@ class Store:
         except Exception as error:
             raise StoreError(f"{source} was not copied: {_words(error)}") from error
 
-    def _callback(self) -> Any:
-        return Callback(hooks={"beat": lambda *_args, **_kwargs: self._beat()})
+    def _callback(self, file: File) -> Any:
+        def look(_size: int | None, value: int, **_: Any) -> None:
+            self._beat()
+            if value > file.size:
+                raise StoreError(f"more came than the {file.size:,} bytes that were announced")
+
+        return Callback(hooks={"look": look})
 
     def _children(self, path: str, *, strict: bool) -> dict[str, dict[str, Any]]:
         """What lies directly in a folder, by name. `strict` refuses a name that leads elsewhere, else it is left out."""
