@@ -209,7 +209,9 @@ class GrpcFront:
     def _models(self, body: bytes) -> list[reload.Model]:
         """That are to be served. Raises PoolError."""
         if not self._may_reload:
-            text = f"{reload.METHOD} is switched off here (allow_reload: false)"
+            text = (
+                f"{reload.METHOD} is switched off here: allow_reload: true in the pool's file has it answered"
+            )
             raise PoolError(Code.PERMISSION_DENIED, text)
         return reload.models_of(_parse(tfs.ReloadConfigRequest, body))
 

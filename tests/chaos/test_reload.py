@@ -328,6 +328,32 @@ def test_a_hangup_reloads(pool: Pool, file: File, load: LoadStarter, whom: str) 
     assert alike(before, pool.workers()) == before.keys()
 
 
+def test_what_cannot_be_started_with_other_settings_serves_on(
+    pool: Pool, file: File, load: LoadStarter, tmp_path: Path
+) -> None:
+    """A lone worker is ended once another has come with the new settings: none comes, and it is told."""
+    file.write({MODEL: {"cpu_slots": 1}}, restart={"retries": 0})
+    reload(pool)
+    until(lambda: len(pool.workers()) == 1, 20)
+    before = pool.workers()
+    variables = file.base / "1" / "variables"
+    shutil.copytree(variables, tmp_path / "whole")
+    broken = models.corrupt(file.base, "flipped", tmp_path / "broken")
+    shutil.copytree(broken / "1" / "variables", variables, dirs_exist_ok=True)
+    running = load(pool, MODEL)
+    pool.serves_on()
+    try:
+        file.write({MODEL: {"cpu_slots": 1, "intra_op_threads": 2}}, restart={"retries": 0})
+        done = cli("reload", "--run-dir", pool.run_dir, "--timeout", 90, timeout=120)
+        assert done.returncode == 1
+        assert "runs with its former settings" in done.stderr
+        assert "was given up" in done.stderr
+    finally:
+        shutil.copytree(tmp_path / "whole", variables, dirs_exist_ok=True)
+    running.end_clean()
+    assert alike(before, pool.workers()) == before.keys()
+
+
 def test_clients_reload(pool: Pool, file: File, load: LoadStarter) -> None:
     """HandleReloadConfigRequest: answered when the new models are AVAILABLE; those not listed go; then the file counts."""
     before = pool.workers()
@@ -338,7 +364,7 @@ def test_clients_reload(pool: Pool, file: File, load: LoadStarter) -> None:
     pool.serves_on()
     assert ask(pool, {MODEL: str(file.base)}, specific=[1]).status.error_code == 0
     assert "NOT_FOUND" in predict(pool, OTHER)
-    assert "is taken out" not in reload(pool)
+    assert "version_policy holds at once" in reload(pool)
     running.end_clean()
     assert alike(before, pool.workers()) == before.keys()
 

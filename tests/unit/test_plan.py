@@ -18,6 +18,7 @@ from mpspool.core.settings import (
 from mpspool.mps.devices import GpuDevice
 from mpspool.supervisor.config.schema import PoolConfig, load_config
 from mpspool.supervisor.cpus import Cpu, Topology
+from mpspool.supervisor.planning.announce import is_local
 from mpspool.supervisor.planning.drafts import Machine
 from mpspool.supervisor.planning.plan import Plan, plan, to_settings
 
@@ -459,6 +460,7 @@ def test_settings_carry_the_whole_plan(tmp_path: Path) -> None:
             fair_by="metadata:x-tenant",
             refuse_late=False,
         ),
+        allow_reload=False,
         readiness="all",
         simulated="gpus",
     )
@@ -475,3 +477,24 @@ def test_settings_carry_the_whole_plan(tmp_path: Path) -> None:
     assert (model.hang_timeout_s, model.gpu_memory_growth, model.gpu_memory_fraction) == (9, False, 0.25)
     assert (model.start_timeout_s, model.saved_model_tags) == (8, ["x", "y"])
     assert model.queue == QueueSettings(policy="sjf", max_queued_requests=7, max_queued_bytes=2**21)
+
+
+@pytest.mark.parametrize(
+    ("host", "given", "answered"),
+    [
+        ("127.0.0.1", {}, True),
+        ("localhost", {}, True),
+        ("::1", {}, True),
+        ("0.0.0.0", {}, False),
+        ("0.0.0.0", {"allow_reload": True}, True),
+        ("127.0.0.1", {"allow_reload": False}, False),
+    ],
+)
+def test_clients_of_other_machines_reload_only_where_that_is_said(
+    host: str, given: dict[str, bool], answered: bool
+) -> None:
+    """Whoever may do that has any model loaded that the pool can read."""
+    config = configure(["a"], host=host, cpu_slots=1, **given)
+    planned = plan(config, machine(), versions(config))
+    assert is_local(host) == (host != "0.0.0.0")
+    assert to_settings(planned, config).router.allow_reload is answered

@@ -206,8 +206,9 @@ class PoolConfig(Placement):
     """How often a version that could not be loaded is tried again."""
     load_retry_interval_micros: Annotated[int, Field(ge=0)] = 60_000_000
     """The time between two such tries, in microseconds; a version whose files have changed is tried at once."""
-    allow_reload: bool = True
-    """Clients may say which models are served: HandleReloadConfigRequest on the gRPC port, as with TensorFlow Serving."""
+    allow_reload: bool | None = None
+    """Clients may say which models are served: HandleReloadConfigRequest on the gRPC port, as with TensorFlow Serving. Not given, only
+    where `host` is this machine's own: whoever may do that has any model loaded that the pool can read."""
     readiness: Literal["any", "all"] = "any"
     """/readyz answers 200 when any model is AVAILABLE, or only when all are."""
     grace_s: Seconds = 30.0

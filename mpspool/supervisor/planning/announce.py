@@ -222,14 +222,18 @@ def _unused(drafts: Sequence[Draft], machine: Machine) -> str:
 
 
 def _open_host(config: PoolConfig) -> str:
-    if config.host == "localhost" or _is_loopback(config.host):
+    if is_local(config.host):
         return ""
-    return f"host {config.host}: whoever reaches this machine reaches the models, without TLS or a password"
+    text = f"host {config.host}: whoever reaches this machine reaches the models, without TLS or a password"
+    if config.allow_reload:
+        text += "; by allow_reload also says which are served, and from which folders of this machine"
+    return text
 
 
-def _is_loopback(host: str) -> bool:
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches what listens there."""
     try:
-        return ipaddress.ip_address(host).is_loopback
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
 

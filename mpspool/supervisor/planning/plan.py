@@ -30,7 +30,7 @@ from mpspool.supervisor import shares
 from mpspool.supervisor.config.schema import ModelConfig, PoolConfig
 from mpspool.supervisor.config.sections import Shares, WeightsConfig
 from mpspool.supervisor.cpus import Topology, assign, format_cpus
-from mpspool.supervisor.planning.announce import facts, shares_warnings, warnings
+from mpspool.supervisor.planning.announce import facts, is_local, shares_warnings, warnings
 from mpspool.supervisor.planning.drafts import Draft, Machine, Place, device_name, draft_places, gpus_in_use
 from mpspool.supervisor.planning.queues import (
     Queues,
@@ -415,7 +415,7 @@ def to_settings(planned: Plan, config: PoolConfig, remotes: Sequence[RemoteSetti
         max_queued_requests=config.max_queued_requests,
         max_queued_bytes=int(config.max_queued_bytes),
         scheduling=scheduling(config),
-        allow_reload=config.allow_reload,
+        allow_reload=is_local(config.host) if config.allow_reload is None else config.allow_reload,
         readiness=config.readiness,
         simulated=planned.simulated,
     )

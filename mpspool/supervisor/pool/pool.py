@@ -95,6 +95,7 @@ class Pool:
             self._renewals,
             lambda: self._place({}),
             self._begin_again,
+            lambda: self._stopping,
         )
         self._place(records)
         self._processes: dict[str, ProcessInfo] = {}

@@ -32,6 +32,8 @@ from mpspool.supervisor.pool.workers import Workers
 
 logger = log.get("reload")
 
+# To read and check a configuration takes seconds; a folder that hangs, for ever. Less than the router waits.
+_READ_S = 45.0
 _WORDS = "asked to leave, to come back with the settings of another configuration"
 
 
@@ -57,7 +59,16 @@ async def reload_with(run: RunDir, models: list[Message]) -> tuple[int, str]:
         *(sys.executable, *words), stdin=PIPE, stdout=DEVNULL, stderr=PIPE
     )
     try:
-        _, errors = await child.communicate(json.dumps(models).encode())
+        async with asyncio.timeout(_READ_S):
+            _, errors = await child.communicate(json.dumps(models).encode())
+    except TimeoutError:
+        child.kill()
+        with contextlib.suppress(TimeoutError):  # what hangs in the kernel does not end by it
+            await asyncio.wait_for(child.wait(), 1.0)
+        return (
+            1,
+            f"the configuration could not be checked in {_READ_S:g} s: does a folder hang that it names?",
+        )
     except asyncio.CancelledError:
         child.kill()
         raise
@@ -75,6 +86,7 @@ class Reload:
         slots: the pool's own, by worker.
         place: has a slot for each place that is new.
         begin_again: ends this pool, for one with what its settings file has then.
+        stopping: whether the pool ends.
     """
 
     def __init__(
@@ -87,6 +99,7 @@ class Reload:
         renewals: Renewals,
         place: Callable[[], None],
         begin_again: Callable[[], None],
+        stopping: Callable[[], bool],
     ) -> None:
         self._config = config
         self._run = run
@@ -96,6 +109,8 @@ class Reload:
         self._renewals = renewals
         self._place = place
         self._begin_again = begin_again
+        self._stopping = stopping
+        self._taken_up = False
         self._standing_in: set[WorkerId] = set()
         self._renewed = False
         self._error = ""
@@ -104,6 +119,10 @@ class Reload:
 
     async def reload(self, request: Message) -> Message:
         """The control op "reload": takes up "settings", or refuses them whole ("refused": key and text of each)."""
+        if self._stopping():
+            return {"error": "the pool is being stopped"}
+        if self._taken_up:  # what this one is compared with is not what will be there
+            return {"error": "another configuration is being taken up: ask again"}
         asked = msgspec.convert(request["settings"], PoolSettings, strict=False)
         changes = compare(self._config, asked)
         if changes.refused:
@@ -128,6 +147,7 @@ class Reload:
         logger.info(
             "reload", settings=answer["settings"], changes=[": ".join(line) for line in changes.lines()]
         )
+        self._taken_up = True
         self._begin_again()
         return answer
 
@@ -210,8 +230,8 @@ class Reload:
 
     async def _renew(self, worker: WorkerId) -> None:
         other = await self._have_stand_in(worker)
-        wrong = ""
-        if worker in self._slots:
+        wrong = self._why_given_up(other)
+        if worker in self._slots and not wrong:
             wrong = await self._renewals.why_unready(worker)
         if worker in self._slots and not wrong and self.stale(worker):
             wrong = await self._renewals.renew(worker, _WORDS)
@@ -220,6 +240,13 @@ class Reload:
         if wrong and worker in self._slots:
             self._error = f"{worker} {wrong}; workers after it run with what they had"
             logger.error("not renewed", worker=str(worker), why=wrong)
+
+    def _why_given_up(self, stand_in: WorkerId | None) -> str:
+        """Where a worker cannot even be started with the new settings, the one that serves is left alone."""
+        slot = self._slots.get(stand_in) if stand_in is not None else None
+        if slot is None or slot.state is not SlotState.FATAL:
+            return ""
+        return f"runs with its former settings, for with the new ones {stand_in} was given up: {slot.reason}"
 
     async def _have_stand_in(self, worker: WorkerId) -> WorkerId | None:
         """Has another worker serve where there is no other of this version; it leaves with what is surplus."""

@@ -1,0 +1,75 @@
+"""What the pool process answers to those who want another configuration."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from mpspool.core.control import Message
+from mpspool.core.rundir import RunDir
+from mpspool.core.settings import PoolSettings
+from mpspool.supervisor.pool import reload
+from mpspool.supervisor.pool.reload import Reload, reload_with
+from tests.unit.test_changes import model, pool
+
+
+class Asked:
+    """One pool's, which counts how often it has begun again."""
+
+    def __init__(self, root: Path, *, stopping: bool = False) -> None:
+        self.run = RunDir(root)
+        for folder in (self.run.settings, self.run.programs):
+            folder.mkdir(parents=True)
+        self.begun = 0
+        servables = SimpleNamespace(try_again=lambda _names: None, failed=list)
+        renewals = SimpleNamespace(turn=asyncio.Lock())
+        self._reload = Reload(
+            pool(model()),
+            self.run,
+            {},
+            cast("Any", servables),
+            cast("Any", None),
+            cast("Any", renewals),
+            lambda: None,
+            self._begin_again,
+            lambda: stopping,
+        )
+
+    def _begin_again(self) -> None:
+        self.begun += 1
+
+    def __call__(self, config: PoolSettings) -> Message:
+        return asyncio.run(self._reload.reload({"settings": msgspec.to_builtins(config)}))
+
+
+def test_of_two_close_together_the_second_asks_again(tmp_path: Path) -> None:
+    """It would be compared with what is about to go: one that takes the first back would find nothing to change."""
+    asked = Asked(tmp_path / "run")
+    assert "error" not in asked(pool(model(), grace_s=9.0))
+    assert "ask again" in asked(pool(model()))["error"]
+    assert asked.begun == 1
+
+
+def test_a_pool_that_is_stopped_does_not_begin_again(tmp_path: Path) -> None:
+    """Its workers would be started once more."""
+    asked = Asked(tmp_path / "run", stopping=True)
+    assert asked(pool(model(), grace_s=9.0)) == {"error": "the pool is being stopped"}
+    assert asked.begun == 0
+
+
+def test_a_check_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may name a folder of a file system that does not answer; others reload after it."""
+    hangs = tmp_path / "hangs"
+    hangs.write_text("#!/bin/sh\nexec sleep 600\n")
+    hangs.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(hangs))
+    monkeypatch.setattr(reload, "_READ_S", 0.2)
+    status, why = asyncio.run(reload_with(RunDir(tmp_path), []))
+    assert status == 1
+    assert "could not be checked in 0.2 s" in why
