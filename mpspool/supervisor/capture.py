@@ -50,6 +50,9 @@ def capture(
     _check(file, own=output is None)
     found = list(_requests(run, name, model.version, count, timeout_s))
     if not found:
+        if output is None:
+            with contextlib.suppress(OSError):  # was made for the try; one with anything in it stays
+                file.parent.rmdir()
         raise CaptureError(
             f"no request for {name}@{model.version} was answered within {timeout_s:g} s; {file} is as it was"
         )

@@ -329,7 +329,7 @@ def test_a_route_holds_until_one_of_its_versions_goes() -> None:
     versions.step({2: READY}, 0.0)
     versions.step({1: READY, 2: READY}, 0.0)
     assert versions.why_no_route({1, 2}) == ""
-    assert "version 3 of m is not served; there are 1, 2" in versions.why_no_route({2, 3})
+    assert "version 3 of m is not served; what is served: 1, 2" in versions.why_no_route({2, 3})
     given = Route(weights={1: 50, 2: 50}, labels={"old": 1}, metadata=[("x-new", "yes", 2)])
     versions.route = Route(labels={"new": 2}).over(given)
     assert not versions.step({1: READY, 2: READY}, 0.0)

@@ -64,7 +64,8 @@ async def reload_with(run: RunDir, models: list[Message]) -> tuple[int, str]:
     except TimeoutError:
         child.kill()
         with contextlib.suppress(TimeoutError):  # what hangs in the kernel does not end by it
-            await asyncio.wait_for(child.wait(), 1.0)
+            async with asyncio.timeout(1.0):
+                await child.wait()
         return (
             1,
             f"the configuration could not be checked in {_READ_S:g} s: does a folder hang that it names?",

@@ -451,7 +451,7 @@ def _not_there(name: str, number: int | None, there: Collection[int]) -> str:
     if number is None or number in there:
         return ""
     known = ", ".join(map(str, sorted(there))) or "none"
-    return f"there is no version {number} of {name}; there are {known}"
+    return f"there is no version {number} of {name}; in its base path: {known}"
 
 
 def _back_to(versions: Versions, number: int, there: Collection[int]) -> set[int]:

@@ -343,7 +343,7 @@ class Versions:
         if not missing:
             return ""
         there = ", ".join(map(str, serving)) or "none"
-        return f"version {', '.join(map(str, missing))} of {self.name} is not served; there are {there}"
+        return f"version {', '.join(map(str, missing))} of {self.name} is not served; what is served: {there}"
 
     # -- what is next -----------------------------------------------------------------------------
 
