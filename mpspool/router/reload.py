@@ -117,7 +117,9 @@ class PoolReload:
                 found = await acall(self._pool, "reloaded")
                 if found["settings"] != settings:
                     raise PoolError(Code.ABORTED, "Another configuration has been taken up meanwhile")
-                failed = [text for model, text in found["failed"] if model in names]
+                # A model of which another version or worker serves is AVAILABLE.
+                lacking = names.difference(found.get("served", ()))
+                failed = [text for model, text in found["failed"] if model in lacking]
                 if not found["waits"] and failed:
                     text = f"{len(failed)} servable(s) did not become available: {{{'; '.join(failed)}}}"
                     raise PoolError(Code.UNKNOWN, text)

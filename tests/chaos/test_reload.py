@@ -369,6 +369,25 @@ def test_clients_reload(pool: Pool, file: File, load: LoadStarter) -> None:
     assert alike(before, pool.workers()) == before.keys()
 
 
+def test_a_version_that_cannot_be_loaded_is_no_reason_beside_one_that_serves(
+    pool: Pool, file: File, tmp_path: Path
+) -> None:
+    """The model is AVAILABLE, and was before: a client that asks for the same models is answered OK."""
+    broken = models.corrupt(file.base, "flipped", tmp_path / "broken")
+    shutil.move(broken / "1", file.base / "2")
+
+    def state_of_the_new() -> str:
+        (found,) = (model for model in pool.status()["models"] if model["name"] == MODEL)
+        return {one["version"]: one["state"] for one in found["versions"]}.get(2, "")
+
+    try:
+        until(lambda: state_of_the_new() == "END", 60)
+        assert ask(pool, {MODEL: str(file.base)}).status.error_code == 0
+        assert predict(pool, MODEL) == [2.5, 3.0]
+    finally:
+        shutil.rmtree(file.base / "2")
+
+
 def test_a_clients_reload_is_refused(pool: Pool, file: File, tmp_path: Path) -> None:
     """What is wrong is INVALID_ARGUMENT with its reason, what does not load UNKNOWN; the rest serves on."""
     with pytest.raises(grpc.RpcError) as caught:

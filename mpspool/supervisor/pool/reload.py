@@ -154,7 +154,12 @@ class Reload:
 
     async def reloaded(self, _request: Message) -> Message:
         """The control op "reloaded": which configuration there is, and what is missing until it holds everywhere."""
-        return {"settings": digest(self._config), "waits": self._waits(), "failed": self._failed()}
+        return {
+            "settings": digest(self._config),
+            "waits": self._waits(),
+            "failed": self._failed(),
+            "served": self._servables.served(),
+        }
 
     def _waits(self) -> list[str]:
         waits = self._servables.pending()

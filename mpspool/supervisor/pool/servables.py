@@ -307,6 +307,10 @@ class Servables:
             if version.phase is VersionPhase.FAILED and model.name not in self._taken
         ]
 
+    def served(self) -> list[str]:
+        """The models of which a version is there for requests."""
+        return sorted({model.name for model, version in self if version.phase is VersionPhase.SERVING})
+
     def due(self) -> float | None:
         """When a version is to be loaded again; None for none."""
         dues = [versions.due() for versions in self._versions.values()]
