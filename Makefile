@@ -21,12 +21,12 @@ $(DEMO)/half_plus_two: $(VENV)/.runtime
 PYTEST := $(BIN)/python -m pytest
 UNLOADED := tests/chaos/test_slow_starts.py
 VERSIONS := tests/chaos/test_versions.py tests/chaos/test_many_versions.py tests/chaos/test_remote_versions.py \
-	tests/chaos/test_reload.py
+	tests/chaos/test_reload.py tests/integration/test_remote.py
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
 # All but test-versions, test-mps and test-bench, which are apart so that this one stays within 10 minutes on 2 cores.
 test: $(VENV)/.dev $(GPU) compiler
-	$(PYTEST) $(PARALLEL) tests/unit tests/conformance tests/integration $(UNLOADED)
+	$(PYTEST) $(PARALLEL) tests/unit tests/conformance tests/integration $(UNLOADED) $(VERSIONS:%=--ignore %)
 	$(PYTEST) tests/chaos tests/gpu $(UNLOADED:%=--ignore %) $(VERSIONS:%=--ignore %)
 
 # Model versions, and the configuration, that change under load.
