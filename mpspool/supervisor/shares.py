@@ -37,6 +37,11 @@ class Override(Share, frozen=True, kw_only=True):
         """The slot with what this changes."""
         return msgspec.structs.replace(slot, share=msgspec.structs.replace(slot.share, **self._given()))
 
+    def but_for(self, slot: SlotSettings, running: SlotSettings) -> SlotSettings:
+        """The slot, with what this changes as `running` has it: it holds from the next generation on, and no sooner."""
+        as_it_runs = {name: getattr(running.share, name) for name in self._given()}
+        return msgspec.structs.replace(slot, share=msgspec.structs.replace(slot.share, **as_it_runs))
+
     def upon(self, earlier: Override) -> Override:
         """Both; where they differ, this one."""
         return msgspec.structs.replace(earlier, **self._given())

@@ -18,6 +18,7 @@ from mpspool.core.settings import (
     SchedulingSettings,
     Share,
     SlotSettings,
+    VersionBatching,
     VersionPolicy,
     WeightsSettings,
     WorkerSettings,
@@ -82,7 +83,7 @@ POOLS = st.builds(
 
 def test_every_setting_is_looked_at() -> None:
     """What is new in the settings has to be told apart: held at once, given to workers, or refused."""
-    told = {*told_by._TOLD, *told_by._WORKER, *told_by._PUBLISHED}
+    told = {*told_by._TOLD, *told_by._WORKER, *told_by._PUBLISHED, *told_by._FOUND}
     left = {"name", "version", "path", "slots", "queue", "warmup"}
     assert {*told_by._REMOTE, "run_dir", "model"} == set(RemoteSettings.__struct_fields__)
     assert told | left == set(ModelSettings.__struct_fields__)
@@ -198,6 +199,15 @@ def test_what_is_copied_from_a_store_is_refused(
     (refused,) = compare(pool(model(), remotes=old), pool(model(), remotes=new)).refused
     assert refused.key == f"models.m.{key}"
     assert "mpspool stop" in refused.text
+
+
+def test_what_versions_were_found_with_is_refused() -> None:
+    """Their own files of batching parameters are read once; a reload would tell of what does not come about."""
+    said = VersionBatching(given={"max_batch_size": 8}, without=None)
+    for old, new in ((None, said), (said, None)):
+        (refused,) = compare(pool(model(version_batching=old)), pool(model(version_batching=new))).refused
+        assert refused.key == "models.m.batching, with batching.per_model"
+        assert "mpspool stop" in refused.text
 
 
 @pytest.mark.parametrize("key", ["custom_ops", "saved_model_tags"])

@@ -562,3 +562,17 @@ def test_copies_on_the_stream_that_computes(tmp_path: Path) -> None:
         assert options.merge_host_to_device_stream is expected
         assert options.merge_device_to_host_stream is expected
         assert options.merge_device_to_device_stream is expected
+
+
+def test_what_was_set_by_hand_is_told_from_what_is_configured() -> None:
+    """A worker that was given a priority by hand still comes anew for another percentage; not for that priority."""
+    running = SlotSettings(device="gpu0", slot=0, share=Share(active_thread_percentage=50, priority=0))
+    by_hand = Override(priority=1)
+    same, other = (
+        by_hand.over(
+            SlotSettings(device="gpu0", slot=0, share=Share(active_thread_percentage=percentage, priority=0))
+        )
+        for percentage in (50, 25)
+    )
+    assert by_hand.but_for(same, running) == running
+    assert by_hand.but_for(other, running).share == Share(active_thread_percentage=25, priority=0)

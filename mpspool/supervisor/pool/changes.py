@@ -53,7 +53,6 @@ _TOLD = (
     "quorum",
     "hang_timeout_s",
     "start_timeout_s",
-    "version_batching",
 )
 _WORKER = (
     "intra_op_threads",
@@ -67,6 +66,8 @@ _WORKER = (
     "batching",
 )
 _PUBLISHED = ("custom_ops", "saved_model_tags", "weights")
+# What is read once for each version, when it is found.
+_FOUND = {"version_batching": "batching, with batching.per_model"}
 _SLOT = ("cpus", "start", "share", "mps_pipe", "gpu_uuid", "simulated")
 # Of what copies versions, likewise.
 _REMOTE = {
@@ -215,6 +216,13 @@ def _compare_models(old: ModelSettings, new: ModelSettings) -> tuple[ModelChange
     refused = [
         Refused(f"models.{name}.{key}", f"its weights are published with it: {_ANEW.format(name)}")
         for key in _differing(old, new, _PUBLISHED)
+    ]
+    refused += [
+        Refused(
+            f"models.{name}.{_FOUND[key]}",
+            f"versions that are there keep what they were found with; {_RESTART}",
+        )
+        for key in _differing(old, new, _FOUND)
     ]
     found = ModelChanges(
         told=[_KEYS.get(key, key) for key in _differing(old, new, _TOLD)],

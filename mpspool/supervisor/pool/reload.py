@@ -189,14 +189,14 @@ class Reload:
 
     def stale(self, worker: WorkerId) -> bool:
         """Whether a worker was started with other settings than its next generation gets, but for `mpspool mps set`."""
-        if worker in self._servables.surplus:
-            return False
+        slot_now = self._slots.get(worker)
+        if worker in self._servables.surplus or slot_now is None or not slot_now.pid:
+            return False  # what is started next has the new ones
         last = self._workers.last(worker)
         if last is None:
             return False
         model, slot = self._workers.place(worker)
-        if self._workers.overridden(worker):
-            slot = msgspec.structs.replace(slot, share=last.slot.share)
+        slot = self._workers.overridden(worker).but_for(slot, last.slot)
         return renews(last, shares.settings_for(model, slot), slot)
 
     def leaving(self) -> set[WorkerId]:

@@ -109,9 +109,9 @@ class Workers:
         found = self.last(worker)
         return found.slot if found else None
 
-    def overridden(self, worker: WorkerId) -> bool:
-        """Whether its next generation gets anything by `mpspool mps set`."""
-        return _place(worker) in self._overrides
+    def overridden(self, worker: WorkerId) -> Override:
+        """What its next generation gets by `mpspool mps set`."""
+        return self._overrides.get(_place(worker), Override())
 
     def override(self, overrides: Mapping[WorkerId, Override]) -> None:
         """Changes what their next generations get, also for a pool process after this one."""
