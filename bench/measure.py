@@ -22,7 +22,7 @@ _ROLES = {
     "mpspool.router": "router",
     "mpspool.worker": "worker",
     "mpspool.worker.nursery": "nursery",
-    "mpspool.worker.weights.publish": "publisher",
+    "mpspool.worker.weights": "publisher",
     "mpspool.supervisor": "pool",
     "mpspool": "foreground",
     "supervisor.supervisord": "supervisord",

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import os
+import resource
 import select
 import signal
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 # A worker ends with this status when starting it again could never help (sysexits' EX_CONFIG).
 EXIT_NEVER = 78
@@ -75,6 +78,52 @@ def show_as(name: str, *arguments: str) -> None:
         shown = b"\0".join(map(os.fsencode, (name, *arguments)))
         # The last byte stays 0: else the kernel would read on, into the environment.
         ctypes.memmove(begin, shown[: room - 1].ljust(room, b"\0"), room)
+
+
+def give_way(nice: int = 19) -> None:
+    """Leaves the processors to all others, for good. Comes back in a child of the caller, which waits for it.
+
+    Where the kernel shares the processors out among sessions first (sched_autogroup_enabled) a nice value counts
+    within a session only: so this needs one of its own, which the leader of a process group cannot have. The caller
+    ends as the child does, and the child with the caller.
+    """
+    parent = os.getpid()
+    if child := os.fork():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _end_as(os.waitpid(child, 0)[1])
+    die_with_parent(parent)
+    os.setsid()
+    os.nice(nice)
+    set_session_nice(nice)
+
+
+def _end_as(status: int) -> NoReturn:
+    if os.WIFSIGNALED(status):
+        signum = os.WTERMSIG(status)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the child has left one, where that is wanted
+        with contextlib.suppress(OSError):  # SIGKILL
+            signal.signal(signum, signal.SIG_DFL)
+        os.kill(os.getpid(), signum)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+
+def set_session_nice(nice: int) -> bool:
+    """Says how much of the processors our session gets beside others, where it is ours and the kernel asks that.
+
+    Unlike a process's nice value it can be lowered again by everybody, down to 0.
+
+    Returns:
+        False if it should be said again: the kernel takes ten a second from all who are not root.
+    """
+    if os.getsid(0) != os.getpid():
+        return True
+    try:
+        Path("/proc/self/autogroup").write_text(str(nice), encoding="ascii")
+    except BlockingIOError:
+        return False
+    except OSError:  # a kernel that knows no such thing
+        return True
+    return True
 
 
 def become_subreaper() -> None:

@@ -225,7 +225,7 @@ class RemoteSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PublishSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """For `python -m mpspool.worker.weights.publish`. `model.slots` is left empty."""
+    """For `python -m mpspool.worker.weights`. `model.slots` is left empty."""
 
     run_dir: str
     model: ModelSettings

@@ -125,7 +125,7 @@ def worker_conf(run: RunDir, worker: WorkerId, slot: SlotSettings, *, allocator:
 def publisher_conf(run: RunDir, model: ModelVersion) -> str:
     """The section of the process that publishes a model version's weights, once."""
     values = {**_STARTED_BY_POOL, "stopwaitsecs": 5, "priority": _PRIORITY["worker"]}
-    return _program(run, model.publisher, "mpspool.worker.weights.publish", values)
+    return _program(run, model.publisher, "mpspool.worker.weights", values)
 
 
 def fetcher_conf(run: RunDir, remote: RemoteSettings) -> str:

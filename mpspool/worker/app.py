@@ -48,6 +48,8 @@ class Worker:
         self._model = ModelVersion(config.model.name, config.model.version)
         self._state = Lifecycle(config.worker, WORKER_MOVES, WorkerState.STARTING)
         self._stopping = False
+        # With what begin.NICE leaves it although it is READY: the kernel has to be told again.
+        self._yields = False
         self._ended = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
         run_dir = RunDir(Path(config.run_dir))
@@ -131,6 +133,7 @@ class Worker:
         )
         # What loading made stays: to go through it in search of garbage takes 0.14 s, and a request would wait for that.
         gc.freeze()
+        self._yields = not process.set_session_nice(0)
         self._state.to(WorkerState.READY, "warm")
         self._link.announce(WorkerState.READY, engine.name, engine.signature_def_map, weights)
 
@@ -162,6 +165,8 @@ class Worker:
     def _beat(self) -> None:
         while not self._ended.wait(_BEAT_S):
             self._progress.beat()
+            if self._yields:
+                self._yields = not process.set_session_nice(0)
 
     def _on_stop(self, _signum: int, _frame: object) -> None:
         self._stopping = True

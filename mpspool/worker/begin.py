@@ -13,6 +13,9 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import SlotSettings, WorkerSettings
 from mpspool.worker import device
 
+# Of a worker's session until it is READY, where it has one of its own: about a tenth of a processor that all want.
+NICE = 10
+
 
 def work(settings_file: Path) -> NoReturn:
     """The worker's whole life. The slot is its own before it touches the device.

@@ -296,7 +296,9 @@ def test_a_publisher_that_hangs_ends_with_its_version(
         commands = processes_of(pool.run_dir).items()
         return [pid for pid, command in commands if f"publish.{MODEL}@{old + 1}." in command]
 
-    os.kill(until(publishers, 20, "its weights are published")[0], signal.SIGSTOP)
+    # Two: the one that supervisord knows waits for the one that publishes.
+    for pid in until(lambda: len(found := publishers()) == 2 and found, 20, "its weights are published"):
+        os.kill(pid, signal.SIGSTOP)
     if how == "unloaded":
         assert cli("unload", f"{MODEL}@{old + 1}", "--run-dir", pool.run_dir).returncode == 0
         remove(base, old + 1)

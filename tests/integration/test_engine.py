@@ -215,7 +215,7 @@ def test_public_call(loaded: Load, model_dir: ModelDir, monkeypatch: pytest.Monk
     inputs = widedeep_inputs(4)
     expected = loaded("widedeep", "session").run("serving_default", inputs, ["score"])
     np.testing.assert_array_equal(model.run("serving_default", inputs, ["score"]), expected)
-    with pytest.raises(PoolError, match=r"indices\[0\] = 99999 is not in \[0, 1000\)") as caught:
+    with pytest.raises(PoolError, match=r"\] = 99999 is not in \[0, \d+\)") as caught:
         model.run("serving_default", {**inputs, "cat": np.full((4, 26), 99999)}, ["score"])
     assert "stack" not in caught.value.message
     with pytest.raises(PoolError, match="Cannot feed value of shape") as caught:

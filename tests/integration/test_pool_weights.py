@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mpspool.core import process
 from mpspool.core.ids import ModelVersion
 from mpspool.core.process import alive
 from mpspool.core.segment_file import MAGIC, PAGE
@@ -138,7 +139,7 @@ def half_written(segment: Path) -> bool:
 def stopped_half_way(pool: Pool) -> tuple[int, int] | None:
     """The publisher, while it copies, by a SIGSTOP, and the inode of its segment."""
     for pid, command in processes_of(pool.run_dir).items():
-        if "mpspool.worker.weights.publish " not in command:
+        if "-m mpspool.worker.weights " not in command:
             continue
         for entry, name in descriptors(pid).items():
             with contextlib.suppress(FileNotFoundError):  # closed meanwhile
@@ -196,7 +197,8 @@ def test_a_publisher_that_hangs_is_started_again(
         f"models: {{gigabyte: {{base_path: {base_path}, cpu_slots: 1, start_timeout_s: 10}}}}\n"
     )
     pool = start_pool(config)
-    os.kill(until(lambda: _pid(pool, ModelVersion("gigabyte", 1).publisher), 20), signal.SIGSTOP)
+    publisher = until(lambda: _pid(pool, ModelVersion("gigabyte", 1).publisher), 20)
+    os.kill(until(lambda: process.children(publisher), 20, "what it has forked")[0], signal.SIGSTOP)
     log = pool.run_dir / "logs" / "pool.log"
     reason = "hung and killed: its weights are not published after 10 s (start_timeout_s)"
     until(lambda: reason in log.read_text(), 30, reason)

@@ -42,7 +42,7 @@ from tests.smaps import huge_mapped_bytes
 
 MODEL = ModelVersion("some model", 7)
 BACKINGS = ["memfd", "shm", "file"]
-MODULE = "mpspool.worker.weights.publish"
+MODULE = "mpspool.worker.weights"
 
 
 class FakePool:
@@ -480,8 +480,10 @@ def test_a_publisher_killed_half_way_leaves_nothing(bench: Bench, tmp_path: Path
         child = bench.start(path)
         with contextlib.suppress(subprocess.TimeoutExpired):
             child.wait(timeout=chance.uniform(0.1, 1.0) * whole_s)
+        forked = process.children(child.pid)
         child.kill()
         assert child.wait() in {0, -signal.SIGKILL}
+        until(lambda pids=forked: not any(map(process.alive, pids)), what="its child ends with it")
         bench.assert_nothing_left()
     assert bench.start(path).wait(timeout=120) == 0
     assert len(bench.pool.offers) >= 2
@@ -495,16 +497,18 @@ def test_a_publisher_killed_while_it_writes_leaves_nothing(bench: Bench, tmp_pat
     path = bench.settings(checkpoints.write_large(tmp_path / "1", 200 * 2**20, tensors=8), "file")
     child = bench.start(path)
 
-    def half_made() -> bool:
+    def half_made() -> int:
+        """Its pid."""
         with contextlib.suppress(OSError):
-            for name in os.listdir(f"/proc/{child.pid}/fd"):
-                if os.readlink(f"/proc/{child.pid}/fd/{name}").startswith(str(bench.folder)):
-                    child.send_signal(signal.SIGSTOP)
-                    return True
-        return False
+            for pid in process.children(child.pid):
+                for name in os.listdir(f"/proc/{pid}/fd"):
+                    if os.readlink(f"/proc/{pid}/fd/{name}").startswith(str(bench.folder)):
+                        os.kill(pid, signal.SIGSTOP)
+                        return pid
+        return 0
 
-    until(half_made, what="the segment's file")
-    child.kill()
+    writer = until(half_made, what="the segment's file")
+    os.kill(writer, signal.SIGKILL)
     assert child.wait() == -signal.SIGKILL
     assert not bench.pool.offers
 

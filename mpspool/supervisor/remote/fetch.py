@@ -278,7 +278,7 @@ def _watch(asked: RemoteSettings) -> None:
 def main(arguments: Sequence[str]) -> int:
     """`python -m mpspool.supervisor.remote`."""
     process.die_with_parent(os.getppid())
-    os.nice(_NICE)
+    process.give_way(_NICE)
     if arguments[0] == ONCE:
         asked = settings.decode(arguments[1].encode(), RemoteSettings)
         log.configure(process=asked.program)

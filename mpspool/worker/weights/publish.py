@@ -1,4 +1,4 @@
-"""`python -m mpspool.worker.weights.publish SETTINGS`: copies a model version's weights into a segment.
+"""Copies a model version's weights into a segment.
 
 The process hands the segment to the pool and ends. It needs neither TensorFlow nor a second copy: the
 tensors are copied by the places that the checkpoint's index gives, each one's checksum verified.
@@ -151,6 +151,7 @@ def _copy(source: int, tensor: Tensor, descriptor: int, huge: HugePages, place: 
 
 def main(config: PublishSettings) -> int:
     """Publishes, hands over and returns the exit status."""
+    _end_first()
     model = ModelVersion(config.model.name, config.model.version)
     run_dir = RunDir(Path(config.run_dir))
 
@@ -196,22 +197,7 @@ def _publish_and_offer(model: ModelSettings, path: Path) -> None:
     offer(path, Offer(model.name, model.version), descriptor)
 
 
-def _yield_to_others() -> None:
-    """Whoever serves is to notice nothing: it gets what the others leave of the processors."""
-    with contextlib.suppress(OSError):
-        os.nice(19)
-
-
 def _end_first() -> None:
     """Where memory runs out all the same the kernel ends this process, and the segment with it, not a worker."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
-
-
-if __name__ == "__main__":
-    process.die_with_parent(os.getppid())
-    _end_first()
-    _yield_to_others()
-    publish_settings = settings.load(Path(sys.argv[1]), PublishSettings)
-    log.configure(publisher=f"{publish_settings.model.name}@{publish_settings.model.version}")
-    sys.exit(main(publish_settings))
