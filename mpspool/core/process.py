@@ -9,6 +9,7 @@ import os
 import resource
 import select
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -20,6 +21,8 @@ EXIT_UNKNOWN = 70
 # A launcher ends with this status when the nursery could not do what was asked (EX_OSERR).
 EXIT_REFUSED = 71
 
+# How often the kernel is told a session's nice value, and how long after the last time.
+_ASKED, _ASK_AGAIN_S = 20, 0.1
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -80,21 +83,56 @@ def show_as(name: str, *arguments: str) -> None:
         ctypes.memmove(begin, shown[: room - 1].ljust(room, b"\0"), room)
 
 
-def give_way(nice: int = 19) -> None:
+def give_way(nice: int = 19, *, idle_s: float = 0.0) -> None:
     """Leaves the processors to all others, for good. Comes back in a child of the caller, which waits for it.
 
     Where the kernel shares the processors out among sessions first (sched_autogroup_enabled) a nice value counts
     within a session only: so this needs one of its own, which the leader of a process group cannot have. The caller
     ends as the child does, and the child with the caller.
+
+    Args:
+        nice: of the child and its session.
+        idle_s: more than 0 for one that gets nothing but what nobody else wants (SCHED_IDLE): others are put beside
+            it as on an idle processor. If that is less than a quarter of a processor for so long, it is killed, and
+            begins again without.
     """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = os.getpid()
-    if child := os.fork():
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        _end_as(os.waitpid(child, 0)[1])
-    die_with_parent(parent)
-    os.setsid()
-    os.nice(nice)
-    set_session_nice(nice)
+    for policy in (os.SCHED_IDLE, os.SCHED_OTHER) if idle_s else (os.SCHED_OTHER,):
+        child = os.fork()
+        if not child:
+            die_with_parent(parent)
+            os.setsid()
+            os.nice(nice)
+            os.sched_setscheduler(0, policy, os.sched_param(0))
+            _say_session_nice(nice)
+            return
+        if policy == os.SCHED_OTHER or not _starves(child, idle_s):
+            _end_as(os.waitpid(child, 0)[1])
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def _say_session_nice(nice: int) -> None:
+    for _ in range(_ASKED):
+        if set_session_nice(nice):
+            return
+        time.sleep(_ASK_AGAIN_S)
+
+
+def _starves(child: int, for_s: float) -> bool:
+    """Waits until it ends, or has had too little of a processor for so long."""
+    pidfd = os.pidfd_open(child)
+    had_s = 0.0
+    try:
+        while not select.select([pidfd], [], [], for_s)[0]:
+            found = stat(child)
+            if found is not None and found.cpu_s - had_s < for_s / 4:
+                return True
+            had_s = found.cpu_s if found else 0.0
+        return False
+    finally:
+        os.close(pidfd)
 
 
 def _end_as(status: int) -> NoReturn:

@@ -48,7 +48,7 @@ class Worker:
         self._model = ModelVersion(config.model.name, config.model.version)
         self._state = Lifecycle(config.worker, WORKER_MOVES, WorkerState.STARTING)
         self._stopping = False
-        # With what begin.NICE leaves it although it is READY: the kernel has to be told again.
+        # As it began, although it is READY (begin.py): the kernel has to be told again.
         self._yields = False
         self._ended = threading.Event()
         self._beats = threading.Thread(target=self._beat, name="heartbeat", daemon=True)

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from mpspool.core import log, settings, slot_lock
+from mpspool.core import log, process, settings, slot_lock
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import SlotSettings, WorkerSettings
 from mpspool.worker import device
 
-# Of a worker's session until it is READY, where it has one of its own: about a tenth of a processor that all want.
-NICE = 10
+# What a worker leaves to others until it is READY: it gets about a tenth of a processor that all want.
+_NICE = 10
 
 
 def work(settings_file: Path) -> NoReturn:
@@ -25,6 +25,8 @@ def work(settings_file: Path) -> NoReturn:
     """
     config = settings.load(settings_file, WorkerSettings)
     log.configure(worker=config.worker, generation=config.generation)
+    if config.generation == 1:  # those that serve are to notice nothing; the ones after it are missed already
+        process.set_session_nice(_NICE)
     if config.slot.simulated:
         log.get("worker").warning(f"SIMULATED: {_stand_in(config.slot)}", device=config.slot.device)
     program = WorkerId.parse(config.worker).program

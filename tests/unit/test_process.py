@@ -90,3 +90,59 @@ def test_shows_as(shown: list[str], name: str, command: list[bytes] | None) -> N
         assert found == (command or [b"w", b"x" * (room - 3)])
         assert process.strings(child.pid, "environ") == environment
         child.stdin.close()
+
+
+def giving_way(then: str, idle_s: float = 0.0) -> subprocess.Popen[str]:
+    """A process that gives way, and says what it is then: its policy and nice values, its own and its session's."""
+    code = (
+        "import os, signal; from pathlib import Path; from mpspool.core import process\n"
+        f"process.give_way(idle_s={idle_s})\n"
+        "group = Path('/proc/self/autogroup')\n"
+        "nice = group.read_text().split()[-1] if group.exists() else '19'\n"
+        "print(os.sched_getscheduler(0), os.nice(0), nice, os.getsid(0) == os.getpid(), os.getpid(), flush=True)\n"
+        + then
+    )
+    # As supervisord's children are: the leader of a process group.
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, process_group=0)
+
+
+@pytest.mark.parametrize(("idle_s", "policy"), [(0.0, os.SCHED_OTHER), (60.0, os.SCHED_IDLE)])
+@pytest.mark.parametrize(
+    ("then", "status"),
+    [("raise SystemExit(7)", 7), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)],
+)
+def test_gives_way(idle_s: float, policy: int, then: str, status: int) -> None:
+    """In a session of its own, where a nice value counts beside others; and its end is its caller's."""
+    with giving_way(then, idle_s) as child:
+        assert child.stdout is not None
+        assert child.stdout.read().split()[:4] == [str(policy), "19", "19", "True"]
+        assert child.wait(10) == status
+
+
+def test_who_gave_way_dies_with_who_waits() -> None:
+    with giving_way("signal.pause()") as child:
+        assert child.stdout is not None
+        forked = int(child.stdout.readline().split()[-1])
+        assert process.children(child.pid) == [forked]
+        child.kill()
+    until(lambda: not process.alive(forked))
+
+
+def test_who_never_gets_a_processor_begins_again() -> None:
+    """Others want the only one it may use: after a while it is one of those, and comes last among them."""
+    [processor, *_] = sorted(os.sched_getaffinity(0))
+    spinning = f"import os; os.sched_setaffinity(0, {{{processor}}})\nwhile True: pass"
+    spinners = [subprocess.Popen([sys.executable, "-c", spinning], process_group=0) for _ in range(3)]
+    try:
+        until(lambda: all(os.sched_getaffinity(one.pid) == {processor} for one in spinners))
+        wanting = f"os.sched_setaffinity(0, {{{processor}}})\n"
+        wanting += f"while os.sched_getscheduler(0) == {os.SCHED_IDLE}: pass\nraise SystemExit(7)"
+        with giving_way(wanting, idle_s=0.5) as child:
+            assert child.stdout is not None
+            assert child.wait(60) == 7
+            policies = [line.split()[0] for line in child.stdout.read().splitlines()]
+        assert policies == [str(os.SCHED_IDLE), str(os.SCHED_OTHER)]
+    finally:
+        for one in spinners:
+            one.kill()
+            one.wait()

@@ -209,7 +209,6 @@ class Nursery:
         """In the child: nothing of the nursery's is left when the worker begins."""
         try:
             os.setsid()
-            process.set_session_nice(begin.NICE)
             worker = request.settings.stem.removeprefix(WORKER_PREFIX)
             process.show_as("mpspool-worker", worker, str(request.settings.parent.parent))
             self._forget()

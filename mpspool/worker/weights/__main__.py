@@ -7,7 +7,9 @@ from pathlib import Path
 from mpspool.core import process
 
 process.die_with_parent(os.getppid())
-process.give_way()  # before the imports: they take longer than to publish a small model
+# Before the imports, which take longer than to publish a small model. Where no processor is ever idle it is to be
+# published all the same.
+process.give_way(idle_s=10.0)
 
 from mpspool.core import log, settings  # noqa: E402
 from mpspool.core.settings import PublishSettings  # noqa: E402

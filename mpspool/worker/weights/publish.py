@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
 import google_crc32c
 
-from mpspool.core import log, process, settings
+from mpspool.core import log, process
 from mpspool.core.ids import ModelVersion
 from mpspool.core.rundir import RunDir
 from mpspool.core.segment_file import MAGIC, Manifest, Placed, SegmentError, header, memfd_name, source_of
