@@ -9,7 +9,7 @@ DEMO := demo
 CUDA ?= $(shell { ls /dev/nvidia[0-9]* || nvidia-smi -L; } >/dev/null 2>&1 && echo 1)
 GPU := $(if $(filter 1,$(CUDA)),$(VENV)/.cuda)
 
-.PHONY: serve test test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler
+.PHONY: serve test test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler
 
 serve: $(VENV)/.runtime $(GPU) $(DEMO)/half_plus_two
 	@exec $(BIN)/mpspool start --model half_plus_two=$(DEMO)/half_plus_two
@@ -17,17 +17,21 @@ serve: $(VENV)/.runtime $(GPU) $(DEMO)/half_plus_two
 $(DEMO)/half_plus_two: $(VENV)/.runtime
 	$(BIN)/python -m mpspool.worker.demo $(DEMO)
 
-# The chaos tests hold a load while they break things, and the GPU tests a GPU: both have the machine to themselves.
+# The chaos tests hold a load while they break things, and the GPU tests a GPU: both have the machine to themselves. Here
+# are no more than 2 cores do in 10 minutes; the targets after this one have the rest.
 PYTEST := $(BIN)/python -m pytest
 UNLOADED := tests/chaos/test_slow_starts.py
 VERSIONS := tests/chaos/test_versions.py tests/chaos/test_many_versions.py tests/chaos/test_remote_versions.py \
 	tests/chaos/test_reload.py tests/integration/test_remote.py
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
-# All but test-versions, test-mps and test-bench, which are apart so that this one stays within 10 minutes on 2 cores.
 test: $(VENV)/.dev $(GPU) compiler
 	$(PYTEST) $(PARALLEL) tests/unit tests/conformance tests/integration $(UNLOADED) $(VERSIONS:%=--ignore %)
-	$(PYTEST) tests/chaos tests/gpu $(UNLOADED:%=--ignore %) $(VERSIONS:%=--ignore %)
+	$(PYTEST) tests/gpu
+
+# What dies, hangs or floods under load.
+test-chaos: $(VENV)/.dev $(GPU) compiler
+	$(PYTEST) tests/chaos $(UNLOADED:%=--ignore %) $(VERSIONS:%=--ignore %)
 
 # Model versions, and the configuration, that change under load.
 test-versions: $(VENV)/.dev $(GPU) compiler
