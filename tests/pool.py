@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mpspool.core import process, settings
+from mpspool.core import control, process, settings
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import MpsSettings
 from mpspool.mps.control import Control
@@ -102,9 +102,15 @@ class Pool:
         return cli("status", "--run-dir", self.run_dir, "--json").returncode == 0
 
     def wait(self, timeout_s: float = START_TIMEOUT_S) -> Pool:
+        """Until it is READY, and nothing is left of what published weights: that may outlast the workers' start."""
         done = cli("wait", "--run-dir", self.run_dir, "--timeout", timeout_s, timeout=timeout_s + 10)
         assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{self.output.read_text()}\n{self.logs()}"
+        until(lambda: not self._publishing(), 20, "no publisher is left")
         return self
+
+    def _publishing(self) -> bool:
+        status = control.call(RunDir(self.run_dir).pool_control, "status")
+        return any(item["name"].startswith("publish.") for item in status["processes"])
 
     def status(self) -> dict[str, Any]:
         done = cli("status", "--run-dir", self.run_dir, "--json")
