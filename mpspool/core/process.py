@@ -23,6 +23,8 @@ EXIT_REFUSED = 71
 
 # How often the kernel is told a session's nice value, and how long after the last time.
 _ASKED, _ASK_AGAIN_S = 20, 0.1
+# How often one that may starve is looked at.
+_LOOKS = 10
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -93,8 +95,8 @@ def give_way(nice: int = 19, *, idle_s: float = 0.0) -> None:
     Args:
         nice: of the child and its session.
         idle_s: more than 0 for one that gets nothing but what nobody else wants (SCHED_IDLE): others are put beside
-            it as on an idle processor. If that is less than a quarter of a processor for so long, it is killed, and
-            begins again without.
+            it as on an idle processor. If it wants a processor for so long and gets less than a quarter of one, it is
+            killed, and begins again without.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = os.getpid()
@@ -105,13 +107,17 @@ def give_way(nice: int = 19, *, idle_s: float = 0.0) -> None:
             os.setsid()
             with contextlib.suppress(OSError):  # a sandbox that forbids it does not keep it from its work
                 os.nice(nice)
-                os.sched_setscheduler(0, policy, os.sched_param(0))
+            if policy == os.SCHED_IDLE:
+                with contextlib.suppress(OSError):
+                    os.sched_setscheduler(0, policy, os.sched_param(0))
             _say_session_nice(nice)
             return
         if policy == os.SCHED_OTHER or not _starves(child, idle_s):
             _end_as(os.waitpid(child, 0)[1])
         os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        status = os.waitpid(child, 0)[1]
+        if not os.WIFSIGNALED(status):  # it has come through after all
+            _end_as(status)
 
 
 def _say_session_nice(nice: int) -> None:
@@ -122,15 +128,25 @@ def _say_session_nice(nice: int) -> None:
 
 
 def _starves(child: int, for_s: float) -> bool:
-    """Waits until it ends, or has had too little of a processor for so long."""
-    pidfd = os.pidfd_open(child)
-    had_s = 0.0
+    """Waits until it ends, or wants a processor for so long, at each look, and has too little of one.
+
+    One that waits for a disk or for the pool, or is stopped, does not starve.
+    """
     try:
-        while not select.select([pidfd], [], [], for_s)[0]:
+        pidfd = os.pidfd_open(child)
+    except OSError:
+        return False
+    looks, had_s = 0, 0.0
+    try:
+        while not select.select([pidfd], [], [], for_s / _LOOKS)[0]:
             found = stat(child)
-            if found is not None and found.cpu_s - had_s < for_s / 4:
+            if found is None:
+                return False
+            looks = looks + 1 if found.state == "R" else 0
+            if looks == _LOOKS and found.cpu_s - had_s < for_s / 4:
                 return True
-            had_s = found.cpu_s if found else 0.0
+            if looks in (0, _LOOKS):
+                looks, had_s = 0, found.cpu_s
         return False
     finally:
         os.close(pidfd)

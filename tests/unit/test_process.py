@@ -137,6 +137,14 @@ def test_who_gave_way_dies_with_who_waits() -> None:
     until(lambda: not process.alive(forked))
 
 
+def test_who_waits_for_something_else_does_not_begin_again() -> None:
+    """It gets little of a processor, and wants no more."""
+    with giving_way("import time; time.sleep(1.5); raise SystemExit(7)", idle_s=0.3) as child:
+        assert child.stdout is not None
+        assert [line.split()[0] for line in child.stdout.read().splitlines()] == [str(os.SCHED_IDLE)]
+        assert child.wait(10) == 7
+
+
 def test_who_never_gets_a_processor_begins_again() -> None:
     """Others want the only one it may use: after a while it is one of those, and comes last among them."""
     [processor, *_] = sorted(os.sched_getaffinity(0))
@@ -146,7 +154,7 @@ def test_who_never_gets_a_processor_begins_again() -> None:
         until(lambda: all(os.sched_getaffinity(one.pid) == {processor} for one in spinners))
         wanting = f"os.sched_setaffinity(0, {{{processor}}})\n"
         wanting += f"while os.sched_getscheduler(0) == {os.SCHED_IDLE}: pass\nraise SystemExit(7)"
-        with giving_way(wanting, idle_s=0.5) as child:
+        with giving_way(wanting, idle_s=2.0) as child:
             assert child.stdout is not None
             assert child.wait(60) == 7
             policies = [line.split()[0] for line in child.stdout.read().splitlines()]
