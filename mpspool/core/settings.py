@@ -238,7 +238,13 @@ class NurserySettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """For `python -m mpspool.worker`. `model.slots` is left empty; `slot` is this worker's own."""
+    """For `python -m mpspool.worker`.
+
+    Attributes:
+        model: its `slots` are left empty.
+        slot: this worker's own.
+        gives_way: whether it leaves the processors to those that serve until it is READY: nobody misses it.
+    """
 
     run_dir: str
     worker: str
@@ -246,6 +252,7 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     credits: int
     model: ModelSettings
     slot: SlotSettings
+    gives_way: bool = False
 
 
 class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -122,9 +122,14 @@ def worker_conf(run: RunDir, worker: WorkerId, slot: SlotSettings, *, allocator:
     return _program(run, worker.program, "mpspool.worker", values)
 
 
-def publisher_conf(run: RunDir, model: ModelVersion) -> str:
+def publisher_conf(run: RunDir, model: ModelVersion, *, gives_way: bool) -> str:
     """The section of the process that publishes a model version's weights, once."""
-    values = {**_STARTED_BY_POOL, "stopwaitsecs": 5, "priority": _PRIORITY["worker"]}
+    values = {
+        **_STARTED_BY_POOL,
+        "command": _command(run, model.publisher, "mpspool.worker.weights") + " --give-way" * gives_way,
+        "stopwaitsecs": 5,
+        "priority": _PRIORITY["worker"],
+    }
     return _program(run, model.publisher, "mpspool.worker.weights", values)
 
 
@@ -163,12 +168,15 @@ def _infrastructure(run: RunDir, name: str, module: str, priority: int) -> str:
     return _program(run, name, module, values)
 
 
+def _command(run: RunDir, name: str, module: str) -> str:
+    return shlex.join([sys.executable, "-P", "-m", module, str(run.settings_file(name))])
+
+
 def _program(run: RunDir, name: str, module: str, values: Mapping[str, object]) -> str:
-    command = shlex.join([sys.executable, "-P", "-m", module, str(run.settings_file(name))])
     return _section(
         f"program:{name}",
         {
-            "command": command,
+            "command": _command(run, name, module),
             "startsecs": 0,
             "stopsignal": "TERM",
             "stopasgroup": "false",

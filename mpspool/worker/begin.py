@@ -13,7 +13,7 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import SlotSettings, WorkerSettings
 from mpspool.worker import device
 
-# What a worker leaves to others until it is READY: it gets about a tenth of a processor that all want.
+# Of one that gives way until it is READY: it gets about a tenth of a processor that all want.
 _NICE = 10
 
 
@@ -25,7 +25,7 @@ def work(settings_file: Path) -> NoReturn:
     """
     config = settings.load(settings_file, WorkerSettings)
     log.configure(worker=config.worker, generation=config.generation)
-    if config.generation == 1:  # those that serve are to notice nothing; the ones after it are missed already
+    if config.gives_way:
         process.set_session_nice(_NICE)
     if config.slot.simulated:
         log.get("worker").warning(f"SIMULATED: {_stand_in(config.slot)}", device=config.slot.device)

@@ -24,7 +24,10 @@ import socket
 import sys
 import time
 from contextlib import suppress
-from typing import NoReturn
+
+TYPE_CHECKING = False  # `typing` alone takes as long to import as Python to start
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 PROTOCOL = b"mpspool nursery 1"
 DESCRIPTORS = 5

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from mpspool.core import process
 from mpspool.core.ids import ModelVersion
 from mpspool.core.process import alive
 from mpspool.core.segment_file import MAGIC, PAGE
@@ -198,7 +197,7 @@ def test_a_publisher_that_hangs_is_started_again(
     )
     pool = start_pool(config)
     publisher = until(lambda: _pid(pool, ModelVersion("gigabyte", 1).publisher), 20)
-    os.kill(until(lambda: process.children(publisher), 20, "what it has forked")[0], signal.SIGSTOP)
+    os.kill(publisher, signal.SIGSTOP)
     log = pool.run_dir / "logs" / "pool.log"
     reason = "hung and killed: its weights are not published after 10 s (start_timeout_s)"
     until(lambda: reason in log.read_text(), 30, reason)

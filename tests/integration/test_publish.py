@@ -105,7 +105,7 @@ class Bench:
 
     def start(self, path: Path, **kwargs: Any) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", MODULE, str(path)], stderr=subprocess.DEVNULL, **kwargs
+            [sys.executable, "-P", "-m", MODULE, str(path), "--give-way"], stderr=subprocess.DEVNULL, **kwargs
         )
 
     def publish(self, version: Path, backing: str = "memfd", shared: str = "auto", **kwargs: Any) -> int:
@@ -341,7 +341,7 @@ def test_the_publisher_is_light(bench: Bench, tmp_path: Path) -> None:
     path = bench.settings(checkpoints.write_large(tmp_path / "1", size))
     script = (
         "import os, runpy, sys\n"
-        f"sys.argv = ['publish', {str(path)!r}]\n"
+        f"sys.argv = ['publish', {str(path)!r}, '--give-way']\n"
         "try:\n"
         f"    runpy.run_module({MODULE!r}, run_name='__main__')\n"
         "except SystemExit as end:\n"

@@ -26,8 +26,8 @@ from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import ModelVersionState, SlotState, VersionPhase
-from mpspool.supervisor import grace, programs, settings_files
-from mpspool.supervisor.pool import fitness, reconcile, status, turns
+from mpspool.supervisor import cpus, grace, programs, settings_files
+from mpspool.supervisor.pool import fitness, pace, reconcile, status, turns
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.gpus import Gpus
 from mpspool.supervisor.pool.reload import Reload, digest, former_places, reload_with
@@ -104,6 +104,8 @@ class Pool:
         self._told: Message | None = None
         self._fits: dict[tuple[ModelVersion, ModelVersion], str] = {}
         self._told_often = 0
+        self._giving_way: set[ModelVersion] = set()
+        self._at_once = pace.at_once(cpus.read_topology().cores)
         self._stopping = False
         self._wake = asyncio.Event()
         self._watch = Watch(self._last_status)
@@ -306,6 +308,7 @@ class Pool:
             held=self._held(),
             now=time.monotonic(),
         )
+        self._giving_way = pace.giving_way(self._servables.all(), self._slots)
         done = False
         for action in actions:
             if not self._stopping or isinstance(action, reconcile.Ended | reconcile.Adopt):
@@ -446,7 +449,7 @@ class Pool:
             case reconcile.AddPrograms(workers):
                 await self._workers.add(workers)
             case reconcile.Start(ModelVersion() as model, generation):
-                await self._weights.start(model, generation)
+                await self._weights.start(model, generation, gives_way=model in self._giving_way)
             case reconcile.Adopt(ModelVersion() as model, pid):
                 self._weights.adopt(model, pid)
             case reconcile.Ended(ModelVersion() as model, exit_status):
@@ -480,6 +483,8 @@ class Pool:
                 )
                 self._endings.hung(worker, reason)
             case reconcile.Leave(worker):
+                if not pace.may_go(worker, self._endings, self._giving_way, self._at_once):
+                    return False
                 logger.info(
                     "worker leaves", worker=str(worker), **self._as_logged(worker, self._slots[worker].pid)
                 )
@@ -519,11 +524,16 @@ class Pool:
     # -- ends and starts --------------------------------------------------------------------------
 
     async def _fill(self, worker: WorkerId, generation: int) -> bool:
-        """Starts a worker in its slot. False where its device is not to be had yet."""
+        """Starts a worker in its slot. False where its device is not to be had yet, or others load."""
         if reason := self._gpus.lost(worker.device):
             self._slots[worker].started(0, generation, time.monotonic())
             self._note_end(worker, process.EXIT_NEVER, reason)
             return True
+        loading = pace.loading(self._slots)
+        if not self._slots[worker].proved and not pace.may_go(
+            worker, loading, self._giving_way, self._at_once
+        ):
+            return False
         if not self._gpus.may_start(worker) or not await self._workers.mps_answers(worker, self._processes):
             return False
         await self._start(worker, generation)
@@ -531,8 +541,9 @@ class Pool:
 
     async def _start(self, worker: WorkerId, generation: int) -> None:
         slot = self._slots[worker]
+        gives_way = worker.model_version in self._giving_way and not slot.proved
         try:
-            pid = await self._workers.start(worker, generation)
+            pid = await self._workers.start(worker, generation, gives_way=gives_way)
         except SupervisordError as error:
             if error.fault == Fault.SHUTDOWN_STATE:
                 raise

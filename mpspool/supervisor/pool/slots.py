@@ -129,6 +129,11 @@ class Slot:
     def state(self) -> SlotState:
         return self._life.state
 
+    @property
+    def serves(self) -> bool:
+        """Whether its worker is READY."""
+        return self.state is SlotState.OCCUPIED and self.unready_since is None
+
     def tick(self, now: float) -> Instruction | None:
         """What to do now: the answer is the same until an event comes or `due` has passed."""
         if self.state is SlotState.EMPTY:

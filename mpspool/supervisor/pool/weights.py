@@ -132,11 +132,20 @@ class Weights:
 
     # -- publishers -------------------------------------------------------------------------------
 
-    async def start(self, model: ModelVersion, generation: int) -> None:
-        """Takes the segment from a living worker, or else starts the publisher. Raises SupervisordError."""
+    async def start(self, model: ModelVersion, generation: int, *, gives_way: bool) -> None:
+        """Takes the segment from a living worker, or else starts the publisher.
+
+        Args:
+            model: whose weights are wanted.
+            generation: of the publisher.
+            gives_way: whether the publisher leaves the processors to those that serve.
+
+        Raises:
+            SupervisordError: it could not be asked; a publisher that it cannot start has ended.
+        """
         version = self._versions[model]
         if not self._recover(model, version):
-            await self._publish(model, version, generation)
+            await self._publish(model, version, generation, gives_way=gives_way)
 
     def adopt(self, model: ModelVersion, pid: int) -> None:
         """A predecessor of ours has started this publisher."""
@@ -168,7 +177,9 @@ class Weights:
                 return True
         return False
 
-    async def _publish(self, model: ModelVersion, version: _Version, generation: int) -> None:
+    async def _publish(
+        self, model: ModelVersion, version: _Version, generation: int, *, gives_way: bool
+    ) -> None:
         self._run.set_last_words(model.publisher, "")
         settings.save(
             self._run.settings_file(model.publisher),
@@ -178,10 +189,11 @@ class Weights:
         )
         write_file(
             programs.conf_file(self._run, model.publisher),
-            programs.publisher_conf(self._run, model).encode(),
+            programs.publisher_conf(self._run, model, gives_way=gives_way).encode(),
         )
         pid = 0
         try:
+            await self._supervisord.remove(model.publisher)  # as it was started before, perhaps
             await self._supervisord.add([model.publisher])
             pid = await self._supervisord.start(model.publisher)
         except SupervisordError as error:
@@ -189,7 +201,7 @@ class Weights:
                 raise
             self._run.set_last_words(model.publisher, str(error))
         version.publisher.started(pid, generation, time.monotonic())
-        logger.info("publishing", model=str(model), pid=pid)
+        logger.info("publishing", model=str(model), pid=pid, gives_way=gives_way)
 
     def _settle(self, version: _Version, descriptor: int | None, private: str) -> None:
         if version.settled.is_set():  # of a publisher that was started twice: the first one's holds

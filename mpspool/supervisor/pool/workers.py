@@ -152,8 +152,13 @@ class Workers:
         for page in self._run.progress.glob(f"{glob.escape(program)}.[0-9]*"):
             page.unlink(missing_ok=True)
 
-    async def start(self, worker: WorkerId, generation: int) -> int:
+    async def start(self, worker: WorkerId, generation: int, *, gives_way: bool) -> int:
         """Writes the settings of this generation and starts its process.
+
+        Args:
+            worker: which.
+            generation: of its process.
+            gives_way: whether it leaves the processors to those that serve until it is READY.
 
         Returns:
             The pid, 0 for a process that has ended already.
@@ -177,6 +182,7 @@ class Workers:
                 credits=CREDITS,
                 model=shares.settings_for(model, slot),
                 slot=slot,
+                gives_way=gives_way,
             ),
         )
         return await self._supervisord.start(worker.program)

@@ -1,15 +1,23 @@
-"""`python -P -m mpspool.worker.weights SETTINGS`: publishes a model version's weights. Whoever serves is to notice nothing."""
+"""`python -P -m mpspool.worker.weights SETTINGS [--give-way]`: publishes a model version's weights.
+
+With --give-way whoever serves is to notice nothing.
+"""
 
 import os
 import sys
 from pathlib import Path
 
-from mpspool.core import process
+gives_way = "--give-way" in sys.argv
+if gives_way:  # at once, beside the router; what follows does it beside all
+    os.nice(19)
+
+from mpspool.core import process  # noqa: E402
 
 process.die_with_parent(os.getppid())
 # Before the imports, which take longer than to publish a small model. Where no processor is ever idle it is to be
 # published all the same.
-process.give_way(idle_s=10.0)
+if gives_way:
+    process.give_way(idle_s=10.0)
 
 from mpspool.core import log, settings  # noqa: E402
 from mpspool.core.settings import PublishSettings  # noqa: E402

@@ -1,0 +1,53 @@
+"""Beside workers that serve, who is not missed starts, loads and leaves in their spare time, and not all at once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from mpspool.core.ids import ModelVersion, WorkerId
+from mpspool.core.states import SlotState, VersionPhase
+from mpspool.supervisor.pool.slots import Slot
+from mpspool.supervisor.pool.status import Servable
+from mpspool.supervisor.pool.versions import STOP_FIRST
+
+
+def giving_way(servables: Iterable[Servable], slots: Mapping[WorkerId, Slot]) -> set[ModelVersion]:
+    """The versions whose publisher and new workers nobody waits for, while others' requests are answered.
+
+    All but those of a model that has stopped serving for its next version.
+    """
+    known = list(servables)
+    ready = {worker.model_version for worker, slot in slots.items() if slot.serves}
+    serving = {one.id.name for one in known if one.phase is VersionPhase.SERVING and one.id in ready}
+    return {
+        one.id for one in known if one.id.name in serving or (serving and one.settings.swap != STOP_FIRST)
+    }
+
+
+def at_once(cores: int) -> int:
+    """How many workers of a model may be on their way in, or out, at a time: each takes a processor meanwhile.
+
+    Args:
+        cores: how many there are for all.
+    """
+    return max(1, cores // 2)
+
+
+def loading(slots: Mapping[WorkerId, Slot]) -> list[WorkerId]:
+    """The workers on their way in whose slots have never had one that was READY."""
+    return [worker for worker, slot in slots.items() if slot.state is SlotState.OCCUPIED and not slot.proved]
+
+
+def may_go(
+    worker: WorkerId, under_way: Iterable[WorkerId], giving_way: Collection[ModelVersion], limit: int
+) -> bool:
+    """Whether a worker may go in, or out, now.
+
+    Args:
+        worker: one that is not missed.
+        under_way: the pool's workers that go the same way.
+        giving_way: the versions that nobody waits for.
+        limit: how many of a model may be under way at a time.
+    """
+    others = sum(other.model == worker.model for other in under_way)
+    return worker.model_version not in giving_way or others < limit

@@ -1,0 +1,91 @@
+"""Who gives way to those that serve, and how many at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpspool.core.ids import ModelVersion, WorkerId
+from mpspool.core.settings import ModelSettings, RestartSettings
+from mpspool.core.states import VersionPhase
+from mpspool.supervisor.pool import pace
+from mpspool.supervisor.pool.slots import Slot
+from mpspool.supervisor.pool.status import Servable
+
+ONE, TWO, OTHER = ModelVersion("m", 1), ModelVersion("m", 2), ModelVersion("other", 1)
+
+
+def worker(model: ModelVersion, slot: int = 0) -> WorkerId:
+    return WorkerId(model.name, model.version, "cpu0", slot)
+
+
+def slot(*, ready: bool = False, started: bool = False) -> Slot:
+    made = Slot("s", RestartSettings())
+    if ready or started:
+        made.started(1, 1, 0.0)
+    if ready:
+        made.ready(1.0)
+    return made
+
+
+def servable(model: ModelVersion, phase: VersionPhase, swap: str = "surge") -> Servable:
+    settings = ModelSettings(name=model.name, version=model.version, path="", slots=[], swap=swap)
+    return Servable(settings, phase)
+
+
+def test_nobody_gives_way_where_nobody_serves() -> None:
+    """A first start takes what it can get, whatever is READY of a version that does not serve yet."""
+    known = [servable(model, VersionPhase.LOADING) for model in (ONE, OTHER)]
+    slots = {worker(ONE): slot(ready=True), worker(ONE, 1): slot(started=True), worker(OTHER): slot()}
+    assert pace.giving_way(known, slots) == set()
+
+
+def test_a_version_gives_way_to_the_one_that_serves() -> None:
+    """And so does another model; a version whose workers have died is not one that serves."""
+    known = [servable(ONE, VersionPhase.SERVING), servable(TWO, VersionPhase.LOADING)]
+    known.append(servable(OTHER, VersionPhase.LOADING))
+    slots = {worker(ONE): slot(ready=True), worker(TWO): slot(), worker(OTHER): slot()}
+    assert pace.giving_way(known, slots) == {ONE, TWO, OTHER}
+    slots[worker(ONE)].ended(-9, 2.0)
+    assert pace.giving_way(known, slots) == set()
+
+
+@pytest.mark.parametrize(("swap", "gives_way"), [("stop_first", False), ("surge", True)])
+def test_a_model_that_has_stopped_is_waited_for(swap: str, gives_way: bool) -> None:
+    """Its old version leaves and its next one comes as fast as they can, beside whoever else serves."""
+    known = [servable(ONE, VersionPhase.LEAVING, swap), servable(TWO, VersionPhase.LOADING, swap)]
+    known.append(servable(OTHER, VersionPhase.SERVING))
+    slots = {worker(ONE): slot(ready=True), worker(TWO): slot(), worker(OTHER): slot(ready=True)}
+    assert ({ONE, TWO} <= pace.giving_way(known, slots)) is gives_way
+
+
+@pytest.mark.parametrize(("cores", "limit"), [(1, 1), (2, 1), (3, 1), (4, 2), (64, 32)])
+def test_half_of_the_cores_may_load(cores: int, limit: int) -> None:
+    """One always may."""
+    assert pace.at_once(cores) == limit
+
+
+def test_so_many_of_a_model_load_at_a_time() -> None:
+    """The next one goes when one is READY, or has ended; other models and those that are waited for do not ask."""
+    slots = {worker(TWO, number): slot() for number in range(3)} | {worker(OTHER): slot(started=True)}
+
+    def may_go(giving_way: set[ModelVersion]) -> bool:
+        return pace.may_go(worker(TWO, 2), pace.loading(slots), giving_way, 1)
+
+    assert may_go({TWO})
+    slots[worker(TWO)].started(1, 1, 0.0)
+    assert not may_go({TWO})
+    assert may_go(set())
+    slots[worker(TWO)].ready(1.0)
+    assert may_go({TWO})
+    slots[worker(TWO, 1)].started(2, 1, 1.0)
+    assert not may_go({TWO})
+    slots[worker(TWO, 1)].ended(1, 2.0)
+    assert may_go({TWO})
+
+
+def test_who_is_started_again_is_not_one_that_loads() -> None:
+    """A worker that serves and dies is missed: it neither waits for those that load nor counts among them."""
+    again = slot(ready=True)
+    again.ended(-9, 2.0)
+    again.started(2, 2, 2.0)
+    assert pace.loading({worker(ONE): again, worker(TWO): slot(started=True)}) == [worker(TWO)]
