@@ -438,6 +438,38 @@ def test_without_room_for_two(
             assert set(report["errors"]) <= {"UNAVAILABLE"}, report
 
 
+def test_workers_come_and_go_one_after_another(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter
+) -> None:
+    """On one processor, beside those that serve; at the start, when nobody does, they come together."""
+    processors = os.sched_getaffinity(0)
+    with short_dir() as root:
+        shutil.copytree(model_dir(MODEL) / "1", root / "1")
+        args = ("--model", f"{MODEL}={root}", "--cpu-slots", 2, "--file-system-poll-wait-seconds", 0.2)
+        os.sched_setaffinity(0, {min(processors)})
+        try:
+            pool = start_pool(*args).wait()
+        finally:
+            os.sched_setaffinity(0, processors)
+        running = load(pool, MODEL)
+        pool.serves_on()
+        publish(root, root / "1", 2)
+        serves(pool, 2)
+        running.end_clean()
+
+        def order(version: int, *kinds: str) -> list[str]:
+            """The kinds of what the pool noted of this version's workers, as it came."""
+            mine = f"{MODEL}@{version}.cpu0."
+            events = [event for event in pool.events("pool") if event.get("worker", "").startswith(mine)]
+            return [event["event"] for event in events if event["event"] in kinds]
+
+        assert order(1, "worker started", "worker ready") == 2 * ["worker started"] + 2 * ["worker ready"]
+        assert order(2, "worker started", "worker ready") == 2 * ["worker started", "worker ready"]
+        assert order(1, "worker leaves", "worker left") == 2 * ["worker leaves", "worker left"]
+        publishing = [event["gives_way"] for event in pool.events("pool") if event["event"] == "publishing"]
+        assert publishing == [False, True]
+
+
 def test_back_and_forward_by_hand(pool: Pool, base: Path, load: LoadStarter) -> None:
     """rollback, load and unload do what they say, and wait for it."""
     old = newest(base)
