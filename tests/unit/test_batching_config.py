@@ -420,7 +420,23 @@ def test_an_empty_text_is_no_mistake(tmp_path: Path, text: str) -> None:
         ),
         ("max_batch_size { value: 12.5 }", "couldn't parse integer: 12.5"),
         (f"max_batch_size {{ value: {2**63} }}", "value out of range: 9223372036854775808"),
-        ("max_batch_size { value: 1", 'line 1, column 25: expected "}"'),
+        (
+            "max_batch_size { value: 1",
+            "line 1, column 25: max_batch_size of line 1 is not closed; write max_batch_size { value: 128 }",
+        ),
+        ("\nmax_batch_size < value: 1\n", "line 2, column 25: max_batch_size of line 2 is not closed; write"),
+        (
+            "max_batch_size {\n  value: 128\n  # as num_batch_threads\nbatch_timeout_micros { value: 2000 }",
+            (
+                "line 4, column 1: batch_timeout_micros stands within max_batch_size of line 1, which is not closed;"
+                " write max_batch_size { value: 128 }:"
+                " batch_timeout_micros { value: 2000 }"
+            ),
+        ),
+        (
+            "allowed_batch_sizes: [8, 32\nbatch_timeout_micros { value: 2000 }",
+            'line 2, column 1: expected "," or "]"; write allowed_batch_sizes: 8',
+        ),
         (
             "max_batch_size { value: 1 } max_batch_size { value: 2 }",
             "max_batch_size is given twice; keep one",

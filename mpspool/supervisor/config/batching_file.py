@@ -11,6 +11,8 @@ _EXAMPLE = "max_batch_size { value: 128 }"
 _MAX_SHOWN_CHARS = 80
 _POSITION = re.compile(r"^\d+:\d+ : ")
 _UNKNOWN = re.compile(r'Message type "([^"]*)" has no field named "([^"]*)"')
+# At the end of the file.
+_UNCLOSED = ('Expected "}"', 'Expected ">"')
 _TWICE = re.compile(r'should not have multiple "([^"]*)" fields')
 
 
@@ -71,11 +73,18 @@ def _plain(said: str, before: str) -> str:
     from mpspool.core import tfs
 
     known = tfs.BatchingParameters.DESCRIPTOR.fields_by_name
-    key = next((word for word in reversed(re.findall(r"\w+", before)) if word in known), "")
+    words = re.findall(r"\w+", re.sub("#.*", "", before))
+    key = next((word for word in reversed(words) if word in known), "")
+    opened = f"{key} of line {_line(before, key)}"
     if found := _UNKNOWN.search(said):
         message, name = found.groups()
         if message != tfs.BatchingParameters.DESCRIPTOR.full_name:
-            return f"unknown field {name}; write {_written(key)}"
+            what = (
+                f"{name} stands within {opened}, which is not closed"
+                if name in known
+                else f"unknown field {name}"
+            )
+            return f"{what}; write {_written(key)}"
         near = nearest(name, known)
         return f"unknown field {name}; " + (
             f"did you mean {near}?" if near else f"known are {', '.join(known)}"
@@ -84,9 +93,10 @@ def _plain(said: str, before: str) -> str:
         return f"{found[1]} is given twice; keep one"
     if said.startswith("Expected identifier"):
         return f"expected lines such as {_EXAMPLE}"
-    if key and said != 'Expected "}"':
-        return f"{said[:1].lower()}{said[1:]}; write {_written(key)}"
-    return f"{said[:1].lower()}{said[1:]}"
+    if said in _UNCLOSED:
+        return f"{opened} is not closed; write {_written(key)}"
+    said = said.replace('Expected ","', 'Expected "," or "]"')
+    return f"{said[:1].lower()}{said[1:]}" + (f"; write {_written(key)}" if key else "")
 
 
 def _written(key: str) -> str:
