@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _NOTHING_STARTED = 2
+# What --concurrency and --rate may ask for.
+_MAX_LEVEL = 10_000_000
 # The options of start that the doctor, who starts nothing, does not take.
 _STARTS_SOMETHING = {"detach", "check"}
 
@@ -842,9 +844,14 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
         found = tuple(int(part) if whole else float(part) for part in value.split(","))
     except ValueError:
         found = (0,)
-    if min(found) <= 0 or max(found) > 1e7:
-        kind = "whole numbers" if whole else "numbers"
-        raise click.BadParameter(f"{value!r} is no list of {kind} as 1,8,32", context, parameter)
+    if not all(0 < level <= _MAX_LEVEL for level in found):
+        what = "a whole number of requests in flight" if whole else "a number of requests a second"
+        example = "1,8,32" if whole else "100,200"
+        raise click.BadParameter(
+            f"{value!r} must be {what}, above 0 and at most {_MAX_LEVEL}, or several with commas, such as {example}",
+            context,
+            parameter,
+        )
     return tuple(dict.fromkeys(found))
 
 
@@ -1023,7 +1030,8 @@ def bench(
     from mpspool.loadtest.options import Options
     from mpspool.supervisor.ports import with_port
 
-    host, _, port = (with_port(address) if address else _address(run)).rpartition(":")
+    asked = with_port(address) if address else _address(run)
+    host, _, port = asked.rpartition(":")
     if not port.isdecimal():
         raise click.UsageError(f"--address {address}: the port is no number")
     options = Options(
@@ -1045,7 +1053,7 @@ def bench(
     except command.UsageError as error:
         raise click.UsageError(str(error)) from error
     except command.BenchError as error:
-        fail(str(error))
+        fail(f"{error}{_hint(run, asked, options.model, str(error))}")
 
 
 def _metrics_url(run: RunDir) -> str:

@@ -533,7 +533,10 @@ def test_a_model_that_does_not_exist(pool: Pool) -> None:
     """It says so before any load, with exit status 1."""
     done = cli("bench", "--model", "nothing", "--run-dir", pool.run_dir, *SHORT)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "NOT_FOUND" in done.stderr
+    assert (
+        "NOT_FOUND: Servable not found for request: Latest(nothing); the pool has: half_plus_two"
+        in done.stderr
+    )
 
 
 def test_inputs_as_predict_takes_them(pool: Pool) -> None:

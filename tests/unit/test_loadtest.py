@@ -290,8 +290,16 @@ def test_processes_share_a_level() -> None:
     ("args", "text"),
     [
         (["--concurrency", "1", "--rate", "1"], "either --concurrency or --rate"),
-        (["--concurrency", "1,x"], "whole numbers"),
-        (["--rate", "0"], "no list of numbers"),
+        (
+            ["--concurrency", "1,x"],
+            "'1,x' must be a whole number of requests in flight, above 0 and at most 10000000, or several with commas",
+        ),
+        (
+            ["--rate", "abc"],
+            "'abc' must be a number of requests a second, above 0 and at most 10000000, or several with commas",
+        ),
+        (["--rate", "0"], "'0' must be a number of requests a second, above 0"),
+        (["--rate", "1,nan"], "'1,nan' must be a number of requests a second, above 0"),
         (["--arrivals", "uniform"], "--arrivals goes with --rate"),
         (["--rate", "1", "--streams-per-connection", "2"], "goes with --concurrency"),
         (["--inputs", "1", "--rows", "2"], "--rows goes"),
