@@ -59,6 +59,7 @@ def record(run: RunDir, length: str, output: Path) -> None:
                         f"recording to {output} for {for_s:g} s; Ctrl-C ends it and keeps what is there"
                     )
                 trace.add(piece)
+            trace.length_s = max(trace.length_s, for_s)  # the router's clock began before ours
         except KeyboardInterrupt:
             pass
         except ControlError as error:

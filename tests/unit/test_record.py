@@ -74,7 +74,7 @@ def test_what_is_told_is_a_trace(run: RunDir, tmp_path: Path) -> None:
     done, asked = recorded(run, pieces, output, "--for", "2m", devices=("gpu0", "gpu1", "gpu0", "gpu1"))
     assert (done.exit_code, asked) == (0, [{"for_s": 120}])
     assert "Ctrl-C ends it" in done.stdout
-    assert "3 requests in " in done.stdout
+    assert "3 requests in 120 s, 0.025 a second: a 2, b 1" in done.stdout
     assert ": a 2, b 1, SIMULATED gpus\n1,234 more came faster" in done.stdout
     assert f"python -m bench.sim --trace {output} --gpus 2 --slots 2\n" in done.stdout
     assert [json.loads(line) for line in output.read_text().splitlines()] == ROWS
