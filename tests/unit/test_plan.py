@@ -106,9 +106,19 @@ def test_several_models_share_the_default() -> None:
         [("cpu0", 0, [0, 1]), ("cpu0", 1, [2, 3])],
         [("cpu0", 0, [4, 5]), ("cpu0", 1, [6, 7])],
     ]
-    assert "2 slots per model" in made.facts[0]
+    assert made.facts[0].endswith(": 1 CPU slot per 2 cores, 2 slots per model")
     crowd = make(configure([f"m{index}" for index in range(6)]), machine(cpus=topology(8)))
     assert [len(model.slots) for model in crowd.models] == [1] * 6
+
+
+def test_the_default_is_told_of_those_that_have_it(tmp_path: Path) -> None:
+    """A model with cpu_slots of its own is no part of it."""
+    two = "models:\n  a: {base_path: /m/a, cpu_slots: 2}\n  b: /m/b\n"
+    made = make(from_file(tmp_path, two), machine(cpus=topology(2)))
+    assert [len(model.slots) for model in made.models] == [2, 1]
+    assert made.facts[0].endswith(": 1 CPU slot per 2 cores, 1 slot for b")
+    made = make(from_file(tmp_path, f"{two}  c: /m/c\n"), machine())
+    assert made.facts[0].endswith(": 1 CPU slot per 2 cores, 1 slot each for b, c")
 
 
 def test_all_visible_gpus_times_contexts() -> None:

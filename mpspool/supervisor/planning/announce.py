@@ -101,9 +101,13 @@ def _fallback(drafts: Sequence[Draft], machine: Machine) -> str:
     if not unasked or machine.devices:
         return ""
     reason = f" ({machine.no_gpu})" if machine.no_gpu else ""
-    each = " per model" if len(on_cpu) > 1 else ""
     count = _count(default_cpu_slots(machine.topology, len(on_cpu)), "slot")
-    return f"no GPU visible{reason}: 1 CPU slot per {CORES_PER_CPU_SLOT} cores, {count}{each}"
+    if any(draft.model.cpu_slots for draft in on_cpu):
+        each = " each" if len(unasked) > 1 else ""
+        count += f"{each} for {', '.join(draft.model.name for draft in unasked)}"
+    elif len(on_cpu) > 1:
+        count += " per model"
+    return f"no GPU visible{reason}: 1 CPU slot per {CORES_PER_CPU_SLOT} cores, {count}"
 
 
 def layout(model: ModelSettings) -> str:

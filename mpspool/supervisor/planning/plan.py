@@ -41,6 +41,7 @@ from mpspool.supervisor.planning.queues import (
     queue_of,
     queue_warnings,
     scheduling,
+    scheduling_facts,
     version_batching,
 )
 
@@ -113,6 +114,7 @@ def plan(
             *facts(config, drafts, models, machine, mps),
             *batching_facts(config, models),
             *policy_facts(models),
+            *scheduling_facts(config),
         ],
         warnings=[
             *warnings(config, drafts, machine, mps),

@@ -210,6 +210,24 @@ def policy_facts(models: Sequence[ModelSettings]) -> list[str]:
     return [f"{model.name}: policy {model.queue.policy}" for model in models if model.queue.policy != "fifo"]
 
 
+def scheduling_facts(config: PoolConfig) -> list[str]:
+    """One line for each thing that shares the devices out among batches, or requests among clients."""
+    asked = config.scheduling
+    lines = []
+    if most := asked.running_per_device:
+        lines.append(f"batches: at most {most} at once on each device (scheduling.running_per_device)")
+    if lane := asked.slow_lane:
+        long = f", from {asked.slow_ms:g} ms" if asked.slow_ms else ""
+        lines.append(f"long batches{long}: at most {lane} at once on each device (scheduling.slow_lane)")
+    if asked.fair_by != "none":
+        key = asked.fair_by.removeprefix("metadata:")
+        by = "their addresses" if asked.fair_by == "peer" else f"the metadata {key}"
+        lines.append(
+            f"clients, told apart by {by}, take turns and share max_queued_bytes (scheduling.fair_by)"
+        )
+    return lines
+
+
 def batching_facts(config: PoolConfig, models: Sequence[ModelSettings]) -> list[str]:
     """One line for each model that is batched, or is not though batching is on."""
     asked = {model.name: model for model in config.models}
