@@ -431,11 +431,14 @@ def test_a_message_limit_above_grpcs() -> None:
     )
 
 
-@pytest.mark.parametrize("value", [-1, "-1", "many"])
+@pytest.mark.parametrize("value", [-1, "-1", "many", "4 gigs"])
 def test_a_number_of_bytes_that_is_none(value: object) -> None:
     """It is told what it must be, not what the parser makes of it."""
     (told,) = problems(flags={**HALF, "max_message_bytes": value})
-    assert f"{value!r} in --max-message-bytes: must be a positive number of bytes" in told
+    assert (
+        f"{value!r} in --max-message-bytes: must be a positive number of bytes, or text such as 512MiB or 1GiB ("
+        in told
+    )
 
 
 def test_what_is_left_can_be_checked(tmp_path: Path) -> None:

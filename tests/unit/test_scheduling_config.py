@@ -237,6 +237,13 @@ def test_by_what_it_is_fair(tmp_path: Path, written: str, found: str) -> None:
             "{running_per_device: -1}",
             "scheduling.running_per_device: -1 in pool.yaml line 2: must be greater",
         ),
+        (
+            "{slow_lane: -1}",
+            (
+                "scheduling.slow_lane: -1 in pool.yaml line 2: must be greater than or equal to 0 (long batches that run"
+                " at once on one device, over all models)"
+            ),
+        ),
         ("{slow_lane: many}", "scheduling.slow_lane: 'many' in pool.yaml line 2: must be a valid integer"),
         ("{slow_ms: -1}", "scheduling.slow_ms: -1 in pool.yaml line 2: must be greater than or equal to 0"),
         ("{refuse_late: 3}", "scheduling.refuse_late: 3 in pool.yaml line 2: must be a valid boolean"),
@@ -279,6 +286,43 @@ def test_what_is_refused(tmp_path: Path, given: str, told: str) -> None:
 def test_what_has_no_effect_is_said(tmp_path: Path, given: str, told: list[str]) -> None:
     """It starts all the same."""
     assert planned(read(tmp_path, f"models: {{half: x}}\nscheduling: {given}")).warnings == told
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("{}", []),
+        ("{fair_by: none, slow_lane: 0}", []),
+        (
+            "{running_per_device: 2, slow_lane: 1}",
+            [
+                "batches: at most 2 at once on each device (scheduling.running_per_device)",
+                "long batches: at most 1 at once on each device (scheduling.slow_lane)",
+            ],
+        ),
+        (
+            "{slow_lane: 1, slow_ms: 4.5}",
+            ["long batches, from 4.5 ms: at most 1 at once on each device (scheduling.slow_lane)"],
+        ),
+        (
+            "{fair_by: peer}",
+            [
+                "clients, told apart by their addresses, take turns and share max_queued_bytes (scheduling.fair_by)"
+            ],
+        ),
+        (
+            "{fair_by: 'metadata:X-Tenant'}",
+            [
+                "clients, told apart by the metadata x-tenant, take turns and share max_queued_bytes (scheduling.fair_by)"
+            ],
+        ),
+    ],
+)
+def test_the_start_says_how_it_shares_out(tmp_path: Path, given: str, told: list[str]) -> None:
+    """Devices among batches, and turns among clients; nothing where nobody asked for it."""
+    without = planned(read(tmp_path, "models: {half: x}")).facts
+    facts = planned(read(tmp_path, f"models: {{half: x}}\nscheduling: {given}")).facts
+    assert facts == without + told
 
 
 # -- policies ------------------------------------------------------------------------------------------

@@ -63,8 +63,8 @@ def _message(error: Mapping[str, Any], key: str, fields: Fields, where: str) -> 
             text = str(error["ctx"]["error"])
         case "model_type":
             text = "expected fields of its own"
-        case "byte_size":
-            text = f"must be a positive number of bytes{_remark(fields.get(key, ''))}"
+        case "byte_size" | "byte_size_unit":
+            text = f"must be a positive number of bytes, or text such as 512MiB or 1GiB{_remark(fields.get(key, ''))}"
         case _:
             must = re.sub(r"^(?:Input|String|Tuple|Value) should ", "must ", str(error["msg"]))
             must = must.partition(", unable to parse")[0]

@@ -41,14 +41,14 @@ class SchedulingConfig(Section):
     """Which request is next: fifo, sjf (the shortest), edf (the earliest deadline; without one a request counts as having
     10 s), or a policy of your own, named by its entry point in mpspool.policies or as module:attribute."""
     dispatch: Literal["least_loaded", "round_robin"] = "least_loaded"
-    """Which worker takes it."""
+    """Which worker takes the next request."""
     aging: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0
     """With sjf, how many seconds of waiting a second of cost stands for: a request is passed by those that take c seconds
     less and arrive within aging x c after it; 0 is fifo."""
     running_per_device: Annotated[int, Field(ge=0)] = 0
     """Batches that run at once on one device, over all models; 0 for no limit."""
     slow_lane: Annotated[int, Field(ge=0)] = 0
-    """Of those, or of a device's workers, so many at most run long batches; 0 for no limit."""
+    """Long batches that run at once on one device, over all models; 0 for no limit."""
     slow_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     """Predicted milliseconds from which a batch, or a request that runs alone, is long; 0 to have it found out."""
     priority_key: Annotated[str, AfterValidator(_read_key)] = "x-mpspool-priority"

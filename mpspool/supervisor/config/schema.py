@@ -189,7 +189,7 @@ class PoolConfig(Placement):
     max_queued_bytes: Annotated[ByteSize, Field(ge=1)] = ByteSize(2**32)
     """Bytes of requests that are read, wait or run, and of answers that wait for their clients; more is answered RESOURCE_EXHAUSTED."""
     max_queued_bytes_per_model: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
-    """Of those, what the requests of one model may have; 0 for half of them where several models are served, else for all."""
+    """Of max_queued_bytes, what the requests of one model may have; 0 for half of them where several models are served, else for all."""
     scheduling: SchedulingConfig = SchedulingConfig()
     """Which request is next, which worker takes it, and what may run at once."""
     batching: Annotated[
@@ -205,7 +205,7 @@ class PoolConfig(Placement):
     max_num_load_retries: Annotated[int, Field(ge=0)] = 5
     """How often a version that could not be loaded is tried again."""
     load_retry_interval_micros: Annotated[int, Field(ge=0)] = 60_000_000
-    """The time between two such tries, in microseconds; a version whose files have changed is tried at once."""
+    """The time between two tries to load a version, in microseconds; a version whose files have changed is tried at once."""
     allow_reload: bool | None = None
     """Clients may say which models are served: HandleReloadConfigRequest on the gRPC port, as with TensorFlow Serving. Not given, only
     where `host` is this machine's own: whoever may do that has any model loaded that the pool can read."""
