@@ -67,22 +67,29 @@ def bring(config: PoolConfig, orders: Orders) -> Brought:
     problems = {remote.model: place.refusal(remote.url) for remote in remotes}
     copied: dict[str, list[int]] = {}
     if remotes and not lock.holder(RunDir(config.run_dir)):
-        children = {
-            remote: _start(remote) for remote in remotes if not problems[remote.model] and not orders.given
-        }
+        children: dict[RemoteSettings, subprocess.Popen[str]] = {}
 
         def end() -> None:
             for child in children.values():
                 child.terminate()
 
-        orders.obey(end)
         try:
+            for remote in remotes:
+                if problems[remote.model] or orders.given:
+                    continue
+                try:
+                    children[remote] = _start(remote)
+                except OSError as error:
+                    problems[remote.model] = (
+                        f"{remote.url}: the process that copies cannot be started: {error}"
+                    )
+            orders.obey(end)
             for remote, child in children.items():
                 copied[remote.model], problems[remote.model] = _answer(remote, child)
         finally:
             for child in children.values():
-                child.kill()
-                child.wait()
+                with child:
+                    child.kill()
             orders.obey(lambda: None)
     return _brought(config, remotes, copied, problems)
 
