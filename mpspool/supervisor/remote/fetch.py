@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from mpspool.core import log, process, settings
+from mpspool.core import log, settings
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RemoteSettings
 from mpspool.core.states import VersionPhase
@@ -32,8 +32,6 @@ from mpspool.supervisor.saved_model import check_saved_model
 logger = log.get("remote")
 
 ONCE = "once"
-# Whoever serves goes first.
-_NICE = 10
 # What has been the same for so long is not being written any more, as far as can be seen.
 _SETTLE_S = 2.0
 # Without a byte from the store.
@@ -277,8 +275,6 @@ def _watch(asked: RemoteSettings) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """`python -m mpspool.supervisor.remote`."""
-    process.die_with_parent(os.getppid())
-    process.give_way(_NICE)
     if arguments[0] == ONCE:
         asked = settings.decode(arguments[1].encode(), RemoteSettings)
         log.configure(process=asked.program)
