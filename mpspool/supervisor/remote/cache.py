@@ -16,13 +16,15 @@ from pathlib import Path
 import msgspec
 
 from mpspool.core.rundir import write_file
+from mpspool.supervisor.remote import room
 from mpspool.supervisor.remote.listing import File, Listing, total_bytes
 from mpspool.supervisor.version_folders import version_folders
 
 _PARTIAL = ".partial"
-# What stays free of the file system: a part of it, and no more than that.
-_RESERVED_PART, _RESERVED_BYTES = 0.05, 2**30
 _CHUNK_BYTES = 2**20
+
+# Brings a file to a path, and says meanwhile how many bytes of it have come.
+Copy = Callable[[File, Path, Callable[[int], None]], None]
 
 
 class CacheError(Exception):
@@ -90,7 +92,7 @@ class Cache:
         self,
         number: int,
         listing: Listing,
-        copy: Callable[[File, Path], None],
+        copy: Copy,
         may_be_put: Callable[[Path], bool],
     ) -> bool:
         """Copies a version, in place of what is here of it; whole, or not at all.
@@ -108,16 +110,28 @@ class Cache:
             CacheError: there is no room for it, or what came is not what was announced.
             OSError: the file system refused.
         """
-        self._make_room(number, listing)
+        size = total_bytes(listing)
+        try:
+            with room.kept(self.folder, size) as kept:
+                return self._take(number, listing, copy, may_be_put, kept)
+        except room.NoRoomError as error:
+            raise CacheError(
+                f"version {number} takes {size:,} bytes, and {error}: free some, or name another folder in cache_dir"
+            ) from error
+
+    def _take(
+        self,
+        number: int,
+        listing: Listing,
+        copy: Copy,
+        may_be_put: Callable[[Path], bool],
+        kept: room.Room,
+    ) -> bool:
         partial = self.folder / f"{number}{_PARTIAL}"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700)
         try:
-            for file in listing:
-                target = partial / file.name
-                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                copy(file, target)
-                _check(file, target)
+            _copy_all(listing, partial, copy, kept)
             if not may_be_put(partial):
                 return False
             _sync_folders(partial)
@@ -134,18 +148,17 @@ class Cache:
         write_file(self._record(number), msgspec.json.encode(listing))
         _sync(self.folder)
 
-    def _make_room(self, number: int, listing: Listing) -> None:
-        found = os.statvfs(self.folder)
-        reserved = min(_RESERVED_BYTES, int(found.f_blocks * found.f_frsize * _RESERVED_PART))
-        free = found.f_bavail * found.f_frsize - reserved
-        if total_bytes(listing) > free:
-            raise CacheError(
-                f"version {number} takes {total_bytes(listing):,} bytes, and {max(0, free):,} can be had in"
-                f" {self.folder}: free some, or name another folder in cache_dir"
-            )
-
     def _record(self, number: int) -> Path:
         return self.folder / f"{number}.json"
+
+
+def _copy_all(listing: Listing, folder: Path, copy: Copy, kept: room.Room) -> None:
+    for file in listing:
+        target = folder / file.name
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        copy(file, target, kept.came)
+        _check(file, target)
+        kept.done(file.size)
 
 
 def _check(file: File, target: Path) -> None:

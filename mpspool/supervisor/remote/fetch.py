@@ -185,9 +185,9 @@ class Fetcher:
             with self._dog:
                 return store.listing(path) == listing
 
-        def copy(file: File, target: Path) -> None:
+        def copy(file: File, target: Path, came: Callable[[int], None]) -> None:
             with self._dog:
-                store.copy(path, file, target)
+                store.copy(path, file, target, came)
 
         def may_be_put(partial: Path) -> bool:
             if wrong := check_saved_model(partial):

@@ -94,13 +94,14 @@ class Store:
                     raise StoreError(f"{path} has more than {_MAX_FILES} files, or folders without an end")
         return tuple(sorted(files))
 
-    def copy(self, path: str, file: File, target: Path) -> None:
+    def copy(self, path: str, file: File, target: Path, came: Callable[[int], None]) -> None:
         """Copies one file of a version.
 
         Args:
             path: the version's, as versions() has it.
             file: of its listing.
             target: a file that is not there, in a folder that is.
+            came: called with the number of bytes that have come, where the library says it; in a thread of its own, maybe.
 
         Raises:
             StoreError: the store did not give all of it.
@@ -108,7 +109,7 @@ class Store:
         """
         source = f"{path}/{quote(file.name) if self._web else file.name}"
         try:
-            self._files.get_file(source, str(target), callback=self._callback(file))
+            self._files.get_file(source, str(target), callback=self._callback(file, came))
         except OSError as error:
             if error.errno in _FULL:
                 raise
@@ -116,11 +117,12 @@ class Store:
         except Exception as error:
             raise StoreError(f"{source} was not copied: {_words(error)}") from error
 
-    def _callback(self, file: File) -> Any:
+    def _callback(self, file: File, came: Callable[[int], None]) -> Any:
         def look(_size: int | None, value: int, **_: Any) -> None:
             self._beat()
             if value > file.size:
                 raise StoreError(f"more came than the {file.size:,} bytes that were announced")
+            came(value)
 
         return Callback(hooks={"look": look})
 
