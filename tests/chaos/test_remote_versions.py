@@ -180,6 +180,34 @@ def test_a_store_that_hangs_costs_no_request(
     running.end_clean()
 
 
+def test_a_pool_ends_while_its_store_hangs(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """SIGTERM in the middle of a new version's copy: it ends as ever, and what copies with it; only what is whole is left."""
+    shutil.copytree(model_dir(MODEL) / "1", tmp_path / "remote" / "1")
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def hang(path: str) -> None:
+        if path == "/2/saved_model.pb":
+            hangs.set()
+            goes_on.wait(120)
+
+    with serving(tmp_path / "remote") as web:
+        web.on_get = hang
+        pool = start_pool(
+            "--model", f"{MODEL}={web.url}", *WORKERS, *OFTEN, env=environment(tmp_path / "cache")
+        )
+        try:
+            pool.wait()
+            shutil.copytree(tmp_path / "remote" / "1", tmp_path / "remote" / "2")
+            assert hangs.wait(30)
+            assert pool.stop() == 0
+            pool.assert_nothing_left()
+        finally:
+            goes_on.set()
+    assert sorted({*copies(tmp_path / "cache")} - {"2.partial"}) == ["1"]
+
+
 def test_a_disk_that_is_full_costs_no_request(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter, tmp_path: Path
 ) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,13 +19,20 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from mpspool.core import settings
+from mpspool.core import process, settings
+from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RemoteSettings, VersionPolicy
-from mpspool.supervisor.remote.fetch import Fetcher, Outcome, Watchdog
+from mpspool.core.states import VersionPhase
+from mpspool.supervisor.config.schema import PoolConfig, load_config
+from mpspool.supervisor.orders import Orders
+from mpspool.supervisor.planning import remotes
+from mpspool.supervisor.pool.versions import RECORDS, ModelRecord, Records, VersionRecord
+from mpspool.supervisor.remote.fetch import Fetcher, Outcome, Watchdog, in_use
 from mpspool.supervisor.remote.listing import InUse
 from mpspool.supervisor.remote.store import Store, StoreError
 from tests.conftest import short_dir
-from tests.pool import CLI, ROOT, cli
+from tests.polling import until
+from tests.pool import CLI, ROOT, cli, processes_of
 from tests.web import WebServer, serving
 
 LATEST = VersionPolicy()
@@ -396,11 +405,15 @@ def test_a_full_disk_leaves_nothing(
     assert there.look() == Outcome([2])
 
 
+def fetching(asked: RemoteSettings) -> list[str]:
+    """The command that `mpspool start` runs."""
+    return [sys.executable, "-P", "-m", "mpspool.supervisor.remote", "once", settings.encode(asked).decode()]
+
+
 def fetch(asked: RemoteSettings, *before: str) -> subprocess.CompletedProcess[str]:
     """The process that `mpspool start` starts."""
-    words = [sys.executable, "-P", "-m", "mpspool.supervisor.remote", "once", settings.encode(asked).decode()]
     return subprocess.run(
-        [*before, *words], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
+        [*before, *fetching(asked)], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60
     )
 
 
@@ -409,14 +422,20 @@ def outcome(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return found
 
 
-def test_a_full_file_system(remote: Path, web: WebServer, tmp_path: Path) -> None:
-    """A real one of a megabyte: too large a version is not begun, and one that the disk cannot hold all the same goes."""
+def small_disk(folder: Path, options: str) -> tuple[list[str], str]:
+    """A command that takes a script and the folder, and what the script has to begin with: a tmpfs is there."""
     inside = ["unshare", "-Urm", "sh", "-c"]
-    mounted = 'mount -t tmpfs -o size=1m,nr_inodes=12 none "$0" && '
-    (tmp_path / "small").mkdir()
-    tried = [*inside, mounted + "true", str(tmp_path / "small")]
+    mounted = f'mount -t tmpfs -o {options} none "$0" && '
+    folder.mkdir()
+    tried = [*inside, mounted + "true", str(folder)]
     if subprocess.run(tried, capture_output=True, check=False).returncode:
         pytest.skip("no file system can be mounted here, not even in a user namespace")
+    return inside, mounted
+
+
+def test_a_full_file_system(remote: Path, web: WebServer, tmp_path: Path) -> None:
+    """A real one of a megabyte: too large a version is not begun, and one that the disk cannot hold all the same goes."""
+    inside, mounted = small_disk(tmp_path / "small", "size=1m,nr_inodes=12")
     folder = tmp_path / "small" / "cache"
     asked = RemoteSettings(run_dir="", model="m", url=web.url, folder=str(folder))
     run_and_list = mounted + '"$@"; find "$0" -mindepth 2 ! -name .lock >&2'
@@ -430,6 +449,54 @@ def test_a_full_file_system(remote: Path, web: WebServer, tmp_path: Path) -> Non
     assert os.strerror(errno.ENOSPC) in outcome(done)["problem"]
     assert str(folder / "1") not in done.stderr.splitlines()
     assert not [line for line in done.stderr.splitlines() if ".partial" in line and line.startswith("/")]
+
+
+def test_a_version_may_take_nearly_all_of_a_disk(remote: Path, web: WebServer, tmp_path: Path) -> None:
+    """Its room is given back as it comes: a copy is never refused for what is kept for itself."""
+    inside, mounted = small_disk(tmp_path / "small", "size=32m")
+    asked = RemoteSettings(run_dir="", model="m", url=web.url, folder=str(tmp_path / "small" / "m"))
+    export(remote, 1, {**FILES, "assets/large": bytes(30 * 2**20)})
+    done = fetch(asked, *inside, mounted + '"$@"', str(tmp_path / "small"))
+    assert outcome(done) == {"copied": [1], "problem": ""}
+
+
+def test_models_do_not_count_on_the_same_room(remote: Path, web: WebServer, tmp_path: Path) -> None:
+    """There is room for either of two: the second is refused while the first comes, which nothing happens to."""
+    inside, mounted = small_disk(tmp_path / "small", "size=32m")
+    commands = {}
+    for model in ("first", "second"):
+        export(remote / model, 1, {**FILES, "assets/large": bytes(20 * 2**20)})
+        asked = RemoteSettings(
+            run_dir="", model=model, url=f"{web.url}/{model}", folder=str(tmp_path / "small" / model)
+        )
+        commands[model] = shlex.join(fetching(asked))
+    second = tmp_path / "second.out"
+    begun = threading.Event()
+
+    def hold(path: str) -> None:
+        if path == "/first/1/assets/large":
+            begun.set()
+            until(lambda: second.exists() and second.read_bytes().endswith(b"\n"), 30, "the second has ended")
+        elif path.startswith("/second/"):
+            assert begun.wait(30)
+
+    web.on_get = hold
+    script = f"{mounted} {{ {commands['second']} > {second} & {commands['first']}; wait; }}"
+    done = subprocess.run(
+        [*inside, script, str(tmp_path / "small")],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        timeout=90,
+    )
+    assert outcome(done) == {"copied": [1], "problem": ""}
+    refused = json.loads(second.read_text())
+    assert refused["copied"] == []
+    assert re.search(
+        r"version 1 takes 21,[0-9,]+ bytes, and [0-9]{1,2},[0-9]{3},[0-9]{3} can be had", refused["problem"]
+    )
+    assert "name another folder in cache_dir" in refused["problem"]
 
 
 def test_the_process_that_copies_says_what_came_of_it(remote: Path, web: WebServer, tmp_path: Path) -> None:
@@ -509,12 +576,115 @@ def test_an_order_to_end_ends_the_copying(remote: Path, web: WebServer, tmp_path
         words = ["start", "--model", f"m={web.url}", "--run-dir", str(root / "run")]
         start = subprocess.Popen([*CLI, *words], cwd=ROOT, env=environ, stderr=subprocess.PIPE)
         assert asked.wait(30)
+        copying = [pid for pid, command in processes_of(root / "run").items() if " once " in command]
+        assert copying
         start.terminate()
         _, errors = start.communicate(timeout=30)
+        until(
+            lambda: not any(map(process.alive, copying)),
+            10,
+            "what copies has gone, and the store still hangs",
+        )
         go_on.set()
     assert (start.returncode, errors) == (0, b"")
     (folder,) = (tmp_path / "cache").iterdir()
     assert not (folder / "1").exists()
+
+
+def configured(tmp_path: Path, **models: str) -> PoolConfig:
+    """A pool of models with these base paths."""
+    flags = {
+        "model": [f"{name}={url}" for name, url in models.items()],
+        "run_dir": tmp_path / "run",
+        "cache_dir": tmp_path / "cache",
+    }
+    return load_config(None, flags, {})
+
+
+def test_a_process_that_cannot_be_started_costs_its_model_only(
+    remote: Path, web: WebServer, tmp_path: Path
+) -> None:
+    """The kernel takes no command so long: the other model is copied, and the problem names the one."""
+    export(remote / "a", 1)
+    found = remotes.bring(configured(tmp_path, a=f"{web.url}/a", b=f"{web.url}/{'b' * 200_000}"), Orders())
+    assert [fact.partition(" copied from ")[0] for fact in found.facts] == ["a: version 1"]
+    (problem,) = found.problems
+    assert problem.path == "models.b.base_path"
+    assert os.strerror(errno.E2BIG) in problem.message
+
+
+def test_what_copies_ends_with_a_start_that_fails(
+    remote: Path, web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C before the second process is there: nothing is left of the first, which the store holds."""
+    export(remote / "a", 1)
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hold(_path: str) -> None:
+        asked.set()
+        go_on.wait(60)
+
+    web.on_get = hold
+    started: list[subprocess.Popen[str]] = []
+    start = remotes._start
+
+    def interrupted(one: RemoteSettings) -> subprocess.Popen[str]:
+        if started:
+            assert asked.wait(30)
+            raise KeyboardInterrupt
+        started.append(start(one))
+        return started[0]
+
+    monkeypatch.setattr(remotes, "_start", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            remotes.bring(configured(tmp_path, a=f"{web.url}/a", b=f"{web.url}/b"), Orders())
+        assert started[0].returncode is not None
+    finally:
+        go_on.set()
+
+
+def test_what_is_in_use_is_what_the_pool_has_recorded(tmp_path: Path) -> None:
+    """Failed, served and unloaded by hand; what is loaded by hand is in use before it has a worker."""
+    run = RunDir(tmp_path)
+    run.settings.mkdir()
+    assert in_use(run, "m") is None
+    phases = (VersionPhase.LEAVING, VersionPhase.FAILED, VersionPhase.SERVING, VersionPhase.LOADING)
+    versions = [VersionRecord(number=number, path="", phase=phase) for number, phase in enumerate(phases, 1)]
+    record = ModelRecord(versions=versions, loaded=[2, 5], unloaded=[3, 6])
+    settings.save(run.settings_file(RECORDS), Records(models={"m": record, "idle": ModelRecord()}))
+    assert in_use(run, "m") == InUse(frozenset({1, 2, 3, 4, 5}), frozenset({2}), frozenset({6}))
+    assert in_use(run, "idle") == InUse()
+    assert in_use(run, "other") is None
+    run.settings_file(RECORDS).write_text('{"models": ')
+    assert in_use(run, "m") is None
+
+
+def test_what_waits_for_the_process_that_copies_is_small(
+    remote: Path, web: WebServer, tmp_path: Path
+) -> None:
+    """It gives way to all others in a child, before it has imported anything that the child alone needs."""
+    export(remote, 1)
+    asked, go_on = threading.Event(), threading.Event()
+
+    def hold(_path: str) -> None:
+        asked.set()
+        go_on.wait(60)
+
+    web.on_get = hold
+    remotely = RemoteSettings(run_dir="", model="m", url=web.url, folder=str(tmp_path / "m"))
+    with subprocess.Popen(fetching(remotely), stdout=subprocess.DEVNULL, cwd=ROOT) as waits:
+        try:
+            assert asked.wait(30)
+            (copies,) = process.children(waits.pid)
+            nice = os.getpriority(os.PRIO_PROCESS, waits.pid)
+            assert os.getpriority(os.PRIO_PROCESS, copies) == min(19, nice + 10)
+            mapped = [Path(f"/proc/{pid}/maps").read_text() for pid in (waits.pid, copies)]
+            assert ["msgspec" in text for text in mapped] == [False, True]
+        finally:
+            waits.kill()
+            go_on.set()
+    until(lambda: not process.alive(copies), 10, "nothing is left")
 
 
 def test_fsspec_is_not_imported_for_local_base_paths() -> None:
