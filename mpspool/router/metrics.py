@@ -219,6 +219,11 @@ class _SnapshotCollector(Collector):
             "40 UNLOADING, 50 END.",
             labels=VERSION,
         )
+        error = GaugeMetricFamily(
+            "mpspool_model_version_error",
+            "1 for a version that is not served, with the reason.",
+            labels=(*VERSION, "error"),
+        )
         queued = GaugeMetricFamily(
             "mpspool_queued_requests", "Requests that wait for a worker.", labels=VERSION
         )
@@ -229,9 +234,12 @@ class _SnapshotCollector(Collector):
         )
         for labels, version in _model_versions(snapshot):
             state.add_metric(labels, ModelVersionState[version["state"]].value)
+            if version["error"]:
+                error.add_metric((*labels, version["error"]), 1)
             queued.add_metric(labels, version["queued"])
             failures.add_metric(labels, version["policy_failures"])
         yield state
+        yield error
         yield queued
         yield failures
 

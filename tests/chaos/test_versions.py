@@ -15,9 +15,10 @@ from typing import Any
 import grpc
 import pytest
 
-from mpspool.core import tfs
+from mpspool.core import tfrecord, tfs
 from tests import models
 from tests.conftest import PoolStarter, short_dir
+from tests.light import metric
 from tests.polling import until
 from tests.pool import Load, Pool, cli, processes_of
 
@@ -163,6 +164,9 @@ def test_a_corrupt_version_is_never_served(
     publish(base, source, old + 1)
     why = error(pool, old + 1)
     assert states(pool) == {old: "AVAILABLE", old + 1: "END"}
+    there = {"model": MODEL, "version": str(old + 1)}
+    assert metric(pool, "mpspool_model_version_state", **there) == 50
+    assert metric(pool, "mpspool_model_version_error", **there, error=escaped(why)) == 1
     assert why in status_over_grpc(pool, old + 1).status.error_message
     assert [event for event in pool.events() if event["event"] == "not served" and event["why"] == why]
     pool.serves_on()
@@ -170,8 +174,14 @@ def test_a_corrupt_version_is_never_served(
     until(lambda: states(pool) == {old: "AVAILABLE"}, 20, "it is forgotten")
     publish(base, base / str(old), old + 1)
     serves(pool, old + 1)
+    assert not metric(pool, "mpspool_model_version_error")
     running.end_clean()
     remove(base, old)
+
+
+def escaped(text: str) -> str:
+    """A label's value as it stands in the metrics."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
 def _only(base: Path, number: int, root: Path) -> Path:
@@ -197,16 +207,39 @@ def test_a_version_with_other_inputs_is_refused(
     remove(base, old + 1)
 
 
-def test_a_version_whose_warm_up_fails_is_refused(pool: Pool, base: Path, load: LoadStarter) -> None:
+def recording_what_fails(base: Path, source: int, number: int) -> None:
+    """A version whose second recorded request has an input that it does not know."""
+    records = b""
+    for alias in ("x", "typo"):
+        entry = tfs.PredictionLog()
+        entry.predict_log.request.inputs[alias].CopyFrom(halved().inputs["x"])
+        records += tfrecord.framed(entry.SerializeToString())
+    recording(base, source, number, records)
+
+
+def recording(base: Path, source: int, number: int, records: bytes) -> None:
+    shutil.copytree(base / str(source), base / "incoming")
+    (base / "incoming" / "assets.extra").mkdir()
+    (base / "incoming" / "assets.extra" / "tf_serving_warmup_requests").write_bytes(records)
+    (base / "incoming").rename(base / str(number))
+
+
+@pytest.mark.parametrize("records", ["none", "one that fails"])
+def test_a_version_whose_warm_up_fails_is_refused(
+    pool: Pool, base: Path, load: LoadStarter, records: str
+) -> None:
     """Its own recorded requests are what it must answer first."""
     old = newest(base)
     running = load(pool, MODEL)
     pool.serves_on()
-    shutil.copytree(base / str(old), base / "incoming")
-    (base / "incoming" / "assets.extra").mkdir()
-    (base / "incoming" / "assets.extra" / "tf_serving_warmup_requests").write_bytes(b"no records at all" * 9)
-    (base / "incoming").rename(base / str(old + 1))
-    assert "warmup" in error(pool, old + 1)
+    if records == "none":
+        recording(base, old, old + 1, b"no records at all" * 9)
+        assert "warmup" in error(pool, old + 1)
+    else:
+        recording_what_fails(base, old, old + 1)
+        why = error(pool, old + 1)
+        assert "warm-up record 2 of" in why
+        assert "typo" in why
     pool.serves_on()
     assert states(pool)[old] == "AVAILABLE"
     running.end_clean()
@@ -241,9 +274,13 @@ def test_a_worker_killed_during_a_swap(pool: Pool, base: Path, load: LoadStarter
     def coming() -> list[int]:
         return [w["pid"] for w in pool.workers().values() if w["version"] == old + 1 and w["pid"]]
 
+    def serving() -> list[int]:
+        return [w["pid"] for w in pool.workers().values() if w["version"] == old and w["state"] == "READY"]
+
+    victims = serving()
     os.kill(until(coming, 30)[0], signal.SIGKILL)
-    for pid in [w["pid"] for w in pool.workers().values() if w["version"] == old and w["pid"]][:1]:
-        os.kill(pid, signal.SIGKILL)
+    assert states(pool)[old] == "AVAILABLE"
+    os.kill(victims[0], signal.SIGKILL)
     serves(pool, old + 1)
     pool.serves_on()
     running.end_clean()
@@ -323,7 +360,9 @@ def test_two_versions_at_once(pool: Pool, base: Path, load: LoadStarter) -> None
 
 
 def test_a_share_of_the_requests(pool: Pool, base: Path, load: LoadStarter) -> None:
-    """A version that was loaded by hand gets what the route says, moved while it is under load."""
+    """A version that was loaded by hand gets what the route says, by label, metadata and weight, moved while it is under
+    load; its metrics say so.
+    """
     old = newest(base)
     publish(base, base / str(old), old + 1)
     serves(pool, old + 1)
@@ -332,10 +371,10 @@ def test_a_share_of_the_requests(pool: Pool, base: Path, load: LoadStarter) -> N
     pool.serves_on()
 
     def answered() -> dict[int, int]:
-        found: dict[int, int] = {}
-        for worker in pool.workers().values():
-            found[worker["version"]] = found.get(worker["version"], 0) + worker["served"]
-        return found
+        return {
+            number: int(metric(pool, "mpspool_requests_total", model=MODEL, version=str(number), code="OK"))
+            for number in (old, old + 1)
+        }
 
     def moved(*words: object) -> dict[int, int]:
         done = cli("route", MODEL, *words, "--run-dir", pool.run_dir)
@@ -344,6 +383,15 @@ def test_a_share_of_the_requests(pool: Pool, base: Path, load: LoadStarter) -> N
         until(lambda: sum(answered().values()) > sum(before.values()) + 200, 20)
         return {number: count - before[number] for number, count in answered().items()}
 
+    with grpc.insecure_channel(pool.address) as channel:
+        for mine, other in ((old, old + 1), (old + 1, old)):
+            words = (f"{other}=1", "--label", f"canary={mine}", "--metadata", f"x-canary=yes:{mine}")
+            done = cli("route", MODEL, *words, "--run-dir", pool.run_dir)
+            assert done.returncode == 0, done.stderr
+            assert answering(channel, 20) == {other: 20}
+            assert answering(channel, 20, label="canary") == {mine: 20}
+            assert answering(channel, 20, metadata=(("x-canary", "yes"),)) == {mine: 20}
+            assert answering(channel, 20, metadata=(("x-canary", "no"),)) == {other: 20}
     shared = moved(f"{old}=25,{old + 1}=75")
     assert 0.2 < shared[old] / sum(shared.values()) < 0.3
     assert moved(f"{old}=1")[old + 1] <= IN_FLIGHT
@@ -382,15 +430,23 @@ def test_a_route_outlives_the_router_and_the_pool_process(pool: Pool, base: Path
     remove(base, old)
 
 
-def answering(channel: grpc.Channel, count: int, label: str = "") -> dict[int, int]:
-    """How many of so many requests, one after another, each version has answered."""
+def halved() -> Any:
+    """A request of one row."""
     request = tfs.PredictRequest()
     request.model_spec.name = MODEL
-    if label:
-        request.model_spec.version_label = label
     request.inputs["x"].dtype = 1
     request.inputs["x"].tensor_shape.dim.add(size=1)
     request.inputs["x"].float_val.append(2.0)
+    return request
+
+
+def answering(
+    channel: grpc.Channel, count: int, label: str = "", metadata: tuple[tuple[str, str], ...] = ()
+) -> dict[int, int]:
+    """How many of so many requests, one after another, each version has answered."""
+    request = halved()
+    if label:
+        request.model_spec.version_label = label
     call = channel.unary_unary(
         f"/{tfs.PREDICTION_SERVICE}/Predict",
         request_serializer=lambda message: message.SerializeToString(),
@@ -398,7 +454,7 @@ def answering(channel: grpc.Channel, count: int, label: str = "") -> dict[int, i
     )
     found: dict[int, int] = {}
     for _ in range(count):
-        number = call(request, timeout=30, wait_for_ready=True).model_spec.version.value
+        number = call(request, timeout=30, wait_for_ready=True, metadata=metadata).model_spec.version.value
         found[number] = found.get(number, 0) + 1
     return found
 
@@ -438,6 +494,73 @@ def test_without_room_for_two(
             assert set(report["errors"]) <= {"UNAVAILABLE"}, report
 
 
+@pytest.mark.parametrize("swap", ["rolling", "stop_first"])
+def test_without_room_for_two_a_version_fails(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter, swap: str
+) -> None:
+    """Its warm-up does, after a worker of the old one has left for it: the places go back, or the old one is loaded again."""
+    with short_dir() as root:
+        shutil.copytree(model_dir(MODEL) / "1", root / "1")
+        args = ("--model", f"{MODEL}={root}", "--cpu-slots", 2, "--file-system-poll-wait-seconds", 0.2)
+        pool = start_pool(*args, env={"MPSPOOL_SWAP": swap, "MPSPOOL_MAX_NUM_LOAD_RETRIES": "0"}).wait()
+        running = load(pool, MODEL)
+        pool.serves_on()
+        recording_what_fails(root, 1, 2)
+        assert "typo" in error(pool, 2)
+        until(lambda: states(pool) == {1: "AVAILABLE", 2: "END"}, 60, "version 1 serves")
+        until(lambda: [w["state"] for w in pool.workers().values()] == ["READY"] * 2, 60, "as before")
+        pool.serves_on()
+        if swap == "rolling":
+            running.end_clean()
+        else:
+            report = running.end()
+            assert report["wrong"] == 0
+            assert set(report["errors"]) <= {"UNAVAILABLE"}, report
+
+
+def test_a_load_is_tried_again_as_often_as_configured(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter, tmp_path: Path
+) -> None:
+    """Twice more, and no more when the next version has come."""
+    with short_dir() as root:
+        shutil.copytree(model_dir(MODEL) / "1", root / "1")
+        args = ("--model", f"{MODEL}={root}", "--cpu-slots", 1, "--file-system-poll-wait-seconds", 0.2)
+        retries = {"MPSPOOL_MAX_NUM_LOAD_RETRIES": "2", "MPSPOOL_LOAD_RETRY_INTERVAL_MICROS": "100000"}
+        pool = start_pool(*args, env=retries).wait()
+        running = load(pool, MODEL)
+        pool.serves_on()
+        publish(root, models.corrupt(_only(root, 1, tmp_path), "flipped", tmp_path / "corrupt") / "1", 2)
+
+        def tried() -> int:
+            return sum(event["event"] == "not served" for event in pool.events())
+
+        until(lambda: tried() == 3, 60, "it has been tried three times")
+        publish(root, root / "1", 3)
+        until(lambda: states(pool).get(3) == "AVAILABLE" and 1 not in states(pool), 60, "version 3 serves")
+        running.end_clean()
+        assert tried() == 3
+
+
+def test_other_inputs_may_be_allowed(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """The version is served, and the log says how it differs; where nobody looks for it, only when it is loaded by hand."""
+    with short_dir() as root:
+        shutil.copytree(model_dir(MODEL) / "1", root / "1")
+        config = tmp_path / "pool.yaml"
+        allowed = f"{{base_path: {root}, cpu_slots: 1, allow_signature_changes: true}}"
+        config.write_text(f"models: {{{MODEL}: {allowed}}}\nfile_system_poll_wait_seconds: 0\n")
+        pool = start_pool(config).wait()
+        publish(root, model_dir("defaults") / "1", 2)
+        with grpc.insecure_channel(pool.address) as channel:
+            assert answering(channel, 1000) == {1: 1000}
+        assert states(pool) == {1: "AVAILABLE"}
+        assert cli("load", MODEL, "--run-dir", pool.run_dir).returncode == 0
+        serves(pool, 2)
+        (how,) = [event["how"] for event in pool.events() if event["event"].startswith("signatures differ")]
+        assert "it has no input 'x'" in how
+
+
 def test_workers_come_and_go_one_after_another(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter
 ) -> None:
@@ -458,10 +581,12 @@ def test_workers_come_and_go_one_after_another(
         running.end_clean()
 
         def order(version: int, *kinds: str) -> list[str]:
-            """The kinds of what the pool noted of this version's workers, as it came."""
+            """The kinds of what the pool noted of this version's workers, as it came, each once for each worker."""
             mine = f"{MODEL}@{version}.cpu0."
-            events = [event for event in pool.events("pool") if event.get("worker", "").startswith(mine)]
-            return [event["event"] for event in events if event["event"] in kinds]
+            noted = ((event["event"], event.get("worker", "")) for event in pool.events())
+            return [
+                kind for kind, worker in dict.fromkeys(noted) if kind in kinds and worker.startswith(mine)
+            ]
 
         assert order(1, "worker started", "worker ready") == 2 * ["worker started"] + 2 * ["worker ready"]
         assert order(2, "worker started", "worker ready") == 2 * ["worker started", "worker ready"]

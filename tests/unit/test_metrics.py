@@ -192,7 +192,10 @@ def test_what_requests_are_refused_for_is_counted() -> None:
 def test_the_snapshot_becomes_gauges() -> None:
     """Versions, queues, workers by state, in flight and restarts show as the snapshot has them."""
     under_test = metrics()
-    versions = [{"version": 3, "state": "AVAILABLE", "error": "", "queued": 7, "policy_failures": 5}]
+    versions: list[dict[str, Any]] = [
+        {"version": 3, "state": "AVAILABLE", "error": "", "queued": 7, "policy_failures": 5},
+        {"version": 4, "state": "END", "error": "its weights are cut", "queued": 0, "policy_failures": 0},
+    ]
     weights = {"shared_bytes": 8, "private_bytes": 4, "excess_bytes": 0}
     under_test.observe(
         Snapshot(
@@ -216,6 +219,9 @@ def test_the_snapshot_becomes_gauges() -> None:
     slot = {**version, "device": "cpu0", "slot": "0"}
     assert sample(under_test, "draining") == 1
     assert sample(under_test, "model_version_state", **version) == 30
+    failed = {"model": "half", "version": "4"}
+    assert sample(under_test, "model_version_error", error="its weights are cut", **failed) == 1
+    assert sample(under_test, "model_version_error", error="", **version) is None
     assert sample(under_test, "held_bytes") == 30
     assert sample(under_test, "held_bytes_limit") == 40
     assert sample(under_test, "queued_requests", **version) == 7

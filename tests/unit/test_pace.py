@@ -27,9 +27,8 @@ def slot(*, ready: bool = False, started: bool = False) -> Slot:
     return made
 
 
-def servable(model: ModelVersion, phase: VersionPhase, swap: str = "surge") -> Servable:
-    settings = ModelSettings(name=model.name, version=model.version, path="", slots=[], swap=swap)
-    return Servable(settings, phase)
+def servable(model: ModelVersion, phase: VersionPhase) -> Servable:
+    return Servable(ModelSettings(name=model.name, version=model.version, path="", slots=[]), phase)
 
 
 def test_nobody_gives_way_where_nobody_serves() -> None:
@@ -40,22 +39,28 @@ def test_nobody_gives_way_where_nobody_serves() -> None:
 
 
 def test_a_version_gives_way_to_the_one_that_serves() -> None:
-    """And so does another model; a version whose workers have died is not one that serves."""
+    """Another model's does not; a version whose workers have died is not one that serves."""
     known = [servable(ONE, VersionPhase.SERVING), servable(TWO, VersionPhase.LOADING)]
     known.append(servable(OTHER, VersionPhase.LOADING))
     slots = {worker(ONE): slot(ready=True), worker(TWO): slot(), worker(OTHER): slot()}
-    assert pace.giving_way(known, slots) == {ONE, TWO, OTHER}
+    assert pace.giving_way(known, slots) == {ONE, TWO}
     slots[worker(ONE)].ended(-9, 2.0)
     assert pace.giving_way(known, slots) == set()
 
 
-@pytest.mark.parametrize(("swap", "gives_way"), [("stop_first", False), ("surge", True)])
-def test_a_model_that_has_stopped_is_waited_for(swap: str, gives_way: bool) -> None:
+def test_a_model_that_has_stopped_is_waited_for() -> None:
     """Its old version leaves and its next one comes as fast as they can, beside whoever else serves."""
-    known = [servable(ONE, VersionPhase.LEAVING, swap), servable(TWO, VersionPhase.LOADING, swap)]
+    known = [servable(ONE, VersionPhase.LEAVING), servable(TWO, VersionPhase.LOADING)]
     known.append(servable(OTHER, VersionPhase.SERVING))
     slots = {worker(ONE): slot(ready=True), worker(TWO): slot(), worker(OTHER): slot(ready=True)}
-    assert ({ONE, TWO} <= pace.giving_way(known, slots)) is gives_way
+    assert pace.giving_way(known, slots) == {OTHER}
+
+
+def test_what_has_failed_leaves_at_once() -> None:
+    """Those whose places it had taken may need its room."""
+    known = [servable(ONE, VersionPhase.SERVING), servable(TWO, VersionPhase.FAILED)]
+    slots = {worker(ONE): slot(ready=True), worker(TWO): slot(ready=True)}
+    assert pace.giving_way(known, slots) == {ONE}
 
 
 @pytest.mark.parametrize(("cores", "limit"), [(1, 1), (2, 1), (3, 1), (4, 2), (64, 32)])
@@ -69,7 +74,7 @@ def test_so_many_of_a_model_load_at_a_time() -> None:
     slots = {worker(TWO, number): slot() for number in range(3)} | {worker(OTHER): slot(started=True)}
 
     def may_go(giving_way: set[ModelVersion]) -> bool:
-        return pace.may_go(worker(TWO, 2), pace.loading(slots), giving_way, 1)
+        return pace.may_go(worker(TWO, 2), pace.loading(slots, (), 10.0), giving_way, 1)
 
     assert may_go({TWO})
     slots[worker(TWO)].started(1, 1, 0.0)
@@ -83,9 +88,18 @@ def test_so_many_of_a_model_load_at_a_time() -> None:
     assert may_go({TWO})
 
 
+def test_nobody_waits_for_one_that_hangs() -> None:
+    """After a minute, or once it is being ended, the next one goes."""
+    slots = {worker(TWO): slot(started=True), worker(TWO, 1): slot()}
+    assert pace.loading(slots, (), 59.0) == [worker(TWO)]
+    assert pace.loading(slots, (), 60.0) == []
+    assert pace.loading(slots, [worker(TWO)], 1.0) == []
+
+
 def test_who_is_started_again_is_not_one_that_loads() -> None:
     """A worker that serves and dies is missed: it neither waits for those that load nor counts among them."""
     again = slot(ready=True)
     again.ended(-9, 2.0)
     again.started(2, 2, 2.0)
-    assert pace.loading({worker(ONE): again, worker(TWO): slot(started=True)}) == [worker(TWO)]
+    slots = {worker(ONE): again, worker(TWO): slot(started=True)}
+    assert pace.loading(slots, (), 3.0) == [worker(TWO)]

@@ -8,20 +8,20 @@ from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.states import SlotState, VersionPhase
 from mpspool.supervisor.pool.slots import Slot
 from mpspool.supervisor.pool.status import Servable
-from mpspool.supervisor.pool.versions import STOP_FIRST
+
+# So long others wait for a worker that loads.
+_IN_LINE_S = 60.0
 
 
 def giving_way(servables: Iterable[Servable], slots: Mapping[WorkerId, Slot]) -> set[ModelVersion]:
-    """The versions whose publisher and new workers nobody waits for, while others' requests are answered.
+    """The versions that nobody waits for: another of their model serves, or the same one does and gets more workers.
 
-    All but those of a model that has stopped serving for its next version.
+    Of one that has failed nothing is to be there any more, and what it holds is given back at once.
     """
     known = list(servables)
     ready = {worker.model_version for worker, slot in slots.items() if slot.serves}
     serving = {one.id.name for one in known if one.phase is VersionPhase.SERVING and one.id in ready}
-    return {
-        one.id for one in known if one.id.name in serving or (serving and one.settings.swap != STOP_FIRST)
-    }
+    return {one.id for one in known if one.id.name in serving and one.phase is not VersionPhase.FAILED}
 
 
 def at_once(cores: int) -> int:
@@ -33,9 +33,26 @@ def at_once(cores: int) -> int:
     return max(1, cores // 2)
 
 
-def loading(slots: Mapping[WorkerId, Slot]) -> list[WorkerId]:
-    """The workers on their way in whose slots have never had one that was READY."""
-    return [worker for worker, slot in slots.items() if slot.state is SlotState.OCCUPIED and not slot.proved]
+def loading(slots: Mapping[WorkerId, Slot], ending: Collection[WorkerId], now: float) -> list[WorkerId]:
+    """The workers on their way in whose slots have never had one that was READY.
+
+    Those that take long are left out, lest the others wait for one that hangs.
+
+    Args:
+        slots: the pool's.
+        ending: the workers that are being ended.
+        now: seconds of the clock the slots go by.
+    """
+    since = now - _IN_LINE_S
+    return [
+        worker
+        for worker, slot in slots.items()
+        if slot.state is SlotState.OCCUPIED
+        and not slot.proved
+        and slot.unready_since is not None
+        and slot.unready_since > since
+        and worker not in ending
+    ]
 
 
 def may_go(

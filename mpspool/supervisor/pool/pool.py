@@ -529,7 +529,7 @@ class Pool:
             self._slots[worker].started(0, generation, time.monotonic())
             self._note_end(worker, process.EXIT_NEVER, reason)
             return True
-        loading = pace.loading(self._slots)
+        loading = pace.loading(self._slots, self._endings, time.monotonic())
         if not self._slots[worker].proved and not pace.may_go(
             worker, loading, self._giving_way, self._at_once
         ):

@@ -193,7 +193,7 @@ class Weights:
         )
         pid = 0
         try:
-            await self._supervisord.remove(model.publisher)  # as it was started before, perhaps
+            await self._forget(model)
             await self._supervisord.add([model.publisher])
             pid = await self._supervisord.start(model.publisher)
         except SupervisordError as error:
@@ -202,6 +202,14 @@ class Weights:
             self._run.set_last_words(model.publisher, str(error))
         version.publisher.started(pid, generation, time.monotonic())
         logger.info("publishing", model=str(model), pid=pid, gives_way=gives_way)
+
+    async def _forget(self, model: ModelVersion) -> None:
+        """Has supervisord forget how the publisher was started before, unless one runs that nobody has seen yet."""
+        try:
+            await self._supervisord.remove(model.publisher)
+        except SupervisordError as error:
+            if error.fault != Fault.STILL_RUNNING:
+                raise
 
     def _settle(self, version: _Version, descriptor: int | None, private: str) -> None:
         if version.settled.is_set():  # of a publisher that was started twice: the first one's holds
