@@ -228,18 +228,6 @@ def test_where_there_is_no_room_for_two_the_old_one_goes_first() -> None:
     assert not versions.step({1: READY, 2: BROKEN}, 1e6)
 
 
-def test_with_nothing_to_fall_back_on_the_only_version_is_tried_again() -> None:
-    """Nobody is stopped by that."""
-    versions = Versions("m", VersionPolicy(), found=found(1), swap=STOP_FIRST)
-    versions.step({}, 0.0)
-    versions.step({1: BROKEN}, 0.0)
-    assert phases(versions) == {1: FAILED}
-    due = versions.due()
-    assert due is not None
-    versions.step({1: BROKEN}, due)
-    assert phases(versions) == {1: LOADING}
-
-
 def test_slot_by_slot_a_version_takes_over_half_way() -> None:
     """With as many workers READY as the other has left."""
     versions = Versions("m", VersionPolicy(), found=found(1), swap=ROLLING)

@@ -31,6 +31,7 @@ from mpspool.supervisor.pool.version_batching import BatchingFiles
 from mpspool.supervisor.pool.versions import (
     RECORDS,
     ROLLING,
+    STOP_FIRST,
     Fact,
     Found,
     ModelRecord,
@@ -339,6 +340,11 @@ class Servables:
         """Looks at a base path for what is to be served, with these wishes by hand; held by `_looking`."""
         versions = self._versions[name]
         settled = {version.number for version in versions if version.phase is not VersionPhase.FAILED}
+        if versions.swap == STOP_FIRST and all(
+            version.phase is not VersionPhase.SERVING for version in versions
+        ):
+            # What was stopped is to be loaded again at once, should it come to that.
+            settled |= versions.found.keys() - versions.failed()
         look = functools.partial(
             _look,
             self._watched[name],

@@ -444,9 +444,8 @@ class Versions:
             again: it may be worth another try.
         """
         version.failures += 1
-        # To try again would be to stop again what serves by then, where there is another.
-        stops = self.swap == STOP_FIRST and any(number != version.number for number in self.found)
-        left = again and version.failures <= self.retries.times and not stops
+        # To try again would be to stop again what serves by then.
+        left = again and version.failures <= self.retries.times and self.swap != STOP_FIRST
         version.due = now + self.retries.interval_s if left else None
         version.to(VersionPhase.FAILED, reason)
 
