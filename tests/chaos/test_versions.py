@@ -459,6 +459,16 @@ def answering(
     return found
 
 
+def end(running: Load, swap: str) -> None:
+    """Ends the load: slot by slot no request has failed, else none in another way than UNAVAILABLE."""
+    if swap == "rolling":
+        running.end_clean()
+        return
+    report = running.end()
+    assert report["wrong"] == 0
+    assert set(report["errors"]) <= {"UNAVAILABLE"}, report
+
+
 @pytest.mark.parametrize("swap", ["rolling", "stop_first"])
 def test_without_room_for_two(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter, swap: str
@@ -487,11 +497,7 @@ def test_without_room_for_two(
         assert most <= 2
         if swap == "rolling":
             assert min(ready) >= 1
-            running.end_clean()
-        else:
-            report = running.end()
-            assert report["wrong"] == 0
-            assert set(report["errors"]) <= {"UNAVAILABLE"}, report
+        end(running, swap)
 
 
 @pytest.mark.parametrize("swap", ["rolling", "stop_first"])
@@ -510,12 +516,7 @@ def test_without_room_for_two_a_version_fails(
         until(lambda: states(pool) == {1: "AVAILABLE", 2: "END"}, 60, "version 1 serves")
         until(lambda: [w["state"] for w in pool.workers().values()] == ["READY"] * 2, 60, "as before")
         pool.serves_on()
-        if swap == "rolling":
-            running.end_clean()
-        else:
-            report = running.end()
-            assert report["wrong"] == 0
-            assert set(report["errors"]) <= {"UNAVAILABLE"}, report
+        end(running, swap)
 
 
 def test_a_load_is_tried_again_as_often_as_configured(
