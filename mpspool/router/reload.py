@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ _PLATFORM = "tensorflow"
 _POLL_S = 0.1
 # `mpspool reload`'s exit status for a configuration that is no good.
 _REFUSED = 2
-# To read and check a configuration takes seconds.
-_ANSWER_S = 60.0
 
 # A model as pool.yaml has it.
 Model = dict[str, Any]
@@ -53,6 +51,26 @@ def models_of(request: Any) -> list[Model]:
     return list(found.values())
 
 
+def check_labels(models: Iterable[Model], is_available: Callable[[str, int], bool]) -> None:
+    """That each label is for a version which is AVAILABLE before any of these models is loaded.
+
+    Args:
+        models: as models_of() has them.
+        is_available: of a model's name and the number of a version.
+
+    Raises:
+        PoolError: with TensorFlow Serving's code and text.
+    """
+    for model in models:
+        for number in model["version_labels"].values():
+            if not is_available(model["name"], number):
+                text = (
+                    f"Request to assign label to version {number} of model {model['name']}, which is not "
+                    "currently available for inference"
+                )
+                raise PoolError(Code.FAILED_PRECONDITION, text)
+
+
 def _check(model: Any) -> None:
     """Raises PoolError."""
     by_type = {"TENSORFLOW": _PLATFORM}
@@ -70,7 +88,7 @@ def _check(model: Any) -> None:
     if platform != _PLATFORM:
         text = f"model {model.name} has model_platform {platform}, and only {_PLATFORM} is served here"
         raise PoolError(Code.INVALID_ARGUMENT, text)
-    if not os.path.isabs(model.base_path):
+    if not os.path.isabs(model.base_path) and "://" not in model.base_path:
         text = (
             f"Expected model {model.name} to have an absolute path or URI; got base_path()={model.base_path}"
         )
@@ -102,7 +120,8 @@ class PoolReload:
         """Cancelling it does not take back what the pool has taken up. Raises PoolError."""
         async with self._turn:
             try:
-                answer = await acall(self._pool, "reload_models", timeout_s=_ANSWER_S, models=list(models))
+                # The pool process has a limit for all but what is copied from a store.
+                answer = await acall(self._pool, "reload_models", timeout_s=None, models=list(models))
             except (ControlError, ValueError) as error:
                 raise PoolError(Code.UNAVAILABLE, f"The pool process does not answer: {error}") from error
             if answer["exit_status"]:

@@ -213,7 +213,16 @@ class GrpcFront:
                 f"{reload.METHOD} is switched off here: allow_reload: true in the pool's file has it answered"
             )
             raise PoolError(Code.PERMISSION_DENIED, text)
-        return reload.models_of(_parse(tfs.ReloadConfigRequest, body))
+        models = reload.models_of(_parse(tfs.ReloadConfigRequest, body))
+        reload.check_labels(models, self._is_available)
+        return models
+
+    def _is_available(self, name: str, number: int) -> bool:
+        try:
+            found = self._dataplane.status(name, number)
+        except PoolError:
+            return False
+        return any(version.state is ModelVersionState.AVAILABLE for version in found)
 
     def _metadata(self, body: bytes) -> Known:
         request = _parse(tfs.GetModelMetadataRequest, body)

@@ -44,7 +44,7 @@ def reload(
         run: where the pool is.
         file: to be read instead of the one that it was started with, from now on; None for that one.
         timeout_s: how long to wait until it holds everywhere; None to return once the pool has taken it.
-        say: takes what changes, a line each.
+        say: takes what is copied first, and what changes, a line each.
         warn: takes what is hardly meant, a line each.
         models: to be served in place of those that are configured, until the next reload.
 
@@ -56,7 +56,7 @@ def reload(
     begun = _origin(run)
     if file is not None:
         begun = msgspec.structs.replace(begun, file=str(file.absolute()))
-    settings, warnings = _read(begun, models)
+    settings, warnings = _read(begun, models, say)
     for line in warnings:
         warn(f"warning: {line}")
     answer = _call(run, "reload", settings=msgspec.to_builtins(settings))
@@ -87,7 +87,9 @@ def _origin(run: RunDir) -> origin.Origin:
         raise ask.NoPoolError(f"the pool in {run.root} is only starting") from error
 
 
-def _read(begun: origin.Origin, models: Sequence[Mapping[str, Any]] | None) -> tuple[Any, Sequence[str]]:
+def _read(
+    begun: origin.Origin, models: Sequence[Mapping[str, Any]] | None, say: Say
+) -> tuple[Any, Sequence[str]]:
     """The settings, and warnings. Raises StartError."""
     from mpspool.supervisor.planning.resolve import resolve
 
@@ -97,7 +99,9 @@ def _read(begun: origin.Origin, models: Sequence[Mapping[str, Any]] | None) -> t
             if file is not None and file.exists() and not file.is_file():
                 text = "is no regular file, and cannot be read again; name one with --config"
                 raise StartError([Problem(begun.file, text)])
-            settings, planned = resolve(file, begun.flags, begun.environ, running=True, models=models)
+            settings, planned = resolve(
+                file, begun.flags, begun.environ, running=True, models=models, say=say
+            )
     except FileNotFoundError as error:
         text = f"{begun.folder}, where the pool was started, cannot be entered: {error.strerror}"
         raise StartError([Problem("", f"{text}; make it again, or start the pool anew")]) from error

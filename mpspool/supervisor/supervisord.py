@@ -134,6 +134,15 @@ class Supervisord:
             if error.fault != Fault.BAD_NAME:
                 raise
 
+    async def end(self, name: str) -> None:
+        """Ends a program, waits until it is over, and forgets it; one that is not there is no error."""
+        try:
+            await self._call("stopProcess", name)
+        except SupervisordError as error:
+            if error.fault not in (Fault.NOT_RUNNING, Fault.BAD_NAME):
+                raise
+        await self.remove(name)
+
     async def start(self, name: str) -> int:
         """Starts a program and returns its pid; that of the one already running where there is one."""
         try:

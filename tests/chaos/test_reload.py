@@ -11,44 +11,19 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 
-from mpspool.core import tfs
 from tests import models
 from tests.conftest import PoolStarter, short_dir
 from tests.polling import until
 from tests.pool import Load, Pool, cli, processes_of
+from tests.reloading import File, alike, ask, predict, refused, reload
 
 LoadStarter = Callable[..., Load]
 MODEL = "half_plus_two"
 OTHER = "other"
-
-
-class File:
-    """The pool's configuration, as somebody edits it."""
-
-    def __init__(self, path: Path, base: Path) -> None:
-        self.path = path
-        self.base = base
-
-    def write(self, models: dict[str, dict[str, Any]], **pool: Any) -> None:
-        """JSON is YAML."""
-        given = {name: {**self.model(), **values} for name, values in models.items()}
-        whole = {"models": given, "file_system_poll_wait_seconds": 0.2, **pool}
-        self.path.write_text(json.dumps(whole))
-
-    def model(self) -> dict[str, Any]:
-        """Pinned down, so that one model's share of the machine is none of the other's business."""
-        return {
-            "base_path": str(self.base),
-            "cpu_slots": 2,
-            "cpusets": "none",
-            "intra_op_threads": 1,
-            "inter_op_threads": 1,
-        }
 
 
 @pytest.fixture(scope="module")
@@ -71,56 +46,6 @@ def as_at_the_start(pool: Pool, file: File) -> None:
     """What an earlier test has changed is taken back."""
     file.write({MODEL: {}})
     reload(pool)
-
-
-def reload(pool: Pool, *args: object) -> str:
-    done = cli("reload", "--run-dir", pool.run_dir, "--timeout", 90, *args, timeout=120)
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{pool.logs()}"
-    return done.stdout
-
-
-def refused(pool: Pool, *args: object) -> str:
-    """The error of a reload that changes nothing."""
-    before = pool.workers()
-    done = cli("reload", "--run-dir", pool.run_dir, *args)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "nothing was changed" in done.stderr
-    assert alike(before, pool.workers()) == before.keys()
-    return done.stderr
-
-
-def alike(before: dict[str, dict[str, Any]], after: dict[str, dict[str, Any]]) -> set[str]:
-    """The workers that were not touched."""
-    keys = ("pid", "generation", "restarts")
-    return {
-        worker
-        for worker in before.keys() & after.keys()
-        if all(before[worker][key] == after[worker][key] for key in keys)
-    }
-
-
-def predict(pool: Pool, model: str) -> Any:
-    done = cli("predict", model, "--run-dir", pool.run_dir, "--input", '{"x": [1, 2]}')
-    return json.loads(done.stdout)["y"] if done.returncode == 0 else done.stderr
-
-
-def ask(pool: Pool, served: dict[str, str], timeout_s: float = 60, **policy: Any) -> Any:
-    """HandleReloadConfigRequest with these models and their base paths. Raises grpc.RpcError."""
-    request = tfs.ReloadConfigRequest()
-    listed = request.config.model_config_list
-    listed.SetInParent()
-    for name, base_path in served.items():
-        config = listed.config.add(name=name, base_path=base_path, model_platform="tensorflow")
-        config.version_labels["stable"] = 1
-        if policy:
-            config.model_version_policy.specific.versions.extend(policy["specific"])
-    with grpc.insecure_channel(pool.address) as channel:
-        call = channel.unary_unary(
-            f"/{tfs.MODEL_SERVICE}/HandleReloadConfigRequest",
-            request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=tfs.ReloadConfigResponse.FromString,
-        )
-        return call(request, timeout=timeout_s)
 
 
 def test_nothing_changes_where_nothing_has(pool: Pool) -> None:
@@ -362,7 +287,12 @@ def test_clients_reload(pool: Pool, file: File, load: LoadStarter) -> None:
     assert ask(pool, {MODEL: str(file.base), OTHER: str(file.base)}).status.error_code == 0
     assert predict(pool, OTHER) == [2.5, 3.0]
     pool.serves_on()
-    assert ask(pool, {MODEL: str(file.base)}, specific=[1]).status.error_code == 0
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(pool, {MODEL: str(file.base), OTHER: str(file.base)}, labels={"stable": 2})
+    assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
+    assert f"label to version 2 of model {MODEL}, which is not currently available" in caught.value.details()
+    asked = ask(pool, {MODEL: str(file.base)}, specific=[1], labels={"stable": 1})
+    assert asked.status.error_code == 0
     assert "NOT_FOUND" in predict(pool, OTHER)
     assert "version_policy holds at once" in reload(pool)
     running.end_clean()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -27,7 +28,8 @@ from mpspool.supervisor.config.schema import PoolConfig, load_config
 from mpspool.supervisor.orders import Orders
 from mpspool.supervisor.planning import remotes
 from mpspool.supervisor.pool.versions import RECORDS, ModelRecord, Records, VersionRecord
-from mpspool.supervisor.remote.fetch import Fetcher, Outcome, Watchdog, in_use
+from mpspool.supervisor.remote.cache import Cache
+from mpspool.supervisor.remote.fetch import Fetcher, Outcome, Watchdog, in_use, once
 from mpspool.supervisor.remote.listing import InUse
 from mpspool.supervisor.remote.store import Store, StoreError
 from tests.conftest import short_dir
@@ -228,6 +230,22 @@ def test_old_copies_go(cache: Cached, remote: Path) -> None:
     cache.use = InUse(served=frozenset({4}))
     cache.look()
     assert cached(cache.folder) == [3, 4]
+
+
+def test_what_somebody_else_has_brought_stays(cache: Cached, remote: Path, web: WebServer) -> None:
+    """A reload brings what another policy means, before it is known here; once the pool has served it, it is as any other."""
+    for number in range(1, 5):
+        export(remote, number)
+    cache.use = InUse(served=frozenset({4}))
+    assert cache.look() == Outcome([4])
+    assert Cached(cache.folder, web.url, VersionPolicy(specific=(1, 2))).look() == Outcome([2, 1])
+    cache.look()
+    assert cached(cache.folder) == [1, 2, 4]
+    cache.use = InUse(served=frozenset({1, 4}))
+    cache.look()
+    cache.use = InUse(served=frozenset({4}))
+    cache.look()
+    assert cached(cache.folder) == [2, 4]
 
 
 def test_what_nothing_can_take_the_place_of_stays(cache: Cached, remote: Path) -> None:
@@ -503,10 +521,30 @@ def test_the_process_that_copies_says_what_came_of_it(remote: Path, web: WebServ
     """On one line, for `mpspool start`; what cannot be written to is named."""
     export(remote, 1)
     asked = RemoteSettings(run_dir="", model="m", url=web.url, folder=str(tmp_path / "cache" / "m"))
-    assert outcome(fetch(asked)) == {"copied": [1], "problem": ""}
+    assert outcome(fetch(asked)) == {"copied": [1], "problem": "", "busy": False}
     (tmp_path / "file").write_text("in the way")
     asked = RemoteSettings(run_dir="", model="m", url=web.url, folder=str(tmp_path / "file" / "m"))
     assert "cache_dir" in outcome(fetch(asked))["problem"]
+
+
+def test_somebody_else_who_only_looks_is_waited_for(
+    remote: Path, web: WebServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool's own process looks at the store just when a reload wants to copy."""
+    export(remote, 1)
+    others = [True, True]
+    held = Cache.held
+
+    @contextlib.contextmanager
+    def sometimes(cache: Cache) -> Iterator[bool]:
+        with held(cache) as ours:
+            yield ours and not (others and others.pop())
+
+    monkeypatch.setattr(Cache, "held", sometimes)
+    assert once(
+        RemoteSettings(run_dir="", model="m", url=web.url, folder=str(tmp_path / "cache"), poll_s=60.0)
+    ) == Outcome([1])
+    assert not others
 
 
 def start_check(cache: Path, url: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -606,7 +644,8 @@ def test_a_process_that_cannot_be_started_costs_its_model_only(
 ) -> None:
     """The kernel takes no command so long: the other model is copied, and the problem names the one."""
     export(remote / "a", 1)
-    found = remotes.bring(configured(tmp_path, a=f"{web.url}/a", b=f"{web.url}/{'b' * 200_000}"), Orders())
+    asked = configured(tmp_path, a=f"{web.url}/a", b=f"{web.url}/{'b' * 200_000}")
+    found = remotes.bring(asked, Orders(), running=False)
     assert [fact.partition(" copied from ")[0] for fact in found.facts] == ["a: version 1"]
     (problem,) = found.problems
     assert problem.path == "models.b.base_path"
@@ -638,7 +677,7 @@ def test_what_copies_ends_with_a_start_that_fails(
     monkeypatch.setattr(remotes, "_start", interrupted)
     try:
         with pytest.raises(KeyboardInterrupt):
-            remotes.bring(configured(tmp_path, a=f"{web.url}/a", b=f"{web.url}/b"), Orders())
+            remotes.bring(configured(tmp_path, a=f"{web.url}/a", b=f"{web.url}/b"), Orders(), running=False)
         assert started[0].returncode is not None
     finally:
         go_on.set()

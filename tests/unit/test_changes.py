@@ -24,7 +24,7 @@ from mpspool.core.settings import (
     WorkerSettings,
 )
 from mpspool.supervisor.pool import changes as told_by
-from mpspool.supervisor.pool.changes import compare, merged, renews
+from mpspool.supervisor.pool.changes import abandoned, compare, merged, renews
 
 ROUTER = RouterSettings(run_dir="/run/p", host="h", grpc_port=8500, rest_port=8501)
 
@@ -85,7 +85,8 @@ def test_every_setting_is_looked_at() -> None:
     """What is new in the settings has to be told apart: held at once, given to workers, or refused."""
     told = {*told_by._TOLD, *told_by._WORKER, *told_by._PUBLISHED, *told_by._FOUND}
     left = {"name", "version", "path", "slots", "queue", "warmup"}
-    assert {*told_by._REMOTE, "run_dir", "model"} == set(RemoteSettings.__struct_fields__)
+    # The policy is the model's, too.
+    assert {"url", "folder", "poll_s", "policy", "run_dir", "model"} == set(RemoteSettings.__struct_fields__)
     assert told | left == set(ModelSettings.__struct_fields__)
     assert {*told_by._SLOT, "device", "slot", "memory_bytes"} == set(SlotSettings.__struct_fields__)
     pool_fields = {*told_by._FIXED, *told_by._POOL, "models", "mps_daemons", "remotes", "router"}
@@ -179,26 +180,43 @@ def test_what_needs_a_new_start_is_refused(values: dict[str, object], key: str) 
     assert "mpspool stop" in refused.text
 
 
+def remote(**values: object) -> RemoteSettings:
+    whole = {"run_dir": "/r", "model": "m", "url": "s3://b", "folder": "/cache", "poll_s": 60.0}
+    return msgspec.convert(whole | values, RemoteSettings)
+
+
 @pytest.mark.parametrize(
-    ("before", "after", "key"),
+    ("before", "after", "base_path", "told"),
     [
-        ({}, {"url": "s3://other"}, "base_path"),
-        ({}, {"poll_s": 1.0}, "remote_poll_wait_seconds"),
-        (None, {}, "base_path"),
-        ({}, None, "base_path"),
+        ({}, {"url": "s3://other", "folder": "/cache2"}, "/cache2", ["base_path"]),
+        ({}, {"url": "s3://b/"}, "/cache", ["base_path"]),
+        ({}, {"folder": "/cache2"}, "/cache2", ["cache_dir"]),
+        ({}, {"poll_s": 1.0}, "/cache", ["remote_poll_wait_seconds"]),
+        (None, {}, "/cache", ["base_path"]),
+        ({}, None, "/local", ["base_path"]),
+        ({}, None, "/cache", ["base_path"]),
+        ({}, {}, "/cache", []),
     ],
 )
-def test_what_is_copied_from_a_store_is_refused(
-    before: dict[str, object] | None, after: dict[str, object] | None, key: str
+def test_where_versions_come_from_may_change(
+    before: dict[str, object] | None, after: dict[str, object] | None, base_path: str, told: list[str]
 ) -> None:
-    """Where it comes, goes or changes: what copies it is started with the pool."""
-    whole = {"run_dir": "/r", "model": "m", "url": "s3://b", "folder": "/cache"}
-    old, new = (
-        [] if one is None else [msgspec.convert(whole | one, RemoteSettings)] for one in (before, after)
-    )
-    (refused,) = compare(pool(model(), remotes=old), pool(model(), remotes=new)).refused
-    assert refused.key == f"models.m.{key}"
-    assert "mpspool stop" in refused.text
+    """It is told by the key that somebody wrote; what copied by the former one is given up, and by the same is not."""
+    old, new = ([] if one is None else [remote(**one)] for one in (before, after))
+    was = model(base_path="/cache" if before is not None else "/local")
+    one, other = pool(was, remotes=old), pool(model(base_path=base_path), remotes=new)
+    changes = compare(one, other)
+    assert not changes.refused
+    assert (changes.models["m"].told if told else list(changes.models)) == told
+    assert abandoned(one, other) == ([] if old == new else old)
+
+
+def test_a_model_that_comes_with_its_store_is_added() -> None:
+    """And nothing else is told of it, nor where it goes."""
+    one, other = pool(), pool(model(), remotes=[remote()])
+    assert compare(one, other).lines() == [("m", "is added")]
+    assert compare(other, one).lines() == [("m", "is taken out")]
+    assert abandoned(other, one) == [remote()]
 
 
 def test_what_versions_were_found_with_is_refused() -> None:

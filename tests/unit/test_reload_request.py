@@ -9,7 +9,7 @@ import pytest
 
 from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError
-from mpspool.router.reload import models_of
+from mpspool.router.reload import check_labels, models_of
 
 
 def request(**values: Any) -> Any:
@@ -85,3 +85,20 @@ def test_a_list_names_each_model_once() -> None:
         models_of(asked)
     with pytest.raises(PoolError, match="Only ModelConfigList is currently supported"):
         models_of(tfs.ReloadConfigRequest())
+
+
+def test_a_label_is_for_a_version_that_is_available() -> None:
+    """Of the model it is given to; as TensorFlow Serving has it, before anything is loaded."""
+    asked = request()
+    (config,) = asked.config.model_config_list.config
+    config.version_labels["stable"] = 7
+    check_labels(models_of(asked), lambda name, number: (name, number) == ("m", 7))
+    with pytest.raises(PoolError) as caught:
+        check_labels(models_of(asked), lambda name, number: (name, number) == ("other", 7))
+    assert caught.value.code is Code.FAILED_PRECONDITION
+    assert str(caught.value).startswith("Request to assign label to version 7 of model m, which is not")
+
+
+def test_a_base_path_may_be_a_url() -> None:
+    """What can be opened there is the pool's to say."""
+    assert models_of(request(base_path="s3://bucket/m"))[0]["base_path"] == "s3://bucket/m"

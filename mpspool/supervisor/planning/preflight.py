@@ -81,7 +81,7 @@ def resolve(
     Raises:
         StartError: with every problem found.
     """
-    brought = remotes.bring(config, orders or Orders())
+    brought = remotes.bring(config, orders or Orders(), running=running)
     config = brought.config
     versions, problems = find_versions(config)
     problems += brought.problems

@@ -1,4 +1,4 @@
-"""Remote base paths at the start: what is wanted is copied first, and the rest of the plan sees folders in the cache."""
+"""Remote base paths at a start or reload: what is wanted is copied first, and the rest of the plan sees folders in the cache."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ import msgspec
 from mpspool.core import settings
 from mpspool.core.errors import Problem
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import RemoteSettings
+from mpspool.core.settings import PoolSettings, RemoteSettings
 from mpspool.supervisor import lock
 from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.orders import Orders
 from mpspool.supervisor.planning.base_path import BasePathError, latest_version
+from mpspool.supervisor.programs import POOL
 from mpspool.supervisor.remote import place
 
 
@@ -58,15 +59,37 @@ def remotes_of(config: PoolConfig) -> list[RemoteSettings]:
     ]
 
 
-def bring(config: PoolConfig, orders: Orders) -> Brought:
-    """Copies what each model with a remote base path is to serve; where a pool runs already, nothing is copied.
+def to_copy(config: PoolConfig, *, running: bool) -> list[RemoteSettings]:
+    """Of the remote base paths those that nobody looks after: what a pool copies that runs is left to it.
+
+    Args:
+        config: what was asked for.
+        running: it is for the pool that runs in that run folder; else nothing is copied where one runs.
+    """
+    remotes = [remote for remote in remotes_of(config) if not place.refusal(remote.url)]
+    run = RunDir(config.run_dir)
+    if not remotes or not lock.holder(run):
+        return remotes
+    if not running:
+        return []
+    watched = [_watched(remote) for remote in settings.load(run.settings_file(POOL), PoolSettings).remotes]
+    return [remote for remote in remotes if _watched(remote) not in watched]
+
+
+def _watched(remote: RemoteSettings) -> RemoteSettings:
+    """What of it says which versions there are to be; how often it is looked at does not."""
+    return msgspec.structs.replace(remote, poll_s=0.0)
+
+
+def bring(config: PoolConfig, orders: Orders, *, running: bool) -> Brought:
+    """Copies what each model with a remote base path is to serve, but for what to_copy() leaves out.
 
     Takes as long as that takes; an order to end ends it.
     """
     remotes = remotes_of(config)
     problems = {remote.model: place.refusal(remote.url) for remote in remotes}
     copied: dict[str, list[int]] = {}
-    if remotes and not lock.holder(RunDir(config.run_dir)):
+    if wanted := to_copy(config, running=running):
         children: dict[RemoteSettings, subprocess.Popen[str]] = {}
 
         def end() -> None:
@@ -74,8 +97,8 @@ def bring(config: PoolConfig, orders: Orders) -> Brought:
                 child.terminate()
 
         try:
-            for remote in remotes:
-                if problems[remote.model] or orders.given:
+            for remote in wanted:
+                if orders.given:
                     continue
                 try:
                     children[remote] = _start(remote)

@@ -14,7 +14,8 @@ from mpspool.supervisor.config import schema
 from mpspool.supervisor.orders import Orders
 from mpspool.supervisor.planning import preflight
 from mpspool.supervisor.planning.plan import Plan
-from mpspool.supervisor.remote.place import is_remote, shown
+from mpspool.supervisor.planning.remotes import to_copy
+from mpspool.supervisor.remote.place import copying, shown
 
 
 def resolve(
@@ -43,9 +44,9 @@ def resolve(
     """
     wanted, findings = schema.read_config(file, flags, environ, models)
     found = foreground.check(RunDir(wanted.run_dir))
-    away = [shown(model.base_path) for model in wanted.models if is_remote(model.base_path)]
-    if away and say is not None and not running:
-        say(f"copying what is new from {', '.join(away)}")
+    away = [shown(remote.url) for remote in to_copy(wanted, running=running)]
+    if away and say is not None:
+        say(copying(away))
     try:
         resolved = preflight.resolve(wanted, environ, orders, running=running)
     except StartError as error:

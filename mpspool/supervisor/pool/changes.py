@@ -69,13 +69,6 @@ _PUBLISHED = ("custom_ops", "saved_model_tags", "weights")
 # What is read once for each version, when it is found.
 _FOUND = {"version_batching": "batching, with batching.per_model"}
 _SLOT = ("cpus", "start", "share", "mps_pipe", "gpu_uuid", "simulated")
-# Of what copies versions, likewise.
-_REMOTE = {
-    "url": "base_path",
-    "folder": "cache_dir",
-    "policy": "version_policy",
-    "poll_s": "remote_poll_wait_seconds",
-}
 _RESTART = "the pool has to be started anew: `mpspool stop`, then `mpspool start`"
 _ANEW = "take {} out, reload, put it back and reload again, or start the pool anew"
 
@@ -148,7 +141,6 @@ def compare(old: PoolSettings, new: PoolSettings) -> Changes:
             Refused(key, f"{getattr(old, key)!r} cannot become {getattr(new, key)!r} now; {_RESTART}")
         )
     changes.refused += _daemons_refused(old.mps_daemons, new.mps_daemons)
-    changes.refused += _remotes_refused(old.remotes, new.remotes)
     changes.pool += [_KEYS.get(key, key) for key in _differing(old, new, _POOL)]
     _compare_routers(old.router, new.router, changes)
     before = {model.name: model for model in old.models}
@@ -161,7 +153,13 @@ def compare(old: PoolSettings, new: PoolSettings) -> Changes:
             changes.refused += refused
             if found:
                 changes.models[name] = found
+    _compare_remotes(old.remotes, new.remotes, changes)
     return changes
+
+
+def abandoned(old: PoolSettings, new: PoolSettings) -> list[RemoteSettings]:
+    """Of what is copied from stores, that which is not any more, or not so."""
+    return [remote for remote in old.remotes if remote not in new.remotes]
 
 
 def merged(old: PoolSettings, new: PoolSettings) -> PoolSettings:
@@ -197,18 +195,21 @@ def _daemons_refused(old: Iterable[MpsSettings], new: Iterable[MpsSettings]) -> 
     return [Refused("mps", f"{daemon.device} would have another MPS daemon; {_RESTART}") for daemon in others]
 
 
-def _remotes_refused(old: Iterable[RemoteSettings], new: Iterable[RemoteSettings]) -> list[Refused]:
+def _compare_remotes(old: Iterable[RemoteSettings], new: Iterable[RemoteSettings], changes: Changes) -> None:
+    """Of models that stay and whose versions are copied, before or after: by the keys that a person writes."""
     before = {remote.model: remote for remote in old}
     after = {remote.model: remote for remote in new}
-    found = []
-    for name in {**before, **after}:
-        if name in before and name in after:
-            keys = [_REMOTE[key] for key in _differing(before[name], after[name], _REMOTE)]
-        else:
-            keys = ["base_path"]
-        text = f"what copies its versions is started with the pool; {_RESTART}"
-        found += [Refused(f"models.{name}.{key}", text) for key in keys]
-    return found
+    for name in {**before, **after}.keys() - {*changes.added, *changes.removed}:
+        was, is_ = before.get(name), after.get(name)
+        found = changes.models.get(name, ModelChanges())
+        if was and is_ and was.url == is_.url and was.folder != is_.folder:
+            found.told = ["cache_dir" if key == "base_path" else key for key in found.told]
+        elif (was and was.url) != (is_ and is_.url) and "base_path" not in found.told:
+            found.told.append("base_path")
+        if was and is_ and was.poll_s != is_.poll_s:
+            found.told.append("remote_poll_wait_seconds")
+        if found:
+            changes.models[name] = found
 
 
 def _compare_models(old: ModelSettings, new: ModelSettings) -> tuple[ModelChanges, list[Refused]]:

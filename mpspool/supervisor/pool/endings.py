@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Set as AbstractSet
 
@@ -25,6 +26,7 @@ class Endings(AbstractSet[WorkerId]):
         self._workers = workers
         self._on_end = on_end
         self._tasks: dict[WorkerId, asyncio.Task[None]] = {}
+        self._begun: dict[WorkerId, float] = {}
 
     def __contains__(self, worker: object) -> bool:
         return worker in self._tasks
@@ -34,6 +36,10 @@ class Endings(AbstractSet[WorkerId]):
 
     def __len__(self) -> int:
         return len(self._tasks)
+
+    def begun_after(self, moment: float) -> list[WorkerId]:
+        """Those whose end has begun after that, in seconds of time.monotonic()."""
+        return [worker for worker, begun in self._begun.items() if begun > moment]
 
     def hung(self, worker: WorkerId, reason: str) -> None:
         """Ends one that hangs: with a stack dump in its log, if it can still give one."""
@@ -51,6 +57,7 @@ class Endings(AbstractSet[WorkerId]):
         if chosen := [worker for worker in workers if worker not in self._tasks]:
             task = asyncio.create_task(self._end(chosen, words, steps))
             self._tasks.update(dict.fromkeys(chosen, task))
+            self._begun.update(dict.fromkeys(chosen, time.monotonic()))
 
     async def _end(self, workers: list[WorkerId], words: str, steps: Ladder) -> None:
         try:
@@ -59,7 +66,7 @@ class Endings(AbstractSet[WorkerId]):
             await self._workers.end(workers, steps)
         finally:
             for worker in workers:
-                del self._tasks[worker]
+                del self._tasks[worker], self._begun[worker]
             self._on_end()
 
     async def close(self) -> None:

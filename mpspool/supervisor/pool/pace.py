@@ -9,8 +9,9 @@ from mpspool.core.states import SlotState, VersionPhase
 from mpspool.supervisor.pool.slots import Slot
 from mpspool.supervisor.pool.status import Servable
 
-# So long others wait for a worker that loads.
+# So long others wait for a worker that loads, and for one that leaves: it may hang, or finish a long request.
 _IN_LINE_S = 60.0
+LEAVING_S = 5.0
 
 
 def giving_way(servables: Iterable[Servable], slots: Mapping[WorkerId, Slot]) -> set[ModelVersion]:

@@ -27,7 +27,7 @@ from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import ModelVersionState, SlotState, VersionPhase
 from mpspool.supervisor import cpus, grace, programs, settings_files
-from mpspool.supervisor.pool import fitness, pace, reconcile, status, turns
+from mpspool.supervisor.pool import fetchers, fitness, pace, reconcile, status, turns
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.gpus import Gpus
 from mpspool.supervisor.pool.reload import Reload, digest, former_places, reload_with
@@ -94,6 +94,7 @@ class Pool:
             self._workers,
             self._renewals,
             lambda: self._place({}),
+            functools.partial(fetchers.end, self._run, self._supervisord),
             self._begin_again,
             lambda: self._stopping,
         )
@@ -221,6 +222,7 @@ class Pool:
         settings_files.write_derived(self._run, self._config)
         needed = [programs.mps_program(daemon.device) for daemon in self._config.own_daemons()]
         needed += [programs.NURSERY] if programs.forks(self._config) else []
+        needed += fetchers.watched(self._config.remotes)
         if missing := [program for program in needed if program not in self._processes]:
             logger.info("programs", added=missing)
             await self._supervisord.add(missing)
@@ -483,7 +485,8 @@ class Pool:
                 )
                 self._endings.hung(worker, reason)
             case reconcile.Leave(worker):
-                if not pace.may_go(worker, self._endings, self._giving_way, self._at_once):
+                leaving = self._endings.begun_after(time.monotonic() - pace.LEAVING_S)
+                if not pace.may_go(worker, leaving, self._giving_way, self._at_once):
                     return False
                 logger.info(
                     "worker leaves", worker=str(worker), **self._as_logged(worker, self._slots[worker].pid)

@@ -12,8 +12,8 @@ import contextlib
 import hashlib
 import json
 import sys
-from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import Callable, Mapping
+from asyncio.subprocess import PIPE
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 
 import msgspec
 
@@ -21,18 +21,20 @@ from mpspool.core import log, settings
 from mpspool.core.control import Message
 from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import PoolSettings, WorkerSettings
+from mpspool.core.settings import PoolSettings, RemoteSettings, WorkerSettings
 from mpspool.core.states import SlotState, VersionPhase
 from mpspool.supervisor import settings_files, shares
-from mpspool.supervisor.pool.changes import Changes, compare, merged, renews
+from mpspool.supervisor.pool.changes import Changes, abandoned, compare, merged, renews
 from mpspool.supervisor.pool.renewals import Renewals
 from mpspool.supervisor.pool.servables import Places, Servables
 from mpspool.supervisor.pool.slots import Slot
 from mpspool.supervisor.pool.workers import Workers
+from mpspool.supervisor.remote.place import COPYING
+from mpspool.supervisor.supervisord import SupervisordError
 
 logger = log.get("reload")
 
-# To read and check a configuration takes seconds; a folder that hangs, for ever. Less than the router waits.
+# To read and check a configuration takes seconds; a folder that hangs, for ever.
 _READ_S = 45.0
 _WORDS = "asked to leave, to come back with the settings of another configuration"
 
@@ -56,11 +58,10 @@ async def reload_with(run: RunDir, models: list[Message]) -> tuple[int, str]:
     """Has `mpspool reload` read the configuration with these models. Its exit status, and what it says where that is not 0."""
     words = ["-P", "-m", "mpspool", "reload", "--no-wait", "--models-from", "-", "--run-dir", str(run.root)]
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, *words), stdin=PIPE, stdout=DEVNULL, stderr=PIPE
+        *(sys.executable, *words), stdin=PIPE, stdout=PIPE, stderr=PIPE
     )
     try:
-        async with asyncio.timeout(_READ_S):
-            _, errors = await child.communicate(json.dumps(models).encode())
+        errors = await _follow(child, json.dumps(models).encode())
     except TimeoutError:
         child.kill()
         with contextlib.suppress(TimeoutError):  # what hangs in the kernel does not end by it
@@ -75,9 +76,30 @@ async def reload_with(run: RunDir, models: list[Message]) -> tuple[int, str]:
         raise
     if not child.returncode:
         return 0, ""
-    lines = errors.decode(errors="replace").splitlines()
+    lines = errors.splitlines()
     text = "; ".join(line.removeprefix("error: ") for line in lines if line)
     return child.returncode or 0, text or "mpspool reload ended without a word"
+
+
+async def _follow(child: asyncio.subprocess.Process, document: bytes) -> str:
+    """Hands it its input; what it says of errors. Raises TimeoutError: it reads for too long. Copying has all its time."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    async with asyncio.timeout(_READ_S) as limit:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it says why
+            child.stdin.write(document)
+            await child.stdin.drain()
+        child.stdin.close()
+        errors = asyncio.create_task(child.stderr.read())
+        try:
+            async for line in child.stdout:
+                if line.startswith(COPYING.encode()):
+                    limit.reschedule(None)
+            await child.wait()
+            return (await errors).decode(errors="replace")
+        finally:
+            errors.cancel()
 
 
 class Reload:
@@ -86,6 +108,7 @@ class Reload:
     Args:
         slots: the pool's own, by worker.
         place: has a slot for each place that is new.
+        end_fetchers: ends what copies from these; raises SupervisordError.
         begin_again: ends this pool, for one with what its settings file has then.
         stopping: whether the pool ends.
     """
@@ -99,6 +122,7 @@ class Reload:
         workers: Workers,
         renewals: Renewals,
         place: Callable[[], None],
+        end_fetchers: Callable[[Iterable[RemoteSettings]], Awaitable[None]],
         begin_again: Callable[[], None],
         stopping: Callable[[], bool],
     ) -> None:
@@ -109,6 +133,7 @@ class Reload:
         self._workers = workers
         self._renewals = renewals
         self._place = place
+        self._end_fetchers = end_fetchers
         self._begin_again = begin_again
         self._stopping = stopping
         self._taken_up = False
@@ -143,13 +168,19 @@ class Reload:
             return {
                 "error": "workers are being renewed by `mpspool mps set --restart`; wait until that is over"
             }
-        self._servables.try_again(_reworked(changes))
-        settings_files.write(self._run, config)
+        self._taken_up = True
+        try:
+            # First, so that none runs on with what its settings say no more. Whoever begins again adds what is missing.
+            await self._end_fetchers(abandoned(self._config, config))
+            self._servables.try_again(_reworked(changes))
+            settings_files.write(self._run, config)
+        except SupervisordError as error:
+            return {"error": f"nothing was changed: {error}"}
+        finally:
+            self._begin_again()
         logger.info(
             "reload", settings=answer["settings"], changes=[": ".join(line) for line in changes.lines()]
         )
-        self._taken_up = True
-        self._begin_again()
         return answer
 
     async def reloaded(self, _request: Message) -> Message:

@@ -1,7 +1,7 @@
 """Copies the versions of one model from its remote base path, as often as is asked for. A process of its own.
 
     python -P -m mpspool.supervisor.remote SETTINGS        under supervisord, until it is ended
-    python -P -m mpspool.supervisor.remote once JSON       for `mpspool start`: one look, and a line that says what came of it
+    python -P -m mpspool.supervisor.remote once JSON       for a start or reload: one look, and a line that says what came of it
 
 A store that hangs, and a client library that takes memory or crashes, are this process' alone. It can be killed at any time.
 """
@@ -23,6 +23,7 @@ from mpspool.core import log, settings
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RemoteSettings
 from mpspool.core.states import VersionPhase
+from mpspool.supervisor import lock
 from mpspool.supervisor.pool.versions import RECORDS, Records
 from mpspool.supervisor.remote.cache import Cache, CacheError
 from mpspool.supervisor.remote.listing import File, InUse, Listing, has_model, kept, total_bytes, wanted
@@ -37,6 +38,9 @@ _SETTLE_S = 2.0
 # Without a byte from the store.
 _STALLED_S = 120.0
 _EXIT_STALLED = 75
+# Somebody else who copies to the same folder may only be looking at the store.
+_BUSY_S = 5.0
+_BUSY_POLL_S = 0.1
 # Versions that could not be copied in a row, before the next look.
 _FAILURES = 2
 
@@ -47,10 +51,12 @@ class Outcome(msgspec.Struct):
     Attributes:
         copied: the versions that are here now and were not before.
         problem: what went wrong, "" for nothing.
+        busy: whether that is somebody else, who copies here now.
     """
 
     copied: list[int] = []
     problem: str = ""
+    busy: bool = False
 
 
 class Watchdog:
@@ -112,6 +118,8 @@ class Fetcher:
         self._cache = Cache(Path(asked.folder))
         self._store: Store | None = None
         self._said = ""
+        # The copies that are ours to remove: not what a reload has just brought, which another policy means.
+        self._ours: set[int] | None = None
         self._notes: dict[int, str] = {}
         # Versions that were copied and are not whole, and what of them: the same is not copied again.
         self._broken: dict[int, tuple[Listing, str]] = {}
@@ -124,6 +132,7 @@ class Fetcher:
                 if ours:
                     self._look(outcome)
                 else:
+                    outcome.busy = True
                     outcome.problem = f"{self._asked.url}: another process copies to {self._asked.folder} now"
         except (StoreError, CacheError, OSError) as error:
             text = str(error)
@@ -137,6 +146,8 @@ class Fetcher:
 
     def _look(self, outcome: Outcome) -> None:
         self._cache.clear()
+        if self._ours is None:
+            self._ours = set(self._cache.versions())
         with self._dog:
             self._store = store = self._store or Store(self._asked.url, self._dog.beat)
             there = store.versions()
@@ -207,6 +218,7 @@ class Fetcher:
             seconds=round(time.monotonic() - started, 1),
         )
         self._notes.pop(number, None)
+        self._ours = {*(self._ours or ()), number}
         outcome.copied.append(number)
         return True
 
@@ -225,7 +237,8 @@ class Fetcher:
         use, here = self._in_use(), self._cache.versions()
         if use is None or not self._prunes:
             return
-        for number in here.keys() - kept(here, meant, use.served):
+        self._ours = {*(self._ours or ()), *use.served}
+        for number in self._ours & here.keys() - kept(here, meant, use.served):
             logger.info("removing", version=number)
             self._cache.remove(number)
 
@@ -246,10 +259,20 @@ def in_use(run: RunDir, model: str) -> InUse | None:
 def once(asked: RemoteSettings) -> Outcome:
     """One look, before a pool serves from there; ends with a line on standard output where the store is silent.
 
-    Another pool may have the same cache: what is not wanted any more is left to whoever watches the store.
+    Another pool may have the same cache: what is not wanted any more is left to whoever watches the store, and
+    somebody who copies there is waited for, though not long.
     """
+    run = RunDir(Path(asked.run_dir))
     dog = Watchdog(lambda why: _tell(Outcome(problem=f"{asked.url}: {why}")))
-    return Fetcher(asked, InUse, dog, prunes=not asked.poll_s).look()
+
+    def used() -> InUse:
+        return (lock.holder(run) and in_use(run, asked.model)) or InUse()
+
+    fetcher = Fetcher(asked, used, dog, prunes=not asked.poll_s)
+    end = time.monotonic() + _BUSY_S
+    while (outcome := fetcher.look()).busy and time.monotonic() < end:
+        time.sleep(_BUSY_POLL_S)
+    return outcome
 
 
 def _tell(outcome: Outcome) -> None:
@@ -269,8 +292,9 @@ def _watch(asked: RemoteSettings) -> None:
 
     fetcher = Fetcher(asked, functools.partial(in_use, run, asked.model), Watchdog(bark))
     while True:
-        say(fetcher.look().problem)
-        time.sleep(asked.poll_s)
+        outcome = fetcher.look()
+        say(outcome.problem)
+        time.sleep(min(asked.poll_s, _BUSY_S) if outcome.busy else asked.poll_s)
 
 
 def main(arguments: Sequence[str]) -> int:

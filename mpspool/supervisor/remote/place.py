@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mpspool.core.ids import escape
 
+COPYING = "copying what is new from"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _LOCAL = ("file", "local")
 _WEB = ("http", "https")
@@ -51,6 +52,11 @@ def shown(url: str) -> str:
     if scheme(url) in _WEB:
         path = re.split("[?#]", path)[0]
     return f"{head}://{authority}{path}"
+
+
+def copying(urls: Sequence[str]) -> str:
+    """What is said before what is there is copied, which may take long."""
+    return f"{COPYING} {', '.join(urls)}"
 
 
 def _has_secrets(url: str) -> bool:

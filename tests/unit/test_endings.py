@@ -1,0 +1,39 @@
+"""Which ends are under way, and since when."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from mpspool.core.ids import WorkerId
+from mpspool.core.rundir import RunDir
+from mpspool.supervisor.pool.endings import Endings
+
+FIRST, SECOND = (WorkerId("m", 1, "cpu0", slot) for slot in range(2))
+
+
+async def _ends_of_two(run: RunDir) -> None:
+    over = asyncio.Event()
+
+    async def end(*_: object) -> None:
+        await over.wait()
+
+    endings = Endings(run, cast("Any", SimpleNamespace(end=end)), lambda: None)
+    endings.leave([FIRST], "goes", 60.0)
+    between = time.monotonic()
+    endings.leave([SECOND], "goes", 60.0)
+    assert endings.begun_after(0.0) == [FIRST, SECOND]
+    assert endings.begun_after(between) == [SECOND]
+    over.set()
+    while endings:
+        await asyncio.sleep(0)
+    assert endings.begun_after(0.0) == []
+
+
+def test_a_worker_that_takes_long_to_leave_is_not_waited_for(tmp_path: Path) -> None:
+    """Whoever asks for the ends that have begun lately does not hear of one that hangs."""
+    (tmp_path / "errors").mkdir()
+    asyncio.run(_ends_of_two(RunDir(tmp_path)))
