@@ -475,7 +475,7 @@ def test_a_version_may_take_nearly_all_of_a_disk(remote: Path, web: WebServer, t
     asked = RemoteSettings(run_dir="", model="m", url=web.url, folder=str(tmp_path / "small" / "m"))
     export(remote, 1, {**FILES, "assets/large": bytes(30 * 2**20)})
     done = fetch(asked, *inside, mounted + '"$@"', str(tmp_path / "small"))
-    assert outcome(done) == {"copied": [1], "problem": ""}
+    assert outcome(done) == {"copied": [1], "problem": "", "busy": False}
 
 
 def test_models_do_not_count_on_the_same_room(remote: Path, web: WebServer, tmp_path: Path) -> None:
@@ -508,7 +508,7 @@ def test_models_do_not_count_on_the_same_room(remote: Path, web: WebServer, tmp_
         cwd=ROOT,
         timeout=90,
     )
-    assert outcome(done) == {"copied": [1], "problem": ""}
+    assert outcome(done) == {"copied": [1], "problem": "", "busy": False}
     refused = json.loads(second.read_text())
     assert refused["copied"] == []
     assert re.search(
