@@ -7,7 +7,6 @@ supervisord's processes, the router's snapshot and the records it keeps in the r
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import dataclasses
 import functools
@@ -16,24 +15,25 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from mpspool.core import log, process, settings
-from mpspool.core.control import ControlError, ControlServer, Message, Watch, acall, astream
+from mpspool.core.control import ControlServer, Message, Watch
 from mpspool.core.ids import ModelVersion, WorkerId
-from mpspool.core.rundir import RunDir, write_file
+from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings
-from mpspool.core.states import ModelVersionState, SlotState, VersionPhase
+from mpspool.core.states import SlotState, VersionPhase
 from mpspool.supervisor import cpus, grace, programs, settings_files
-from mpspool.supervisor.pool import fetchers, fitness, pace, reconcile, status, turns
+from mpspool.supervisor.pool import fetchers, pace, reconcile, status, turns
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.gpus import Gpus
 from mpspool.supervisor.pool.reload import Reload, digest, former_places, reload_with
 from mpspool.supervisor.pool.renewals import Renewals
+from mpspool.supervisor.pool.router_link import RouterLink
 from mpspool.supervisor.pool.servables import Places, Servables
 from mpspool.supervisor.pool.slots import GiveUp, Slot, SlotRecord, StartAt
+from mpspool.supervisor.pool.successions import Successions
 from mpspool.supervisor.pool.weights import Weights
 from mpspool.supervisor.pool.workers import Workers
 from mpspool.supervisor.supervisord import Fault, ProcessInfo, Supervisord, SupervisordError
@@ -43,19 +43,13 @@ logger = log.get("pool")
 _RECORDS = "slots"
 _PERIOD_S = 1.0
 _SOON_S = 0.02
-_RECONNECT_S = 0.1
-_SETTLE_S = 1.0
-# For the router's present word; after that its last one does.
-_ANSWER_S = 0.5
 # For an order's first effect to be known to all.
 _TOLD_S = 5.0
 # Beyond what a request may take: a worker's way out.
 _GO_S = 10.0
 _NOT_WANTED = "its version is not served any more"
-# The router says something once a second.
-_BREAK_S = 5.0
 # Rounds after which it knows what this pool process began with.
-_TOLD_OFTEN = 2
+_TOLD_AFTER = 2
 
 
 class _Records(msgspec.Struct, frozen=True):
@@ -100,14 +94,12 @@ class Pool:
         )
         self._place(records)
         self._processes: dict[str, ProcessInfo] = {}
-        self._router: Message | None = None
-        self._heard_at = self._heard_since = 0.0
-        self._told: Message | None = None
-        self._fits: dict[tuple[ModelVersion, ModelVersion], str] = {}
-        self._told_often = 0
+        self._router = RouterLink(self._run, self._on_snapshot, self._look)
+        self._successions = Successions(self._servables.settings, self._router.signatures)
         self._giving_way: set[ModelVersion] = set()
         self._at_once = pace.at_once(cpus.read_topology().cores)
         self._stopping = False
+        self._rounds = 0
         self._wake = asyncio.Event()
         self._watch = Watch(self._last_status)
         self._acting = asyncio.Lock()
@@ -117,13 +109,12 @@ class Pool:
             self._workers,
             self._endings,
             self._acting,
-            self._ask_router,
+            self._router.ask,
             self._look,
         )
         self._over = asyncio.Event()
         self._asked = 0
         self._again = self._ended_for_good = False
-        self._settled = asyncio.Event()
         self._looked = asyncio.Event()
 
     async def serve(self) -> bool:
@@ -155,7 +146,7 @@ class Pool:
         )
         await control.start()
         self._weights.listen()
-        tasks = [asyncio.create_task(self._reconcile_for_ever()), asyncio.create_task(self._follow_router())]
+        tasks = [asyncio.create_task(self._reconcile_for_ever()), asyncio.create_task(self._router.follow())]
         tasks.append(asyncio.create_task(self._gpus.watch_for_ever()))
         tasks.append(asyncio.create_task(self._servables.watch_for_ever()))
         renewing = asyncio.create_task(self._renew())
@@ -242,7 +233,7 @@ class Pool:
             return {"settings": self._taken_up(), "waits": ["the pool process begins again"], "failed": []}
         await self._first_look()
         answer = await self._reload.reloaded(request)
-        if self._told is None or self._told_often < _TOLD_OFTEN:
+        if not self._router.knows() or self._rounds < _TOLD_AFTER:
             answer["waits"].append("the router has yet to be told")
         return answer
 
@@ -259,7 +250,7 @@ class Pool:
                 async with self._acting:
                     acted = await self._reconcile()
                 await self._tell_router()
-                self._told_often += 1
+                self._rounds += 1
             except SupervisordError as error:
                 acted = False
                 if error.fault == Fault.SHUTDOWN_STATE:
@@ -303,8 +294,8 @@ class Pool:
             publishers=self._weights.publishers(),
             missing=self._weights.missing(),
             there=self._weights.versions(),
-            reports=reconcile.worker_reports(self._router),
-            heard_since=self._router_heard_since(),
+            reports=self._router.reports(),
+            heard_since=self._router.heard_since(),
             ending=self._endings,
             unwanted=self._unwanted(),
             held=self._held(),
@@ -325,10 +316,10 @@ class Pool:
     async def _ordered(self, order: Callable[[Message], Awaitable[Message]], request: Message) -> Message:
         """Answers an order by hand when the router has been told what comes of it."""
         answer = await order(request)
-        rounds = self._told_often
+        rounds = self._rounds
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_TOLD_S):
-                while "error" not in answer and self._told_often < rounds + 2:
+                while "error" not in answer and self._rounds < rounds + 2:
                     self._look()
                     await asyncio.sleep(_SOON_S)
         return answer
@@ -339,41 +330,12 @@ class Pool:
         facts = status.facts(there or self._slots)
         for model, fact in facts.items():
             if (other := self._servables.to_replace(model)) is not None and fact.ready:
-                facts[model] = dataclasses.replace(fact, unfit=await self._unfit(other, model))
+                facts[model] = dataclasses.replace(fact, unfit=await self._successions.unfit(other, model))
         moved = self._servables.step(facts, time.monotonic())
         if moved:
-            self._fits.clear()
+            self._successions.forget()
             self._place({})
         return moved
-
-    async def _unfit(self, before: ModelVersion, after: ModelVersion) -> str | None:
-        """Why a version cannot take the place of another, "" where it can; None while nobody knows."""
-        if (before, after) not in self._fits and (
-            why := await self._judge_fitness(before, after)
-        ) is not None:
-            self._fits[before, after] = why
-        return self._fits.get((before, after))
-
-    async def _judge_fitness(self, before: ModelVersion, after: ModelVersion) -> str | None:
-        try:
-            found = [await self._signatures(model) for model in (before, after)]
-        except (ControlError, ValueError):
-            return None
-        if not all(found):
-            return None  # the router is new, and its workers have yet to tell it
-        why = fitness.unfit(*found)
-        if why and self._servables.settings(after).allow_signature_changes:
-            logger.warning(
-                "signatures differ, which is allowed", model=str(after), before=str(before), how=why
-            )
-            return ""
-        return f"clients of version {before.version} could not be its clients: {why}" if why else ""
-
-    async def _signatures(self, model: ModelVersion) -> bytes:
-        """Raises ControlError."""
-        asked = {"model": model.name, "version": model.version}
-        answer = await acall(self._run.router_control, "signatures", timeout_s=_ANSWER_S, **asked)
-        return base64.b64decode(answer["signatures"])
 
     def _place(self, records: Mapping[str, SlotRecord]) -> None:
         """Has a slot for every place, and weights for every version that there is.
@@ -413,7 +375,7 @@ class Pool:
 
     def _unwanted(self) -> set[WorkerId]:
         """The slots of versions that leave and have answered all, and of those that failed beside others."""
-        idle = _idle(self._router)
+        idle = self._router.idle()
         servables = self._servables.all()
         serving = {servable.id.name for servable in servables if servable.phase is VersionPhase.SERVING}
         given_up = {
@@ -599,81 +561,32 @@ class Pool:
 
     # -- the router -------------------------------------------------------------------------------
 
-    async def _follow_router(self) -> None:
-        """Its snapshots, for ever. While it is not there, supervisord is made to look after it."""
-        while True:
-            with contextlib.suppress(ControlError, ValueError):
-                async with contextlib.aclosing(astream(self._run.router_control, "watch")) as snapshots:
-                    async for snapshot in snapshots:
-                        self._take(snapshot)
-            if self._router is not None:
-                logger.warning("the router went away")
-            self._router = self._told = None
-            self._look()
-            await asyncio.sleep(_RECONNECT_S)
-
-    def _take(self, snapshot: Message) -> None:
-        before = reconcile.worker_reports(self._router)
-        after = reconcile.worker_reports(snapshot)
-        new = self._router is None
-        if self._router_heard_since() is None:
-            self._heard_since = time.monotonic()
-        self._heard_at = time.monotonic()
-        self._router = snapshot
-        self._gpus.take(after, new=new)
+    def _on_snapshot(self, reports: Mapping[str, reconcile.WorkerReport], new: bool) -> None:
+        self._gpus.take(reports, new=new)
         self._watch.changed()
-        self._settled.set()
-        if new or {name: _essence(found) for name, found in before.items()} != {
-            name: _essence(found) for name, found in after.items()
-        }:
-            self._look()
-
-    def _router_heard_since(self) -> float | None:
-        """Since when without a break, on its side or on ours; None while it is silent."""
-        silent = self._router is None or time.monotonic() - self._heard_at > _BREAK_S
-        return None if silent else self._heard_since
-
-    async def _ask_router(self, op: str, **arguments: Any) -> None:
-        """A call whose answer says nothing; a router that is not there is not told."""
-        with contextlib.suppress(ControlError, ValueError):
-            await acall(self._run.router_control, op, **arguments)
 
     async def _tell_router(self) -> None:
         """What should exist, at every change and after every reconnect."""
-        if self._router is None:
-            return
-        reports = reconcile.worker_reports(self._router)
-        message = status.for_router(self._servables.all(), self._slots, reports)
-        message["settings"] = msgspec.to_builtins(self._config.router)
-        if message == self._told:
-            return
-        write_file(self._run.router_models, msgspec.json.encode(message))
-        with contextlib.suppress(ControlError):
-            await acall(self._run.router_control, "models", **message)
-            self._told = message
+        if self._router.snapshot is not None:
+            message = status.for_router(self._servables.all(), self._slots, self._router.reports())
+            await self._router.tell({**message, "settings": msgspec.to_builtins(self._config.router)})
 
     # -- the control socket -----------------------------------------------------------------------
 
     async def _status(self, request: Message) -> Message:
         """The status; each worker's memory too where the request says "memory", which takes a moment."""
         await self._first_look()
-        router = self._router
-        with contextlib.suppress(ControlError, ValueError):
-            router = await acall(self._run.router_control, "snapshot", timeout_s=_ANSWER_S)
-        return await self._describe(router, memory="memory" in request)
+        return await self._describe(await self._router.present(), memory="memory" in request)
 
     async def _last_status(self, _request: Message) -> Message:
         """As the router told it last: it tells every change of state at once, what it counts once a second."""
         await self._first_look()
-        return await self._describe(self._router, memory=False)
+        return await self._describe(self._router.snapshot, memory=False)
 
     async def _first_look(self) -> None:
         """Before a first look at supervisord's processes nothing is known; a router that is there has its say."""
         await self._looked.wait()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_SETTLE_S):
-                await self._settled.wait()
-        self._settled.set()
+        await self._router.first_word()
 
     async def _describe(self, router: Message | None, *, memory: bool) -> Message:
         pids = {worker: self._pid(worker) for worker in self._slots}
@@ -697,7 +610,7 @@ class Pool:
 
     def _errors(self) -> dict[str, str]:
         """Why the router does not serve, the nursery does not fork, or a version was not copied, where they said so."""
-        asked = [programs.NURSERY, *([programs.ROUTER] if self._router is None else [])]
+        asked = [programs.NURSERY, *([programs.ROUTER] if self._router.snapshot is None else [])]
         asked += [remote.program for remote in self._config.remotes]
         return {program: words for program in asked if (words := self._run.last_words(program))}
 
@@ -707,7 +620,7 @@ class Pool:
         end = time.monotonic() + grace_s
         self._stopping = self._gpus.stopping = True
         self._watch.changed()
-        unanswered = await self._drain(grace.drain_s(grace_s))
+        unanswered = await self._router.drain(grace.drain_s(grace_s))
         async with self._acting:  # a start that was under way is over, and known
             if not self._processes:  # we have just been started, and know of no worker yet
                 with contextlib.suppress(SupervisordError):
@@ -715,20 +628,6 @@ class Pool:
             left = await self._workers.end_all(end)
         self._look()
         return {"left": left, "unanswered": unanswered}
-
-    async def _drain(self, timeout_s: float) -> int:
-        """Returns how many requests were not answered in time."""
-        with contextlib.suppress(ControlError, TimeoutError):
-            async with (
-                asyncio.timeout(timeout_s + 1),
-                contextlib.aclosing(
-                    astream(self._run.router_control, "drain", timeout_s=timeout_s)
-                ) as answers,
-            ):
-                async for answer in answers:
-                    logger.info("router drained", left=answer["left"])
-                    return int(answer["left"])
-        return 0
 
 
 def _with_places(config: PoolSettings, places: Places) -> PoolSettings:
@@ -744,21 +643,6 @@ def _memory(pids: Mapping[WorkerId, int]) -> dict[WorkerId, process.Memory]:
 
 async def _returns(event: asyncio.Event) -> None:
     await event.wait()
-
-
-def _idle(router: Message | None) -> set[ModelVersion]:
-    """The versions that the router sends nothing any more, and that nothing waits for."""
-    return {
-        ModelVersion(model["name"], version["version"])
-        for model in (router or {}).get("models", ())
-        for version in model["versions"]
-        if version["state"] == ModelVersionState.UNLOADING.name and not version["queued"]
-    }
-
-
-def _essence(report: reconcile.WorkerReport) -> tuple[int, int, str, str]:
-    """What of a report can make a difference to the slots."""
-    return report.generation, report.pid, report.state, report.hung
 
 
 def _foreground_pid(run: RunDir) -> int:

@@ -1,0 +1,67 @@
+"""Which version can take the place of which is asked of the router, and judged once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from mpspool.core import tfs
+from mpspool.core.control import ControlError
+from mpspool.core.ids import ModelVersion
+from mpspool.core.settings import ModelSettings
+from mpspool.supervisor.pool.successions import Successions
+
+ONE, TWO = ModelVersion("m", 1), ModelVersion("m", 2)
+SETTINGS = ModelSettings(name="m", version=2, path="/m/2", slots=[])
+
+
+def signatures(*inputs: str) -> bytes:
+    found = tfs.SignatureDefMap()
+    for name in inputs:
+        found.signature_def["serving_default"].inputs[name].dtype = 1
+    serialised: bytes = found.SerializeToString()
+    return serialised
+
+
+class Router:
+    """Answers with what there is of a version; without anything, it is not there."""
+
+    def __init__(self) -> None:
+        self.signatures: dict[ModelVersion, bytes] = {}
+        self.asked = 0
+
+    async def __call__(self, model: ModelVersion) -> bytes:
+        self.asked += 1
+        if not self.signatures:
+            raise ControlError("nobody answers")
+        return self.signatures.get(model, b"")
+
+    def unfit(self, settings: ModelSettings = SETTINGS, times: int = 1) -> str | None:
+        async def ask() -> str | None:
+            asked = Successions(lambda _model: settings, self)
+            return [await asked.unfit(ONE, TWO) for _ in range(times)][-1]
+
+        return asyncio.run(ask())
+
+
+def test_nobody_knows_before_the_router_does() -> None:
+    """Not while it is away, nor before its workers have told it of both."""
+    router = Router()
+    assert router.unfit() is None
+    router.signatures = {ONE: signatures("x")}
+    assert router.unfit() is None
+
+
+def test_what_clients_send_has_to_be_taken() -> None:
+    """Else it says what is missing, but where that is allowed; the router is asked once for each of both."""
+    router = Router()
+    router.signatures = {ONE: signatures("x", "y"), TWO: signatures("x")}
+    why = router.unfit(times=3)
+    assert why is not None
+    assert "clients of version 1" in why
+    assert "no input 'y'" in why
+    assert router.asked == 2
+    assert router.unfit(msgspec.structs.replace(SETTINGS, allow_signature_changes=True)) == ""
+    router.signatures = {ONE: signatures("x"), TWO: signatures("x")}
+    assert router.unfit() == ""
