@@ -25,6 +25,7 @@ def work(settings_file: Path) -> NoReturn:
     """
     config = settings.load(settings_file, WorkerSettings)
     log.configure(worker=config.worker, generation=config.generation)
+    process.wake_first()
     if config.gives_way:
         process.set_session_nice(_NICE)
     if config.slot.simulated:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -163,3 +166,40 @@ def test_who_never_gets_a_processor_begins_again() -> None:
         for one in spinners:
             one.kill()
             one.wait()
+
+
+def slice_ns() -> int:
+    """What this thread has asked for; 0 where it has not, or the kernel does not know of it."""
+    attributes = bytearray(48)
+    buffer = (ctypes.c_char * len(attributes)).from_buffer(attributes)
+    get = {"x86_64": 315, "aarch64": 275}[os.uname().machine]
+    assert ctypes.CDLL(None).syscall(get, 0, buffer, len(attributes), 0) == 0
+    return int(struct.unpack_from("=Q", attributes, 24)[0])
+
+
+@pytest.mark.skipif(
+    tuple(int(part) for part in os.uname().release.split(".")[:2]) < (6, 12),
+    reason="Linux before 6.12 has no slices of a process' own",
+)
+@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="the call's number is not known")
+def test_who_wakes_first_asks_for_short_slices() -> None:
+    """Its later threads do, too; its nice value stays, and who is not asked has the kernel's own."""
+    asked: list[int] = []
+
+    def ask() -> None:
+        before = slice_ns()
+        os.nice(1)
+        process.wake_first()
+        later = threading.Thread(target=lambda: asked.append(slice_ns()))
+        later.start()
+        later.join()
+        asked.extend([slice_ns(), before])
+        assert os.getpriority(os.PRIO_PROCESS, 0) == nice + 1
+
+    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    thread.join()
+    short, same, before = asked
+    assert short == same == 100_000
+    assert before == slice_ns() != short
