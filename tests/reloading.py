@@ -101,3 +101,19 @@ def ask(
             response_deserializer=tfs.ReloadConfigResponse.FromString,
         )
         return call(request, timeout=timeout_s)
+
+
+def answered_by(pool: Pool, label: str) -> int:
+    """The version that answers a request with this label. Raises grpc.RpcError."""
+    request = tfs.PredictRequest()
+    request.model_spec.name, request.model_spec.version_label = "half_plus_two", label
+    request.inputs["x"].dtype = 1
+    request.inputs["x"].tensor_shape.dim.add(size=1)
+    request.inputs["x"].float_val.append(2.0)
+    with grpc.insecure_channel(pool.address) as channel:
+        call = channel.unary_unary(
+            f"/{tfs.PREDICTION_SERVICE}/Predict",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=tfs.PredictResponse.FromString,
+        )
+        return int(call(request, timeout=30).model_spec.version.value)

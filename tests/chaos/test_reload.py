@@ -19,7 +19,7 @@ from tests import models
 from tests.conftest import PoolStarter, short_dir
 from tests.polling import until
 from tests.pool import Load, Pool, cli, processes_of
-from tests.reloading import File, alike, ask, predict, refused, reload
+from tests.reloading import File, alike, answered_by, ask, predict, refused, reload
 
 LoadStarter = Callable[..., Load]
 MODEL = "half_plus_two"
@@ -124,6 +124,64 @@ def test_workers_with_other_threads_come_anew(pool: Pool, file: File, load: Load
         assert after[name]["restarts"] == before[name]["restarts"] + 1
     pool.serves_on()
     running.end_clean()
+
+
+def test_more_operations_at_once(pool: Pool, file: File, load: LoadStarter) -> None:
+    """inter_op_threads, of workers that come anew one after another; no request fails."""
+    before = pool.workers()
+    running = load(pool, MODEL)
+    pool.serves_on()
+    file.write({MODEL: {"inter_op_threads": 2}})
+    assert "inter_op_threads: its workers come anew" in reload(pool)
+    after = pool.workers()
+    assert after.keys() == before.keys()
+    assert not alike(before, after)
+    for worker in after:
+        given = json.loads((pool.run_dir / "settings" / f"worker.{worker}.json").read_text())
+        assert given["model"]["inter_op_threads"] == 2
+    pool.serves_on()
+    running.end_clean()
+
+
+def test_a_whole_model_goes_and_comes_by_hand(pool: Pool, file: File, load: LoadStarter) -> None:
+    """Beside another, whose requests do not fail: NOT_FOUND until it is loaded again."""
+    file.write({MODEL: {}, OTHER: {"cpu_slots": 1}})
+    reload(pool)
+    before = pool.workers()
+    running = load(pool, MODEL)
+    pool.serves_on()
+    assert cli("unload", OTHER, "--run-dir", pool.run_dir).returncode == 0
+    assert "NOT_FOUND" in predict(pool, OTHER)
+    until(lambda: all(worker.startswith(MODEL) for worker in pool.workers()), 30, "its workers go")
+    assert cli("load", OTHER, "--run-dir", pool.run_dir).returncode == 0
+    assert predict(pool, OTHER) == [2.5, 3.0]
+    pool.serves_on()
+    running.end_clean()
+    after = pool.workers()
+    assert alike(before, after) == {worker for worker in after if worker.startswith(MODEL)}
+
+
+def test_labels_of_the_configuration(pool: Pool, file: File, load: LoadStarter) -> None:
+    """Whoever asks by a label is answered by its version, from the reload on by another; one that is none is refused."""
+    shutil.copytree(file.base / "1", file.base / "2")
+    try:
+        file.write({MODEL: {"version_policy": "all", "version_labels": {"stable": 1}}})
+        reload(pool)
+        running = load(pool, MODEL)
+        pool.serves_on()
+        assert {answered_by(pool, "stable") for _ in range(5)} == {1}
+        with pytest.raises(grpc.RpcError) as caught:
+            answered_by(pool, "canary")
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "Unrecognized servable version label: canary" in caught.value.details()
+        file.write({MODEL: {"version_policy": "all", "version_labels": {"stable": 2, "canary": 1}}})
+        assert "version_labels holds at once" in reload(pool)
+        assert {answered_by(pool, "stable") for _ in range(5)} == {2}
+        assert answered_by(pool, "canary") == 1
+        pool.serves_on()
+        running.end_clean()
+    finally:
+        shutil.rmtree(file.base / "2")
 
 
 def test_another_cpuset_is_one_slots_alone(pool: Pool, file: File, load: LoadStarter) -> None:

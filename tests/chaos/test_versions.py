@@ -212,7 +212,7 @@ def recording_what_fails(base: Path, source: int, number: int) -> None:
     records = b""
     for alias in ("x", "typo"):
         entry = tfs.PredictionLog()
-        entry.predict_log.request.inputs[alias].CopyFrom(halved().inputs["x"])
+        entry.predict_log.request.inputs[alias].CopyFrom(one_row().inputs["x"])
         records += tfrecord.framed(entry.SerializeToString())
     recording(base, source, number, records)
 
@@ -301,6 +301,53 @@ def test_the_pool_process_killed_during_a_swap(pool: Pool, base: Path, load: Loa
     pool.serves_on()
     running.end_clean()
     remove(base, old)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_request_that_outlives_the_change(
+    start_pool: PoolStarter,
+    model_dir: Callable[[str], Path],
+    testing_ops: Path,
+    load: LoadStarter,
+    tmp_path: Path,
+    *,
+    killed: bool,
+) -> None:
+    """The version that it was sent to answers it, and goes then; also where the pool process is killed meanwhile."""
+    base = tmp_path / "napper"
+    shutil.copytree(model_dir("napper") / "1", base / "1")
+    config = tmp_path / "pool.yaml"
+    config.write_text(f"""models:
+  - {{name: napper, base_path: {base}, cpu_slots: 2, intra_op_threads: 1, inter_op_threads: 1,
+      custom_ops: [{testing_ops}]}}
+file_system_poll_wait_seconds: 0.2
+""")
+    pool = start_pool(config).wait()
+    before = {worker["pid"] for worker in pool.workers().values()}
+    running = load(pool, "napper", "--first", 1000, "--timeout", 60)
+    pool.serves_on()
+    with grpc.insecure_channel(pool.address) as channel:
+        call = channel.unary_unary(
+            f"/{tfs.PREDICTION_SERVICE}/Predict",
+            request_serializer=lambda message: message.SerializeToString(),
+            response_deserializer=tfs.PredictResponse.FromString,
+        )
+        slow = call.future(one_row("napper", 13.0), timeout=90)
+        pool.serves_on()
+        publish(base, base / "1", 2)
+        until(lambda: states(pool) == {1: "UNLOADING", 2: "AVAILABLE"}, 60, "version 2 takes over")
+        assert not slow.done()
+        if killed:
+            victim = pool.process_pid("pool")
+            os.kill(victim, signal.SIGKILL)
+            until(lambda: pool.process_pid("pool") not in (0, victim), 20)
+        answer = slow.result()
+    assert answer.model_spec.version.value == 1
+    serves(pool, 2)
+    until(lambda: not before & processes_of(pool.run_dir).keys(), 30, "the old workers have gone")
+    pool.serves_on()
+    running.end_clean()
+    assert not list((pool.run_dir / "programs").glob("worker.napper*@1.*"))
 
 
 def test_a_folder_deleted_while_it_serves(pool: Pool, base: Path, load: LoadStarter, tmp_path: Path) -> None:
@@ -430,13 +477,13 @@ def test_a_route_outlives_the_router_and_the_pool_process(pool: Pool, base: Path
     remove(base, old)
 
 
-def halved() -> Any:
-    """A request of one row."""
+def one_row(model: str = MODEL, x: float = 2.0) -> Any:
+    """A request."""
     request = tfs.PredictRequest()
-    request.model_spec.name = MODEL
+    request.model_spec.name = model
     request.inputs["x"].dtype = 1
     request.inputs["x"].tensor_shape.dim.add(size=1)
-    request.inputs["x"].float_val.append(2.0)
+    request.inputs["x"].float_val.append(x)
     return request
 
 
@@ -444,7 +491,7 @@ def answering(
     channel: grpc.Channel, count: int, label: str = "", metadata: tuple[tuple[str, str], ...] = ()
 ) -> dict[int, int]:
     """How many of so many requests, one after another, each version has answered."""
-    request = halved()
+    request = one_row()
     if label:
         request.model_spec.version_label = label
     call = channel.unary_unary(
