@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests import models
@@ -17,6 +18,10 @@ from tests.polling import until
 from tests.pool import Load, Pool
 
 PoolStarter = Callable[..., Pool]
+
+# How long an example takes says how busy the machine is.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 # A shell has its background jobs ignore Ctrl-C, and their children with them; some tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

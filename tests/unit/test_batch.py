@@ -96,7 +96,7 @@ def _asks(draw: Any) -> Ask:
     run_rows=st.integers(1, 8),
     allowed=st.sampled_from([[], [2, 8], [1, 3, 4], [16]]),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_each_gets_the_answer_that_it_gets_alone(
     asks: list[Ask], earlier: list[Ask], run_rows: int, allowed: list[int]
 ) -> None:

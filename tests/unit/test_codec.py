@@ -86,7 +86,7 @@ def _values(array: Any, number: int) -> Any:
 
 @pytest.mark.parametrize("number", [number for number in FED if number not in NOT_MADE])
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_reads_what_tensorflow_writes(number: int, data: st.DataObject) -> None:
     """An array through tf.make_tensor_proto and our decoder is the same array, in TensorFlow's dtype."""
     array = _fed(number, data.draw(shapes), data.draw)
@@ -98,7 +98,7 @@ def test_reads_what_tensorflow_writes(number: int, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("number", FED)
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_tensorflow_reads_what_we_write(number: int, data: st.DataObject) -> None:
     """Our bytes are a TensorProto, a typed list, that TensorFlow and we read as the same array."""
     array = _fed(number, data.draw(shapes), data.draw)
@@ -112,7 +112,7 @@ def test_tensorflow_reads_what_we_write(number: int, data: st.DataObject) -> Non
 
 @pytest.mark.parametrize("number", FED)
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_content_is_read(number: int, data: st.DataObject) -> None:
     """An array whose bytes are sent as they are is read as TensorFlow reads it."""
     array = _fed(number, data.draw(shapes), data.draw)
@@ -123,7 +123,7 @@ def test_content_is_read(number: int, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("number", FED)
 @given(data=st.data())
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 def test_lists_are_read_as_tensorflow_reads_them(number: int, data: st.DataObject) -> None:
     """Lists too short, too long, empty, out of range or for another type mean what they mean to it."""
     stock = tensor_pb2.TensorProto(dtype=number)
@@ -157,7 +157,7 @@ def _draw_list(stock: Any, field: str, draw: Any) -> None:
     sizes=st.lists(st.integers(-1, 3), max_size=3),
     content=st.binary(max_size=24),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_content_is_judged_as_tensorflow_judges_it(number: int, sizes: list[int], content: bytes) -> None:
     """Content of any bytes is accepted or refused as by Tensor::FromProto, and read to the same values."""
     stock = tensor_pb2.TensorProto(dtype=number, tensor_content=content)

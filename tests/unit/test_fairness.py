@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mpspool.core.ids import ModelVersion
@@ -229,7 +229,6 @@ def test_what_became_known_counts_for_what_is_long() -> None:
 SIGNATURES = ["1", "3", "10", "30", "2 bad", "30 bad"]
 
 
-@settings(deadline=None)
 @given(
     wants=st.lists(
         st.lists(st.sampled_from(SIGNATURES), min_size=1, max_size=3),
@@ -257,7 +256,6 @@ def test_no_client_falls_behind_another(
     check_shares(pool, lambda entry: entry.client, late_ms, 2 * (credit * workers + 1) * most_ms)
 
 
-@settings(deadline=None)
 @given(
     wants=st.lists(st.sampled_from(["20", "30", "20 bad", "40 bad"]), min_size=2, max_size=2),
     known=st.booleans(),
@@ -300,7 +298,6 @@ def check_shares(pool: Pool, party: Callable[[Entry], str], since_ms: int, bound
             assert max(work_ms.values()) - min(work_ms.values()) <= bound_ms
 
 
-@settings(deadline=None)
 @given(
     arrivals=st.lists(
         st.tuples(st.integers(0, 40), st.sampled_from(["1", "5", "20", "100", "8 bad"])), max_size=60

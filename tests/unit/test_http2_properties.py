@@ -51,7 +51,6 @@ def outcome(pieces: list[bytes], kind: type[Remembering]):
     return bytes(scene.sink.sent), told, scene.sink.closed, scene.complaints
 
 
-@settings(deadline=None)
 @given(st.lists(a_frame | a_right_frame, max_size=20), st.lists(st.integers(0, 5000), max_size=30))
 def test_how_the_input_is_cut_changes_nothing(sent: list[bytes], at: list[int]) -> None:
     """Bytes out, what streams are told, and the end are the same, for right and for wrong frames."""
@@ -59,7 +58,6 @@ def test_how_the_input_is_cut_changes_nothing(sent: list[bytes], at: list[int]) 
     assert outcome(cut(whole, at), Echo) == outcome([whole], Echo)
 
 
-@settings(deadline=None)
 @given(st.lists(a_right_frame, max_size=6))
 def test_byte_by_byte(sent: list[bytes]) -> None:
     """The finest cut of all."""
@@ -67,7 +65,6 @@ def test_byte_by_byte(sent: list[bytes]) -> None:
     assert outcome([bytes([byte]) for byte in whole], Echo) == outcome([whole], Echo)
 
 
-@settings(deadline=None)
 @given(
     st.lists(a_frame | small, max_size=30),
     st.lists(st.sampled_from(["pause", "resume", "tick", "go_away", "answer"]), max_size=10),
@@ -145,7 +142,7 @@ class Client:
         self.exchange()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 200_000), min_size=1, max_size=6),
     st.sampled_from([1, 1000, 65_535, 2**20]),

@@ -78,7 +78,7 @@ def _array(number: int, shape: tuple[int, ...], seed: int) -> Array:
     flips=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=3),
     cut=st.integers(0, 3),
 )
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 def test_nothing_changes_with_what_was_met_before(
     numbers: list[int],
     given_inputs: int,

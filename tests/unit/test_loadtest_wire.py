@@ -155,7 +155,7 @@ def test_calls_are_answered() -> None:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     cuts=st.lists(st.integers(1, 40), min_size=1, max_size=20),
     sizes=st.lists(st.integers(0, 60_000), min_size=1, max_size=6),
@@ -171,7 +171,7 @@ def test_it_does_not_matter_how_bytes_come(cuts: list[int], sizes: list[int]) ->
     assert [call.length for call in over] == [size + 5 for size in sizes]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     window=st.integers(0, 200_000),
     frame=st.integers(16384, 100_000),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -357,6 +359,33 @@ def test_contexts_above_the_client_limit(on: Machine, contexts: int, limit: int)
         f"contexts_per_gpu: {contexts} workers on gpu0 (half {contexts}), where MPS takes {limit} clients; ask for fewer"
     ]
     assert len(make(configure(contexts_per_gpu=limit), on).models[0].slots) == limit
+
+
+@pytest.mark.parametrize(
+    ("memory", "contexts", "swap"),
+    [
+        ({}, 4, "surge"),
+        ({"fraction": 0.25}, 4, "surge"),
+        ({"growth": False, "fraction": 0.25}, 2, "surge"),
+        ({"growth": False, "fraction": 0.25}, 3, "rolling"),
+        ({"growth": False, "limit_bytes": 2**34}, 3, "rolling"),
+        ({"growth": False}, 1, "rolling"),
+    ],
+)
+def test_a_swap_without_memory_for_two_goes_slot_by_slot(
+    tmp_path: Path, memory: dict[str, object], contexts: int, swap: str
+) -> None:
+    """Where workers take their memory at their start; memory that grows may do for both. Said otherwise, it is refused."""
+    models = {"m": {"base_path": "m", "gpu_memory": memory}}
+    given = {"contexts_per_gpu": contexts, "models": models}
+    config = from_file(tmp_path, json.dumps(given))
+    assert make(config, machine(gpu(0))).models[0].swap == swap
+    if swap == "rolling":
+        (why,) = refused(from_file(tmp_path, json.dumps({**given, "swap": "surge"})), machine(gpu(0)))
+        assert why.startswith("swap: surge, but the workers on gpu0 take ")
+        assert "use rolling or stop_first" in why
+    of_no_size = machine(replace(gpu(0), memory_bytes=0))
+    assert make(config, of_no_size).models[0].swap == "surge"
 
 
 def test_the_limit_counts_all_models(tmp_path: Path) -> None:

@@ -971,4 +971,4 @@ class Pool(RuleBasedStateMachine):
 
 
 TestPool = Pool.TestCase
-TestPool.settings = settings(max_examples=400, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=400, stateful_step_count=40)

@@ -326,5 +326,5 @@ class AnyOrder(RuleBasedStateMachine):
         assert not (self.broken and self.status is not FAULT)
 
 
-AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+AnyOrder.TestCase.settings = settings(max_examples=150, stateful_step_count=40)
 TestAnyOrder = AnyOrder.TestCase

@@ -498,5 +498,5 @@ class Swaps(RuleBasedStateMachine):
         assert not self.versions.step(self.facts, self.now)
 
 
-Swaps.TestCase.settings = hypothesis_settings(max_examples=100, stateful_step_count=30, deadline=None)
+Swaps.TestCase.settings = hypothesis_settings(max_examples=100, stateful_step_count=30)
 TestSwaps = Swaps.TestCase

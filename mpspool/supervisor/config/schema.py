@@ -105,7 +105,7 @@ class Placement(Section):
     swap: Literal["surge", "rolling", "stop_first"] | None = None
     """How a new version takes the place of another: surge starts all its workers beside the other's, rolling goes slot by
     slot, stop_first ends the old ones before the new ones start. Not given: surge, or rolling where MPS would not take twice
-    the workers of a GPU."""
+    the workers of a GPU, or its memory not hold what they take at their start."""
     merge_copy_streams: bool | None = None
     """On a GPU, copy to and from the device on the stream that computes: DeepRec's MERGE_COMPUTE_COPY_STREAM."""
 

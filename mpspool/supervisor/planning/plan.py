@@ -95,11 +95,11 @@ def plan(
     problems += check_batching(config, queues.files)
     mps, mps_problems = resolve_mps(config, machine, drafts)
     problems += mps_problems + _check_quorum(drafts) + _check_cpus(drafts, machine.topology)
-    if mps != "off":
-        problems += _check_clients(drafts, machine) or _check_surge(drafts, machine)
+    too_many = [] if mps == "off" else _check_clients(drafts, machine)
+    crowded = _short_of_memory(drafts) | ({} if mps == "off" else _crowded(drafts, machine))
+    problems += too_many or _check_surge(drafts, crowded)
     if problems:
         raise StartError(list(dict.fromkeys(problems)))
-    crowded = {} if mps == "off" else _crowded(drafts, machine)
     models = _models(config, drafts, machine, versions, queues, crowded)
     daemons = [] if mps == "off" else _daemons(config, drafts, machine)
     models = [_with_mps(config, model, daemons, client_counts(drafts, machine)) for model in models]
@@ -176,8 +176,35 @@ def _crowded(drafts: list[Draft], machine: Machine) -> dict[str, str]:
     return found
 
 
-def _check_surge(drafts: list[Draft], machine: Machine) -> list[Problem]:
-    crowded = _crowded(drafts, machine)
+def _short_of_memory(drafts: list[Draft]) -> dict[str, str]:
+    """The models whose next version finds no memory on a GPU beside what workers take there at their start: why, by name.
+
+    Memory that is taken as it is needed (gpu_memory.growth) may do for both, and is not counted.
+    """
+    found: dict[str, str] = {}
+    for gpu in filter(lambda gpu: gpu.memory_bytes, gpus_in_use(drafts)):
+        taken = {
+            draft.model.name: sum(place.gpu == gpu for place in draft.places)
+            * _reserved_bytes(draft.model, gpu.memory_bytes)
+            for draft in drafts
+        }
+        total = sum(taken.values())
+        for name, own in taken.items():
+            if own and total + own > gpu.memory_bytes:
+                found[name] = (
+                    f"the workers on {device_name(gpu)} take {total / gpu.memory_bytes:.0%} of its memory at their start"
+                    f" (gpu_memory.growth: false), and {own / gpu.memory_bytes:.0%} more in a swap"
+                )
+    return found
+
+
+def _reserved_bytes(model: ModelConfig, memory_bytes: int) -> float:
+    """Of each worker; all that there is where nobody gives a limit."""
+    given = model.gpu_memory
+    return 0 if given.growth else given.limit_bytes or (given.fraction or 1.0) * memory_bytes
+
+
+def _check_surge(drafts: list[Draft], crowded: Mapping[str, str]) -> list[Problem]:
     return [
         Problem(
             draft.path("swap"), f"surge, but {crowded[draft.model.name]}; use rolling or stop_first, or fewer"

@@ -250,5 +250,5 @@ def _free_bytes(folder: str) -> int:
 def _shortage(size: int, where: str, reason: str, backing: str) -> SegmentError:
     return SegmentError(
         f"the weights need {size:,} bytes in {where} (weights.backing: {backing}): {reason}: "
-        f"{_REMEDIES[backing]}"
+        f"{_REMEDIES[backing]}; beside another version, swap: stop_first needs room for one"
     )
