@@ -18,6 +18,7 @@ from mpspool.core.control import Message, astream
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings, RouterSettings
 from mpspool.supervisor.pool import pool as pool_process
+from mpspool.supervisor.pool import router_link
 from tests.conftest import short_dir
 
 ROUTER = {"name": "router", "statename": "RUNNING", "pid": 7, "exitstatus": 0, "spawnerr": ""}
@@ -76,7 +77,7 @@ def test_a_new_pool_process_says_nothing_before_it_has_looked(
     run: RunDir, supervisord: LateSupervisord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its first word names what runs: a successor that named nothing would make the watchers forget it."""
-    monkeypatch.setattr(pool_process, "_SETTLE_S", 0.05)  # there is no router here
+    monkeypatch.setattr(router_link, "_SETTLE_S", 0.05)  # there is no router here
     config = PoolSettings(
         run_dir=str(run.root),
         host="127.0.0.1",
