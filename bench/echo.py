@@ -73,10 +73,17 @@ class EchoDataplane:
         self._answers = answers
         self.memory = Memory(2**32)
 
-    def admit(self, size: int, start: bytes, head: Head) -> Admission:  # noqa: ARG002
+    def admit(self, _asked: object, size: int, start: bytes, head: Head) -> Admission:  # noqa: ARG002
         return self.memory.admit(size)
 
-    async def predict(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> bytes:  # noqa: ARG002
+    async def call(
+        self,
+        _asked: object,
+        body: bytes,
+        deadline_ns: int,  # noqa: ARG002
+        admission: Admission,
+        head: Head,  # noqa: ARG002
+    ) -> bytes:
         admission.release()
         return self._answers[len(body)]
 

@@ -1,20 +1,26 @@
-"""Which model a Predict request is for, read from its bytes without parsing the tensors.
+"""Which model a request is for, read from its bytes without parsing its tensors or examples.
 
 A request is walked field by field at the top level, each skipped by its length, so a large one
-costs no more than a small one, and one that was cut off is seen to be. What lies inside the
-tensors is the worker's to judge.
+costs no more than a small one, and one that was cut off is seen to be. What lies inside is
+the worker's to judge.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 from mpspool.core.errors import Code, PoolError
+from mpspool.core.methods import Method
 
 # Wire types of the protocol buffers encoding.
 _VARINT, _FIXED64, _LEN, _GROUP, _END_GROUP, _FIXED32 = range(6)
-_MODEL_SPEC_TAG = 1 << 3 | _LEN
+_MODEL_SPEC_TAG = 1 << 3 | _LEN  # also of an InferenceTask
+_TASKS_TAG = 1 << 3 | _LEN  # of a MultiInferenceRequest
+_INPUT_TAG = 2 << 3 | _LEN  # of a request with examples
+_LIST_TAGS = (1 << 3 | _LEN, 2 << 3 | _LEN)  # of an Input: a list of examples, or one with a context
+_EXAMPLE_TAG = 1 << 3 | _LEN  # of either
 _INPUTS_TAG = 2 << 3 | _LEN
 _OUTPUT_FILTER_TAG = 3 << 3 | _LEN
 _KEY_TAG = 1 << 3 | _LEN  # of a map's entry
@@ -59,18 +65,22 @@ def malformed(body: bytes, message: str = "tensorflow.serving.PredictRequest") -
     )
 
 
-def peek(body: bytes) -> ModelSpecPeek:
-    """The model_spec of a serialised PredictRequest.
+def peek(body: bytes, method: Method = Method.PREDICT) -> ModelSpecPeek:
+    """The model_spec of a serialised request; of a MultiInferenceRequest that of its first task.
+
+    Args:
+        body: the request.
+        method: of gRPC, which says what it is.
 
     Raises:
         PoolError: INVALID_ARGUMENT, for bytes whose top level does not add up, a missing
             model_spec, or one without a name.
     """
     try:
-        spec = _find_spec(body)
+        spec = _find_spec(body) if method is not Method.MULTI_INFERENCE else _find_task_spec(body)
         found = None if spec is None else _read_spec(spec)
     except (_MalformedError, IndexError, UnicodeDecodeError):
-        raise malformed(body) from None
+        raise malformed(body, method.message) from None
     if found is None:
         raise missing_spec()
     if not found.name:
@@ -97,6 +107,12 @@ def _find_spec(body: bytes) -> bytes | None:
         if tag == _MODEL_SPEC_TAG:
             spec = body[start:position] if spec is None else spec + body[start:position]
     return spec
+
+
+def _find_task_spec(body: bytes) -> bytes:
+    """The model_spec of the first task; empty where there is none."""
+    found = [_find_spec(body[start:end]) for start, end in _contents(body, 0, len(body), _TASKS_TAG)]
+    return (found[0] if found else None) or b""
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
@@ -190,13 +206,37 @@ def _parse_int64_value(data: bytes, value: int) -> int:
     return value
 
 
-def peek_start(start: bytes) -> ModelSpecPeek | None:
-    """The model_spec in the first bytes of a PredictRequest; None where they do not begin with all of it."""
+def peek_start(start: bytes, method: Method = Method.PREDICT) -> ModelSpecPeek | None:
+    """The model_spec in the first bytes of a request; None where they do not begin with all of it."""
     try:
         tag, begin, end = _field(start, 0)
-        return _read_spec(start[begin:end]) if tag == _MODEL_SPEC_TAG else None
+        if tag != _MODEL_SPEC_TAG:
+            return None
+        found = start[begin:end]
+        return _read_spec(found if method is not Method.MULTI_INFERENCE else _find_spec(found) or b"")
     except (_MalformedError, IndexError, UnicodeDecodeError):
         return None
+
+
+def peek_examples(body: bytes) -> int:
+    """How many examples a request has that peek() took and that is no PredictRequest; 0 where they cannot be told."""
+    try:
+        return sum(_count_examples(body, *content) for content in _contents(body, 0, len(body), _INPUT_TAG))
+    except (_MalformedError, IndexError):
+        return 0
+
+
+def _count_examples(body: bytes, start: int, end: int) -> int:
+    lists = _contents(body, start, end, *_LIST_TAGS)
+    return sum(1 for found in lists for _ in _contents(body, *found, _EXAMPLE_TAG))
+
+
+def _contents(body: bytes, position: int, end: int, *tags: int) -> Iterator[tuple[int, int]]:
+    """Where the contents of fields with these tags begin and end. Raises IndexError or _MalformedError."""
+    while position < end:
+        tag, start, position = _field(body, position)
+        if tag in tags:
+            yield start, position
 
 
 def peek_rows(body: bytes, *, padded: bool = False) -> tuple[int, bytes, bytes]:

@@ -19,7 +19,7 @@ import msgspec
 from mpspool.core.inbox import Place
 from mpspool.core.weights import WeightsReport
 
-PROTOCOL = 3
+PROTOCOL = 4
 INLINE_MAX_BYTES = 16 * 1024
 _BORROW_BYTES = 64 * 1024
 # zmq.h
@@ -90,15 +90,16 @@ class Leaving(msgspec.Struct, tag="leaving", frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """One serialised PredictRequest of a dispatch.
+    """One request of a dispatch.
 
     `deadline_ns` is CLOCK_MONOTONIC, 0 for none. `rows` are those of a large request that are to be run, from
-    and up to; None for all.
+    and up to; None for all. `method` is a Method: what the body is.
     """
 
     body: bytes | Place | None
     deadline_ns: int = 0
     rows: tuple[int, int] | None = None
+    method: int = 0
 
 
 class Dispatch(msgspec.Struct, tag="dispatch", frozen=True):

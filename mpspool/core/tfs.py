@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.internal import enum_type_wrapper
 
+from mpspool.core.methods import Method
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -47,6 +49,10 @@ SignatureDef = _message("tensorflow.SignatureDef")
 ModelSpec = _message("tensorflow.serving.ModelSpec")
 PredictRequest = _message("tensorflow.serving.PredictRequest")
 PredictResponse = _message("tensorflow.serving.PredictResponse")
+ClassificationResponse = _message("tensorflow.serving.ClassificationResponse")
+RegressionResponse = _message("tensorflow.serving.RegressionResponse")
+MultiInferenceRequest = _message("tensorflow.serving.MultiInferenceRequest")
+MultiInferenceResponse = _message("tensorflow.serving.MultiInferenceResponse")
 SignatureDefMap = _message("tensorflow.serving.SignatureDefMap")
 GetModelMetadataRequest = _message("tensorflow.serving.GetModelMetadataRequest")
 GetModelMetadataResponse = _message("tensorflow.serving.GetModelMetadataResponse")
@@ -58,10 +64,26 @@ ModelVersionStatus = _message("tensorflow.serving.ModelVersionStatus")
 StatusProto = _message("tensorflow.serving.StatusProto")
 ModelType = enum_type_wrapper.EnumTypeWrapper(POOL.FindEnumTypeByName("tensorflow.serving.ModelType"))
 PredictionLog = _message("tensorflow.serving.PredictionLog")
+# Of its fields, the one for each method of gRPC.
+LOG_FIELDS = {
+    Method.PREDICT: "predict_log",
+    Method.CLASSIFY: "classify_log",
+    Method.REGRESS: "regress_log",
+    Method.MULTI_INFERENCE: "multi_inference_log",
+}
 BatchingParameters = _message("tensorflow.serving.BatchingParameters")
 RawPredictRequest = _message("mpspool.RawPredictRequest")
 RawPredictResponse = _message("mpspool.RawPredictResponse")
 RawTensor = _message("mpspool.RawTensor")
+RawExamplesRequest = _message("mpspool.RawExamplesRequest")
+RawMultiInferenceRequest = _message("mpspool.RawMultiInferenceRequest")
+
+
+def model_specs(request: Any) -> list[Any]:
+    """Every model_spec of a request that runs a model, to be changed in place."""
+    if isinstance(request, MultiInferenceRequest):
+        return [task.model_spec for task in request.tasks]
+    return [request.model_spec]
 
 
 def methods(service: str) -> list[str]:

@@ -114,19 +114,20 @@ class Control:
         yield {"ended": True}
 
     async def capture(self, request: Message) -> AsyncIterator[Message]:
-        """Requests that a model version answers, so many or for so long: "bodies", in base64."""
+        """Requests that a model version answers, so many or for so long: "requests", each its method and, in base64, its body."""
         end_s = time.monotonic() + request["for_s"]
         with self._dataplane.capturing(
             ModelVersion(request["model"], request["version"]), request["count"]
         ) as found:
             while True:
-                bodies: list[str] = []
-                while len(bodies) < _BODIES and (body := found.take()) is not None:
-                    bodies.append(base64.b64encode(body).decode())
-                yield {"bodies": bodies}
-                if not bodies and (not found.left or time.monotonic() > end_s):
+                requests: list[tuple[int, str]] = []
+                while len(requests) < _BODIES and (taken := found.take()) is not None:
+                    method, body = taken
+                    requests.append((method.value, base64.b64encode(body).decode()))
+                yield {"requests": requests}
+                if not requests and (not found.left or time.monotonic() > end_s):
                     return
-                await asyncio.sleep(0 if bodies else _ARRIVALS_S)
+                await asyncio.sleep(0 if requests else _ARRIVALS_S)
 
     async def drain(self, request: Message) -> Message:
         return {"left": await self._dataplane.drain(request["timeout_s"])}

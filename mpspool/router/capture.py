@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from mpspool.core.ids import ModelVersion
+from mpspool.core.methods import Method
 
 # Between two looks of whoever captures.
 _MAX_BYTES = 2**28
@@ -26,21 +27,26 @@ class Capture:
 
     def __init__(self, model: ModelVersion, count: int) -> None:
         self._model = model
-        self._bodies: deque[bytes] = deque()
+        self._found: deque[tuple[Method, bytes]] = deque()
         self._bytes = 0
         self.left = count
 
-    def answered(self, model: ModelVersion, body: bytes) -> None:
-        """A request that a client got an answer to. Where too many bytes wait to be fetched it is passed over."""
+    def answered(self, model: ModelVersion, method: Method, body: bytes) -> None:
+        """A request that a client got an answer to. Where too many bytes wait to be fetched it is passed over.
+
+        So is one that came by REST: a warm-up file holds messages.
+        """
+        if method.is_rest:
+            return
         if model == self._model and self.left and body and self._bytes + len(body) <= _MAX_BYTES:
-            self._bodies.append(body)
+            self._found.append((method, body))
             self._bytes += len(body)
             self.left -= 1
 
-    def take(self) -> bytes | None:
+    def take(self) -> tuple[Method, bytes] | None:
         """The next one; None where there is none yet."""
-        if not self._bodies:
+        if not self._found:
             return None
-        body = self._bodies.popleft()
+        method, body = self._found.popleft()
         self._bytes -= len(body)
-        return body
+        return method, body

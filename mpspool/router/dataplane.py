@@ -17,15 +17,17 @@ from typing import Any, Protocol
 
 import msgspec
 
-from mpspool.core import log, messages, tfs
-from mpspool.core.envelope import ModelSpecPeek, peek, peek_rows, peek_start
+from mpspool.core import log, messages
+from mpspool.core.envelope import ModelSpecPeek
 from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.join import join
+from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings, QueueSettings, RouterSettings
 from mpspool.core.states import DomainState, VersionPhase, WorkerState
 from mpspool.router import rules
 from mpspool.router.arrivals import Arrivals
+from mpspool.router.asked import Asked
 from mpspool.router.batching import split
 from mpspool.router.capture import Capture
 from mpspool.router.entry import Entry
@@ -95,6 +97,7 @@ class Recorder(Protocol):
 
     def finished(
         self,
+        method: Method,
         model: str,
         version: int,
         worker: str,
@@ -152,18 +155,19 @@ class Dataplane:
 
     # -- what the fronts call ---------------------------------------------------------------------
 
-    def admit(self, size: int, start: bytes, head: Head) -> Admission:
-        """Room for a message that is about to be read: what is returned goes to predict(), or is released.
+    def admit(self, asked: Asked, size: int, start: bytes, head: Head) -> Admission:
+        """Room for a message that is about to be read: what is returned goes to call(), or is released.
 
         Args:
+            asked: what for.
             size: of the message.
             start: what is here of it.
-            head: as of predict().
+            head: as of call().
 
         Raises:
             PoolError: it is refused before the rest is read.
         """
-        spec = peek_start(start)
+        spec = asked.spec_at_start(start)
         name = spec.name if spec is not None else ""
         client = self._callers.client(head.metadata, head.peer) if self._fair else None
         try:
@@ -171,7 +175,7 @@ class Dataplane:
                 self._models.resolve(name, spec.version, spec.label)
             return self.memory.admit(size, name, client)
         except PoolError as error:
-            self._refused(self._meant(spec), error)
+            self._refused(asked.method, self._meant(spec), error)
             raise
 
     def _meant(self, spec: ModelSpecPeek | None) -> ModelVersion:
@@ -181,12 +185,15 @@ class Dataplane:
                 return self._models.resolve(spec.name, spec.version, spec.label).model
         return _NOBODYS
 
-    async def predict(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> bytes:
-        """Runs one serialised PredictRequest and returns the serialised PredictResponse.
+    async def call(
+        self, asked: Asked, body: bytes, deadline_ns: int, admission: Admission, head: Head
+    ) -> bytes:
+        """Runs one request and returns its answer.
 
         Cancelling the task cancels the request.
 
         Args:
+            asked: what for.
             body: the request as received.
             deadline_ns: CLOCK_MONOTONIC, 0 for none.
             admission: what admit() returned for it; it is released when nobody holds the body any more.
@@ -198,17 +205,14 @@ class Dataplane:
         if self.draining:
             admission.release()
             raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
-        first = self._entry(body, deadline_ns, admission, head)
+        first = self._entry(asked, body, deadline_ns, admission, head)
         for recording in self._recordings:
             recording.arrived(first, admission, head.peer)
         batching = self._scheduler.batching(first.model)
         if batching is not None:
-            first.rows, outputs, inputs = peek_rows(body, padded=batching.pad_variable_length_inputs)
-            first.kind = first.signature, outputs, inputs
+            first.rows, first.kind = asked.rows(body, first.signature, batching)
             if first.rows > batching.run_rows:
-                # Parts are not padded to others' sizes: their outputs are put together again.
-                first.kind = first.signature, outputs, peek_rows(body)[2]
-                return await self._predict_in_parts(first, batching)
+                return await self._call_in_parts(first, batching)
         self._arrive(first)
         try:
             return await first.future
@@ -217,23 +221,26 @@ class Dataplane:
             raise
         except _MovedError:
             room = self.memory.admit(len(body), first.model.name, first.client if self._fair else None)
-            return await self.predict(body, deadline_ns, room, head)
+            return await self.call(asked, body, deadline_ns, room, head)
         finally:
             first.future = self._over
 
-    def _entry(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> _Pending:
+    def _entry(
+        self, asked: Asked, body: bytes, deadline_ns: int, admission: Admission, head: Head
+    ) -> _Pending:
         """What is to be queued. Raises PoolError, counted, for a request that no worker could take."""
         model = _NOBODYS
         try:
-            spec = peek(body)
+            spec = asked.spec(body)
             model = self._models.resolve(spec.name, spec.version, spec.label, head.metadata).model
             admission.belong(spec.name)
             return _Pending(
                 model,
-                spec.signature_name or tfs.DEFAULT_SIGNATURE,
+                asked.signature(spec),
                 body,
                 time.monotonic_ns(),
                 deadline_ns,
+                asked.method,
                 priority=self._callers.priority(head.metadata),
                 client=self._callers.client(head.metadata, head.peer),
                 future=self._loop.create_future(),
@@ -242,7 +249,7 @@ class Dataplane:
             )
         except PoolError as error:
             admission.release()
-            self._refused(model, error)
+            self._refused(asked.method, model, error)
             raise
 
     def _arrive(self, entry: _Pending) -> None:
@@ -252,7 +259,7 @@ class Dataplane:
         except PoolError as error:
             entry.let_go()
             if entry.part is None:
-                self._refused(entry.model, error)
+                self._refused(entry.method, entry.model, error)
             raise
         if stirs or (self._look is not None and entry.arrived_ns >= self._look_ns):
             self._pump_soon()
@@ -263,21 +270,21 @@ class Dataplane:
             if entry.part is None:
                 self._count(entry, "", _gone(entry, time.monotonic_ns()), None)
 
-    def _refused(self, model: ModelVersion, error: PoolError) -> None:
-        self._recorder.finished(model.name, model.version, "", error.code, 0.0, 0.0, None)
+    def _refused(self, method: Method, model: ModelVersion, error: PoolError) -> None:
+        self._recorder.finished(method, model.name, model.version, "", error.code, 0.0, 0.0, None)
         self._lacked(model, error)
 
     def _lacked(self, model: ModelVersion, error: PoolError) -> None:
         if error.lack is not None:
             self._recorder.lacked(model.name, model.version, error.lack)
 
-    async def _predict_in_parts(self, whole: _Pending, batching: BatchingSettings) -> bytes:
+    async def _call_in_parts(self, whole: _Pending, batching: BatchingSettings) -> bytes:
         """Runs a request of more rows than run at once over several workers, and puts it together in order."""
         try:
             ranges = split(whole.rows, batching)
         except PoolError as error:
             whole.let_go()
-            self._refused(whole.model, error)
+            self._refused(whole.method, whole.model, error)
             raise
         parts = [self._part(whole, rows) for rows in ranges]
         whole.admission.share(len(parts))
@@ -316,7 +323,8 @@ class Dataplane:
             for part in parts:
                 part.future = self._over
         try:
-            answer = join(answers)
+            # Of the other methods messages that follow one another are one: protobuf merges them.
+            answer = join(answers) if whole.method is Method.PREDICT else b"".join(answers)
         except ValueError as error:
             text = f"The parts that the request was run in do not go together: {error}"
             raise PoolError(Code.INTERNAL, text) from error
@@ -682,7 +690,7 @@ class Dataplane:
         code = Code(outcome.code)
         if self._captures and code is Code.OK and entry.part is None:
             for capture in self._captures:
-                capture.answered(entry.model, entry.body)
+                capture.answered(entry.model, entry.method, entry.body)
         self._scheduler.answered(entry, ran=code is not Code.DEADLINE_EXCEEDED)
         if entry.part is None:
             self._count(entry, str(worker.id), code, outcome, effective_s)
@@ -751,7 +759,7 @@ class Dataplane:
                 continue  # lost to an order before this one: what it was to run waits again
             packed, frames = worker.pack(order.dispatch, [entry.body for entry in order.entries])
             requests = [
-                messages.Request(body, entry.deadline_ns, entry.part)
+                messages.Request(body, entry.deadline_ns, entry.part, entry.method)
                 for body, entry in zip(packed, order.entries, strict=True)
             ]
             dispatch = messages.Dispatch(self.epoch, order.dispatch, requests, order.together)
@@ -795,8 +803,9 @@ class Dataplane:
     ) -> None:
         total_s = (time.monotonic_ns() - entry.arrived_ns) / 1e9
         queue_s = (entry.sent_ns - entry.arrived_ns) / 1e9 if entry.sent_ns else total_s
+        model = entry.model
         self._recorder.finished(
-            entry.model.name, entry.model.version, worker, code, total_s, queue_s, outcome, effective_s
+            entry.method, model.name, model.version, worker, code, total_s, queue_s, outcome, effective_s
         )
 
     def _recount(self, model: ModelVersion) -> None:

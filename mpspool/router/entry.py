@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpspool.core.ids import ModelVersion
+from mpspool.core.methods import Method
 
 if TYPE_CHECKING:
     from mpspool.router.line import Line
@@ -22,6 +23,7 @@ class Entry:
     be lost to it. `size` stays its length in bytes.
 
     Attributes:
+        method: what the body is.
         arrived_ns, deadline_ns: CLOCK_MONOTONIC; no deadline is 0.
         rows: dimension 0 of its inputs, where its model version batches; 0 where it shares no batch.
         kind: what must be the same in a batch.
@@ -53,6 +55,7 @@ class Entry:
     body: bytes
     arrived_ns: int
     deadline_ns: int = 0
+    method: Method = Method.PREDICT
     rows: int = 0
     kind: Kind | None = None
     part: tuple[int, int] | None = None

@@ -20,6 +20,7 @@ from mpspool.core import process
 from mpspool.core.errors import Code, Lack
 from mpspool.core.ids import ModelVersion
 from mpspool.core.messages import Outcome
+from mpspool.core.methods import Method
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import ModelVersionState, SlotState, WorkerState
 from mpspool.router import gpu_metrics
@@ -63,6 +64,7 @@ class Metrics:
 
     def finished(
         self,
+        method: Method,
         model: str,
         version: int,
         worker: str,
@@ -72,9 +74,10 @@ class Metrics:
         outcome: Outcome | None,
         effective_s: float = 0.0,
     ) -> None:
-        """Counts a Predict request whose answer is known.
+        """Counts a request to run a model whose answer is known.
 
         Args:
+            method: what it was.
             model: of ours, or "" where the request named none.
             version: of that model, or 0.
             worker: who answered it; "" where no worker did.
@@ -89,7 +92,7 @@ class Metrics:
         counts = self._versions.get((model, version))
         if counts is None:
             counts = self._versions[model, version] = VersionCounts()
-        counts.codes[code] = counts.codes.get(code, 0) + 1
+        counts.codes[method, code] = counts.codes.get((method, code), 0) + 1
         if total_s:
             counts.latency.observe(total_s)
             counts.queue.observe(queue_s)
@@ -115,7 +118,7 @@ class Metrics:
         counts.batch_rows.observe(rows)
 
     def lacked(self, model: str, version: int, lack: Lack) -> None:
-        """Says of a Predict request that finished() counts for want of what it was refused."""
+        """Says of a request that finished() counts for want of what it was refused."""
         counts = self._versions.get((model, version))
         if counts is None:
             counts = self._versions[model, version] = VersionCounts()
@@ -130,7 +133,7 @@ class Metrics:
             del self._workers[worker]
 
     def answered(self, method: str, code: Code, model: str = "", version: int | None = None) -> None:
-        """Counts a request that is no Predict, or that the front answered by itself.
+        """Counts a request that runs no model, or that the front answered by itself.
 
         Args:
             method: a method of the serving API, or "" for any other.

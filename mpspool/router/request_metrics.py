@@ -6,6 +6,7 @@ What is counted here becomes the client library's families when somebody scrapes
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
@@ -14,6 +15,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from mpspool.core.errors import Code, Lack
+from mpspool.core.methods import Method
 from mpspool.router.labels import VERSION, WORKER, worker_labels
 
 # fmt: off
@@ -67,7 +69,7 @@ class VersionCounts:
     )
 
     def __init__(self) -> None:
-        self.codes: dict[Code, int] = {}
+        self.codes: dict[tuple[Method, Code], int] = {}
         self.lacks: dict[Lack, int] = {}
         self.latency, self.queue = Buckets(SECONDS), Buckets(SECONDS)
         self.parse, self.run, self.encode = Buckets(SECONDS), Buckets(SECONDS), Buckets(SECONDS)
@@ -86,8 +88,8 @@ class WorkerCounts:
 
 
 _HISTOGRAMS = {
-    "latency": ("request_seconds", "Predict, from arrival to answer."),
-    "queue": ("queue_seconds", "Predict, from arrival to its last dispatch."),
+    "latency": ("request_seconds", "Requests that run a model, from arrival to answer."),
+    "queue": ("queue_seconds", "Requests that run a model, from arrival to the last dispatch."),
     "parse": ("worker_parse_seconds", "Decoding a request in its worker."),
     "run": ("worker_run_seconds", "TensorFlow's time for a request, or for the batch that it was in."),
     "encode": ("worker_encode_seconds", "Encoding a response in its worker."),
@@ -110,7 +112,7 @@ class RequestCollector(Collector):
     Args:
         versions: by name and version of a model; ("", 0) for requests that named none of ours.
         workers: by slot.
-        others: requests that are no Predict: by method, code, model and version.
+        others: requests that run no model: by method, code, model and version.
     """
 
     def __init__(
@@ -145,8 +147,8 @@ class RequestCollector(Collector):
             labels=(*VERSION, "method", "code"),
         )
         for key, counts in self._versions.items():
-            for code, count in counts.codes.items():
-                family.add_metric((*_labels(*key), "Predict", code.name), count)
+            for (method, code), count in _by_api(counts.codes).items():
+                family.add_metric((*_labels(*key), method, code.name), count)
         for (method, code, model, version), count in self._others.items():
             number = "" if version is None else str(version)
             family.add_metric((model, number, method, code.name), count)
@@ -155,7 +157,7 @@ class RequestCollector(Collector):
     def _refusals(self) -> Metric:
         family = CounterMetricFamily(
             "mpspool_refusals",
-            "Predict requests refused for want of room or time: queue_requests (max_queued_requests), queue_batches "
+            "Requests refused for want of room or time: queue_requests (max_queued_requests), queue_batches "
             "(max_enqueued_batches), bytes (max_queued_bytes), late (could not have met their deadlines).",
             labels=(*VERSION, "reason"),
         )
@@ -167,12 +169,12 @@ class RequestCollector(Collector):
     def _by_worker(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
             "mpspool_worker_requests",
-            "Predict requests answered by one worker slot.",
+            "Requests answered by one worker slot.",
             labels=(*WORKER, "code"),
         )
         seconds = SummaryMetricFamily(
             "mpspool_worker_request_seconds",
-            "Predict, from arrival to the answer of one worker slot.",
+            "From arrival to the answer of one worker slot.",
             labels=WORKER,
         )
         for worker, counts in self._workers.items():
@@ -182,6 +184,14 @@ class RequestCollector(Collector):
             seconds.add_metric(labels, sum(counts.codes.values()), counts.total_s)
         yield requests
         yield seconds
+
+
+def _by_api(codes: Mapping[tuple[Method, Code], int]) -> dict[tuple[str, Code], int]:
+    """REST's methods together with those of gRPC."""
+    found: Counter[tuple[str, Code]] = Counter()
+    for (method, code), count in codes.items():
+        found[method.api, code] += count
+    return found
 
 
 def _labels(model: str, version: int) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """TensorFlow Serving's gRPC services, as bytes in and bytes out.
 
-Predict is not decoded here: its bytes go to the data plane as they came. The small messages of
+What runs a model is not decoded here: its bytes go to the data plane as they came. The small messages of
 GetModelMetadata and GetModelStatus are answered from what the data plane knows.
 """
 
@@ -13,9 +13,11 @@ from google.protobuf.message import DecodeError
 
 from mpspool.core import envelope, tfs
 from mpspool.core.errors import Code, PoolError, Problem, StartError
+from mpspool.core.methods import Method as ModelMethod
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import ModelVersionState
 from mpspool.router import health, reflection, reload
+from mpspool.router.asked import Asked
 from mpspool.router.grpc_call import Call, Method, Unary
 from mpspool.router.grpc_server import Server
 from mpspool.router.memory import Admission, Memory
@@ -66,16 +68,18 @@ class Dataplane(health.Readiness, Protocol):
     draining: bool
     memory: Memory
 
-    def admit(self, size: int, start: bytes, head: Head) -> Admission:
-        """A Predict message of `size` bytes is about to be read; `start` is what is here of it, perhaps all.
+    def admit(self, asked: Asked, size: int, start: bytes, head: Head) -> Admission:
+        """A message of `size` bytes is about to be read; `start` is what is here of it, perhaps all.
 
-        What is returned goes to predict(), or is released where the call ends before.
+        What is returned goes to call(), or is released where the call ends before.
 
         Raises:
             PoolError: the message is refused, and the rest of it not read.
         """
 
-    async def predict(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> bytes:
+    async def call(
+        self, asked: Asked, body: bytes, deadline_ns: int, admission: Admission, head: Head
+    ) -> bytes:
         """Takes and returns serialised messages, and releases the admission; cancelling the task cancels the request."""
 
     def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
@@ -159,19 +163,25 @@ class GrpcFront:
         }
         return {
             **(mine if self._reload is not None else {}),
-            f"/{tfs.PREDICTION_SERVICE}/Predict": Unary(self._predict, self._admit_predict),
+            **{f"/{tfs.PREDICTION_SERVICE}/{method.api}": self._running(method) for method in tfs.LOG_FIELDS},
             f"/{tfs.PREDICTION_SERVICE}/GetModelMetadata": self._counted("GetModelMetadata", self._metadata),
             f"/{tfs.MODEL_SERVICE}/GetModelStatus": self._counted("GetModelStatus", self._model_status),
         }
 
-    def _admit_predict(self, size: int, start: bytes, head: Head) -> Admission:
-        if self._stopping or self._dataplane.draining:
-            self._metrics.answered("Predict", Code.UNAVAILABLE)
-            raise _shutting_down()
-        return self._dataplane.admit(size, start, head)
+    def _running(self, method: ModelMethod) -> Unary:
+        """A call that runs a model."""
+        asked, dataplane = Asked(method), self._dataplane
 
-    async def _predict(self, body: bytes, call: Call, admission: Admission) -> bytes:
-        return await self._dataplane.predict(body, call.deadline_ns, admission, call.head)
+        def admit(size: int, start: bytes, head: Head) -> Admission:
+            if self._stopping or dataplane.draining:
+                self._metrics.answered(method.api, Code.UNAVAILABLE)
+                raise _shutting_down()
+            return dataplane.admit(asked, size, start, head)
+
+        async def run(body: bytes, call: Call, admission: Admission) -> bytes:
+            return await dataplane.call(asked, body, call.deadline_ns, admission, call.head)
+
+        return Unary(run, admit)
 
     def _counted(self, method: str, answer: Callable[[bytes], Known]) -> Unary:
         """A call that only reads what is known, with its answers counted."""

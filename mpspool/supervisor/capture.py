@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mpspool.core import control
 from mpspool.core.control import ControlError
+from mpspool.core.methods import Method
 from mpspool.core.rundir import RunDir
 from mpspool.core.tfrecord import framed
 from mpspool.supervisor import ask
@@ -72,33 +73,43 @@ def _check(file: Path, *, own: bool) -> None:
         raise CaptureError(f"{file} cannot be written: {error.strerror}; {remedy}") from error
 
 
-def _requests(run: RunDir, name: str, version: int, count: int, timeout_s: float) -> Iterator[bytes]:
+def _requests(
+    run: RunDir, name: str, version: int, count: int, timeout_s: float
+) -> Iterator[tuple[Method, bytes]]:
     end = time.monotonic() + timeout_s
     asked = {"model": name, "version": version, "count": count, "for_s": timeout_s}
     try:
         stream = control.stream(run.router_control, "capture", timeout_s=_SILENCE_S, **asked)
         with contextlib.closing(stream) as pieces:
             for piece in pieces:
-                yield from (base64.b64decode(body) for body in piece["bodies"])
+                yield from ((Method(method), base64.b64decode(body)) for method, body in piece["requests"])
                 if time.monotonic() > end:
                     return
     except (ControlError, ValueError) as error:
         raise CaptureError(f"the router does not answer any more: {error}") from error
 
 
-def _write(file: Path, requests: list[bytes]) -> None:
-    from mpspool.core import tfs
-
+def _write(file: Path, requests: list[tuple[Method, bytes]]) -> None:
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as records:
-            for request in requests:
-                entry = tfs.PredictionLog()
-                entry.predict_log.request.ParseFromString(request)
-                entry.predict_log.request.model_spec.ClearField("version")
-                entry.predict_log.request.model_spec.ClearField("version_label")
-                records.write(framed(entry.SerializeToString()))
+            for method, body in requests:
+                records.write(framed(_log_entry(method, body)))
         temporary.replace(file)
     except OSError as error:
         temporary.unlink(missing_ok=True)
         raise CaptureError(f"{file} cannot be written: {error.strerror}; it is as it was") from error
+
+
+def _log_entry(method: Method, body: bytes) -> bytes:
+    """The PredictionLog of a request, for whatever version it is replayed to."""
+    from mpspool.core import tfs
+
+    entry = tfs.PredictionLog()
+    request = getattr(entry, tfs.LOG_FIELDS[method]).request
+    request.ParseFromString(body)
+    for spec in tfs.model_specs(request):
+        spec.ClearField("version")
+        spec.ClearField("version_label")
+    serialised: bytes = entry.SerializeToString()
+    return serialised

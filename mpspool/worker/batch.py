@@ -17,8 +17,8 @@ import numpy as np
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.settings import BatchingSettings
 from mpspool.worker import aligned
+from mpspool.worker.call import Call, Kind
 from mpspool.worker.engine.base import Array
-from mpspool.worker.predict import Call, Kind
 
 _MAX_NUMBERS = 4096
 _ALIAS = operator.itemgetter(0)
@@ -46,10 +46,14 @@ class Batching:
 
     Args:
         settings: of its batches.
+
+    Attributes:
+        run_rows: the most that run at once.
     """
 
     def __init__(self, settings: BatchingSettings) -> None:
-        self._run_rows = settings.run_rows
+        self.run_rows = settings.run_rows
+        self._max_rows = settings.max_batch_size
         self._allowed = settings.allowed_batch_sizes
         self._sizes: set[int | None] = set(self._allowed)
         self._pads_inputs = settings.pad_variable_length_inputs
@@ -65,7 +69,7 @@ class Batching:
             kind = call.kind
             rows = kind.rows if kind.rows >= 0 else self.rows(call)
             run, taken = open_runs.get(kind.key, ([], 0)) if rows else ([], 0)
-            if not run or taken + rows > self._run_rows:
+            if not run or taken + rows > self.run_rows:
                 run, taken = [], 0
                 runs.append(run)
             run.append(position)
@@ -80,6 +84,17 @@ class Batching:
             kind.rows = self._rows(kind, call.inputs())
             kind.key = self._number(self._key(call)) if kind.rows else None
         return kind.rows
+
+    def parts(self, call: Call, rows: int) -> list[Call]:
+        """What a call of too many rows is run in: of some methods the router does not take requests apart.
+
+        Raises:
+            PoolError: it has more rows than a request may have.
+        """
+        if rows > self._max_rows:
+            text = f"Task size {rows} is larger than maximum input batch size {self._max_rows}"
+            raise PoolError(Code.INVALID_ARGUMENT, text)
+        return [part(call, (at, min(at + self.run_rows, rows))) for at in range(0, rows, self.run_rows)]
 
     def _rows(self, kind: Kind, inputs: Mapping[str, Array]) -> int:
         rows = -1
@@ -109,7 +124,7 @@ class Batching:
     def _key(self, call: Call) -> Hashable:
         inputs = sorted(call.inputs().items(), key=_ALIAS)
         tensors = tuple((array.dtype, *self._alike(call, array)) for _, array in inputs)
-        return call.kind.plan.name, call.kind.response.aliases, tensors
+        return call.kind.plan.name, call.kind.response.form, tensors
 
     def _alike(self, call: Call, array: Array) -> tuple[object, ...]:
         """What is the same of tensors that can be joined, beside their types."""
@@ -182,11 +197,6 @@ def unsplittable(aliases: Sequence[str], outputs: Sequence[Array], rows: int) ->
         if not output.ndim or len(output) != rows:
             return Unsplittable(alias, output.shape)
     return None
-
-
-def first_rows(call: Call) -> int:
-    """Dimension 0 of the call's first input that has one; 0 where none has."""
-    return next((len(array) for array in call.inputs().values() if array.ndim), 0)
 
 
 def part(call: Call, rows: tuple[int, int]) -> Call:

@@ -155,8 +155,15 @@ class OnGpu:
 
     def run(self, signature: str, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         """Raises DeviceFailedError too."""
+        return self._watched(lambda: self._engine.run(signature, inputs, outputs))
+
+    def run_all(self, wanted: Sequence[tuple[str, Sequence[str]]], value: Array) -> list[Array]:
+        """Raises DeviceFailedError too."""
+        return self._watched(lambda: self._engine.run_all(wanted, value))
+
+    def _watched(self, run: Callable[[], list[Array]]) -> list[Array]:
         try:
-            return self._engine.run(signature, inputs, outputs)
+            return run()
         except PoolError as error:
             if found := self._failure(error):
                 raise DeviceFailedError(f"CUDA fails with {found}") from error

@@ -24,6 +24,7 @@ class ResponsePlan:
     Attributes:
         aliases: the outputs, in order.
         output_rows: TensorSpec.rows of each.
+        form, whole: see call.Response.
 
     Args:
         model: what is served.
@@ -31,15 +32,18 @@ class ResponsePlan:
         aliases: the outputs.
     """
 
+    whole = False
+
     def __init__(self, model: ModelVersion, signature: Signature, aliases: tuple[str, ...]) -> None:
         self.aliases = aliases
+        self.form = aliases
         self.output_rows = {signature.outputs[alias].rows for alias in aliases}
         self._outputs = [_Output(alias, signature.outputs[alias].dtype) for alias in aliases]
         spec = tfs.ModelSpec(name=model.name, signature_name=signature.name)
         spec.version.value = model.version
         self._model_spec = _delimited(_MODEL_SPEC_TAG, spec.SerializeToString())
 
-    def encode(self, outputs: Sequence[Array]) -> bytes:
+    def encode(self, outputs: Sequence[Array], _count: int = 0) -> bytes:
         """The PredictResponse. Copies each tensor once."""
         parts: list[Payload] = []
         for plan, output in zip(self._outputs, outputs, strict=True):

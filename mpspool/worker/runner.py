@@ -9,16 +9,19 @@ from itertools import accumulate
 from typing import ParamSpec, TypeVar
 
 import msgspec
+import numpy as np
 
 from mpspool.core import log, messages
 from mpspool.core.errors import Code, PoolError, cut
 from mpspool.core.messages import INLINE_MAX_BYTES, Dispatch, Outcome, Request
 from mpspool.core.progress import WHOLE, ProgressWriter
 from mpspool.core.settings import BatchingSettings
-from mpspool.worker.batch import Batching, Unsplittable, first_rows, part, unsplittable
+from mpspool.worker.batch import Batching, Unsplittable, part, unsplittable
+from mpspool.worker.call import Call, Kind
 from mpspool.worker.device_failure import DeviceFailedError
+from mpspool.worker.engine.base import Array
 from mpspool.worker.link import Ran
-from mpspool.worker.predict import Call, Kind, Predictor
+from mpspool.worker.predict import Predictor
 
 logger = log.get("worker")
 
@@ -94,7 +97,7 @@ class Runner:
         return self._alone(call, time.perf_counter_ns() - start, pad=pad)
 
     def _read(self, request: Request, body: bytes) -> Call:
-        call = self._predictor.read(body)
+        call = self._predictor.read(body, request.method)
         return call if request.rows is None else part(call, request.rows)
 
     def _alone(self, call: Call, read_ns: int, *, pad: bool = True) -> Outcome:
@@ -103,23 +106,20 @@ class Runner:
         rows = self._batching.rows(call) if pad else 0
         apart = pad and self._is_apart(kind)
         self._found_apart |= apart
-        padding = self._batching.padding(rows) if rows and not apart else 0
-        inputs = self._batching.joined([call], rows, padding) if padding else call.inputs()
-        joined = time.perf_counter_ns()
-        outputs = self._predictor.run(kind, inputs)
-        if padding:
-            if found := unsplittable(kind.response.aliases, outputs, rows + padding):
-                self._keep_apart(kind, found)
-                outputs = self._predictor.run(kind, call.inputs())
-            else:
-                outputs = [output[:rows] for output in outputs]
-        if call.part_rows and (found := unsplittable(kind.response.aliases, outputs, call.part_rows)):
-            raise found.error()
+        if rows > self._batching.run_rows and kind.response.whole:
+            joined = time.perf_counter_ns()
+            parts = [self._run(one, one.part_rows) for one in self._batching.parts(call, rows)]
+            outputs = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
+        else:
+            padding = self._batching.padding(rows) if rows and not apart else 0
+            inputs = self._batching.joined([call], rows, padding) if padding else call.inputs()
+            joined = time.perf_counter_ns()
+            outputs = self._run(call, rows, padding, inputs)
         ran = time.perf_counter_ns()
-        response = kind.response.encode(outputs)
+        response = call.encode(outputs)
         encoded = time.perf_counter_ns()
         if pad:
-            self._runs.append((1, rows or first_rows(call)))
+            self._runs.append((1, rows or call.first_rows()))
         return Outcome(
             Code.OK,
             response,
@@ -128,6 +128,22 @@ class Runner:
             (ran - joined) // 1000,
             (encoded - ran) // 1000,
         )
+
+    def _run(
+        self, call: Call, rows: int, padding: int = 0, inputs: dict[str, Array] | None = None
+    ) -> list[Array]:
+        """The outputs of one call, without its padding."""
+        kind = call.kind
+        outputs = self._predictor.run(kind, inputs or call.inputs())
+        if padding:
+            if found := unsplittable(kind.response.aliases, outputs, rows + padding):
+                self._keep_apart(kind, found)
+                outputs = self._predictor.run(kind, call.inputs())
+            else:
+                outputs = [output[:rows] for output in outputs]
+        if call.part_rows and (found := unsplittable(kind.response.aliases, outputs, call.part_rows)):
+            raise found.error()
+        return outputs
 
     def _together(self, dispatch: Dispatch, bodies: Sequence[bytes]) -> list[Outcome]:
         start = time.perf_counter_ns()

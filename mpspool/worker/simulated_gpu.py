@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from mpspool.core import log
@@ -105,10 +105,10 @@ class OnSimulatedGpu(OnGpu):
         super().__init__(engine, slot)
         self._gpu = gpu
 
-    def run(self, signature: str, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
+    def _watched(self, run: Callable[[], list[Array]]) -> list[Array]:
         self._gpu.begin()
         try:
-            found = super().run(signature, inputs, outputs)
+            found = super()._watched(run)
         except PoolError:
             self._gpu.end()
             raise

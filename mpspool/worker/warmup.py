@@ -23,7 +23,7 @@ logger = log.get("warmup")
 # Place, limit and rules are TensorFlow Serving's (servables/tensorflow/saved_model_warmup_util).
 REQUESTS_FILE = Path("assets.extra") / "tf_serving_warmup_requests"
 MAX_RECORDS = 1000
-_REFUSED = frozenset({"predict_streamed_log", "session_run_log"})
+_METHODS = {field: method for method, field in tfs.LOG_FIELDS.items()}
 
 
 def warm_up(engine: Engine, model: ModelVersion, path: Path, others: Path | None = None) -> int:
@@ -72,15 +72,14 @@ def _replay(predictor: Predictor, path: Path) -> int:
 
 def _replay_one(predictor: Predictor, entry: tfs.PredictionLog) -> None:
     kind = entry.WhichOneof("log_type")
-    if kind == "predict_log":
+    if kind in _METHODS:
+        request = getattr(entry, kind).request
         # Recorded under whatever name the model had then: TensorFlow Serving does not look at it.
-        request = entry.predict_log.request
-        request.model_spec.name = predictor.model.name
-        predictor.predict(request.SerializeToString())
-    elif kind in _REFUSED:
-        raise LoadError(f"Unsupported log_type for warmup: {kind}")
+        for spec in tfs.model_specs(request):
+            spec.name = predictor.model.name
+        predictor.predict(request.SerializeToString(), _METHODS[kind])
     elif kind:
-        logger.warning("warm-up record skipped: its method is not served", log_type=kind)
+        raise LoadError(f"Unsupported log_type for warmup: {kind}")
 
 
 def _records(path: Path) -> Iterator[bytes]:

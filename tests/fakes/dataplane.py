@@ -12,6 +12,7 @@ from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.states import ModelVersionState
 from mpspool.core.weights import WeightsReport
+from mpspool.router.asked import Asked
 from mpspool.router.memory import Admission, Memory
 from mpspool.router.models import VersionStatus
 from mpspool.router.tfs_grpc import Head
@@ -24,15 +25,15 @@ SIGNATURES.signature_def[tfs.DEFAULT_SIGNATURE].method_name = "tensorflow/servin
 class FakeDataplane:
     """Has model "half" in version 3 AVAILABLE and in version 4 failed.
 
-    Predict answers b"wait" never, b"break" with an error of its own making, b"refuse:TEXT" with
+    What runs a model answers b"wait" never, b"break" with an error of its own making, b"refuse:TEXT" with
     RESOURCE_EXHAUSTED and the text, and anything else with itself.
 
     Attributes:
         reason: what unready() answers; tell() lets the fronts know of a change.
         admitted: size and start of each message that was announced.
-        deadlines: of each predict, in nanoseconds of CLOCK_MONOTONIC.
-        heads: of each predict.
-        waiting: how many predicts run.
+        deadlines: of each call, in nanoseconds of CLOCK_MONOTONIC.
+        heads: of each call.
+        waiting: how many calls run.
         cancelled: how many were cancelled.
     """
 
@@ -48,11 +49,13 @@ class FakeDataplane:
         self.release = asyncio.Event()
         self._callbacks: list[Callable[[], None]] = []
 
-    def admit(self, size: int, start: bytes, _head: Head) -> Admission:
+    def admit(self, _asked: Asked, size: int, start: bytes, _head: Head) -> Admission:
         self.admitted.append((size, start))
         return self.memory.admit(size)
 
-    async def predict(self, body: bytes, deadline_ns: int, admission: Admission, head: Head) -> bytes:
+    async def call(
+        self, _asked: Asked, body: bytes, deadline_ns: int, admission: Admission, head: Head
+    ) -> bytes:
         self.heads.append(head)
         try:
             return await self._answer(body, deadline_ns)

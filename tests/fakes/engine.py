@@ -43,3 +43,9 @@ class FakeEngine:
         self.calls.append((signature, dict(inputs), tuple(outputs)))
         answer = self._answer(inputs)
         return [answer[alias] for alias in outputs]
+
+    def run_all(self, wanted: Sequence[tuple[str, Sequence[str]]], value: Array) -> list[Array]:
+        found = []
+        for signature, outputs in wanted:
+            found += self.run(signature, dict.fromkeys(self.signatures[signature].inputs, value), outputs)
+        return found

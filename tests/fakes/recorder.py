@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mpspool.core.errors import Code, Lack
 from mpspool.core.messages import Outcome
+from mpspool.core.methods import Method
 
 
 class Recorder:
@@ -19,6 +20,7 @@ class Recorder:
 
     def finished(
         self,
+        _method: Method,
         model: str,
         version: int,
         _worker: str,

@@ -26,6 +26,7 @@ from mpspool.core.progress import ProgressWriter
 from mpspool.core.settings import RouterSettings, SchedulingSettings
 from mpspool.core.states import WorkerState
 from mpspool.router.app import Control
+from mpspool.router.asked import PREDICT
 from mpspool.router.dataplane import Dataplane, _gone
 from mpspool.router.entry import Entry
 from mpspool.router.http2.headers import RequestHead
@@ -130,8 +131,8 @@ class Scene:
             request.model_spec.name = "m"
             body = request.SerializeToString()
         head = RequestHead(metadata=metadata or {}, peer="127.0.0.1:4711")
-        admission = self.dataplane.admit(len(body), body, head)
-        return asyncio.create_task(self.dataplane.predict(body, deadline_ns, admission, head))
+        admission = self.dataplane.admit(PREDICT, len(body), body, head)
+        return asyncio.create_task(self.dataplane.call(PREDICT, body, deadline_ns, admission, head))
 
     def lose(self, identity: bytes, dispatch: Dispatch) -> None:
         """The worker starts the first request of a dispatch and dies."""
@@ -774,13 +775,13 @@ def test_a_models_bytes_are_bounded_before_they_are_read(tmp_path: Path) -> None
             request.model_spec.name = name
             start = request.SerializeToString()
             if fits:
-                scene.dataplane.admit(101, start, RequestHead()).release()
+                scene.dataplane.admit(PREDICT, 101, start, RequestHead()).release()
                 continue
             with pytest.raises(
                 PoolError,
                 match="The request has 101 bytes and max_queued_bytes for m is 100: make it smaller",
             ):
-                scene.dataplane.admit(101, start, RequestHead())
+                scene.dataplane.admit(PREDICT, 101, start, RequestHead())
         assert scene.recorder.codes == [Code.RESOURCE_EXHAUSTED]
         assert scene.recorder.lacks == [Lack.BYTES]
         assert scene.recorder.models == [("m", 1)]
@@ -797,13 +798,13 @@ def test_what_names_no_model_of_ours_does_not_keep_others_out(tmp_path: Path) ->
         request = tfs.PredictRequest()
         request.model_spec.name = "made up"
         with pytest.raises(PoolError, match=r"Servable not found for request: Latest\(made up\)"):
-            scene.dataplane.admit(500, request.SerializeToString(), RequestHead())
-        scene.dataplane.admit(500, b"", RequestHead())
+            scene.dataplane.admit(PREDICT, 500, request.SerializeToString(), RequestHead())
+        scene.dataplane.admit(PREDICT, 500, b"", RequestHead())
         with pytest.raises(PoolError, match="their first bytes do not name hold 500 of 500 bytes"):
-            scene.dataplane.admit(1, b"", RequestHead())
+            scene.dataplane.admit(PREDICT, 1, b"", RequestHead())
         assert scene.recorder.models == [("", 0)] * 2
         request.model_spec.name = "m"
-        scene.dataplane.admit(500, request.SerializeToString(), RequestHead())
+        scene.dataplane.admit(PREDICT, 500, request.SerializeToString(), RequestHead())
 
     play(tmp_path, story)
 
@@ -826,7 +827,7 @@ def test_a_client_does_not_take_all_bytes_where_clients_share(
         for client, requests in (("flood", 10), ("other", 1)):
             for _ in range(requests):
                 with contextlib.suppress(PoolError):
-                    scene.dataplane.admit(100, start, RequestHead(metadata={"tenant": client}))
+                    scene.dataplane.admit(PREDICT, 100, start, RequestHead(metadata={"tenant": client}))
                     taken[client] += 1
         assert taken == expected
 

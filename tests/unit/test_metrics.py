@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from mpspool.core.errors import Code, Lack
 from mpspool.core.ids import WorkerId
 from mpspool.core.messages import Outcome
+from mpspool.core.methods import Method
 from mpspool.core.settings import RestartSettings, RouterSettings
 from mpspool.core.states import DomainState, SlotState, WorkerState
 from mpspool.mps.telemetry import GpuReading, as_message
@@ -66,7 +67,7 @@ def test_a_finished_request_is_counted_once_everywhere() -> None:
     """One Predict shows in the requests, its worker's, and in all five histograms, in seconds."""
     under_test = metrics()
     outcome = Outcome(0, "", parse_us=100, run_us=3000, encode_us=200)
-    under_test.finished("half", 3, WORKER, Code.OK, 0.25, 0.125, outcome)
+    under_test.finished(Method.PREDICT, "half", 3, WORKER, Code.OK, 0.25, 0.125, outcome)
     version = {"model": "half", "version": "3"}
     assert sample(under_test, "requests_total", method="Predict", code="OK", **version) == 1
     labels = {**version, "device": "cpu0", "slot": "0", "code": "OK"}
@@ -87,9 +88,11 @@ def test_a_request_has_its_effective_and_its_waiting_time() -> None:
     """All of its time is one or the other; where its worker's times are not known, there is neither."""
     under_test = metrics()
     outcome = Outcome(0, "", parse_us=100, run_us=3000, encode_us=200)
-    under_test.finished("half", 3, WORKER, Code.OK, 0.25, 0.125, outcome, 0.0625)
-    under_test.finished("half", 3, WORKER, Code.OK, 0.001, 0.0, outcome, 0.002)  # by two clocks
-    under_test.finished("half", 3, "", Code.DEADLINE_EXCEEDED, 0.5, 0.5, None)
+    under_test.finished(Method.PREDICT, "half", 3, WORKER, Code.OK, 0.25, 0.125, outcome, 0.0625)
+    under_test.finished(
+        Method.PREDICT, "half", 3, WORKER, Code.OK, 0.001, 0.0, outcome, 0.002
+    )  # by two clocks
+    under_test.finished(Method.PREDICT, "half", 3, "", Code.DEADLINE_EXCEEDED, 0.5, 0.5, None)
     version = {"model": "half", "version": "3"}
     assert sample(under_test, "effective_seconds_sum", **version) == 0.0625 + 0.002
     assert sample(under_test, "waiting_seconds_sum", **version) == 0.25 - 0.0625
@@ -133,7 +136,7 @@ def test_a_device_shows_what_runs_and_how_it_is_shared() -> None:
 def test_what_was_refused_at_the_door_has_no_latency() -> None:
     """A request that never waited or ran is counted by its code but in no histogram."""
     under_test = metrics()
-    under_test.finished("half", 3, "", Code.UNAVAILABLE, 0.0, 0.0, None)
+    under_test.finished(Method.PREDICT, "half", 3, "", Code.UNAVAILABLE, 0.0, 0.0, None)
     version = {"model": "half", "version": "3"}
     assert sample(under_test, "requests_total", method="Predict", code="UNAVAILABLE", **version) == 1
     assert sample(under_test, "request_seconds_count", **version) == 0
@@ -143,7 +146,7 @@ def test_unknown_models_make_no_series() -> None:
     """A thousand invented names add one series, not a thousand."""
     under_test = metrics()
     for index in range(1000):
-        under_test.finished(f"invented{index}", 1, "", Code.NOT_FOUND, 0.0, 0.0, None)
+        under_test.finished(Method.PREDICT, f"invented{index}", 1, "", Code.NOT_FOUND, 0.0, 0.0, None)
     labels = {"model": "", "version": "", "method": "Predict", "code": "NOT_FOUND"}
     assert sample(under_test, "requests_total", **labels) == 1000
     assert not [name for name, _ in read(under_test) if "invented" in name]
@@ -153,7 +156,7 @@ def test_unknown_models_make_no_series() -> None:
 def test_a_model_may_answer_not_found() -> None:
     """NOT_FOUND from a worker is the model's own answer and keeps the model's labels."""
     under_test = metrics()
-    under_test.finished("half", 3, WORKER, Code.NOT_FOUND, 0.1, 0.0, Outcome(5))
+    under_test.finished(Method.PREDICT, "half", 3, WORKER, Code.NOT_FOUND, 0.1, 0.0, Outcome(5))
     labels = {"model": "half", "version": "3", "method": "Predict", "code": "NOT_FOUND"}
     assert sample(under_test, "requests_total", **labels) == 1
 
@@ -180,7 +183,7 @@ def test_other_methods_carry_the_model_they_were_about() -> None:
 def test_what_requests_are_refused_for_is_counted() -> None:
     """By model version; what has not come yet is 0."""
     under_test = metrics()
-    under_test.finished("half", 3, "", Code.UNAVAILABLE, 0.0, 0.0, None)
+    under_test.finished(Method.PREDICT, "half", 3, "", Code.UNAVAILABLE, 0.0, 0.0, None)
     under_test.lacked("half", 3, Lack.BATCHES)
     counts = {
         reason: sample(under_test, "refusals_total", model="half", version="3", reason=reason)
@@ -333,8 +336,8 @@ def test_latencies_count_up_to_each_bound() -> None:
     """Per model version, in the order of the bounds, the last one being all; a request that named no model is none."""
     under_test = metrics()
     for total_s in (0.004, 0.004, 0.25, 100.0):
-        under_test.finished("half", 3, WORKER, Code.OK, total_s, 0.001, None)
-    under_test.finished("invented", 1, "", Code.NOT_FOUND, 0.1, 0.0, None)
+        under_test.finished(Method.PREDICT, "half", 3, WORKER, Code.OK, total_s, 0.001, None)
+    under_test.finished(Method.PREDICT, "invented", 1, "", Code.NOT_FOUND, 0.1, 0.0, None)
     found = under_test.latencies()
     assert list(found["models"]) == ["half@3"]
     counts = dict(zip([*found["bounds_s"], "all"], found["models"]["half@3"], strict=True))
@@ -364,6 +367,6 @@ def test_counting_costs_microseconds() -> None:
     for _ in range(5):
         start = time.process_time()
         for _ in range(1000):
-            under_test.finished("half", 3, WORKER, Code.OK, 0.004, 0.002, outcome)
+            under_test.finished(Method.PREDICT, "half", 3, WORKER, Code.OK, 0.004, 0.002, outcome)
         best_s = min(best_s, (time.process_time() - start) / 1000)
     assert best_s < 50e-6

@@ -71,3 +71,17 @@ class Engine(Protocol):
         Raises:
             PoolError: with TensorFlow's code and text, where the model's kernels refuse the input.
         """
+
+    def run_all(self, wanted: Sequence[tuple[str, Sequence[str]]], value: Array) -> list[Array]:
+        """Runs several signatures that take one input each, on the same value.
+
+        Args:
+            wanted: each signature, and which of its outputs.
+            value: what each is given.
+
+        Returns:
+            The outputs, one signature's after the other's.
+
+        Raises:
+            PoolError: as run() does.
+        """

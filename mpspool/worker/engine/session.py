@@ -45,6 +45,21 @@ class _Call:
     echoes: tuple[tuple[int, str], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class _CallAll:
+    """Several signatures and a choice of outputs, compiled.
+
+    Attributes:
+        feeds: the tensors, which are all given the same.
+        run: arrays in, the fetched arrays out.
+        places: where among these each output is; None for one that is an input itself.
+    """
+
+    feeds: tuple[str, ...]
+    run: Callable[..., list[Any]]
+    places: tuple[int | None, ...]
+
+
 class SessionEngine:
     """A loaded model version. Implements Engine.
 
@@ -80,6 +95,7 @@ class SessionEngine:
             self.close()
             raise
         self._call = lru_cache(_MAX_CALLS)(self._compile)
+        self._call_all = lru_cache(_MAX_CALLS)(self._compile_all)
 
     def _load(self, path: Path, tags: Sequence[str], weights: Segment | str) -> Callable[[], WeightsReport]:
         if not isinstance(weights, str):
@@ -117,6 +133,18 @@ class SessionEngine:
             fetched.insert(position, inputs[alias])
         return [value if type(value) is np.ndarray else _as_array(value) for value in fetched]
 
+    def run_all(self, wanted: Sequence[tuple[str, Sequence[str]]], value: Array) -> list[Array]:
+        """See Engine.run_all. What the signatures have in common is computed once."""
+        try:
+            call = self._call_all(tuple((signature, tuple(outputs)) for signature, outputs in wanted))
+            fetched = call.run(*[value] * len(call.feeds))
+        except PoolError:
+            raise
+        except Exception as error:
+            raise pool_error(error) from error
+        found = [value if index is None else fetched[index] for index in call.places]
+        return [one if type(one) is np.ndarray else _as_array(one) for one in found]
+
     def unready(self) -> str:
         """Why a signature would lack what it reads: variables or tables that the loader left empty. Else ""."""
         graph = self._session.graph
@@ -142,6 +170,19 @@ class SessionEngine:
         feeds = {alias: info.name for alias, info in definition.inputs.items()}
         run = self._callable(list(feeds.values()), fetches) if fetches or not echoes else _fetch_nothing
         return _Call(tuple(feeds), run, echoes)
+
+    def _compile_all(self, wanted: tuple[tuple[str, tuple[str, ...]], ...]) -> _CallAll:
+        feeds: dict[str, None] = {}
+        tensors: list[str] = []
+        for signature, outputs in wanted:
+            self._signatures.require_plain(signature)
+            definition = self._signatures.definitions[signature]
+            feeds |= dict.fromkeys(info.name for info in definition.inputs.values())
+            tensors += [definition.outputs[alias].name for alias in outputs]
+        fetches = [name for name in dict.fromkeys(tensors) if name not in feeds]
+        places = tuple(None if name in feeds else fetches.index(name) for name in tensors)
+        run = self._callable(list(feeds), fetches) if fetches else _fetch_nothing
+        return _CallAll(tuple(feeds), run, places)
 
     def _callable(self, feeds: list[str], fetches: list[str]) -> Callable[..., list[Any]]:
         options = config_pb2.CallableOptions(feed=feeds, fetch=fetches, run_options=self._options)

@@ -77,6 +77,14 @@ class Tf2Engine:
         except Exception as error:
             raise pool_error(error) from error
 
+    def run_all(self, wanted: Sequence[tuple[str, Sequence[str]]], value: Array) -> list[Array]:
+        """See Engine.run_all. One signature runs after the other."""
+        found = []
+        for signature, outputs in wanted:
+            (alias,) = self._signatures.specs[signature].inputs
+            found += self.run(signature, {alias: value}, outputs)
+        return found
+
 
 def _as_array(value: Any) -> Array:
     """Scalars come as NumPy scalars, and as bytes where they are strings."""

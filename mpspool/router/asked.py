@@ -1,0 +1,53 @@
+"""What a request asks for, as far as the router looks at it: which method, of which model, of how many rows. Pure."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from mpspool.core import tfs
+from mpspool.core.envelope import ModelSpecPeek, peek, peek_examples, peek_rows, peek_start
+from mpspool.core.methods import Method
+from mpspool.core.settings import BatchingSettings
+from mpspool.router.entry import Kind
+
+# Methods whose answers to some rows go together without being read: protobuf merges messages that follow one another.
+_MERGED = frozenset({Method.CLASSIFY, Method.REGRESS})
+
+
+class Asked(NamedTuple):
+    """A method, and of whom it is asked where that does not stand in the request's bytes: REST has it in the path."""
+
+    method: Method
+    told: ModelSpecPeek | None = None
+
+    def spec(self, body: bytes) -> ModelSpecPeek:
+        """The model_spec. Raises PoolError for bytes without a right one."""
+        return self.told or peek(body, self.method)
+
+    def spec_at_start(self, start: bytes) -> ModelSpecPeek | None:
+        """The model_spec, from the first bytes; None where they do not say."""
+        return self.told or peek_start(start, self.method)
+
+    def signature(self, spec: ModelSpecPeek) -> str:
+        """What its cost is known by: requests of one method and signature cost alike."""
+        name = spec.signature_name or tfs.DEFAULT_SIGNATURE
+        if self.method is Method.PREDICT:
+            return name
+        return f"{'REST ' if self.method.is_rest else ''}{self.method.api} {name}"
+
+    def rows(self, body: bytes, signature: str, batching: BatchingSettings) -> tuple[int, Kind]:
+        """How many rows the request has, as far as can be told, and with whom it may share a batch."""
+        if self.method is Method.PREDICT:
+            rows, outputs, inputs = peek_rows(body, padded=batching.pad_variable_length_inputs)
+            if rows > batching.run_rows:
+                # Parts are not padded to others' sizes: their outputs are put together again.
+                inputs = peek_rows(body)[2]
+            return rows, (signature, outputs, inputs)
+        if self.method in _MERGED:
+            return peek_examples(body), (signature, b"", b"")
+        # Of these the worker alone can tell, and takes apart what is too large.
+        rows = 1 if self.method.is_rest else peek_examples(body)
+        return min(rows, batching.run_rows), (signature, b"", b"")
+
+
+PREDICT = Asked(Method.PREDICT)

@@ -1,0 +1,1 @@
+"""Classify, Regress and MultiInference: tf.Examples in, labels and scores out."""

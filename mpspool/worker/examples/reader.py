@@ -1,0 +1,179 @@
+"""Classify, Regress and MultiInference requests: their bytes to checked calls of the engine.
+
+What is refused, in which order and with which words follows TensorFlow Serving (servables/tensorflow/classifier.cc,
+regressor.cc, multi_inference.cc, util.cc).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf.message import DecodeError
+
+from mpspool.core import envelope, tfs
+from mpspool.core.errors import Code, PoolError
+from mpspool.core.ids import ModelVersion
+from mpspool.core.methods import Method
+from mpspool.worker.call import Call, Kind, check_model
+from mpspool.worker.engine.base import Array, Engine
+from mpspool.worker.examples.response import Asked, ExamplesResponse, MultiInferenceResponse, asked
+from mpspool.worker.examples.tasks import CLASSIFY, INPUTS, REGRESS, Classification, Regression
+from mpspool.worker.plan import Plan, Plans
+
+# With the tag of its result in an InferenceResult.
+_TASKS: dict[str, tuple[type[Classification | Regression], bytes]] = {
+    CLASSIFY: (Classification, b"\x12"),
+    REGRESS: (Regression, b"\x1a"),
+}
+_NAMES = {Method.CLASSIFY: CLASSIFY, Method.REGRESS: REGRESS}
+# The order of a request's tasks is the client's choice.
+_MAX_KINDS = 256
+
+
+class ExamplesReader:
+    """Reads Classify requests, or Regress requests.
+
+    Args:
+        method: which of them.
+        plans: of the model version.
+        model: its name and version.
+    """
+
+    def __init__(self, method: Method, plans: Plans, model: ModelVersion) -> None:
+        self._method = method
+        self._plans = plans
+        self._model = model
+        self._kinds: dict[str, Kind] = {}
+
+    def read(self, body: bytes) -> Call:
+        """A request, parsed and checked. Raises PoolError."""
+        request = _parse(tfs.RawExamplesRequest, body, self._method)
+        check_model(request, self._model)
+        kind = self.kind(request.model_spec.signature_name or tfs.DEFAULT_SIGNATURE)
+        return call(kind, body, examples(request.input))
+
+    def kind(self, name: str) -> Kind:
+        """Of a signature. Raises PoolError for one that is not for this method."""
+        kind = self._kinds.get(name)
+        if kind is None:
+            plan = self._plans.find(name)
+            if plan is None:
+                raise _invalid(f"No signature was found with the name: {name}")
+            one = _asked(_NAMES[self._method], plan, self._plans, self._model)
+            kind = self._kinds[name] = Kind(plan, ExamplesResponse([one]))
+        return kind
+
+
+class MultiInferenceReader:
+    """Reads MultiInference requests.
+
+    Args:
+        plans: of the model version.
+        model: its name and version.
+    """
+
+    def __init__(self, plans: Plans, model: ModelVersion) -> None:
+        self._plans = plans
+        self._model = model
+        self._kinds: dict[tuple[tuple[str, str], ...], MultiKind] = {}
+
+    def read(self, body: bytes) -> Call:
+        """A request, parsed and checked. Raises PoolError."""
+        request = _parse(tfs.RawMultiInferenceRequest, body, Method.MULTI_INFERENCE)
+        self._check_models(request.tasks)
+        tasks = tuple(
+            (task.model_spec.signature_name or tfs.DEFAULT_SIGNATURE, task.method_name)
+            for task in request.tasks
+        )
+        kind = self._kinds.get(tasks) or self._kind(tasks)
+        return call(kind, body, examples(request.input))
+
+    def _check_models(self, tasks: Sequence[Any]) -> None:
+        if not tasks:
+            raise envelope.missing_name()
+        if not all(task.model_spec.name for task in tasks):
+            raise _invalid("Found ModelSpec with an empty model name.")
+        check_model(tasks[0], self._model)
+        if any(task.model_spec.name != self._model.name for task in tasks):
+            raise _invalid("All ModelSpecs in a MultiInferenceRequest must access the same model name.")
+
+    def _kind(self, tasks: Sequence[tuple[str, str]]) -> MultiKind:
+        found: dict[str, tuple[Plan, Asked]] = {}
+        for name, method in tasks:
+            if name in found:
+                raise _invalid(f"Duplicate evaluation of signature: {name}")
+            plan = self._plans.find(name)
+            if plan is None:
+                raise _invalid(f"Requested signature not found in model graph: {name}")
+            if method not in _TASKS:
+                raise PoolError(Code.UNIMPLEMENTED, f"Unsupported signature method_name: {method}")
+            found[name] = plan, _asked(method, plan, self._plans, self._model)
+        plans = [plan for plan, _ in found.values()]
+        kind = MultiKind(plans[0], MultiInferenceResponse([one for _, one in found.values()]))
+        kind.wanted = [(plan.name, one.task.aliases) for plan, one in found.values()]
+        kind.plans = plans
+        if len(self._kinds) < _MAX_KINDS:
+            self._kinds[tuple(tasks)] = kind
+        return kind
+
+
+class MultiKind(Kind):
+    """Of a request for several signatures, which are all given the same examples.
+
+    Attributes:
+        plans: of the signatures, in order; `plan` is the first.
+        wanted: the signatures, and which outputs of each.
+    """
+
+    __slots__ = ("plans", "wanted")
+
+    plans: list[Plan]
+    wanted: list[tuple[str, tuple[str, ...]]]
+
+    def run(self, engine: Engine, inputs: Mapping[str, Array]) -> list[Array]:
+        """See Kind.run."""
+        return engine.run_all(self.wanted, inputs[INPUTS])
+
+
+def _asked(method: str, plan: Plan, plans: Plans, model: ModelVersion) -> Asked:
+    make, tag = _TASKS[method]
+    return asked(make(plans.definition(plan.name)), tag, model, plan.signature)
+
+
+def call(kind: Kind, body: bytes, found: Array) -> Call:
+    """A call for these examples. Raises PoolError where a signature does not take examples."""
+    inputs = {INPUTS: found}
+    for plan in kind.plans if isinstance(kind, MultiKind) else (kind.plan,):
+        plan.check_types(inputs)
+    return Call(kind, body, inputs)
+
+
+def examples(given: Any) -> Array:
+    """The serialised tf.Examples of a RawInput, each after its context.
+
+    Messages that follow one another are one to protobuf, in which what comes later wins.
+
+    Raises:
+        PoolError: INVALID_ARGUMENT, there are none.
+    """
+    which = given.WhichOneof("kind")
+    found = list(getattr(given, which).examples) if which else []
+    if not found:
+        raise _invalid("Input is empty.")
+    context = b"".join(given.example_list_with_context.context)
+    array = np.empty(len(found), object)
+    array[:] = [context + one for one in found] if context else found
+    return array
+
+
+def _parse(kind: Any, body: bytes, method: Method) -> Any:
+    try:
+        return kind.FromString(body)
+    except DecodeError:
+        raise envelope.malformed(body, method.message) from None
+
+
+def _invalid(message: str) -> PoolError:
+    return PoolError(Code.INVALID_ARGUMENT, message)
