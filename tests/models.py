@@ -340,6 +340,74 @@ def _alias(tf: Any, path: str) -> None:
         )
 
 
+def _example_outputs(tf: Any, serialised: Any) -> dict[str, dict[str, Any]]:
+    """What the signatures of "examples" answer to tf.Examples with x, x2 and words."""
+    spec = {
+        "x": tf.io.FixedLenFeature([1], tf.float32),
+        "x2": tf.io.FixedLenFeature([1], tf.float32, default_value=[0.0]),
+        "words": tf.io.FixedLenFeature([2], tf.string, default_value=["low", "high"]),
+    }
+    found = tf.io.parse_example(serialised, spec)
+    y, y3 = found["x"] * 0.5 + 2.0, found["x2"] * 0.5 + 3.0
+    both = tf.concat([y, y3], axis=1)
+    return {
+        "regress_x_to_y": {"outputs": y},
+        "regress_x2_to_y3": {"outputs": tf.squeeze(y3, axis=1)},
+        "classify_x_to_y": {"scores": y},
+        "classify_words": {"classes": found["words"]},
+        "classify_both": {"classes": found["words"], "scores": both},
+        "wrong_rank": {"scores": tf.expand_dims(both, 2)},
+        "wrong_type": {"outputs": tf.cast(y, tf.float64)},
+        "wrong_classes": {"classes": both},
+        "one_row_less": {"outputs": y[1:]},
+        "uneven": {"classes": found["words"], "scores": y},
+        "other_outputs": {"probabilities": both},
+        "three_outputs": {"classes": found["words"], "scores": both, "y": y},
+    }
+
+
+_METHODS = {"regress": "tensorflow/serving/regress", "classify": "tensorflow/serving/classify"}
+
+
+def _examples(tf: Any, path: str) -> None:
+    """Signatures for Classify and Regress, right and wrong ones; "serving_default" is Predict's."""
+
+    def signature(key: str) -> Any:
+        spec = tf.TensorSpec([None], tf.string, name="inputs")
+        return tf.function(lambda inputs: _example_outputs(tf, inputs)[key], input_signature=[spec])
+
+    module = tf.Module()
+    with tf.Graph().as_default():
+        keys = list(_example_outputs(tf, tf.compat.v1.placeholder(tf.string, [None])))
+    module.asked = {key: signature(key) for key in keys}
+    plain = tf.TensorSpec([None], tf.float32, name="inputs")
+    module.floats = tf.function(lambda inputs: {"outputs": inputs}, input_signature=[plain])
+    spec = tf.TensorSpec([None], tf.float32, name="x")
+    module.predict = tf.function(lambda x: {"y": x * 0.5 + 2.0}, input_signature=[spec])
+    names = {**module.asked, "floats": module.floats, "serving_default": module.predict}
+    tf.saved_model.save(module, path, signatures=names)
+
+
+def _examples_tf1(tf: Any, path: str) -> None:
+    """The same from a graph: all signatures but "floats" and "serving_default" share one placeholder."""
+    v1 = tf.compat.v1
+    define, describe = (
+        v1.saved_model.signature_def_utils.build_signature_def,
+        v1.saved_model.utils.build_tensor_info,
+    )
+    with tf.Graph().as_default(), v1.Session() as session:
+        serialised = v1.placeholder(tf.string, [None], name="examples")
+        signatures = {}
+        for key, outputs in _example_outputs(tf, serialised).items():
+            described = {alias: describe(output) for alias, output in outputs.items()}
+            method = _METHODS.get(key.partition("_")[0], "tensorflow/serving/predict")
+            signatures[key] = define({"inputs": describe(serialised)}, described, method)
+        x = v1.placeholder(tf.float32, [None], name="x")
+        signatures["floats"] = define({"inputs": describe(x)}, {"outputs": describe(x)}, _METHODS["regress"])
+        signatures["serving_default"] = v1.saved_model.predict_signature_def({"x": x}, {"y": x * 0.5 + 2.0})
+        _save_signatures(v1, session, path, **signatures)
+
+
 def _save_signatures(v1: Any, session: Any, path: str, **signatures: Any) -> None:
     builder = v1.saved_model.Builder(path)
     builder.add_meta_graph_and_variables(session, ["serve"], signatures)
@@ -691,6 +759,8 @@ _BUILDERS: dict[str, Callable[[Any, str], None]] = {
     "strings_tf1": _strings_tf1,
     "dtypes": _dtypes,
     "alias": _alias,
+    "examples": _examples,
+    "examples_tf1": _examples_tf1,
     "defaults": _defaults,
     "sparse": _sparse,
     "training_tags": _training_tags,

@@ -328,9 +328,6 @@ def test_garbage_is_the_clients_error(fronts: Fronts, path: str) -> None:
 
 
 UNSERVED = [
-    f"/{tfs.PREDICTION_SERVICE}/Classify",
-    f"/{tfs.PREDICTION_SERVICE}/Regress",
-    f"/{tfs.PREDICTION_SERVICE}/MultiInference",
     f"/{tfs.MODEL_SERVICE}/HandleReloadConfigRequest",
     f"/{tfs.PREDICTION_SERVICE}/NoSuchMethod",
     "/tensorflow.serving.SessionService/SessionRun",
@@ -352,7 +349,7 @@ def test_unknown_methods_make_no_series(fronts: Fronts) -> None:
     text = fronts.get("/metrics")[1]
     assert "invented" not in text
     assert 'code="UNIMPLEMENTED",method="",' in text
-    assert 'code="UNIMPLEMENTED",method="Classify",' in text
+    assert 'code="UNIMPLEMENTED",method="HandleReloadConfigRequest",' in text
 
 
 def test_the_small_calls_count_for_their_model(fronts: Fronts) -> None:

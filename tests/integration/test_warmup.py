@@ -39,6 +39,10 @@ class Recording:
         self.calls.append((signature, inputs))
         return self.engine.run(signature, inputs, outputs)
 
+    def run_all(self, wanted: Sequence[tuple[str, Sequence[str]]], value: Array) -> list[Array]:
+        self.calls += [(signature, {"inputs": value}) for signature, _ in wanted]
+        return self.engine.run_all(wanted, value)
+
 
 @pytest.fixture
 def path(model_dir: Callable[[str], Path], tmp_path: Path) -> Path:
@@ -84,18 +88,48 @@ def test_recorded_request_that_fails(engine: Recording, path: Path) -> None:
         warmup.warm_up(engine, MODEL, path)
 
 
-def test_other_methods(engine: Recording, path: Path) -> None:
-    """Methods that are not served here are skipped; what TensorFlow Serving refuses is refused."""
-    skipped = [tfs.PredictionLog(), tfs.PredictionLog()]
-    skipped[0].classify_log.SetInParent()
-    write(path, [entry.SerializeToString() for entry in skipped] + [predict_log([1]).SerializeToString()])
+def examples_log(field: str, *signatures: str) -> Any:
+    """For two examples with x = 1 and x = 2."""
+    entry = tfs.PredictionLog()
+    request = getattr(entry, field).request
+    for signature in signatures:
+        spec = request.tasks.add() if field == "multi_inference_log" else request
+        if field == "multi_inference_log":
+            spec.method_name = f"tensorflow/serving/{signature.partition('_')[0]}"
+        spec.model_spec.name, spec.model_spec.signature_name = "another name", signature
+    for x in (1.0, 2.0):
+        request.input.example_list.examples.add().features.feature["x"].float_list.value.append(x)
+    return entry
+
+
+@pytest.mark.parametrize("name", ["examples", "examples_tf1"])
+def test_other_methods(model_dir: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    """Recorded Classify, Regress and MultiInference requests are replayed; one that fails fails the load."""
+    path = Path(shutil.copytree(model_dir(name) / "1", tmp_path / "1"))
+    engine = loaded(path)
+    recorded = [
+        examples_log("classify_log", "classify_both"),
+        examples_log("regress_log", "regress_x_to_y"),
+        examples_log("multi_inference_log", "regress_x_to_y", "classify_x_to_y"),
+        tfs.PredictionLog(),
+    ]
+    write(path, [entry.SerializeToString() for entry in recorded])
     warmup.warm_up(engine, MODEL, path)
-    assert len(engine.calls) == 1
-    refused = tfs.PredictionLog()
-    refused.session_run_log.SetInParent()
+    found = ["classify_both", "regress_x_to_y", "regress_x_to_y", "classify_x_to_y"]
+    assert [signature for signature, _ in engine.calls] == found
     shutil.rmtree(path / "assets.extra")
+    write(path, [examples_log("regress_log", "classify_both").SerializeToString()])
+    with pytest.raises(LoadError, match=r"warm-up record 1 of .* failed: Expected one output Tensor\."):
+        warmup.warm_up(engine, MODEL, path)
+
+
+@pytest.mark.parametrize("field", ["session_run_log", "predict_streamed_log"])
+def test_unsupported_records(engine: Recording, path: Path, field: str) -> None:
+    """What TensorFlow Serving does not replay fails the load, as there."""
+    refused = tfs.PredictionLog()
+    getattr(refused, field).SetInParent()
     write(path, [refused.SerializeToString()])
-    with pytest.raises(LoadError, match="Unsupported log_type for warmup: session_run_log"):
+    with pytest.raises(LoadError, match=f"Unsupported log_type for warmup: {field}"):
         warmup.warm_up(engine, MODEL, path)
 
 

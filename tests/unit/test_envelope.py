@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mpspool.core import envelope, tfs
 from mpspool.core.envelope import ModelSpecPeek, peek_rows
 from mpspool.core.errors import Code, PoolError
+from mpspool.core.methods import Method
 
 
 def _parse(body: bytes) -> ModelSpecPeek | None:
@@ -250,3 +251,66 @@ def test_rows_of_anything(body: bytes) -> None:
     """Bytes that are no request have no rows, and never raise."""
     rows, _, _ = peek_rows(body)
     assert rows >= 0
+
+
+examples = st.lists(
+    st.binary(max_size=20).map(
+        lambda x: tfs.Example(features={"feature": {"x": {"bytes_list": {"value": [x]}}}})
+    ),
+    max_size=5,
+)
+
+
+@given(st.lists(specs, max_size=3), examples, examples, st.booleans())
+def test_examples_are_counted(models: list[bytes], some: list[Any], more: list[Any], context: bool) -> None:
+    """As many as protobuf finds, whatever stands around them; a list sent in two pieces is one."""
+    body = b"".join(models)
+    for found in (some, more):
+        request = tfs.ClassificationRequest()
+        given = request.input.example_list_with_context if context else request.input.example_list
+        given.examples.extend(found)
+        body += request.SerializeToString()
+    assert envelope.peek_examples(body) == len(some) + len(more)
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_have_some_examples(body: bytes) -> None:
+    """Counting never raises."""
+    assert envelope.peek_examples(body) >= 0
+    envelope.peek_start(body, Method.MULTI_INFERENCE)
+
+
+@given(st.lists(specs, max_size=3), st.lists(unknown, max_size=2).map(b"".join))
+def test_the_first_task_says_whose_it_is(models: list[bytes], more: bytes) -> None:
+    """A MultiInferenceRequest is for the model of its first task; without one it has no name, as in TensorFlow Serving."""
+    request = tfs.MultiInferenceRequest()
+    for spec in models:
+        request.tasks.add().model_spec.CopyFrom(tfs.PredictRequest.FromString(spec).model_spec)
+    body = request.SerializeToString() + more
+    try:
+        request = tfs.MultiInferenceRequest.FromString(body)
+    except DecodeError:
+        return
+    spec = request.tasks[0].model_spec if request.tasks else tfs.ModelSpec()
+    if not spec.name:
+        with pytest.raises(PoolError, match=r"ModelSpec has no name specified\."):
+            envelope.peek(body, Method.MULTI_INFERENCE)
+        return
+    found = envelope.peek(body, Method.MULTI_INFERENCE)
+    assert (found.name, found.signature_name) == (spec.name, spec.signature_name)
+    if models:
+        assert envelope.peek_start(body, Method.MULTI_INFERENCE) == found
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (Method.CLASSIFY, "ClassificationRequest"),
+        (Method.REGRESS, "RegressionRequest"),
+        (Method.MULTI_INFERENCE, "MultiInferenceRequest"),
+    ],
+)
+def test_what_is_malformed_is_named(method: Method, message: str) -> None:
+    """Bytes that are no request: the text has the message's name."""
+    with pytest.raises(PoolError, match=rf"The 2 bytes received are not a tensorflow\.serving\.{message}: "):
+        envelope.peek(b"\x0a\x05", method)
