@@ -377,7 +377,7 @@ def test_a_refused_shape_is_explained_by_the_client(fronts: Fronts, monkeypatch:
     async def refuse(*_: object) -> bytes:
         raise PoolError(Code.INVALID_ARGUMENT, "In[0] is not a matrix")
 
-    monkeypatch.setattr(fronts.dataplane, "predict", refuse)
+    monkeypatch.setattr(fronts.dataplane, "call", refuse)
 
     def told(document: object) -> str:
         with pytest.raises(client.CallError) as caught:
