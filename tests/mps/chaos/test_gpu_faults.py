@@ -140,6 +140,8 @@ def running_for(pool: Pool) -> dict[str, float]:
 
 def test_a_worker_that_was_shot_while_it_was_busy(pool: Pool, running: Load) -> None:
     """Its server does not come back, so its daemon is restarted; the request runs elsewhere, and so does all else."""
+    workers = pool.workers()
+    past = len(pool.events())
     slow = subprocess.Popen(
         [
             *CLI,
@@ -156,11 +158,10 @@ def test_a_worker_that_was_shot_while_it_was_busy(pool: Pool, running: Load) -> 
         text=True,
         cwd=ROOT,
     )
-    past = len(pool.events())
     victim = until(lambda: next((name for name, s in running_for(pool).items() if s > 0.2), ""), 20)
-    worker = pool.workers()[victim]
+    worker = workers[victim]
+    os.kill(worker["pid"], signal.SIGKILL)  # at once: it runs for a second
     others = on(pool, "gpu1" if worker["device"] == "gpu0" else "gpu0", "pid")
-    os.kill(worker["pid"], signal.SIGKILL)
     assert json.loads(slow.communicate(timeout=60)[0]) == {"y": [10.5]}
     until(lambda: pool.workers()[victim]["generation"] > worker["generation"] and pool.all_ready(), 60)
     assert "restarting the MPS daemon" in [event["event"] for event in pool.events()[past:]]
