@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from mpspool.core import tfs
-from mpspool.core.envelope import peek_rows
 from mpspool.core.messages import Outcome, Result
+from mpspool.router.asked import rows_of
 from mpspool.router.entry import Entry
 from mpspool.router.load import Batch
 from mpspool.router.memory import Admission
@@ -54,7 +54,7 @@ class Arrivals:
             "time": round((entry.arrived_ns - self._began_ns) / 1e9, 6),
             "model": entry.model.name,
             "version": entry.model.version,
-            "rows": max(1, peek_rows(entry.body)[0]),
+            "rows": max(1, rows_of(entry.method, entry.body)),
             "bytes": len(entry.body),
         }
         if entry.signature != tfs.DEFAULT_SIGNATURE:

@@ -43,11 +43,16 @@ class Asked(NamedTuple):
                 # Parts are not padded to others' sizes: their outputs are put together again.
                 inputs = peek_rows(body)[2]
             return rows, (signature, outputs, inputs)
-        if self.method in _MERGED:
-            return peek_examples(body), (signature, b"", b"")
-        # Of these the worker alone can tell, and takes apart what is too large.
-        rows = 1 if self.method.is_rest else peek_examples(body)
-        return min(rows, batching.run_rows), (signature, b"", b"")
+        rows = rows_of(self.method, body)
+        # Those whose answers do not go together go whole, and the worker takes apart what is too large.
+        return rows if self.method in _MERGED else min(rows, batching.run_rows), (signature, b"", b"")
+
+
+def rows_of(method: Method, body: bytes) -> int:
+    """How many rows a request has, as far as can be told; 0 where it has none."""
+    if method is Method.PREDICT:
+        return peek_rows(body)[0]
+    return 1 if method.is_rest else peek_examples(body)
 
 
 PREDICT = Asked(Method.PREDICT)

@@ -217,7 +217,7 @@ def part(call: Call, rows: tuple[int, int]) -> Call:
         first, whole = alias, len(array)
     if not 0 <= start < end <= whole or not first:
         raise _cannot_be_split(f'rows {start} to {end} are asked for, and its input "{first}" has {whole}')
-    kind = Kind(call.kind.plan, call.kind.response)
+    kind = call.kind.of_part()
     outputs = kind.plan.signature.outputs
     for alias in kind.response.aliases:
         if outputs[alias].rows is not None:

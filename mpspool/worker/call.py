@@ -64,6 +64,10 @@ class Kind:
         self.rows = -1
         self.key: int | None = None
 
+    def of_part(self) -> Kind:
+        """Of some rows of such a request."""
+        return Kind(self.plan, self.response)
+
     def run(self, engine: Engine, inputs: Mapping[str, Array]) -> list[Array]:
         """The outputs, in the order of `response.aliases`. Raises what the engine does."""
         return engine.run(self.plan.name, inputs, self.response.aliases)

@@ -261,7 +261,7 @@ class Runner:
 
 
 def _key(kind: Kind) -> tuple[str, tuple[str, ...]]:
-    return kind.plan.name, kind.response.aliases
+    return kind.plan.name, kind.response.form
 
 
 def _expired(request: Request, now_ns: int) -> bool:

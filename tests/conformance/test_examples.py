@@ -12,8 +12,9 @@ from typing import Any
 import grpc
 import pytest
 
+from mpspool.core import tfs
 from tests.conftest import PoolStarter
-from tests.pool import Pool
+from tests.pool import Pool, cli
 
 NAMES = ["examples", "examples_tf1"]
 INVALID, NOT_FOUND = grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND
@@ -255,45 +256,47 @@ def test_multi_inference_refuses(stub: Any, apis: Any) -> None:
     assert asked(("nobody", "x", classify))[0] is NOT_FOUND
 
 
+@pytest.mark.parametrize("model", NAMES)
 def test_batches(
-    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path, apis: Any
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path, apis: Any, model: str
 ) -> None:
     """With batching each gets its own answer: of one example or many, of more than run at once, beside others' Predict."""
     batching = (
         "batching: {max_batch_size: 64, max_execution_batch_size: 8, enable_large_batch_splitting: true, "
         "batch_timeout_micros: 2000, max_enqueued_batches: 1000}\n"
     )
-    pool = start(start_pool, model_dir, tmp_path, ["examples"], batching)
+    pool = start(start_pool, model_dir, tmp_path, [model], batching)
     with grpc.insecure_channel(pool.address) as channel, ThreadPoolExecutor(16) as clients:
         stub = apis.service.PredictionServiceStub(channel)
 
         def regress(first: int) -> None:
             xs = range(first, first + 1 + first % 20)
-            answer = stub.Regress(ask(apis.regress, "regress_x_to_y", *xs), timeout=30)
+            answer = stub.Regress(ask(apis.regress, "regress_x_to_y", *xs, model=model), timeout=30)
             assert [one.value for one in answer.result.regressions] == [x / 2 + 2 for x in xs]
 
         def classify(first: int) -> None:
             xs = range(first, first + 1 + first % 20)
-            answer = stub.Classify(ask(apis.classify, "classify_both", *xs), timeout=30)
+            answer = stub.Classify(ask(apis.classify, "classify_both", *xs, model=model), timeout=30)
             found = [[one.score for one in entry.classes] for entry in answer.result.classifications]
             assert found == [[x / 2 + 2, x * 5 + 3] for x in xs]
 
         def multi(first: int) -> None:
             made = apis.multi()
-            for signature in ("regress_x_to_y", "regress_x2_to_y3"):
+            signatures = ["regress_x_to_y", "regress_x2_to_y3"][: 1 + first % 2]
+            for signature in signatures:
                 task = made.tasks.add(method_name="tensorflow/serving/regress")
-                task.model_spec.name, task.model_spec.signature_name = "examples", signature
+                task.model_spec.name, task.model_spec.signature_name = model, signature
             xs = range(first, first + 1 + first % 20)
             for x in xs:
                 fill(made.input.example_list.examples.add(), x, 10 * x)
-            one, other = stub.MultiInference(made, timeout=30).results
-            assert [found.value for found in one.regression_result.regressions] == [x / 2 + 2 for x in xs]
-            assert [found.value for found in other.regression_result.regressions] == [x * 5 + 3 for x in xs]
+            results = stub.MultiInference(made, timeout=30).results
+            found = [[entry.value for entry in one.regression_result.regressions] for one in results]
+            assert found == [[x / 2 + 2 for x in xs], [x * 5 + 3 for x in xs]][: len(signatures)]
 
         waiting = [clients.submit(kind, n) for n in range(60) for kind in (regress, classify, multi)]
         for one in waiting:
             one.result()
-        too_many = ask(apis.regress, "regress_x_to_y", *range(65))
+        too_many = ask(apis.regress, "regress_x_to_y", *range(65), model=model)
         text = "Task size 65 is larger than maximum input batch size 64"
         assert refused(stub.Regress, too_many) == (INVALID, text)
     joined, runs = (
@@ -319,3 +322,38 @@ def test_counted_by_method(pool: Pool, stub: Any, apis: Any, method: str) -> Non
     getattr(stub, method)(made, timeout=10)
     labels = f'code="OK",method="{method}",model="examples",version="1"'
     assert f"mpspool_requests_total{{{labels}}}" in metrics(pool)
+
+
+def test_captured(pool: Pool, stub: Any, apis: Any, tmp_path: Path) -> None:
+    """`mpspool capture` keeps requests of every method, as TensorFlow Serving's warm-up file has them."""
+    file = tmp_path / "requests"
+    command = ("capture", "examples_tf1", "--count", 6, "--output", file, "--run-dir", pool.run_dir)
+    multi = apis.multi()
+    task = multi.tasks.add(method_name="tensorflow/serving/regress")
+    task.model_spec.name, task.model_spec.signature_name = "examples_tf1", "regress_x_to_y"
+    task.model_spec.version.value = 1
+    fill(multi.input.example_list.examples.add(), 1)
+    with ThreadPoolExecutor(1) as beside:
+        done = beside.submit(cli, *command)
+        while not done.done():
+            stub.Classify(ask(apis.classify, "classify_both", 1, model="examples_tf1"), timeout=10)
+            stub.Regress(ask(apis.regress, "regress_x_to_y", 1, model="examples_tf1"), timeout=10)
+            stub.MultiInference(multi, timeout=10)
+    assert done.result().returncode == 0, done.result().stderr
+    entries = [tfs.PredictionLog.FromString(record) for record in records(file.read_bytes())]
+    kinds = [entry.WhichOneof("log_type") for entry in entries]
+    assert {kind: kinds.count(kind) for kind in kinds} == {
+        "classify_log": 2,
+        "regress_log": 2,
+        "multi_inference_log": 2,
+    }
+    (found, *_) = [entry for entry in entries if entry.WhichOneof("log_type") == "multi_inference_log"]
+    assert not found.multi_inference_log.request.tasks[0].model_spec.HasField("version")
+
+
+def records(data: bytes) -> Iterator[bytes]:
+    """Of a TFRecord file: length, its checksum, the record, its checksum."""
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        yield data[12 : 12 + size]
+        data = data[16 + size :]

@@ -29,7 +29,7 @@ _TASKS: dict[str, tuple[type[Classification | Regression], bytes]] = {
 }
 _NAMES = {Method.CLASSIFY: CLASSIFY, Method.REGRESS: REGRESS}
 # The order of a request's tasks is the client's choice.
-_MAX_KINDS = 256
+_MAX_ANSWERS = 256
 
 
 class ExamplesReader:
@@ -45,25 +45,25 @@ class ExamplesReader:
         self._method = method
         self._plans = plans
         self._model = model
-        self._kinds: dict[str, Kind] = {}
+        self._answers: dict[str, tuple[Plan, ExamplesResponse]] = {}
 
     def read(self, body: bytes) -> Call:
         """A request, parsed and checked. Raises PoolError."""
         request = _parse(tfs.RawExamplesRequest, body, self._method)
         check_model(request, self._model)
-        kind = self.kind(request.model_spec.signature_name or tfs.DEFAULT_SIGNATURE)
-        return call(kind, body, examples(request.input))
+        plan, answer = self._answer(request.model_spec.signature_name or tfs.DEFAULT_SIGNATURE)
+        return _call(Kind(plan, answer), [plan], body, examples(request.input))
 
-    def kind(self, name: str) -> Kind:
+    def _answer(self, name: str) -> tuple[Plan, ExamplesResponse]:
         """Of a signature. Raises PoolError for one that is not for this method."""
-        kind = self._kinds.get(name)
-        if kind is None:
+        found = self._answers.get(name)
+        if found is None:
             plan = self._plans.find(name)
             if plan is None:
                 raise _invalid(f"No signature was found with the name: {name}")
             one = _asked(_NAMES[self._method], plan, self._plans, self._model)
-            kind = self._kinds[name] = Kind(plan, ExamplesResponse([one]))
-        return kind
+            found = self._answers[name] = plan, ExamplesResponse([one])
+        return found
 
 
 class MultiInferenceReader:
@@ -77,7 +77,7 @@ class MultiInferenceReader:
     def __init__(self, plans: Plans, model: ModelVersion) -> None:
         self._plans = plans
         self._model = model
-        self._kinds: dict[tuple[tuple[str, str], ...], MultiKind] = {}
+        self._answers: dict[tuple[tuple[str, str], ...], tuple[list[Plan], MultiInferenceResponse]] = {}
 
     def read(self, body: bytes) -> Call:
         """A request, parsed and checked. Raises PoolError."""
@@ -87,8 +87,8 @@ class MultiInferenceReader:
             (task.model_spec.signature_name or tfs.DEFAULT_SIGNATURE, task.method_name)
             for task in request.tasks
         )
-        kind = self._kinds.get(tasks) or self._kind(tasks)
-        return call(kind, body, examples(request.input))
+        plans, answer = self._answers.get(tasks) or self._answer(tasks)
+        return _call(MultiKind(plans, answer), plans, body, examples(request.input))
 
     def _check_models(self, tasks: Sequence[Any]) -> None:
         if not tasks:
@@ -99,7 +99,7 @@ class MultiInferenceReader:
         if any(task.model_spec.name != self._model.name for task in tasks):
             raise _invalid("All ModelSpecs in a MultiInferenceRequest must access the same model name.")
 
-    def _kind(self, tasks: Sequence[tuple[str, str]]) -> MultiKind:
+    def _answer(self, tasks: Sequence[tuple[str, str]]) -> tuple[list[Plan], MultiInferenceResponse]:
         found: dict[str, tuple[Plan, Asked]] = {}
         for name, method in tasks:
             if name in found:
@@ -110,31 +110,35 @@ class MultiInferenceReader:
             if method not in _TASKS:
                 raise PoolError(Code.UNIMPLEMENTED, f"Unsupported signature method_name: {method}")
             found[name] = plan, _asked(method, plan, self._plans, self._model)
+        answer = MultiInferenceResponse([one for _, one in found.values()])
         plans = [plan for plan, _ in found.values()]
-        kind = MultiKind(plans[0], MultiInferenceResponse([one for _, one in found.values()]))
-        kind.wanted = [(plan.name, one.task.aliases) for plan, one in found.values()]
-        kind.plans = plans
-        if len(self._kinds) < _MAX_KINDS:
-            self._kinds[tuple(tasks)] = kind
-        return kind
+        if len(self._answers) < _MAX_ANSWERS:
+            self._answers[tuple(tasks)] = plans, answer
+        return plans, answer
 
 
 class MultiKind(Kind):
     """Of a request for several signatures, which are all given the same examples.
 
-    Attributes:
-        plans: of the signatures, in order; `plan` is the first.
-        wanted: the signatures, and which outputs of each.
+    Args:
+        plans: of the signatures, in order.
+        response: their answer.
     """
 
-    __slots__ = ("plans", "wanted")
+    __slots__ = ("_answer", "_plans")
 
-    plans: list[Plan]
-    wanted: list[tuple[str, tuple[str, ...]]]
+    def __init__(self, plans: Sequence[Plan], response: MultiInferenceResponse) -> None:
+        super().__init__(plans[0], response)
+        self._plans, self._answer = plans, response
+
+    def of_part(self) -> Kind:
+        """See Kind.of_part."""
+        return MultiKind(self._plans, self._answer)
 
     def run(self, engine: Engine, inputs: Mapping[str, Array]) -> list[Array]:
         """See Kind.run."""
-        return engine.run_all(self.wanted, inputs[INPUTS])
+        wanted = [(one.signature, one.task.aliases) for one in self._answer.tasks]
+        return engine.run_all(wanted, inputs[INPUTS])
 
 
 def _asked(method: str, plan: Plan, plans: Plans, model: ModelVersion) -> Asked:
@@ -142,10 +146,10 @@ def _asked(method: str, plan: Plan, plans: Plans, model: ModelVersion) -> Asked:
     return asked(make(plans.definition(plan.name)), tag, model, plan.signature)
 
 
-def call(kind: Kind, body: bytes, found: Array) -> Call:
+def _call(kind: Kind, plans: Sequence[Plan], body: bytes, found: Array) -> Call:
     """A call for these examples. Raises PoolError where a signature does not take examples."""
     inputs = {INPUTS: found}
-    for plan in kind.plans if isinstance(kind, MultiKind) else (kind.plan,):
+    for plan in plans:
         plan.check_types(inputs)
     return Call(kind, body, inputs)
 

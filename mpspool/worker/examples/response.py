@@ -24,12 +24,14 @@ class Asked(NamedTuple):
 
     Attributes:
         task: what its outputs become.
+        signature: the key of its signature.
         tag: of its result, in an InferenceResult.
         spec: the serialised ModelSpec that goes with it.
         rows: TensorSpec.rows of each of its outputs.
     """
 
     task: Task
+    signature: str
     tag: bytes
     spec: bytes
     rows: set[int | None]
@@ -40,13 +42,14 @@ def asked(task: Task, tag: bytes, model: ModelVersion, signature: Signature) -> 
     spec = tfs.ModelSpec(name=model.name, signature_name=signature.name)
     spec.version.value = model.version
     rows = {signature.outputs[alias].rows for alias in task.aliases}
-    return Asked(task, tag, spec.SerializeToString(), rows)
+    return Asked(task, signature.name, tag, spec.SerializeToString(), rows)
 
 
 class ExamplesResponse:
     """The answer to a Classify or Regress request.
 
     Attributes:
+        tasks: what is asked, in order.
         aliases: the outputs to be run for, in order.
         output_rows, form, whole: see call.Response.
     """
@@ -54,10 +57,11 @@ class ExamplesResponse:
     whole = False
 
     def __init__(self, tasks: Sequence[Asked]) -> None:
-        self._tasks = tasks
+        self.tasks = tasks
         self.aliases = tuple(alias for one in tasks for alias in one.task.aliases)
         self.output_rows = {rows for one in tasks for rows in one.rows}
-        self.form = (type(self).__name__, *(type(one.task).__name__ for one in tasks))
+        asked_for = (f"{type(one.task).__name__} {one.signature}" for one in tasks)
+        self.form = (type(self).__name__, *asked_for)
 
     def encode(self, outputs: Sequence[Array], count: int) -> bytes:
         """The answer to a request of so many examples. Raises PoolError."""
@@ -75,7 +79,7 @@ class ExamplesResponse:
         """
         results, start = [], 0
         count = bounds[-1]
-        for one in self._tasks:
+        for one in self.tasks:
             own = outputs[start : start + len(one.task.aliases)]
             start += len(own)
             results.append(one.task.entries(own, count))
@@ -85,7 +89,7 @@ class ExamplesResponse:
         ]
 
     def _message(self, results: Sequence[bytes]) -> bytes:
-        (result,), (one,) = results, self._tasks
+        (result,), (one,) = results, self.tasks
         return _field(_RESULT, result) + _field(_SPEC, one.spec)
 
 
@@ -97,7 +101,7 @@ class MultiInferenceResponse(ExamplesResponse):
     def _message(self, results: Sequence[bytes]) -> bytes:
         return b"".join(
             _field(_RESULTS, _field(_RESULT_SPEC, one.spec) + _field(one.tag, result))
-            for one, result in zip(self._tasks, results, strict=True)
+            for one, result in zip(self.tasks, results, strict=True)
         )
 
 

@@ -1,0 +1,67 @@
+"""What the router sees of a request before a worker does: its method, model, signature and rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mpspool.core import tfs
+from mpspool.core.envelope import ModelSpecPeek
+from mpspool.core.methods import Method
+from mpspool.core.settings import BatchingSettings
+from mpspool.router.asked import PREDICT, Asked, rows_of
+
+BATCHING = BatchingSettings(max_batch_size=16, max_execution_batch_size=4)
+SPEC = ModelSpecPeek("half", 3, None, "sum")
+
+
+def examples(kind: Any, count: int) -> bytes:
+    request = kind()
+    target = request.tasks.add() if kind is tfs.MultiInferenceRequest else request
+    target.model_spec.name, target.model_spec.signature_name = "half", "sum"
+    target.model_spec.version.value = 3
+    for _ in range(count):
+        request.input.example_list.examples.add()
+    return bytes(request.SerializeToString())
+
+
+KINDS = {
+    Method.CLASSIFY: tfs.ClassificationRequest,
+    Method.REGRESS: tfs.ClassificationRequest,  # with the same fields as a RegressionRequest
+    Method.MULTI_INFERENCE: tfs.MultiInferenceRequest,
+}
+
+
+@pytest.mark.parametrize("method", KINDS)
+def test_examples_are_rows(method: Method) -> None:
+    """Of gRPC's other methods each example is a row; only what can be put together again runs in parts."""
+    body = examples(KINDS[method], 7)
+    asked = Asked(method)
+    assert asked.spec(body) == asked.spec_at_start(body) == SPEC
+    assert rows_of(method, body) == 7
+    rows, kind = asked.rows(body, asked.signature(SPEC), BATCHING)
+    assert rows == (4 if method is Method.MULTI_INFERENCE else 7)
+    assert kind == (f"{method.api} sum", b"", b"")
+
+
+def test_rest_says_whose_it_is_beside_the_body() -> None:
+    """The body is not looked at; a request counts as one row until its worker has read it."""
+    asked = Asked(Method.REST_PREDICT, SPEC)
+    assert asked.spec(b"{") == asked.spec_at_start(b"") == SPEC
+    assert asked.rows(b"{", asked.signature(SPEC), BATCHING) == (1, ("REST Predict sum", b"", b""))
+
+
+def test_requests_that_cost_alike_are_told_apart_from_others() -> None:
+    """By method and signature: Predict has the plain name of its signature."""
+    assert PREDICT.signature(SPEC) == "sum"
+    assert PREDICT.signature(SPEC._replace(signature_name="")) == tfs.DEFAULT_SIGNATURE
+    names = {Asked(method, SPEC).signature(SPEC) for method in Method}
+    assert len(names) == len(Method)
+
+
+@pytest.mark.parametrize("method", list(Method))
+def test_any_bytes_have_some_rows(method: Method) -> None:
+    """What is no request has none, and raises nothing."""
+    for body in (b"", b"\xff" * 20, b"\x12\x05"):
+        assert rows_of(method, body) in (0, 1)
