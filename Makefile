@@ -26,7 +26,7 @@ VERSIONS := tests/chaos/test_versions.py tests/chaos/test_many_versions.py tests
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
 test: $(VENV)/.dev $(GPU) compiler
-	$(PYTEST) $(PARALLEL) tests/unit tests/conformance tests/integration $(UNLOADED) $(VERSIONS:%=--ignore %)
+	$(PYTEST) $(PARALLEL) tests/unit tests/fuzz tests/conformance tests/integration $(UNLOADED) $(VERSIONS:%=--ignore %)
 	$(PYTEST) tests/gpu
 
 # What dies, hangs or floods under load.

@@ -73,17 +73,19 @@ def check_labels(models: Iterable[Model], is_available: Callable[[str, int], boo
 
 def _check(model: Any) -> None:
     """Raises PoolError."""
-    by_type = {"TENSORFLOW": _PLATFORM}
-    old = tfs.ModelType.Name(model.model_type) if model.model_type else ""
+    old = model.model_type
     if old and model.model_platform:
-        text = "Illegal setting both ModelServerConfig::model_type(deprecated) and ModelServerConfig::model_platform."
-        raise PoolError(Code.INVALID_ARGUMENT, text)
-    platform = model.model_platform or by_type.get(old, old)
-    if not platform:
         text = (
-            "Illegal setting neither ModelServerConfig::model_type(deprecated) nor "
-            "ModelServerConfig::model_platform."
+            "Illegal setting both ModelServerConfig::model_type (deprecated) and "
+            f"ModelServerConfig::model_platform, model name is {model.name}"
         )
+        raise PoolError(Code.INVALID_ARGUMENT, text)
+    if old not in (0, tfs.ModelType.Value("TENSORFLOW")):
+        text = f"ModelServerConfig::model_type choice {old} not supported."
+        raise PoolError(Code.INVALID_ARGUMENT, text)
+    platform = model.model_platform or (_PLATFORM if old else "")
+    if not platform:
+        text = f"Illegal setting neither ModelServerConfig::model_type (deprecated) nor ModelServerConfig::model_platform, model name is {model.name}"
         raise PoolError(Code.INVALID_ARGUMENT, text)
     if platform != _PLATFORM:
         text = f"model {model.name} has model_platform {platform}, and only {_PLATFORM} is served here"

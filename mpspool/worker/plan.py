@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mpspool.core import tfs
+from google.protobuf.message import DecodeError
+
+from mpspool.core import envelope, tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.worker import codec
@@ -145,6 +147,8 @@ def _tensor(raw: Any, alias: str, body: bytes) -> Array:
         return codec.decode(raw, lambda: tfs.PredictRequest.FromString(body).inputs[alias])
     except codec.TensorError:
         raise _invalid(f"tensor parsing error: {alias}") from None
+    except DecodeError:  # in a list, which is not looked into before
+        raise envelope.malformed(body) from None
 
 
 def _invalid(message: str) -> PoolError:

@@ -293,3 +293,15 @@ def test_what_the_engine_raises_passes_through() -> None:
     with pytest.raises(PoolError, match="Incompatible shapes") as raised:
         predict(FakeEngine([_signature()], refuse), MODEL, _body({"x": _f32(1)}))
     assert raised.value.code is Code.INVALID_ARGUMENT
+
+
+def test_a_list_that_is_cut_off_is_the_clients_error() -> None:
+    """One that the tensor's type does not use, beside a field that makes the whole be looked at again."""
+    tensor = (
+        b"\x08\x01" + b"\x1a\x00" + b"\x52\x01\xf9"
+    )  # DT_FLOAT, an unknown field, int64_val without its end
+    entry = b"\x0a\x01x" + b"\x12" + bytes([len(tensor)]) + tensor
+    body = b"\x0a\x06\x0a\x04half" + b"\x12" + bytes([len(entry)]) + entry
+    with pytest.raises(PoolError, match=r"are not a tensorflow\.serving\.PredictRequest") as refused:
+        Predictor(FakeEngine([_signature()], _half), MODEL).predict(body)
+    assert refused.value.code is Code.INVALID_ARGUMENT

@@ -64,7 +64,8 @@ def test_labels_and_what_is_not_ours() -> None:
     [
         ({"model_platform": ""}, "Illegal setting neither"),
         ({"model_type": 1}, "Illegal setting both"),
-        ({"model_platform": "", "model_type": 2}, "model_platform OTHER"),
+        ({"model_platform": "", "model_type": 2}, "model_type choice 2 not supported"),
+        ({"model_platform": "", "model_type": 6}, "model_type choice 6 not supported"),
         ({"model_platform": "estimator"}, "only tensorflow is served here"),
         ({"base_path": "m"}, "Expected model m to have an absolute path or URI; got base_path()=m"),
     ],

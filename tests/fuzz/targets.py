@@ -1,0 +1,208 @@
+"""What is fuzzed: each target takes bytes, and raises only where the product would fail on them.
+
+Nothing that comes from outside may raise anything but PoolError, and none with INTERNAL: that is ours to say of ourselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mpspool.core import envelope, tfs
+from mpspool.core.errors import Code, PoolError
+from mpspool.core.ids import ModelVersion
+from mpspool.core.methods import Method
+from mpspool.core.settings import BatchingSettings
+from mpspool.router import inflate, reload
+from mpspool.router.asked import Asked
+from mpspool.router.memory import Memory
+from mpspool.worker.batch import Batching
+from mpspool.worker.engine.base import Array, Signature, TensorSpec
+from mpspool.worker.predict import Predictor
+from tests.fakes.engine import FakeEngine
+from tests.fakes.http2 import GREETING, Echo, Scene
+
+Target = Callable[[bytes], None]
+
+_MODEL = ModelVersion("m", 1)
+_BATCHING = BatchingSettings(max_batch_size=8, pad_variable_length_inputs=True)
+_FLOAT, _STRING, _INT64, _BOOL = 1, 7, 9, 10
+
+
+def _signature(name: str, inputs: Mapping[str, int], outputs: Mapping[str, int]) -> Signature:
+    def specs(types: Mapping[str, int]) -> dict[str, TensorSpec]:
+        return {alias: TensorSpec(number, None) for alias, number in types.items()}
+
+    return Signature(name, "", specs(inputs), specs(outputs), {"d": np.float32([1])} if "d" in inputs else {})
+
+
+_SIGNATURES = [
+    _signature(
+        tfs.DEFAULT_SIGNATURE,
+        {"x": _FLOAT, "s": _STRING, "i": _INT64, "b": _BOOL, "d": _FLOAT},
+        {"y": _FLOAT},
+    ),
+    _signature("regress", {"inputs": _STRING}, {"outputs": _FLOAT}),
+    _signature("classify", {"inputs": _STRING}, {"classes": _STRING, "scores": _FLOAT}),
+]
+
+
+def _answer(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    rows = max((len(array) for array in inputs.values() if array.ndim), default=1)
+    numbers = np.zeros(rows, np.float32)
+    labels = np.full((rows, 2), b"label", object)
+    return {"y": numbers, "outputs": numbers, "classes": labels, "scores": np.zeros((rows, 2), np.float32)}
+
+
+class _Described(FakeEngine):
+    """With the outputs in its definitions, as a loaded model has them."""
+
+    @property
+    def signature_def_map(self) -> bytes:
+        definitions = tfs.SignatureDefMap()
+        for key, signature in self.signatures.items():
+            for alias in signature.inputs:
+                definitions.signature_def[key].inputs[alias].name = f"{key}_{alias}:0"
+            for alias in signature.outputs:
+                definitions.signature_def[key].outputs[alias].name = f"{key}_{alias}_out:0"
+        return bytes(definitions.SerializeToString())
+
+
+def _refused(error: PoolError) -> None:
+    assert error.code is not Code.INTERNAL, error.message
+    assert error.message
+
+
+def routed(data: bytes) -> None:
+    """What the router reads of a request of each method before a worker does."""
+    for method in tfs.LOG_FIELDS:
+        asked = Asked(method)
+        asked.spec_at_start(data)
+        try:
+            spec = asked.spec(data)
+        except PoolError as error:
+            _refused(error)
+        else:
+            asked.rows(data, asked.signature(spec), _BATCHING)
+            assert envelope.peek(data, method) == spec
+
+
+def _run(method: Method) -> Target:
+    predictor = Predictor(_Described(_SIGNATURES, _answer), _MODEL)
+    batching = Batching(_BATCHING)
+
+    def run(data: bytes) -> None:
+        for _ in range(3):  # what is met again may be known by its layout
+            try:
+                call = predictor.read(data, method)
+                batching.rows(call)
+                assert call.encode(predictor.run(call.kind, call.inputs()))
+            except PoolError as error:
+                _refused(error)
+
+    return run
+
+
+def http2(data: bytes) -> None:
+    """A connection whose first byte says how what follows is cut."""
+    step = data[0] + 1 if data else 1
+    scene = Scene(kind=Echo)
+    scene.connection.receive(GREETING)
+    for start in range(1, len(data), step):
+        scene.connection.receive(data[start : start + step])
+        scene.check_counts()
+
+
+def compressed(data: bytes) -> None:
+    """A compressed message, whose format the first byte says. What is not of it is INTERNAL to gRPC itself."""
+    encoding = inflate.ENCODINGS[data[0] % len(inflate.ENCODINGS)] if data else "identity"
+    memory = Memory(2**24)
+    try:
+        if encoding != "identity":
+            inflate.begin(data[1:], encoding)
+        asyncio.run(inflate.inflate(data[1:], encoding, 2**20, memory.admit(len(data))))
+    except PoolError as error:
+        if error.code not in (Code.INTERNAL, Code.RESOURCE_EXHAUSTED):
+            raise
+
+
+def reloaded(data: bytes) -> None:
+    """HandleReloadConfigRequest."""
+    try:
+        request = tfs.ReloadConfigRequest.FromString(data)
+    except Exception:
+        return
+    try:
+        reload.models_of(request)
+    except PoolError as error:
+        _refused(error)
+
+
+TARGETS: dict[str, Callable[[], Target]] = {
+    "routed": lambda: routed,
+    "predict": lambda: _run(Method.PREDICT),
+    "classify": lambda: _run(Method.CLASSIFY),
+    "regress": lambda: _run(Method.REGRESS),
+    "multi_inference": lambda: _run(Method.MULTI_INFERENCE),
+    "http2": lambda: http2,
+    "compressed": lambda: compressed,
+    "reloaded": lambda: reloaded,
+}
+
+
+def _predict_seed() -> Any:
+    request = tfs.PredictRequest()
+    request.model_spec.name = "m"
+    for alias, number, field, values in (
+        ("x", _FLOAT, "float_val", [1.0]),
+        ("s", _STRING, "string_val", [b"a"]),
+        ("i", _INT64, "int64_val", [1]),
+        ("b", _BOOL, "bool_val", [True]),
+    ):
+        tensor = request.inputs[alias]
+        tensor.dtype = number
+        tensor.tensor_shape.dim.add(size=1)
+        getattr(tensor, field).extend(values)
+    return request
+
+
+def _examples_seed(signature: str) -> Any:
+    request = tfs.ClassificationRequest()
+    request.model_spec.name, request.model_spec.signature_name = "m", signature
+    given = request.input.example_list_with_context
+    given.context.features.feature["w"].bytes_list.value.append(b"a")
+    given.examples.add().features.feature["x"].float_list.value.append(1)
+    return request
+
+
+def _multi_seed() -> Any:
+    request = tfs.MultiInferenceRequest()
+    for method in ("classify", "regress"):
+        task = request.tasks.add(method_name=f"tensorflow/serving/{method}")
+        task.model_spec.name, task.model_spec.signature_name = "m", method
+    request.input.example_list.examples.add()
+    return request
+
+
+def _reload_seed() -> Any:
+    request = tfs.ReloadConfigRequest()
+    model = request.config.model_config_list.config.add(name="m", base_path="/m", model_platform="tensorflow")
+    model.model_version_policy.specific.versions.append(1)
+    model.version_labels["stable"] = 1
+    return request
+
+
+def seeds(target: str) -> list[bytes]:
+    """Right inputs to begin with."""
+    requests = {
+        "predict": [_predict_seed()],
+        "classify": [_examples_seed("classify")],
+        "regress": [_examples_seed("regress")],
+        "multi_inference": [_multi_seed()],
+        "reloaded": [_reload_seed()],
+    }
+    requests["routed"] = [one for found in list(requests.values())[:4] for one in found]
+    return [request.SerializeToString() for request in requests.get(target, [])]
