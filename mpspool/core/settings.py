@@ -286,6 +286,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_queued_requests: per model version, where the pool has not said what holds for it.
         max_queued_bytes: of requests read, waiting or running, and of answers not sent; more is RESOURCE_EXHAUSTED.
         allow_reload: HandleReloadConfigRequest is answered.
+        rest_timeout_ms: of requests that come by REST; 0 for none.
+        rest_cors: REST answers let any page of a browser read them.
         readiness: "any" model AVAILABLE makes /readyz answer 200, or "all" must be.
         simulated: what is a stand-in ("gpus", "cpus"), for the metrics; empty for nothing.
     """
@@ -301,6 +303,8 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_bytes: int = 2**32
     scheduling: SchedulingSettings = SchedulingSettings()
     allow_reload: bool = True
+    rest_timeout_ms: int = 30_000
+    rest_cors: bool = False
     readiness: str = "any"
     simulated: str = ""
 

@@ -165,8 +165,9 @@ async def serve(config: RouterSettings) -> None:
 
     def configure(settings: RouterSettings) -> None:
         dataplane.configure(settings)
-        if grpc is not None:
-            grpc.configure(settings)
+        for front in (grpc, rest):
+            if front is not None:
+                front.configure(settings)
 
     control_ops = Control(dataplane, configure)
     control = ControlServer(

@@ -1,4 +1,4 @@
-"""HTTP for those who operate the pool: /healthz, /readyz and /metrics."""
+"""HTTP: TensorFlow Serving's REST API, and /healthz, /readyz and /metrics for those who operate the pool."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import Protocol
 from aiohttp import web
 
 from mpspool.core import log
-from mpspool.core.errors import Problem, StartError
+from mpspool.core.errors import Code, Problem, StartError
 from mpspool.core.settings import RouterSettings
+from mpspool.router.rest_api import Recorder, RestApi, refusal
+from mpspool.router.tfs_grpc import Dataplane
 
 logger = log.get("rest")
 
@@ -20,15 +22,8 @@ _LAST_CALLS_S = 1.0
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-class Readiness(Protocol):
-    """What decides whether the pool is ready."""
-
-    def unready(self) -> str:
-        """Why not; empty when ready."""
-
-
-class Exposition(Protocol):
-    """What renders the metrics."""
+class Exposition(Recorder, Protocol):
+    """What counts answers, and renders the metrics."""
 
     async def measure(self) -> None: ...
 
@@ -43,13 +38,23 @@ class RestFront:
         port: the port bound, which start() chooses where settings.rest_port is 0.
     """
 
-    def __init__(self, dataplane: Readiness, settings: RouterSettings, metrics: Exposition) -> None:
+    def __init__(self, dataplane: Dataplane, settings: RouterSettings, metrics: Exposition) -> None:
         self._dataplane = dataplane
         self._metrics = metrics
         self._host = settings.host
-        self._grpc_port = settings.grpc_port
-        self._runner = web.AppRunner(self._app(), access_log=None, shutdown_timeout=_LAST_CALLS_S)
+        self._api = RestApi(dataplane, settings, metrics)
+        self._runner = web.AppRunner(
+            self._app(),
+            access_log=None,
+            auto_decompress=False,  # it would, to any size
+            handler_cancellation=True,  # a client that has gone waits for nothing
+            shutdown_timeout=_LAST_CALLS_S,
+        )
         self.port = settings.rest_port
+
+    def configure(self, settings: RouterSettings) -> None:
+        """Takes other limits while it serves."""
+        self._api.configure(settings)
 
     async def start(self) -> None:
         """Binds and serves. Raises StartError naming the address where it cannot be had."""
@@ -71,7 +76,7 @@ class RestFront:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._render_metrics)
-        app.router.add_route("*", "/v1/models/{call:.+}", self._grpc_only)
+        app.router.add_route("*", "/{v:[vV]}1/{call:.*}", self._api.answer)
         return app
 
     async def _healthz(self, _request: web.Request) -> web.Response:
@@ -86,12 +91,6 @@ class RestFront:
         body, content_type = self._metrics.exposition(request.headers.get("Accept", ""))
         return web.Response(body=body, headers={"Content-Type": content_type})
 
-    async def _grpc_only(self, _request: web.Request) -> web.Response:
-        where = f"port {self._grpc_port}" if self._grpc_port else "a pool that has its port turned on"
-        return _error(
-            501, f"Models are served by gRPC only; call tensorflow.serving.PredictionService on {where}"
-        )
-
 
 @web.middleware
 async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -101,16 +100,16 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         allowed = ", ".join(sorted(error.allowed_methods))
         return _error(405, f"{request.path} does not take {request.method}, only {allowed}", Allow=allowed)
     except web.HTTPNotFound:
-        return _error(404, f"There is no {request.path} here; there are /healthz, /readyz and /metrics")
+        text = f"There is no {request.path} here; there are /v1/models, /healthz, /readyz and /metrics"
+        return refusal(Code.NOT_FOUND, text)
     except web.HTTPException as error:
         return _error(error.status, error.reason)
     except Exception:
         logger.exception("request failed", path=request.path)
-        return _error(500, "The request failed inside the server")
+        return refusal(Code.INTERNAL, "The request failed inside the server")
 
 
 def _error(status: int, message: str, **headers: str) -> web.Response:
-    """An error as TensorFlow Serving's REST API words them: {"error": message}."""
     return web.json_response({"error": message}, status=status, headers=headers)
 
 

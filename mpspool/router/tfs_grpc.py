@@ -244,9 +244,7 @@ class GrpcFront:
             raise envelope.missing_name()
         label = spec.version_label if spec.HasField("version_label") else None
         version, signatures = self._dataplane.metadata(spec.name, _version(spec), label)
-        response = tfs.GetModelMetadataResponse()
-        response.model_spec.name = spec.name
-        response.model_spec.version.value = version
+        response = tfs.GetModelMetadataResponse(model_spec=describe(spec.name, version))
         field = response.metadata[tfs.SIGNATURE_DEF]
         field.type_url, field.value = _TYPE_URL, signatures
         return response.SerializeToString(), spec.name, version
@@ -257,13 +255,26 @@ class GrpcFront:
         if not request.HasField("model_spec"):
             raise envelope.missing_spec()
         spec = request.model_spec
-        response = tfs.GetModelStatusResponse()
-        for found in self._dataplane.status(spec.name, _version(spec)):
-            line = response.model_version_status.add(version=found.version, state=found.state.value)
-            line.status.error_code = found.code.value
-            line.status.error_message = found.message
-            line.status.SetInParent()  # present also when OK
+        response = statuses(self._dataplane.status(spec.name, _version(spec)))
         return response.SerializeToString(), spec.name, _version(spec)
+
+
+def describe(name: str, version: int) -> Any:
+    """The tfs.ModelSpec of a model version."""
+    spec = tfs.ModelSpec(name=name)
+    spec.version.value = version
+    return spec
+
+
+def statuses(versions: Sequence[VersionStatus]) -> Any:
+    """The tfs.GetModelStatusResponse about these."""
+    response = tfs.GetModelStatusResponse()
+    for found in versions:
+        line = response.model_version_status.add(version=found.version, state=found.state.value)
+        line.status.error_code = found.code.value
+        line.status.error_message = found.message
+        line.status.SetInParent()  # present also when OK
+    return response
 
 
 class _Server(Server):

@@ -20,6 +20,8 @@ from mpspool.worker.engine.base import Array, Engine
 from mpspool.worker.examples.reader import ExamplesReader, MultiInferenceReader
 from mpspool.worker.layout import Layouts
 from mpspool.worker.plan import Plans
+from mpspool.worker.rest.examples import RestExamplesReader
+from mpspool.worker.rest.predict import RestPredictReader
 
 
 class Timings(NamedTuple):
@@ -53,6 +55,9 @@ class Predictor:
             Method.CLASSIFY: ExamplesReader(Method.CLASSIFY, self._plans, model),
             Method.REGRESS: ExamplesReader(Method.REGRESS, self._plans, model),
             Method.MULTI_INFERENCE: MultiInferenceReader(self._plans, model),
+            Method.REST_PREDICT: RestPredictReader(self._plans),
+            Method.REST_CLASSIFY: RestExamplesReader(Method.REST_CLASSIFY, self._plans, model),
+            Method.REST_REGRESS: RestExamplesReader(Method.REST_REGRESS, self._plans, model),
         }
         self._known: Layouts[Kind] = Layouts()
 

@@ -209,6 +209,10 @@ class PoolConfig(Placement):
     allow_reload: bool | None = None
     """Clients may say which models are served: HandleReloadConfigRequest on the gRPC port, as with TensorFlow Serving. Not given, only
     where `host` is this machine's own: whoever may do that has any model loaded that the pool can read."""
+    rest_timeout_ms: Annotated[int, Field(ge=0)] = 30_000
+    """Milliseconds after which a request by REST is answered 504, if nothing else has been; 0 for none."""
+    rest_cors: bool = False
+    """REST answers have the headers by which browsers let pages of other hosts read them."""
     readiness: Literal["any", "all"] = "any"
     """/readyz answers 200 when any model is AVAILABLE, or only when all are."""
     grace_s: Seconds = 30.0

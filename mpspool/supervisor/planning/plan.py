@@ -445,6 +445,8 @@ def to_settings(planned: Plan, config: PoolConfig, remotes: Sequence[RemoteSetti
         max_queued_bytes=int(config.max_queued_bytes),
         scheduling=scheduling(config),
         allow_reload=is_local(config.host) if config.allow_reload is None else config.allow_reload,
+        rest_timeout_ms=config.rest_timeout_ms,
+        rest_cors=config.rest_cors,
         readiness=config.readiness,
         simulated=planned.simulated,
     )

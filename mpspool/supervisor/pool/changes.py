@@ -41,6 +41,8 @@ _ROUTER = (
     "max_queued_requests",
     "max_queued_bytes",
     "allow_reload",
+    "rest_timeout_ms",
+    "rest_cors",
     "readiness",
 )
 # Of a model: what the router and the pool process go by, what its workers do, and what its weights are published with.

@@ -51,10 +51,10 @@ class ExamplesReader:
         """A request, parsed and checked. Raises PoolError."""
         request = _parse(tfs.RawExamplesRequest, body, self._method)
         check_model(request, self._model)
-        plan, answer = self._answer(request.model_spec.signature_name or tfs.DEFAULT_SIGNATURE)
-        return _call(Kind(plan, answer), [plan], body, examples(request.input))
+        plan, answer = self.answer(request.model_spec.signature_name or tfs.DEFAULT_SIGNATURE)
+        return call(Kind(plan, answer), [plan], body, examples(request.input))
 
-    def _answer(self, name: str) -> tuple[Plan, ExamplesResponse]:
+    def answer(self, name: str) -> tuple[Plan, ExamplesResponse]:
         """Of a signature. Raises PoolError for one that is not for this method."""
         found = self._answers.get(name)
         if found is None:
@@ -88,7 +88,7 @@ class MultiInferenceReader:
             for task in request.tasks
         )
         plans, answer = self._answers.get(tasks) or self._answer(tasks)
-        return _call(MultiKind(plans, answer), plans, body, examples(request.input))
+        return call(MultiKind(plans, answer), plans, body, examples(request.input))
 
     def _check_models(self, tasks: Sequence[Any]) -> None:
         if not tasks:
@@ -146,7 +146,7 @@ def _asked(method: str, plan: Plan, plans: Plans, model: ModelVersion) -> Asked:
     return asked(make(plans.definition(plan.name)), tag, model, plan.signature)
 
 
-def _call(kind: Kind, plans: Sequence[Plan], body: bytes, found: Array) -> Call:
+def call(kind: Kind, plans: Sequence[Plan], body: bytes, found: Array) -> Call:
     """A call for these examples. Raises PoolError where a signature does not take examples."""
     inputs = {INPUTS: found}
     for plan in plans:
@@ -167,8 +167,13 @@ def examples(given: Any) -> Array:
     if not found:
         raise _invalid("Input is empty.")
     context = b"".join(given.example_list_with_context.context)
+    return as_array([context + one for one in found] if context else found)
+
+
+def as_array(found: Sequence[bytes]) -> Array:
+    """What a signature is fed."""
     array = np.empty(len(found), object)
-    array[:] = [context + one for one in found] if context else found
+    array[:] = found
     return array
 
 

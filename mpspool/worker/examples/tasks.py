@@ -31,16 +31,19 @@ class Task(Protocol):
 
     aliases: tuple[str, ...]
 
-    def entries(self, outputs: Sequence[Array], count: int) -> list[bytes]:
-        """What each example becomes: a field of the ClassificationResult or RegressionResult.
+    def check(self, outputs: Sequence[Array], count: int) -> None:
+        """Whether the outputs are what they have to be.
 
         Args:
             outputs: in the order of `aliases`.
             count: how many examples there were.
 
         Raises:
-            PoolError: the outputs are not what they have to be.
+            PoolError: they are not.
         """
+
+    def entries(self, outputs: Sequence[Array], count: int) -> list[bytes]:
+        """What each example becomes: a field of the ClassificationResult or RegressionResult. Raises as check()."""
 
 
 class Classification:
@@ -68,10 +71,9 @@ class Classification:
         # The bytes before a score, by label.
         self._heads: dict[bytes, bytes] = {}
 
-    def entries(self, outputs: Sequence[Array], count: int) -> list[bytes]:
+    def check(self, outputs: Sequence[Array], count: int) -> None:
         """See Task."""
-        by_alias = dict(zip(self.aliases, outputs, strict=True))
-        labels, scores = by_alias.get(_CLASSES), by_alias.get(_SCORES)
+        labels, scores = self._labels_and_scores(outputs)
         for array, alias, number in ((labels, _CLASSES, "DT_STRING"), (scores, _SCORES, "DT_FLOAT")):
             if array is not None:
                 _check_classes(array, alias, number, count)
@@ -80,6 +82,15 @@ class Classification:
                 "Tensors class and score should match in dim_size(1). Got "
                 f"{labels.shape[1]} vs. {scores.shape[1]}"
             )
+
+    def _labels_and_scores(self, outputs: Sequence[Array]) -> tuple[Array | None, Array | None]:
+        by_alias = dict(zip(self.aliases, outputs, strict=True))
+        return by_alias.get(_CLASSES), by_alias.get(_SCORES)
+
+    def entries(self, outputs: Sequence[Array], count: int) -> list[bytes]:
+        """See Task."""
+        self.check(outputs, count)
+        labels, scores = self._labels_and_scores(outputs)
         width = outputs[0].shape[1]
         classes = self._classes(labels, scores, count * width)
         return [_delimited(b"".join(classes[row : row + width])) for row in _starts(count, width)]
@@ -124,7 +135,7 @@ class Regression:
             raise _invalid(f"No regression outputs found in SignatureDef: {definition}")
         self.aliases: tuple[str, ...] = (_OUTPUTS,)
 
-    def entries(self, outputs: Sequence[Array], count: int) -> list[bytes]:
+    def check(self, outputs: Sequence[Array], count: int) -> None:
         """See Task."""
         (values,) = outputs
         if values.ndim != 1 and not (values.ndim == 2 and values.shape[1] == 1):
@@ -136,7 +147,11 @@ class Regression:
             raise _invalid(f"Input batch size did not match output batch size: {count} vs. {len(values)}")
         if (number := _type(values)) != "DT_FLOAT":
             raise _invalid(f"Expected output Tensor of DT_FLOAT.  Got: {number}")
-        data = values.astype("<f4", copy=False).tobytes()
+
+    def entries(self, outputs: Sequence[Array], count: int) -> list[bytes]:
+        """See Task."""
+        self.check(outputs, count)
+        data = outputs[0].astype("<f4", copy=False).tobytes()
         return [b"\x0a\x05" + _VALUE + data[at : at + 4] for at in range(0, len(data), 4)]
 
 

@@ -1,0 +1,221 @@
+"""TensorFlow Serving's REST API: what HTTP says, and no further. A request's JSON goes to a worker as it came."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Protocol
+
+import orjson
+from aiohttp import web
+from google.protobuf import json_format
+
+from mpspool.core import tfs
+from mpspool.core.envelope import ModelSpecPeek
+from mpspool.core.errors import Code, PoolError, cut
+from mpspool.core.settings import RouterSettings
+from mpspool.router.asked import Asked
+from mpspool.router.inflate import ENCODINGS, inflate
+from mpspool.router.memory import Admission
+from mpspool.router.rest_path import Wanted, wanted
+from mpspool.router.tfs_grpc import Dataplane, describe, statuses
+
+# TensorFlow Serving's (model_servers/http_server.cc). A client that has gone is told nothing.
+_STATUS = {
+    Code.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    Code.FAILED_PRECONDITION: HTTPStatus.BAD_REQUEST,
+    Code.OUT_OF_RANGE: HTTPStatus.BAD_REQUEST,
+    Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    Code.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.ALREADY_EXISTS: HTTPStatus.CONFLICT,
+    Code.ABORTED: HTTPStatus.CONFLICT,
+    Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+    Code.UNIMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
+    Code.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    Code.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
+}
+_JSON = "application/json"
+_CORS = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Methods": "POST, GET",
+    "Access-Control-Allow-Headers": "Content-Type",
+}
+_ENCODINGS = {"": "identity", "x-gzip": "gzip"}
+
+
+class Recorder(Protocol):
+    """Where answers are counted that the data plane does not see."""
+
+    def answered(self, method: str, code: Code, model: str = "", version: int | None = None) -> None: ...
+
+
+class Head:
+    """What a request says of itself besides its body."""
+
+    __slots__ = ("_request",)
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The headers by lower-case name."""
+        return {name.lower(): value for name, value in self._request.headers.items()}
+
+    @property
+    def peer(self) -> str:
+        """As "127.0.0.1:1234"."""
+        found = self._request.transport and self._request.transport.get_extra_info("peername")
+        return f"{found[0]}:{found[1]}" if found else ""
+
+
+class RestApi:
+    """Answers everything under /v1/.
+
+    Args:
+        dataplane: what answers.
+        settings: the router's.
+        metrics: where answers are counted.
+    """
+
+    def __init__(self, dataplane: Dataplane, settings: RouterSettings, metrics: Recorder) -> None:
+        self._dataplane = dataplane
+        self._metrics = metrics
+        self._settings = settings
+
+    def configure(self, settings: RouterSettings) -> None:
+        """Takes other limits while it serves."""
+        self._settings = settings
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """The answer, an error's among them."""
+        cors = _CORS if self._settings.rest_cors else {}
+        if request.method == "OPTIONS":
+            return _preflight(request, cors)
+        try:
+            asked = wanted(request.method, request.rel_url.raw_path)
+        except PoolError as error:
+            self._metrics.answered("", error.code)
+            return _refusal(error, cors)
+        try:
+            self._check_serving()
+            if asked.method is None:
+                body = self._known(asked)
+            else:
+                body = await self._run(Asked(asked.method, asked.model), request)
+        except PoolError as error:
+            return _refusal(error, cors)
+        return web.Response(body=body, content_type=_JSON, headers=cors)
+
+    def _known(self, asked: Wanted) -> bytes:
+        """Status or metadata. Raises PoolError, counted."""
+        method = "GetModelMetadata" if asked.metadata else "GetModelStatus"
+        try:
+            found, version = self._metadata(asked.model) if asked.metadata else self._status(asked.model)
+        except PoolError as error:
+            self._metrics.answered(method, error.code)
+            raise
+        self._metrics.answered(method, Code.OK, asked.model.name, version)
+        return orjson.dumps(found, option=orjson.OPT_INDENT_2)
+
+    def _status(self, model: ModelSpecPeek) -> tuple[dict[str, Any], int | None]:
+        """As gRPC: a version label is ignored."""
+        message = statuses(self._dataplane.status(model.name, model.version))
+        return _dictionary(message, names=False), model.version
+
+    def _metadata(self, model: ModelSpecPeek) -> tuple[dict[str, Any], int]:
+        version, signatures = self._dataplane.metadata(model.name, model.version, model.label)
+        return _as_json(describe(model.name, version), signatures), version
+
+    async def _run(self, asked: Asked, request: web.Request) -> bytes:
+        """Raises PoolError."""
+        timeout_ms = self._settings.rest_timeout_ms
+        deadline_ns = time.monotonic_ns() + timeout_ms * 1_000_000 if timeout_ms else 0
+        try:
+            async with asyncio.timeout(timeout_ms / 1000 if timeout_ms else None):
+                head = Head(request)
+                body, admission = await self._read(asked, request, head)
+                return await self._dataplane.call(asked, body, deadline_ns, admission, head)
+        except TimeoutError:
+            raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded") from None
+
+    async def _read(self, asked: Asked, request: web.Request, head: Head) -> tuple[bytes, Admission]:
+        """The body in plain, and what it was admitted by. Raises PoolError."""
+        given = request.headers.get("Content-Encoding", "").strip().lower()
+        encoding = _ENCODINGS.get(given, given)
+        if encoding not in ENCODINGS:
+            text = f"Content-Encoding {given} is not supported; there are gzip and deflate"
+            raise PoolError(Code.INVALID_ARGUMENT, text)
+        declared = request.content_length or 0
+        self._check_size(declared)
+        admission = self._dataplane.admit(asked, declared, b"", head)
+        try:
+            parts, size = [], 0
+            async for part in request.content.iter_any():
+                size += len(part)
+                if size > declared:  # in pieces, of which nobody said how many
+                    self._check_size(size)
+                    admission.grow(size - max(declared, size - len(part)))
+                parts.append(part)
+            body = b"".join(parts)
+            if encoding == "identity":
+                return body, admission
+            plain = await inflate(body, encoding, self._settings.max_message_bytes, admission)
+        except PoolError as error:
+            admission.release()
+            if error.code is Code.INTERNAL:  # gRPC's word for what is not of the format that it says
+                raise PoolError(Code.INVALID_ARGUMENT, error.message) from None
+            raise
+        except BaseException:
+            admission.release()
+            raise
+        return plain, admission
+
+    def _check_serving(self) -> None:
+        if self._dataplane.draining:
+            raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
+
+    def _check_size(self, size: int) -> None:
+        most = self._settings.max_message_bytes
+        if size > most:
+            raise PoolError(
+                Code.RESOURCE_EXHAUSTED, f"SERVER: Received message larger than max ({size} vs. {most})"
+            )
+
+
+def refusal(code: Code, message: str, headers: Mapping[str, str] = {}) -> web.Response:
+    """An error as TensorFlow Serving's REST API words them: {"error": message}."""
+    status = _STATUS.get(code, HTTPStatus.INTERNAL_SERVER_ERROR)
+    text = cut(message).encode(errors="replace").decode()
+    return web.Response(
+        body=orjson.dumps({"error": text}), status=status, content_type=_JSON, headers=headers
+    )
+
+
+def _refusal(error: PoolError, headers: Mapping[str, str]) -> web.Response:
+    return refusal(error.code, error.message, headers)
+
+
+def _preflight(request: web.Request, cors: Mapping[str, str]) -> web.Response:
+    origin = request.headers.get("Origin", "")
+    allowed = "http://" in origin or "https://" in origin
+    return web.Response(status=HTTPStatus.OK if allowed else HTTPStatus.BAD_REQUEST, headers=cors)
+
+
+def _as_json(spec: Any, signatures: bytes) -> dict[str, Any]:
+    """As GetModelMetadata's answer is printed, the Any in it spelled out."""
+    found = _dictionary(tfs.SignatureDefMap.FromString(signatures), names=True)
+    return {"model_spec": _dictionary(spec, names=True), "metadata": {tfs.SIGNATURE_DEF: found}}
+
+
+def _dictionary(message: Any, *, names: bool) -> dict[str, Any]:
+    found: dict[str, Any] = json_format.MessageToDict(
+        message,
+        always_print_fields_with_no_presence=True,
+        preserving_proto_field_name=names,
+        descriptor_pool=tfs.POOL,
+    )
+    return found

@@ -1,0 +1,1 @@
+"""REST requests and answers: TensorFlow Serving's JSON, in and out."""

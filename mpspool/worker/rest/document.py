@@ -1,0 +1,116 @@
+"""A request's JSON document, and how errors show parts of it. Rules and words are TensorFlow Serving's (util/json_tensor.cc)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from mpspool.core.errors import Code, PoolError
+
+_MAX_SHOWN_BYTES = 256
+_INDENT = 4
+_SIGNATURE = "signature_name"
+# What orjson refuses and TensorFlow Serving takes: NaN, Infinity, and anything after the document's end.
+_LENIENT = json.JSONDecoder()
+# What the parser there says, by what ours says.
+_TEXTS = {
+    "Expecting value": "Invalid value.",
+    "Expecting property name enclosed in double quotes": "Missing a name for object member.",
+    "Expecting ':' delimiter": "Missing a colon after a name of object member.",
+    "Expecting ',' delimiter": "Missing a comma, or a bracket at the end.",
+    "Unterminated string starting at": "Missing a closing quotation mark in string.",
+    "Invalid \\escape": "Invalid escape character in string.",
+}
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """The document, which has to be an object.
+
+    Raises:
+        PoolError: INVALID_ARGUMENT, it is none.
+    """
+    try:
+        document = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        document = _parse_leniently(body)
+    if not isinstance(document, dict):
+        raise wrong(document, "Is not object")
+    return document
+
+
+def _parse_leniently(body: bytes) -> Any:
+    if not body.strip():
+        raise invalid("JSON Parse error: The document is empty")
+    try:
+        text = body.decode("utf-8-sig")
+        return _LENIENT.raw_decode(text, len(text) - len(text.lstrip()))[0]
+    except json.JSONDecodeError as error:
+        offset = len(error.doc[: error.pos].encode())
+        text = _TEXTS.get(error.msg, f"{error.msg}.")
+        raise invalid(f"JSON Parse error: {text} at offset: {offset}") from None
+    except UnicodeDecodeError as error:
+        raise invalid(f"JSON Parse error: Invalid encoding. at offset: {error.start}") from None
+    except RecursionError:
+        raise invalid("JSON Parse error: The document is nested too deeply.") from None
+    except ValueError as error:  # a number of more digits than Python reads
+        raise invalid(f"JSON Parse error: {error}") from None
+
+
+def signature_of(document: dict[str, Any]) -> str:
+    """The signature asked for; "" where none is named. Raises PoolError."""
+    name = document.get(_SIGNATURE, "")
+    if not isinstance(name, str):
+        raise wrong(document, f"not formatted correctly. '{_SIGNATURE}' key must be a string value.")
+    return name
+
+
+def invalid(message: str) -> PoolError:
+    return PoolError(Code.INVALID_ARGUMENT, message)
+
+
+def wrong(value: Any, what: str) -> PoolError:
+    """The error about a part of the document."""
+    return invalid(f"JSON Value: {shown(value)} {what}")
+
+
+def shown(value: Any) -> str:
+    """A part of the document, cut short."""
+    text, size = [], 0
+    for piece in _pieces(value, 0):
+        if size >= _MAX_SHOWN_BYTES:
+            break
+        text.append(piece)
+        size += len(piece.encode(errors="replace"))
+    return "".join(text)
+
+
+def _pieces(value: Any, level: int) -> Iterator[str]:
+    """Objects over several lines, arrays on one, as TensorFlow Serving shows them."""
+    if isinstance(value, dict):
+        yield "{"
+        for number, (key, item) in enumerate(value.items()):
+            yield f"{',' if number else ''}\n{' ' * _INDENT * (level + 1)}{json.dumps(key, ensure_ascii=False)}: "
+            yield from _pieces(item, level + 1)
+        yield f"\n{' ' * _INDENT * level}}}" if value else "}"
+    elif isinstance(value, list):
+        yield "["
+        for number, item in enumerate(value):
+            if number:
+                yield ", "
+            yield from _pieces(item, level)
+        yield "]"
+    else:
+        yield json.dumps(value, ensure_ascii=False)
+
+
+def kind_of(value: Any) -> str:
+    """What JSON calls it."""
+    if isinstance(value, bool):
+        return "True" if value else "False"
+    if value is None:
+        return "Null"
+    names: dict[type, str] = {dict: "Object", list: "Array", str: "String"}
+    return names.get(type(value), "Number")
