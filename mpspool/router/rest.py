@@ -11,6 +11,7 @@ from aiohttp import web
 from mpspool.core import log
 from mpspool.core.errors import Code, Problem, StartError
 from mpspool.core.settings import RouterSettings
+from mpspool.router import openapi
 from mpspool.router.rest_api import Recorder, RestApi, refusal
 from mpspool.router.tfs_grpc import Dataplane
 
@@ -76,6 +77,7 @@ class RestFront:
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._render_metrics)
+        app.router.add_get(openapi.PATH, self._openapi)
         app.router.add_route("*", "/{v:[vV]}1/{call:.*}", self._api.answer)
         return app
 
@@ -85,6 +87,9 @@ class RestFront:
     async def _readyz(self, _request: web.Request) -> web.Response:
         reason = self._dataplane.unready()
         return web.Response(status=503, text=f"{reason}\n") if reason else web.Response(text="ok\n")
+
+    async def _openapi(self, _request: web.Request) -> web.Response:
+        return web.json_response(openapi.document())
 
     async def _render_metrics(self, request: web.Request) -> web.Response:
         await self._metrics.measure()
@@ -100,7 +105,7 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
         allowed = ", ".join(sorted(error.allowed_methods))
         return _error(405, f"{request.path} does not take {request.method}, only {allowed}", Allow=allowed)
     except web.HTTPNotFound:
-        text = f"There is no {request.path} here; there are /v1/models, /healthz, /readyz and /metrics"
+        text = f"There is no {request.path} here; there are /v1/models, /openapi.json, /healthz, /readyz and /metrics"
         return refusal(Code.NOT_FOUND, text)
     except web.HTTPException as error:
         return _error(error.status, error.reason)

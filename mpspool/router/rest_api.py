@@ -53,23 +53,23 @@ class Recorder(Protocol):
 
 
 class Head:
-    """What a request says of itself besides its body."""
+    """What a request says of itself besides its body.
 
-    __slots__ = ("_request",)
+    Attributes:
+        peer: who sent it, as "127.0.0.1:1234".
+    """
+
+    __slots__ = ("_request", "peer")
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
+        found = request.transport and request.transport.get_extra_info("peername")
+        self.peer = f"{found[0]}:{found[1]}" if found else ""
 
     @property
     def metadata(self) -> Mapping[str, str]:
         """The headers by lower-case name."""
         return {name.lower(): value for name, value in self._request.headers.items()}
-
-    @property
-    def peer(self) -> str:
-        """As "127.0.0.1:1234"."""
-        found = self._request.transport and self._request.transport.get_extra_info("peername")
-        return f"{found[0]}:{found[1]}" if found else ""
 
 
 class RestApi:

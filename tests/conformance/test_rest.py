@@ -6,7 +6,10 @@ import concurrent.futures
 import gzip
 import http.client
 import json
+import os
 import socket
+import subprocess
+import sys
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +18,6 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.conftest import PoolStarter
-from tests.polling import until
 from tests.pool import Pool
 
 NAMES = ["half_plus_two", "multi_signature", "examples_tf1", "strings", "defaults"]
@@ -54,11 +56,17 @@ def ask(pool: Pool, verb: str, path: str, body: Any = None, **headers: str) -> A
 
 
 def start(
-    starter: PoolStarter, model_dir: Callable[[str], Path], folder: Path, names: list[str], more: str = ""
+    starter: PoolStarter,
+    model_dir: Callable[[str], Path],
+    folder: Path,
+    names: list[str],
+    more: str = "",
 ) -> Pool:
     config = folder / "pool.yaml"
-    labels = "version_labels: {stable: 1}"
-    lines = [f"  - {{name: {name}, base_path: {model_dir(name)}, cpu_slots: 1, {labels}}}" for name in names]
+    lines = [
+        f"  - {{name: {name}, base_path: {model_dir(name)}, cpu_slots: 1, version_labels: {{stable: 1}}}}"
+        for name in names
+    ]
     config.write_text("models:\n" + "\n".join(lines) + f"\nmax_message_bytes: {LIMIT}\n{more}")
     return starter(config).wait()
 
@@ -250,15 +258,15 @@ def test_counted_as_the_same_methods(pool: Pool) -> None:
     assert 'mpspool_requests_total{code="OK",method="Predict",model="half_plus_two",version="1"}' in page
 
 
-def test_with_batching_cors_and_a_timeout(
+def test_with_batching_and_cors(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """Requests by REST share batches, each with its own answer; large ones are run in parts; CORS; 504 when time is up."""
+    """Requests by REST share batches, each with its own answer; large ones are run in parts; CORS."""
     more = (
         "batching: {max_batch_size: 64, max_execution_batch_size: 8, enable_large_batch_splitting: true, "
-        "batch_timeout_micros: 2000, max_enqueued_batches: 1000}\nrest_cors: true\nrest_timeout_ms: 8000\n"
+        "batch_timeout_micros: 2000, max_enqueued_batches: 1000}\nrest_cors: true\n"
     )
-    pool = start(start_pool, model_dir, tmp_path, ["multi_signature", "examples_tf1", "dozer"], more)
+    pool = start(start_pool, model_dir, tmp_path, ["multi_signature", "examples_tf1"], more)
 
     def predict(first: int) -> None:
         xs = [[x, x, x] for x in range(first, first + 1 + first % 20)]
@@ -280,10 +288,31 @@ def test_with_batching_cors_and_a_timeout(
             one.result()
     too_many = ask(pool, "POST", "/v1/models/multi_signature:predict", {"instances": [[1, 1, 1]] * 65})
     assert too_many.error == "Task size 65 is larger than maximum input batch size 64"
-    slow = ask(pool, "POST", "/v1/models/dozer:predict", {"instances": [1.0]}, Origin="http://example.com")
-    assert (slow.status, slow.error) == (504, "Deadline exceeded")
-    assert slow.headers["access-control-allow-origin"] == "*"
-    found = ask(pool, "OPTIONS", "/v1/models/dozer:predict", Origin="https://example.com")
+    assert too_many.headers["access-control-allow-origin"] == "*"
+    found = ask(pool, "OPTIONS", "/v1/models/multi_signature:predict", Origin="https://example.com")
     assert found.headers["access-control-allow-methods"] == "POST, GET"
     assert found.headers["access-control-allow-headers"] == "Content-Type"
-    until(lambda: ask(pool, "GET", "/v1/models/dozer").status == 200)
+
+
+def test_openapi_promises(pool: Pool, tmp_path: Path) -> None:
+    """Schemathesis sends what the document allows and what it does not: no 500, and only what the document promises."""
+    document = ask(pool, "GET", "/openapi.json").json
+    choices = {"model": [*NAMES, "nobody"], "version": [1, 7], "label": ["stable", "unstable"]}
+    for path in document["paths"].values():
+        for parameter in path["parameters"]:  # what is here, so that more than names is tried
+            parameter["schema"] = {"enum": choices[parameter["name"]]}
+    file = tmp_path / "openapi.json"
+    file.write_text(json.dumps(document))
+    # One thread: of several Python 3.11's own parser may fail with a mismatch of depths.
+    options = ["--url", f"http://127.0.0.1:{pool.rest_port}", "--workers", "1", "--max-examples", "10"]
+    checks = "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance"
+    run = subprocess.run(
+        [sys.executable, "-m", "schemathesis.cli", "run", file, *options, "--checks", checks, "--seed", "7"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=tmp_path,
+        env={**os.environ, "NO_PROXY": "*"},
+    )
+    assert run.returncode == 0, run.stdout[-5000:]

@@ -19,6 +19,7 @@ from mpspool.core.settings import BatchingSettings
 from mpspool.router import inflate, reload
 from mpspool.router.asked import Asked
 from mpspool.router.memory import Memory
+from mpspool.router.rest_path import wanted
 from mpspool.worker.batch import Batching
 from mpspool.worker.engine.base import Array, Signature, TensorSpec
 from mpspool.worker.predict import Predictor
@@ -106,6 +107,15 @@ def _run(method: Method) -> Target:
     return run
 
 
+def rest_path(data: bytes) -> None:
+    """A path of the REST API."""
+    for verb in ("GET", "POST"):
+        try:
+            wanted(verb, data.decode(errors="replace"))
+        except PoolError as error:
+            _refused(error)
+
+
 def http2(data: bytes) -> None:
     """A connection whose first byte says how what follows is cut."""
     step = data[0] + 1 if data else 1
@@ -147,6 +157,9 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "classify": lambda: _run(Method.CLASSIFY),
     "regress": lambda: _run(Method.REGRESS),
     "multi_inference": lambda: _run(Method.MULTI_INFERENCE),
+    "rest_predict": lambda: _run(Method.REST_PREDICT),
+    "rest_classify": lambda: _run(Method.REST_CLASSIFY),
+    "rest_path": lambda: rest_path,
     "http2": lambda: http2,
     "compressed": lambda: compressed,
     "reloaded": lambda: reloaded,
@@ -204,5 +217,17 @@ def seeds(target: str) -> list[bytes]:
         "multi_inference": [_multi_seed()],
         "reloaded": [_reload_seed()],
     }
+    documents = {
+        "rest_predict": [
+            b'{"signature_name": "serving_default", "instances": [{"x": 1, "s": "a", "i": 1, "b": true, "d": NaN}]}',
+            b'{"inputs": {"x": [[1.5]], "s": {"b64": "aGk="}, "i": [1], "b": [false], "d": []}}',
+        ],
+        "rest_classify": [
+            b'{"signature_name": "classify", "context": {"w": "a"}, "examples": [{"x": [1, true], "y": {"b64": "aGk="}}]}'
+        ],
+        "rest_path": [b"/v1/models/m/versions/1:predict", b"/v1/models/%6d/labels/a/metadata"],
+    }
+    if target in documents:
+        return documents[target]
     requests["routed"] = [one for found in list(requests.values())[:4] for one in found]
     return [request.SerializeToString() for request in requests.get(target, [])]
