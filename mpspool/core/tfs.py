@@ -74,6 +74,13 @@ LOG_FIELDS = {
     Method.MULTI_INFERENCE: "multi_inference_log",
 }
 BatchingParameters = _message("tensorflow.serving.BatchingParameters")
+ModelServerConfig = _message("tensorflow.serving.ModelServerConfig")
+PlatformConfigMap = _message("tensorflow.serving.PlatformConfigMap")
+SavedModelBundleSourceAdapterConfig = _message("tensorflow.serving.SavedModelBundleSourceAdapterConfig")
+SavedModelBundleV2SourceAdapterConfig = _message("tensorflow.serving.SavedModelBundleV2SourceAdapterConfig")
+ConfigProto = _message("tensorflow.ConfigProto")
+MonitoringConfig = _message("tensorflow.serving.MonitoringConfig")
+SSLConfig = _message("tensorflow.serving.SSLConfig")
 RawPredictRequest = _message("mpspool.RawPredictRequest")
 RawPredictResponse = _message("mpspool.RawPredictResponse")
 RawTensor = _message("mpspool.RawTensor")
