@@ -19,6 +19,8 @@ from mpspool.mps.simulated import FAULTS
 if TYPE_CHECKING:
     from mpspool.core.errors import StartError
     from mpspool.core.settings import PoolSettings
+    from mpspool.supervisor.orders import Orders
+    from mpspool.supervisor.origin import Origin
     from mpspool.supervisor.planning.plan import Plan
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -158,28 +160,69 @@ def start(file: Path | None, detach: bool, check: bool, **flags: Any) -> None:
         orders.note(signal.SIGTERM, signal.SIGHUP)
 
     from mpspool.core.errors import StartError
-    from mpspool.supervisor import foreground, origin
+    from mpspool.supervisor import origin
     from mpspool.supervisor.planning.resolve import resolve
 
     try:
         settings, planned = resolve(file, flags, os.environ, orders=orders, say=click.echo)
-        begun = origin.here(file, flags, os.environ)
-        _print_plan(settings, planned)
-        if check:
-            _check_models(settings)
-            verdict = "It can start, with the warnings above" if planned.warnings else "All is well"
-            click.echo(
-                f"{verdict}; nothing was started. (The weights' checksums are verified as they are published.)"
-            )
-            return
-        if detach:
-            announce = _announce_detached(settings)
-            sys.exit(foreground.detach(settings, begun, orders=orders, announce=announce))
-        sys.exit(foreground.run(settings, begun, orders=orders, say=foreground.say_with_time))
+        begin(settings, planned, origin.here(file, flags, os.environ), orders, check=check, detach=detach)
     except StartError as error:
         if orders.given:
             return
-        _refuse(error)
+        refuse(error)
+
+
+def begin(
+    settings: PoolSettings, planned: Plan, begun: Origin, orders: Orders, *, check: bool, detach: bool
+) -> None:
+    """From a plan to a pool that runs, or to the word that it could. Raises StartError."""
+    from mpspool.supervisor import foreground
+
+    _print_plan(settings, planned)
+    if check:
+        _check_models(settings)
+        verdict = "It can start, with the warnings above" if planned.warnings else "All is well"
+        click.echo(
+            f"{verdict}; nothing was started. (The weights' checksums are verified as they are published.)"
+        )
+        return
+    if detach:
+        announce = _announce_detached(settings)
+        sys.exit(foreground.detach(settings, begun, orders=orders, announce=announce))
+    sys.exit(foreground.run(settings, begun, orders=orders, say=foreground.say_with_time))
+
+
+@main.command(
+    "tensorflow_model_server",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="--FLAG=VALUE...")
+def tensorflow_model_server(arguments: tuple[str, ...]) -> None:
+    """Start a pool by a command line of TensorFlow Serving, or of DeepRec's; --help lists its flags."""
+    from mpspool import model_server_cli
+
+    model_server_cli.serve(arguments)
+
+
+@main.command(
+    epilog=_examples(
+        "mpspool convert models.config batching.txt > pool.yaml",
+        "mpspool convert model_config_file platform_config_file > pool.yaml && mpspool start pool.yaml --check",
+        "mpspool convert service.json > pool.yaml",
+    ),
+)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+def convert(files: tuple[str, ...]) -> None:
+    """Print the pool.yaml that says the same as files of TensorFlow Serving, DeepRec or EAS.
+
+    Each is known by what stands in it: model_config_file, platform_config_file, batching_parameters_file,
+    monitoring_config_file, ssl_config_file, tensorflow_session_config_file, or the JSON of DeepRec's processor. What has no
+    equivalent is listed on standard error. Exit status 1 for what cannot be read.
+    """
+    from mpspool import model_server_cli
+
+    model_server_cli.convert(files)
 
 
 @main.command(
@@ -247,7 +290,7 @@ def _announce_detached(settings: PoolSettings) -> Callable[[str], None]:
     return announce
 
 
-def _refuse(error: StartError) -> NoReturn:
+def refuse(error: StartError) -> NoReturn:
     for problem in error.problems:
         click.echo(f"error: {problem}", err=True)
     fail("nothing was started", _NOTHING_STARTED)

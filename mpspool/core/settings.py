@@ -288,6 +288,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
         allow_reload: HandleReloadConfigRequest is answered.
         rest_timeout_ms: of requests that come by REST; 0 for none.
         rest_cors: REST answers let any page of a browser read them.
+        allow_labels_for_unavailable: it may give a label that nobody has to a version that is not AVAILABLE.
         readiness: "any" model AVAILABLE makes /readyz answer 200, or "all" must be.
         simulated: what is a stand-in ("gpus", "cpus"), for the metrics; empty for nothing.
     """
@@ -305,6 +306,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     allow_reload: bool = True
     rest_timeout_ms: int = 30_000
     rest_cors: bool = False
+    allow_labels_for_unavailable: bool = False
     readiness: str = "any"
     simulated: str = ""
 

@@ -346,6 +346,10 @@ class Dataplane:
             return self.metadata(name, None)[1]
         return self._models.signatures(ModelVersion(name, version))
 
+    def labelled(self, name: str, label: str) -> int | None:
+        """The number of the version that this label stands for; None where it stands for none."""
+        return self._models.labelled(name, label)
+
     def status(self, name: str, version: int | None) -> list[VersionStatus]:
         """What GetModelStatus says, oldest version first. Raises PoolError."""
         return self._models.status(name, version)

@@ -220,6 +220,10 @@ class Models:
                 return version
         raise self._unservable(name, number, known)
 
+    def labelled(self, name: str, label: str) -> int | None:
+        """The number of the version that this label stands for; None where it stands for none."""
+        return self._labels.get((name, label))
+
     def _answering(self, name: str, metadata: Mapping[str, str] | None) -> Version | None:
         """What answers a request that names no version, as the pool has said; None where that cannot serve."""
         routed = self._routed.get(name)

@@ -51,19 +51,26 @@ def models_of(request: Any) -> list[Model]:
     return list(found.values())
 
 
-def check_labels(models: Iterable[Model], is_available: Callable[[str, int], bool]) -> None:
+def check_labels(
+    models: Iterable[Model],
+    is_available: Callable[[str, int], bool],
+    labelled: Callable[[str, str], int | None] | None = None,
+) -> None:
     """That each label is for a version which is AVAILABLE before any of these models is loaded.
 
     Args:
         models: as models_of() has them.
         is_available: of a model's name and the number of a version.
+        labelled: of a model's name and a label, the version that has it; given where a label that no other version has
+            may be for any.
 
     Raises:
         PoolError: with TensorFlow Serving's code and text.
     """
     for model in models:
-        for number in model["version_labels"].values():
-            if not is_available(model["name"], number):
+        for label, number in model["version_labels"].items():
+            is_free = labelled is not None and labelled(model["name"], label) in (None, number)
+            if not is_free and not is_available(model["name"], number):
                 text = (
                     f"Request to assign label to version {number} of model {model['name']}, which is not "
                     "currently available for inference"

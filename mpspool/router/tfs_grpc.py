@@ -82,6 +82,9 @@ class Dataplane(health.Readiness, Protocol):
     ) -> bytes:
         """Takes and returns serialised messages, and releases the admission; cancelling the task cancels the request."""
 
+    def labelled(self, name: str, label: str) -> int | None:
+        """The number of the version that this label stands for; None where it stands for none."""
+
     def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
         """The version meant and its serialised SignatureDefMap."""
 
@@ -119,6 +122,7 @@ class GrpcFront:
         self._dataplane = dataplane
         self._reload = reloads
         self._may_reload = settings.allow_reload
+        self._any_labels = settings.allow_labels_for_unavailable
         self._metrics = metrics
         self._host = settings.host
         self._stopping = False
@@ -135,6 +139,7 @@ class GrpcFront:
         self._server.max_message_bytes = settings.max_message_bytes
         self._server.listener.max_connections = settings.max_connections
         self._may_reload = settings.allow_reload
+        self._any_labels = settings.allow_labels_for_unavailable
 
     async def start(self) -> None:
         """Binds and serves. Raises StartError naming the address where it cannot be had."""
@@ -224,7 +229,8 @@ class GrpcFront:
             )
             raise PoolError(Code.PERMISSION_DENIED, text)
         models = reload.models_of(_parse(tfs.ReloadConfigRequest, body))
-        reload.check_labels(models, self._is_available)
+        labelled = self._dataplane.labelled if self._any_labels else None
+        reload.check_labels(models, self._is_available, labelled)
         return models
 
     def _is_available(self, name: str, number: int) -> bool:

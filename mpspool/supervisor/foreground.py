@@ -34,6 +34,7 @@ from mpspool.core.settings import PoolSettings
 from mpspool.core.states import PoolState
 from mpspool.supervisor import grace, leftovers, lock, programs, report, settings_files
 from mpspool.supervisor.example import example_input
+from mpspool.supervisor.model_file_watch import ModelFileWatch
 from mpspool.supervisor.orders import Orders
 from mpspool.supervisor.origin import Origin
 from mpspool.supervisor.origin import save as save_origin
@@ -52,6 +53,8 @@ _MPS_LEFT_S = (3.0, 12.0)
 # A process in the state D does not even die.
 _KILLED_S = 5.0
 _LOG_LINES = 8
+# `mpspool reload`'s exit status for a configuration that is no good.
+_REFUSED = 2
 
 Say = Callable[[str], None]
 
@@ -114,11 +117,13 @@ class _Foreground:
         self._child: subprocess.Popen[bytes] | None = None
         self._reloader: subprocess.Popen[str] | None = None
         self._reload = asyncio.Event()
+        self._reload_why = ""
         self._asked = asyncio.Event()
         self._hurry = asyncio.Event()
         self._died = asyncio.Event()
         self._end = math.inf
         self._trouble = ""
+        self._refused = False
 
     @property
     def _config(self) -> PoolSettings:
@@ -139,7 +144,8 @@ class _Foreground:
             await self._start()
             started()
             self._orders.reload_by(functools.partial(loop.call_soon_threadsafe, self._reload.set))
-            tasks = [asyncio.create_task(work) for work in (self._follow(), self._reload_for_ever())]
+            works = (self._follow(), self._reload_for_ever(), self._watch_models())
+            tasks = [asyncio.create_task(work) for work in works]
             await _first(self._asked.wait(), self._died.wait())
             if not self._died.is_set():
                 await self._stop()
@@ -242,7 +248,8 @@ class _Foreground:
         while True:
             await self._reload.wait()
             self._reload.clear()
-            self._say("reload: asked for by SIGHUP")
+            self._say(f"reload: {self._reload_why or 'asked for by SIGHUP'}")
+            self._reload_why = ""
             command = [sys.executable, "-P", "-m", "mpspool", "reload", "--run-dir", str(self._folder.root)]
             self._reloader = subprocess.Popen(  # noqa: ASYNC220  it returns at once
                 command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -251,7 +258,20 @@ class _Foreground:
             for line in output.splitlines():
                 self._say(f"reload: {line}")
             done = {0: "done", 2: "refused"}.get(self._reloader.returncode, "failed")
+            self._refused = self._reloader.returncode == _REFUSED
             self._say(f"reload: {done}")
+
+    async def _watch_models(self) -> None:
+        """Has a reload done when a model_config_file that is to be looked at has changed.
+
+        One that was refused may be right later, by what has come to be there: it is tried again, but not all the time.
+        """
+        watch = ModelFileWatch(self._folder)
+        while True:
+            await asyncio.sleep(watch.poll_s)
+            if why := await asyncio.to_thread(watch.look, time.monotonic(), refused=self._refused):
+                self._reload_why = why
+                self._reload.set()
 
     # -- the end ----------------------------------------------------------------------------------
 

@@ -37,12 +37,20 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
         file: absolute; "" for none.
         flags: by name, those that were given.
         environ: of the environment what a configuration, and the look at the machine, go by.
+        arguments: of tensorflow_model_server, in place of file and flags; None where it was not started so.
+        watched: the model_config_file that is looked at for changes, absolute; "" for none.
+        poll_s: how often.
+        digest: of what stood in it.
     """
 
     folder: str
     file: str = ""
     flags: dict[str, Any] = {}
     environ: dict[str, str] = {}
+    arguments: list[str] | None = None
+    watched: str = ""
+    poll_s: int = 0
+    digest: str = ""
 
 
 def here(file: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str]) -> Origin:

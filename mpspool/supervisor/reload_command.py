@@ -55,7 +55,7 @@ def reload(
     """
     begun = _origin(run)
     if file is not None:
-        begun = msgspec.structs.replace(begun, file=str(file.absolute()))
+        begun = msgspec.structs.replace(begun, file=str(file.absolute()), arguments=None, watched="")
     settings, warnings = _read(begun, models, say)
     for line in warnings:
         warn(f"warning: {line}")
@@ -91,16 +91,18 @@ def _read(
     begun: origin.Origin, models: Sequence[Mapping[str, Any]] | None, say: Say
 ) -> tuple[Any, Sequence[str]]:
     """The settings, and warnings. Raises StartError."""
+    from mpspool.supervisor.config.read_serving import read_serving
     from mpspool.supervisor.planning.resolve import resolve
 
     try:
         with contextlib.chdir(begun.folder):
+            serving = None if begun.arguments is None else read_serving(begun.arguments, begun.environ)
             file = Path(begun.file) if begun.file else None
             if file is not None and file.exists() and not file.is_file():
                 text = "is no regular file, and cannot be read again; name one with --config"
                 raise StartError([Problem(begun.file, text)])
             settings, planned = resolve(
-                file, begun.flags, begun.environ, running=True, models=models, say=say
+                file, begun.flags, begun.environ, running=True, models=models, serving=serving, say=say
             )
     except FileNotFoundError as error:
         text = f"{begun.folder}, where the pool was started, cannot be entered: {error.strerror}"

@@ -29,14 +29,19 @@ _PLAIN = {
 
 def read_file(path: Path) -> Layer:
     """Reads the file; what is wrong with it as YAML is among the layer's problems."""
-    text = ""
     try:
         text = path.read_text(encoding="utf-8")
-        return _Reader(text, path.name).read()
     except OSError as error:
         return _unreadable(path, f"cannot be read: {error.strerror}; name a YAML file such as pool.yaml")
     except UnicodeDecodeError as error:
         return _unreadable(path, f"is not a text file: {error.reason} at byte {error.start}")
+    return read_text(text, path)
+
+
+def read_text(text: str, path: Path) -> Layer:
+    """As read_file(), of what was read there."""
+    try:
+        return _Reader(text, path.name).read()
     except yaml.YAMLError as error:
         return _unreadable(path, _describe(error, text.splitlines()))
     except RecursionError:

@@ -61,6 +61,7 @@ from mpspool.supervisor.config.sections import (
     as_mode,
     mps_mode,
 )
+from mpspool.supervisor.config.tensorflow_serving.serve import Serving
 from mpspool.supervisor.config.values import (
     Cpusets,
     Gpus,
@@ -87,12 +88,12 @@ class Placement(Section):
 
     gpus: Gpus | None = None
     """GPUs to use, by visible id (CUDA_VISIBLE_DEVICES renumbers): "all", "none" or a list such as 0,2.
-    Not given: all that are visible, and CPU slots where none is."""
+    Not given, or "auto": all that are visible, and CPU slots where none is."""
     contexts_per_gpu: Annotated[int, Field(ge=1)] | None = None
     """Worker processes of each model on each of its GPUs; 4 when not given."""
     cpu_slots: Annotated[int, Field(ge=1, le=MAX_CPUS)] | None = None
     """Worker processes of each model where it runs on the CPU; not given, one per 2 cores, shared by
-    the models, at least 1 each. Given without gpus, it asks for the CPU even where GPUs are visible."""
+    the models, at least 1 each. Given without gpus ("auto" is given), it asks for the CPU even where GPUs are visible."""
     cpusets: Cpusets | None = None
     """CPUs of each slot: "2-4;5-7" or "2,3,4;5,6,7", slot i taking set i; "split" shares out the
     CPUs we may use, evenly and NUMA-aware; "none" pins nothing; "auto", the default, splits too, but a slot
@@ -213,6 +214,9 @@ class PoolConfig(Placement):
     """Milliseconds after which a request by REST is answered 504, if nothing else has been; 0 for none."""
     rest_cors: bool = False
     """REST answers have the headers by which browsers let pages of other hosts read them."""
+    allow_labels_for_unavailable: bool = False
+    """HandleReloadConfigRequest may give a label that no other version has to one that is not AVAILABLE yet, as with TensorFlow
+    Serving's allow_version_labels_for_unavailable_models."""
     readiness: Literal["any", "all"] = "any"
     """/readyz answers 200 when any model is AVAILABLE, or only when all are."""
     grace_s: Seconds = 30.0
@@ -293,6 +297,7 @@ def read_config(
     flags: Mapping[str, object],
     environ: Mapping[str, str],
     models: Models | None = None,
+    serving: Serving | None = None,
 ) -> tuple[PoolConfig, Findings]:
     """Merges file, environment and flags, and validates the whole.
 
@@ -306,11 +311,12 @@ def read_config(
             environment has one of that name, is given that base_path.
         environ: the environment; supervisor/config/environment.py says what is read.
         models: where given, these are served and no others; what else is said of one of them holds for it.
+        serving: a command line of tensorflow_model_server, in place of a file.
 
     Returns:
         The configuration without what is refused: to be checked further, and to be used where nothing is.
     """
-    layer, entries = _merge(file, flags, environ)
+    layer, entries = _merge(file, flags, environ, serving)
     if models is not None:
         entries = only(entries, models)
     layer.problems += check_names(entries)
@@ -360,10 +366,12 @@ def _field(location: Location) -> str:
 
 
 def _merge(
-    file: Path | None, flags: Mapping[str, object], environ: Mapping[str, str]
+    file: Path | None, flags: Mapping[str, object], environ: Mapping[str, str], serving: Serving | None
 ) -> tuple[Layer, list[Entry]]:
     here = Path.cwd()
     below = Layer() if file is None else read_file(file)
+    if serving is not None:
+        below, environ = serving.below, serving.environ
     for section, spread in (("mps", as_mode), ("batching", as_asked_for)):
         if section in below.values:
             below.values[section] = spread(below.values[section])
@@ -373,6 +381,8 @@ def _merge(
         if isinstance(entry.values, dict) and "batching" in entry.values:
             entry.values["batching"] = as_asked_for(entry.values["batching"])
     named, flagged = read_environment(environ, pool_fields()), _read_flags(flags)
+    if serving is not None:
+        flagged = overlay(serving.above, flagged)
     _keep_mps_on(below, named)
     for layer, start in ((below, folder), (named, here), (flagged, here)):
         layer.values = rebase(layer.values, _PATHS, start)

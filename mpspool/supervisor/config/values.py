@@ -23,14 +23,14 @@ class Section(BaseModel):
 
 
 def _read_gpus(value: object) -> object:
-    if value in ("all", "none"):
+    if value in ("all", "none", "auto"):
         return value
     items = (
         value.split(",") if isinstance(value, str) else value if isinstance(value, list | tuple) else [value]
     )
     texts = [str(item).strip() for item in items]
     if not texts or not all(text.isdecimal() for text in texts):
-        raise ValueError('expected "all", "none", or ids such as 0,2')
+        raise ValueError('expected "all", "none", "auto", or ids such as 0,2')
     ids = [int(text) for text in texts]
     if len(set(ids)) < len(ids):
         raise ValueError("names a GPU twice; contexts_per_gpu is how to have more workers on one")
@@ -98,7 +98,7 @@ def _as_list(value: object) -> object:
 
 
 Gpus = Annotated[
-    Literal["all", "none"] | tuple[int, ...],
+    Literal["all", "none", "auto"] | tuple[int, ...],
     PlainValidator(_read_gpus, json_schema_input_type=list[int] | str),
 ]
 Cpusets = Annotated[

@@ -97,7 +97,7 @@ def simulated(machine: Machine) -> str:
 def _fallback(drafts: Sequence[Draft], machine: Machine) -> str:
     """The choice of CPU slots, where nobody made it."""
     on_cpu = [draft for draft in drafts if not gpus_in_use([draft])]
-    unasked = [draft for draft in on_cpu if draft.model.gpus is None and not draft.model.cpu_slots]
+    unasked = [draft for draft in on_cpu if draft.model.gpus in (None, "auto") and not draft.model.cpu_slots]
     if not unasked or machine.devices:
         return ""
     reason = f" ({machine.no_gpu})" if machine.no_gpu else ""
@@ -169,7 +169,11 @@ def _few_cpusets(draft: Draft) -> str:
 def _contexts_without_gpu(drafts: Sequence[Draft]) -> str:
     if any(place.gpu for draft in drafts for place in draft.places):
         return ""
-    paths = [draft.path("contexts_per_gpu") for draft in drafts if draft.model.contexts_per_gpu]
+    paths = [
+        draft.path("contexts_per_gpu")
+        for draft in drafts
+        if draft.model.contexts_per_gpu and not (draft.model.gpus == "auto" and draft.model.cpu_slots)
+    ]
     return f"{paths[0]} is for GPUs: on the CPU cpu_slots says how many workers there are" if paths else ""
 
 

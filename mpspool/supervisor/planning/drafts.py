@@ -115,6 +115,8 @@ def _gpus(draft: Draft, machine: Machine) -> tuple[list[GpuDevice], list[Problem
     model, path = draft.model, draft.path("gpus")
     if model.gpus is None:
         return [] if model.cpu_slots else list(machine.devices), []
+    if model.gpus == "auto":
+        return list(machine.devices), []
     if model.gpus == "none":
         return [], []
     if not machine.devices:

@@ -447,6 +447,7 @@ def to_settings(planned: Plan, config: PoolConfig, remotes: Sequence[RemoteSetti
         allow_reload=is_local(config.host) if config.allow_reload is None else config.allow_reload,
         rest_timeout_ms=config.rest_timeout_ms,
         rest_cors=config.rest_cors,
+        allow_labels_for_unavailable=config.allow_labels_for_unavailable,
         readiness=config.readiness,
         simulated=planned.simulated,
     )

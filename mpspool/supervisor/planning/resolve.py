@@ -11,6 +11,7 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings
 from mpspool.supervisor import foreground
 from mpspool.supervisor.config import schema
+from mpspool.supervisor.config.tensorflow_serving.serve import Serving
 from mpspool.supervisor.orders import Orders
 from mpspool.supervisor.planning import preflight
 from mpspool.supervisor.planning.plan import Plan
@@ -25,6 +26,7 @@ def resolve(
     *,
     running: bool = False,
     models: schema.Models | None = None,
+    serving: Serving | None = None,
     orders: Orders | None = None,
     say: Callable[[str], None] | None = None,
 ) -> tuple[PoolSettings, Plan]:
@@ -36,13 +38,14 @@ def resolve(
         environ: the environment.
         running: it is for a pool that runs.
         models: as schema.read_config() takes them.
+        serving: as schema.read_config() takes it.
         orders: end the copying of what is remote.
         say: is told what takes long.
 
     Raises:
         StartError: with every problem found.
     """
-    wanted, findings = schema.read_config(file, flags, environ, models)
+    wanted, findings = schema.read_config(file, flags, environ, models, serving)
     found = foreground.check(RunDir(wanted.run_dir))
     away = [shown(remote.url) for remote in to_copy(wanted, running=running)]
     if away and say is not None:

@@ -43,6 +43,7 @@ _ROUTER = (
     "allow_reload",
     "rest_timeout_ms",
     "rest_cors",
+    "allow_labels_for_unavailable",
     "readiness",
 )
 # Of a model: what the router and the pool process go by, what its workers do, and what its weights are published with.

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import copy
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +42,7 @@ class Model:
         """Sets those of these keys that nobody has set yet."""
         for key, value in values.items():
             if key not in self.sources:
-                self.put(key, value, source)
+                self.put(key, copy.deepcopy(value), source)
 
 
 @dataclass(slots=True)
@@ -107,7 +108,3 @@ def _location(name: str, key: str) -> Location:
 def sessions(count: int) -> Values:
     """So many workers on each GPU, or, where there is none, on the CPU."""
     return {"contexts_per_gpu": count, "cpu_slots": count}
-
-
-def listed(words: Iterable[str]) -> str:
-    return ", ".join(words)

@@ -1,0 +1,90 @@
+"""`mpspool tensorflow_model_server`, which is installed as tensorflow_model_server too, and `mpspool convert`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from mpspool import __version__
+from mpspool.cli import begin, fail, refuse
+
+if TYPE_CHECKING:
+    from mpspool.supervisor.config.tensorflow_serving.serve import Serving
+    from mpspool.supervisor.origin import Origin
+
+
+def main() -> None:
+    """The command that TensorFlow Serving's is replaced by."""
+    serve(sys.argv[1:])
+
+
+def serve(arguments: Sequence[str]) -> None:
+    """Starts a pool, and stays until Ctrl-C or SIGTERM, which drain it first."""
+    from mpspool.supervisor.orders import Orders
+
+    # Before anything that takes time, as in `mpspool start`.
+    orders = Orders()
+    orders.note(signal.SIGTERM, signal.SIGHUP)
+
+    from mpspool.core.errors import StartError
+    from mpspool.supervisor.config.read_serving import read_serving
+    from mpspool.supervisor.config.tensorflow_serving import usage
+    from mpspool.supervisor.planning.resolve import resolve
+
+    if "--help" in arguments or "-h" in arguments:
+        click.echo(usage.help_text())
+        return
+    if usage.asks_for_version(arguments):
+        click.echo(f"TensorFlow ModelServer: mpspool {__version__}\nTensorFlow Library: {usage.library_version()}")
+        return
+    try:
+        serving = read_serving(arguments, os.environ)
+        for line in serving.notes:
+            click.echo(line, err=True)
+        settings, planned = resolve(None, {}, os.environ, serving=serving, orders=orders, say=click.echo)
+        begun = _origin(arguments, serving)
+        begin(settings, planned, begun, orders, check=serving.check, detach=serving.detach)
+    except StartError as error:
+        if orders.given:
+            return
+        refuse(error)
+
+
+def _origin(arguments: Sequence[str], serving: Serving) -> Origin:
+    import msgspec
+
+    from mpspool.supervisor import origin
+    from mpspool.supervisor.config.tensorflow_serving.flags import without_secrets
+    from mpspool.supervisor.model_file_watch import digest
+
+    return msgspec.structs.replace(
+        origin.here(None, {}, os.environ),
+        arguments=without_secrets(arguments),
+        watched=os.path.abspath(serving.watched) if serving.watched else "",
+        poll_s=serving.poll_s,
+        digest=digest(serving.watched_text),
+    )
+
+
+def convert(files: Sequence[str]) -> None:
+    """Prints the pool.yaml that says the same, and, on standard error, what has no equivalent."""
+    import yaml
+
+    from mpspool.core.errors import StartError
+    from mpspool.supervisor.config.read_serving import read_text
+    from mpspool.supervisor.config.tensorflow_serving.convert import convert_files
+
+    try:
+        told = convert_files(files, read_text)
+    except StartError as error:
+        for problem in error.problems:
+            click.echo(f"error: {problem}", err=True)
+        fail("nothing was converted")
+    for line in told.notes:
+        click.echo(line, err=True)
+    click.echo(yaml.safe_dump(told.document(), sort_keys=False, allow_unicode=True), nl=False)
