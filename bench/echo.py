@@ -87,6 +87,9 @@ class EchoDataplane:
         admission.release()
         return self._answers[len(body)]
 
+    def labelled(self, name: str, label: str) -> int | None:  # noqa: ARG002
+        return None
+
     def metadata(self, *_: object) -> tuple[int, bytes]:
         raise _not_here()
 

@@ -40,12 +40,14 @@ def serve(arguments: Sequence[str]) -> None:
         click.echo(usage.help_text())
         return
     if usage.asks_for_version(arguments):
-        click.echo(f"TensorFlow ModelServer: mpspool {__version__}\nTensorFlow Library: {usage.library_version()}")
+        click.echo(
+            f"TensorFlow ModelServer: mpspool {__version__}\nTensorFlow Library: {usage.library_version()}"
+        )
         return
     try:
         serving = read_serving(arguments, os.environ)
         for line in serving.notes:
-            click.echo(line, err=True)
+            click.echo(f"note: {line}", err=True)
         settings, planned = resolve(None, {}, os.environ, serving=serving, orders=orders, say=click.echo)
         begun = _origin(arguments, serving)
         begin(settings, planned, begun, orders, check=serving.check, detach=serving.detach)
@@ -86,5 +88,5 @@ def convert(files: Sequence[str]) -> None:
             click.echo(f"error: {problem}", err=True)
         fail("nothing was converted")
     for line in told.notes:
-        click.echo(line, err=True)
+        click.echo(f"note: {line}", err=True)
     click.echo(yaml.safe_dump(told.document(), sort_keys=False, allow_unicode=True), nl=False)

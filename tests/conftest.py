@@ -67,8 +67,8 @@ def pools() -> Iterator[PoolStarter]:
     with short_dir() as root:
         started: list[Pool] = []
 
-        def make(*args: object, **kwargs: dict[str, str]) -> Pool:
-            pool = Pool(root / f"run{len(started)}", *args, **kwargs)
+        def make(*args: object, kind: type[Pool] = Pool, **kwargs: dict[str, str]) -> Pool:
+            pool = kind(root / f"run{len(started)}", *args, **kwargs)
             started.append(pool)
             return pool.start()
 

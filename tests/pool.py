@@ -87,14 +87,22 @@ class Pool:
         return self.process.pid
 
     def start(self) -> Pool:
-        ports = ["--grpc-port", str(self.grpc_port), "--rest-port", str(self.rest_port)]
-        command = [*CLI, "start", "--run-dir", str(self.run_dir), *ports, *self.args]
         with self.output.open("a") as out:
             self.process = subprocess.Popen(
-                command, stdout=out, stderr=out, text=True, cwd=ROOT, env=self.env, start_new_session=True
+                self._command(),
+                stdout=out,
+                stderr=out,
+                text=True,
+                cwd=ROOT,
+                env=self.env,
+                start_new_session=True,
             )
         until(self._answers, 20, "the pool answers")
         return self
+
+    def _command(self) -> list[str]:
+        ports = ["--grpc-port", str(self.grpc_port), "--rest-port", str(self.rest_port)]
+        return [*CLI, "start", "--run-dir", str(self.run_dir), *ports, *self.args]
 
     def _answers(self) -> bool:
         assert self.process is not None
@@ -184,6 +192,15 @@ class Pool:
         sockets = [path for path in self.run_dir.rglob("*") if path.is_socket()]
         assert not sockets
         assert not list((self.run_dir / "progress").glob("worker.*.[0-9]*"))
+
+
+class ModelServer(Pool):
+    """`mpspool tensorflow_model_server`, a pool that is started by TensorFlow Serving's command line."""
+
+    def _command(self) -> list[str]:
+        ours = [f"--run_dir={self.run_dir}", "--host=127.0.0.1"]
+        ports = [f"--port={self.grpc_port}", f"--rest_api_port={self.rest_port}"]
+        return [*CLI, "tensorflow_model_server", *ports, *ours, *self.args]
 
 
 class Load:

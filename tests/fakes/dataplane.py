@@ -82,6 +82,9 @@ class FakeDataplane:
         finally:
             self.waiting -= 1
 
+    def labelled(self, name: str, label: str) -> int | None:
+        return None
+
     def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
         if label is not None:
             raise PoolError(Code.INVALID_ARGUMENT, f"Unrecognized servable version label: {label}")

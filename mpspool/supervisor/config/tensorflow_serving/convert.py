@@ -59,7 +59,9 @@ def convert_files(files: Sequence[str], read: ReadText) -> Told:
         if not kind:
             made.told.refuse(file, f"is none that is known here: {', '.join((*KINDS, _PROCESSOR))}")
         elif kind in seen:
-            made.told.refuse(file, f"is a {kind}, and {seen[kind]} is one already; convert them one at a time")
+            made.told.refuse(
+                file, f"is a {kind}, and {seen[kind]} is one already; convert them one at a time"
+            )
         else:
             seen[kind] = file
             _READERS[kind](text, file, made)

@@ -47,7 +47,9 @@ _OSS = "who opens a base path with a scheme takes these from its own environment
 SERVING = (
     Flag("port", "int32", 8500, "same", "The gRPC port; 0 only together with grpc_socket_path.", "grpc_port"),
     Flag("grpc_socket_path", "string", "", "refused", "gRPC is served on a port alone; give --port"),
-    Flag("rest_api_port", "int32", 0, "same", "The REST port; 0 turns it off. The same as port: off, as there."),
+    Flag(
+        "rest_api_port", "int32", 0, "same", "The REST port; 0 turns it off. The same as port: off, as there."
+    ),
     Flag("rest_api_num_threads", "int32", None, "nothing", _ANY),
     Flag("rest_api_timeout_in_ms", "int32", 30000, "same", "The deadline of REST calls.", "rest_timeout_ms"),
     Flag("rest_api_enable_cors_support", "bool", False, "same", "CORS headers in REST answers.", "rest_cors"),
@@ -70,7 +72,13 @@ SERVING = (
         "Each version's own, from batching_params.pbtxt in its folder.",
         "batching.per_model",
     ),
-    Flag("model_config_file", "string", "", "same", "The models; it goes before model_name and model_base_path."),
+    Flag(
+        "model_config_file",
+        "string",
+        "",
+        "same",
+        "The models; it goes before model_name and model_base_path.",
+    ),
     Flag(
         "model_config_file_poll_wait_seconds",
         "int32",
@@ -82,7 +90,9 @@ SERVING = (
     Flag("model_base_path", "string", "", "same", "Of the one model: absolute, or with a scheme."),
     Flag("num_load_threads", "int32", 0, "nothing", _LOADS),
     Flag("num_unload_threads", "int32", 0, "nothing", _LOADS),
-    Flag("max_num_load_retries", "int32", 5, "same", "Tries after the first to load.", "max_num_load_retries"),
+    Flag(
+        "max_num_load_retries", "int32", 5, "same", "Tries after the first to load.", "max_num_load_retries"
+    ),
     Flag(
         "load_retry_interval_micros",
         "int64",
@@ -99,7 +109,13 @@ SERVING = (
         "How often base paths are looked at; 0 for once.",
         "file_system_poll_wait_seconds",
     ),
-    Flag("flush_filesystem_caches", "bool", True, "nothing", "the kernel keeps and drops pages of files as it sees fit"),
+    Flag(
+        "flush_filesystem_caches",
+        "bool",
+        True,
+        "nothing",
+        "the kernel keeps and drops pages of files as it sees fit",
+    ),
     Flag("tensorflow_session_parallelism", "int64", 0, "same", "Threads of each worker, of both kinds."),
     Flag(
         "tensorflow_session_config_file",
@@ -109,10 +125,14 @@ SERVING = (
         "ConfigProto: threads, gpu_options and device_count of each worker; what else it says is named at the start. Flags"
         " go before it.",
     ),
-    Flag("tensorflow_intra_op_parallelism", "int64", 0, "same", "Threads within one operation, of each worker."),
+    Flag(
+        "tensorflow_intra_op_parallelism", "int64", 0, "same", "Threads within one operation, of each worker."
+    ),
     Flag("tensorflow_inter_op_parallelism", "int64", 0, "same", "Operations at once, of each worker."),
     Flag("use_alts_credentials", "bool", False, "refused", "ALTS is Google's own; use --ssl_config_file"),
-    Flag("ssl_config_file", "string", "", "same", "TLS on the gRPC port, with client certificates or without."),
+    Flag(
+        "ssl_config_file", "string", "", "same", "TLS on the gRPC port, with client certificates or without."
+    ),
     Flag(
         "platform_config_file",
         "string",
@@ -136,10 +156,18 @@ SERVING = (
         "grpc.max_receive_message_length is max_message_bytes; others have no meaning here",
     ),
     Flag("grpc_max_threads", "int32", None, "nothing", _ANY),
-    Flag("enable_model_warmup", "bool", True, "maps", "recorded requests are always sent before a worker is READY"),
+    Flag(
+        "enable_model_warmup",
+        "bool",
+        True,
+        "maps",
+        "recorded requests are always sent before a worker is READY",
+    ),
     Flag("num_request_iterations_for_warmup", "int32", 0, "maps", "recorded requests are sent once each"),
     Flag("version", "bool", False, "same", "Prints the versions and ends."),
-    Flag("monitoring_config_file", "string", "", "same", "Where Prometheus finds TensorFlow Serving's metrics."),
+    Flag(
+        "monitoring_config_file", "string", "", "same", "Where Prometheus finds TensorFlow Serving's metrics."
+    ),
     Flag("remove_unused_fields_from_bundle_metagraph", "bool", True, "nothing", "no such copy is kept"),
     Flag("prefer_tflite_model", "bool", False, "nothing", _TFLITE),
     Flag("num_tflite_pools", "int32", None, "nothing", _TFLITE),
@@ -153,12 +181,28 @@ SERVING = (
     ),
     Flag("xla_cpu_compilation_enabled", "bool", False, "nothing", _XLA),
     Flag("xla_gpu_compilation_enabled", "bool", False, "nothing", _XLA),
-    Flag("enable_profiler", "bool", True, "nothing", "there is no profiler service; see `mpspool top` and `mpspool density`"),
+    Flag(
+        "enable_profiler",
+        "bool",
+        True,
+        "nothing",
+        "there is no profiler service; see `mpspool top` and `mpspool density`",
+    ),
     Flag("thread_pool_factory_config_file", "string", "", "nothing", _OWN_THREADS),
-    Flag("mixed_precision", "string", "", "nothing", "operations run in the precision that the model was saved with"),
+    Flag(
+        "mixed_precision",
+        "string",
+        "",
+        "nothing",
+        "operations run in the precision that the model was saved with",
+    ),
     Flag("skip_initialize_tpu", "bool", False, "nothing", "there are no TPUs here"),
     Flag(
-        "enable_grpc_healthcheck_service", "bool", False, "nothing", "grpc.health.v1.Health is there in any case"
+        "enable_grpc_healthcheck_service",
+        "bool",
+        False,
+        "nothing",
+        "grpc.health.v1.Health is there in any case",
     ),
     Flag(
         "enable_serialization_as_tensor_content",
@@ -189,7 +233,13 @@ DEEPREC = (
         "maps",
         "GPU memory is taken as it is needed: false only counts with per_process_gpu_memory_fraction",
     ),
-    Flag("enable_device_placement_optimization", "bool", False, "nothing", "TensorFlow places operations by itself"),
+    Flag(
+        "enable_device_placement_optimization",
+        "bool",
+        False,
+        "nothing",
+        "TensorFlow places operations by itself",
+    ),
     Flag("use_tflite_model", "bool", False, "nothing", "TensorFlow Lite is not served; saved_model.pb is"),
     Flag("timeline_start_step", "int64", -1, "nothing", _NO_TIMELINE),
     Flag("timeline_interval_step", "int64", -1, "nothing", _NO_TIMELINE),
@@ -203,7 +253,13 @@ DEEPREC = (
 OURS = (
     Flag("check", "bool", False, "same", "Validates everything, prints the plan, starts nothing."),
     Flag("detach", "bool", False, "same", "Returns when the pool is on its way."),
-    Flag("processor_config_file", "string", "", "same", "The models, from the JSON of DeepRec's processor or of EAS."),
+    Flag(
+        "processor_config_file",
+        "string",
+        "",
+        "same",
+        "The models, from the JSON of DeepRec's processor or of EAS.",
+    ),
 )
 
 # Not to be shown, or kept.

@@ -13,7 +13,14 @@ from dataclasses import dataclass, field
 
 from mpspool.core.errors import Problem
 from mpspool.supervisor.config.explain import nearest
-from mpspool.supervisor.config.tensorflow_serving.flag_table import DEEPREC, OURS, SECRET, SERVING, Flag, Value
+from mpspool.supervisor.config.tensorflow_serving.flag_table import (
+    DEEPREC,
+    OURS,
+    SECRET,
+    SERVING,
+    Flag,
+    Value,
+)
 
 KNOWN: Mapping[str, Flag] = {flag.name: flag for flag in (*SERVING, *DEEPREC, *OURS)}
 # Of ours, what has another name here.
@@ -155,4 +162,6 @@ def _unknown(name: str, text: str, ours: Mapping[str, str]) -> Problem:
         return Problem(where, f"unknown flag; write --{underscored}")
     near = _NOT_OURS.get(underscored) or nearest(underscored, known)
     value = f"={text[:_SHOWN]}" if text and near in known else ""
-    return Problem(where, f"unknown flag; did you mean --{near}{value}?" if near else "unknown flag; see --help")
+    return Problem(
+        where, f"unknown flag; did you mean --{near}{value}?" if near else "unknown flag; see --help"
+    )

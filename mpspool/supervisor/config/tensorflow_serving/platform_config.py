@@ -124,7 +124,9 @@ def _bundle(adapter: Any, file: str, told: Told) -> Any:
             break
         return message.legacy_config
     names = " or ".join(f"[type.googleapis.com/{kind.DESCRIPTOR.full_name}]" for kind in _ADAPTERS)
-    told.refuse(file, f"source_adapter_config of platform {PLATFORM} is none that is served here; give {names}")
+    told.refuse(
+        file, f"source_adapter_config of platform {PLATFORM} is none that is served here; give {names}"
+    )
     return None
 
 

@@ -54,7 +54,13 @@ _NOTES = {
     ),
 }
 _READ = {
-    *("session_num", "cpusets", "gpu_ids_list", "inter_op_parallelism_threads", "intra_op_parallelism_threads"),
+    *(
+        "session_num",
+        "cpusets",
+        "gpu_ids_list",
+        "inter_op_parallelism_threads",
+        "intra_op_parallelism_threads",
+    ),
     *("enable_inline_execute", "signature_name", "savedmodel_dir", "feature_store_type", "model_store_type"),
     "serialize_protocol",
 }
@@ -188,7 +194,9 @@ class _Reader:
                 self._told.note(f"{self._source((*at, key))}: {key} is not known, and not used{meant}")
         if (signature := config.get("signature_name", _SIGNATURE)) != _SIGNATURE:
             source = self._source((*at, "signature_name"))
-            self._told.note(f"{source}: signature_name: a client that names none gets {_SIGNATURE}, not {signature}")
+            self._told.note(
+                f"{source}: signature_name: a client that names none gets {_SIGNATURE}, not {signature}"
+            )
         if (store := config.get("feature_store_type", "local")) not in _LOCAL_STORES:
             source = self._source((*at, "feature_store_type"))
             self._told.note(f"{source}: feature_store_type {store}: {_NOTES['redis_url']}")

@@ -81,20 +81,20 @@ def _hollowed(text: str) -> str:
     hollow: tuple[int, int] | None = None  # how deep, and where what is inside begins
     name = ""
     for match in _tokens(text):
-        token = match[0]
-        if token in "{<":
+        word = match[0]
+        if word in "{<":
             above = opened[-1] if opened else ""
             opened.append(name)
             if hollow is None and (name in _HOLLOW or (name == _EXPERIMENTAL and above not in _GPU)):
                 hollow = len(opened), match.end()
             name = ""
-        elif token in "}>" and opened:
+        elif word in "}>" and opened:
             if hollow is not None and hollow[0] == len(opened):
                 cut.append((hollow[1], match.start()))
                 hollow = None
             opened.pop()
-        elif token != ":":
-            name = token
+        elif word != ":":
+            name = word
     for start, end in reversed(cut):
         text = text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
     return text

@@ -80,7 +80,11 @@ class _Reading:
         except OSError as error:
             self.files.refuse(f"--{flag}", f"{file} cannot be read: {error.strerror or error}")
         except ValueError as error:
-            why = f"{error.reason} at byte {error.start}" if isinstance(error, UnicodeDecodeError) else str(error)
+            why = (
+                f"{error.reason} at byte {error.start}"
+                if isinstance(error, UnicodeDecodeError)
+                else str(error)
+            )
             self.files.refuse(f"--{flag}", f"{file[:_MAX_SHOWN]!r} is not a text file: {why}")
         return None
 
@@ -159,9 +163,7 @@ def _refusals(given: Given) -> list[Problem]:
 def _batching_refusals(given: Given) -> list[Problem]:
     if given.get("enable_batching") or not given.text("batching_parameters_file"):
         return []
-    text = (
-        "server_options.batching_parameters_file is set without setting server_options.enable_batching to true."
-    )
+    text = "server_options.batching_parameters_file is set without setting server_options.enable_batching to true."
     return [Problem("--batching_parameters_file", f"{text} Give --enable_batching, or leave it out")]
 
 
@@ -262,7 +264,11 @@ def _put_threads(reading: _Reading) -> None:
     both = given.number("tensorflow_session_parallelism")
     own = [given.number(f"tensorflow_{kind}_op_parallelism") for kind in ("intra", "inter")]
     for kind, threads in zip(("intra", "inter"), own, strict=True):
-        flag = f"tensorflow_{kind}_op_parallelism" if any(number > 0 for number in own) else "tensorflow_session_parallelism"
+        flag = (
+            f"tensorflow_{kind}_op_parallelism"
+            if any(number > 0 for number in own)
+            else "tensorflow_session_parallelism"
+        )
         count = threads if any(number > 0 for number in own) else both
         if count > 0:
             reading.flags.put(f"{kind}_op_threads", count, Source(f"--{flag}"))
@@ -312,7 +318,9 @@ def _read_flags(reading: _Reading) -> None:
     if "rest_api_port" in given.values:
         port = given.number("rest_api_port")
         if port and port == given.get("port"):
-            told.note(f"--rest_api_port={port} is the gRPC port: HTTP/REST is not served, as with TensorFlow Serving")
+            told.note(
+                f"--rest_api_port={port} is the gRPC port: HTTP/REST is not served, as with TensorFlow Serving"
+            )
             port = 0
         told.put("rest_port", port, Source("--rest_api_port"))
     _read_channel(given.text("grpc_channel_arguments"), told)
@@ -355,4 +363,3 @@ def _with_environment(layer: Layer, environ: Mapping[str, str]) -> tuple[Layer, 
         if value and (key,) not in layer.sources:
             layer.put(key, value, variable)
     return layer, left
-

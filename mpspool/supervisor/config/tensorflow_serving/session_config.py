@@ -44,7 +44,9 @@ def read_session(config: Any) -> Session:
     if (threads := config.intra_op_parallelism_threads) > 0:
         told.values["intra_op_threads"] = threads
     if threads := config.inter_op_parallelism_threads:
-        told.values["inter_op_threads"] = max(threads, 1)  # below 0 the calling thread does it, as with 1 here
+        told.values["inter_op_threads"] = max(
+            threads, 1
+        )  # below 0 the calling thread does it, as with 1 here
     if config.device_count.get("GPU", 1) == 0:
         told.values["gpus"] = "none"
     for kind in config.device_count:
@@ -60,7 +62,9 @@ def _read_gpu(options: Any, told: Session) -> None:
     if options.allow_growth:
         told.memory["growth"] = True
     if devices := options.visible_device_list:
-        told.values["gpus"] = [int(item) for item in devices.split(",") if item.strip().isdecimal()] or devices
+        told.values["gpus"] = [
+            int(item) for item in devices.split(",") if item.strip().isdecimal()
+        ] or devices
     more = options.experimental
     if more.use_cuda_malloc_async:
         told.memory["allocator"] = "cuda_malloc_async"

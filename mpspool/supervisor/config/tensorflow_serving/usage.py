@@ -46,4 +46,10 @@ def shown(flag: Flag) -> str:
         return "..."
     if isinstance(flag.default, bool):
         return str(flag.default).lower()
-    return f'"{flag.default}"' if flag.kind == "string" else f"{flag.default:g}" if flag.kind == "float" else str(flag.default)
+    return (
+        f'"{flag.default}"'
+        if flag.kind == "string"
+        else f"{flag.default:g}"
+        if flag.kind == "float"
+        else str(flag.default)
+    )
