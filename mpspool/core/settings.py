@@ -154,6 +154,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         labels: version labels: the number each stands for.
         swap: how one version takes the place of another: "surge" beside it, "rolling" slot by slot, "stop_first".
         warmup: another version's recorded requests, for one that has none of its own; "" for none.
+        warmup_iterations: how often each recorded request is sent; 0 for no warm-up.
         allow_signature_changes: a version may lack signatures, inputs or outputs that the one it replaces has.
         quorum: READY workers that make the version AVAILABLE.
         intra_op_threads: 0 leaves the choice to TensorFlow.
@@ -180,6 +181,7 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, int] = {}
     swap: str = "surge"
     warmup: str = ""
+    warmup_iterations: int = 1
     allow_signature_changes: bool = False
     quorum: int = 1
     intra_op_threads: int = 0

@@ -119,7 +119,8 @@ class Worker:
             loaded = time.monotonic()
             self._to(WorkerState.WARMING)
             others = Path(self._config.model.warmup) if self._config.model.warmup else None
-            warm = warmup.warm_up(engine, self._model, path, others) > 0
+            iterations = self._config.model.warmup_iterations
+            warm = warmup.warm_up(engine, self._model, path, others, iterations) > 0
         device.require_mps(self._config)
         self._runner = Runner(Predictor(engine, self._model), self._config.model.batching, self._progress)
         weights = checked(engine.weights(), before_bytes, path, warm=warm)

@@ -26,7 +26,9 @@ MAX_RECORDS = 1000
 _METHODS = {field: method for method, field in tfs.LOG_FIELDS.items()}
 
 
-def warm_up(engine: Engine, model: ModelVersion, path: Path, others: Path | None = None) -> int:
+def warm_up(
+    engine: Engine, model: ModelVersion, path: Path, others: Path | None = None, iterations: int = 1
+) -> int:
     """Runs the model before a client does. Returns how many calls it answered.
 
     Args:
@@ -34,25 +36,28 @@ def warm_up(engine: Engine, model: ModelVersion, path: Path, others: Path | None
         model: its name and version.
         path: the version folder, where the recorded requests lie.
         others: requests that were recorded for another version, for where there are none.
+        iterations: how often each recorded request is sent; 0 for no call at all.
 
     Raises:
         LoadError: a recorded request fails, or the file cannot be read. A synthetic call that
             fails is only logged: it is our invention, and zeros may mean nothing to the model.
         PoolError: a recorded request failed for a reason that may pass.
     """
+    if not iterations:
+        return 0
     start = time.monotonic()
     requests = path / REQUESTS_FILE
     if not requests.exists() and others is not None and others.exists():
         requests = others
     if requests.exists():
-        count = _replay(Predictor(engine, model), requests)
+        count = _replay(Predictor(engine, model), requests, iterations)
     else:
         count = sum(_synthetic_call(engine, signature) for signature in engine.signatures.values())
     logger.info("warm", recorded=requests.exists(), calls=count, seconds=round(time.monotonic() - start, 3))
     return count
 
 
-def _replay(predictor: Predictor, path: Path) -> int:
+def _replay(predictor: Predictor, path: Path, iterations: int) -> int:
     count = 0
     for count, record in enumerate(_records(path), 1):
         if count > MAX_RECORDS:
@@ -62,12 +67,13 @@ def _replay(predictor: Predictor, path: Path) -> int:
         except DecodeError as error:
             raise LoadError(f"Failed to parse warmup record {count} from {path}") from error
         try:
-            _replay_one(predictor, log_entry)
+            for _ in range(iterations):
+                _replay_one(predictor, log_entry)
         except PoolError as error:
             if error.code in PASSING:
                 raise
             raise LoadError(f"warm-up record {count} of {path} failed: {error.message}") from error
-    return count
+    return count * iterations
 
 
 def _replay_one(predictor: Predictor, entry: tfs.PredictionLog) -> None:

@@ -107,7 +107,7 @@ def test_two_gpus_for_files_that_name_four(pages: Path) -> None:
     )
     assert done.returncode == 2
     assert (
-        f"models.pb2.gpus: in {pages}/platform_config_file line 21: GPU 2,3 is not visible; visible are 0"
+        f"models.pb2.gpus: in {pages}/platform_config_file line 22: GPU 2,3 is not visible; visible are 0"
         in done.stderr
     )
     assert "nothing was started" in done.stderr

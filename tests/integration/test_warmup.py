@@ -81,6 +81,18 @@ def test_recorded_requests(engine: Recording, path: Path) -> None:
     assert [inputs["x"].tolist() for _, inputs in engine.calls] == [[1, 2], [3]]
 
 
+def test_recorded_requests_are_repeated_or_not_sent(engine: Recording, path: Path) -> None:
+    """Each as often as is said, one after the other; with no iterations nothing is sent, nor made up."""
+    write(path, [predict_log([1]).SerializeToString(), predict_log([3]).SerializeToString()])
+    assert warmup.warm_up(engine, MODEL, path, iterations=2) == 4
+    assert [inputs["x"].tolist() for _, inputs in engine.calls] == [[1], [1], [3], [3]]
+    engine.calls.clear()
+    assert warmup.warm_up(engine, MODEL, path, iterations=0) == 0
+    (path / warmup.REQUESTS_FILE).unlink()
+    assert warmup.warm_up(engine, MODEL, path, iterations=0) == 0
+    assert not engine.calls
+
+
 def test_recorded_request_that_fails(engine: Recording, path: Path) -> None:
     """A recorded request that fails fails the load, as in TensorFlow Serving."""
     write(path, [predict_log([1]).SerializeToString(), predict_log([1], "typo").SerializeToString()])

@@ -205,7 +205,7 @@ def test_gpus_in_every_form(value: object) -> None:
 def test_malformed_gpus(value: object) -> None:
     """What is no list of ids is refused with the forms there are."""
     (text,) = problems(flags={**HALF, "gpus": value})
-    assert text == f'gpus: {value!r} in --gpus: expected "all", "none", or ids such as 0,2'
+    assert text == f'gpus: {value!r} in --gpus: expected "all", "none", "auto", or ids such as 0,2'
 
 
 def test_a_gpu_twice() -> None:

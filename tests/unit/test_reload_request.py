@@ -100,6 +100,17 @@ def test_a_label_is_for_a_version_that_is_available() -> None:
     assert str(caught.value).startswith("Request to assign label to version 7 of model m, which is not")
 
 
+def test_a_label_that_nobody_uses_may_come_first() -> None:
+    """Where that is allowed; one that another version has may not, as TensorFlow Serving has it."""
+    asked = request()
+    (config,) = asked.config.model_config_list.config
+    config.version_labels["stable"] = 7
+    for has_it in (None, 7):
+        check_labels(models_of(asked), lambda *_: False, lambda *_: has_it)  # noqa: B023
+    with pytest.raises(PoolError, match="Request to assign label to version 7"):
+        check_labels(models_of(asked), lambda *_: False, lambda *_: 6)
+
+
 def test_a_base_path_may_be_a_url() -> None:
     """What can be opened there is the pool's to say."""
     assert models_of(request(base_path="s3://bucket/m"))[0]["base_path"] == "s3://bucket/m"

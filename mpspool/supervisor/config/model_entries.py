@@ -131,13 +131,15 @@ def _put(entries: list[Entry], name: str, values: dict[str, object], source: str
     entries.append(Entry(("models", len(entries)), {"name": name, **values}, sources))
 
 
-def only(entries: Sequence[Entry], models: Sequence[Mapping[str, object]]) -> list[Entry]:
-    """These models: what is said of them here goes before what their entries say."""
+def only(
+    entries: Sequence[Entry], models: Sequence[Mapping[str, object]], every: Mapping[str, object]
+) -> list[Entry]:
+    """These models: what is said of them here goes before what their entries say, or `every` of one that has none."""
     known = {entry.name: entry for entry in entries if isinstance(entry.values, dict)}
     found = []
     for index, values in enumerate(models):
         below = known.get(values["name"])
-        mine = below.values if below is not None and isinstance(below.values, dict) else {}
+        mine = below.values if below is not None and isinstance(below.values, dict) else every
         found.append(Entry(("models", index), {**mine, **values}, {(): Source(_REQUEST)}))
     return found
 

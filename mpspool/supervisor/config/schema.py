@@ -145,6 +145,10 @@ class ModelConfig(Placement):
     """How the model is run; auto takes the Session and falls back to the TF2 loader."""
     saved_model_tags: Texts = ("serve",)
     """Which of the SavedModel's graphs to serve."""
+    enable_model_warmup: bool = True
+    """A worker is READY only once it has answered the version's recorded requests, or one that is made up."""
+    num_request_iterations_for_warmup: Annotated[int, Field(ge=1, le=1000)] = 1
+    """How often each recorded request is sent then."""
     batching: Annotated[
         ModelBatching | None,
         BeforeValidator(as_batching, json_schema_input_type=ModelBatching | str | bool | None),
@@ -318,7 +322,7 @@ def read_config(
     """
     layer, entries = _merge(file, flags, environ, serving)
     if models is not None:
-        entries = only(entries, models)
+        entries = only(entries, models, {} if serving is None else serving.every_model)
     layer.problems += check_names(entries)
     none, config = not entries, None
     while config is None:

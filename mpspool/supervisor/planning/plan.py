@@ -326,6 +326,7 @@ def _settings(
         gpu_allocator="" if model.gpu_memory.allocator == "default" else model.gpu_memory.allocator,
         merge_copy_streams=bool(model.merge_copy_streams),
         saved_model_tags=list(model.saved_model_tags),
+        warmup_iterations=model.num_request_iterations_for_warmup if model.enable_model_warmup else 0,
         hang_timeout_s=model.hang_timeout_s,
         start_timeout_s=model.start_timeout_s,
         engine=model.engine,

@@ -30,6 +30,7 @@ _KEYS = {
     "dispatch": "scheduling.dispatch",
     "policy": "version_policy",
     "labels": "version_labels",
+    "warmup_iterations": "enable_model_warmup and num_request_iterations_for_warmup",
 }
 # What processes other than workers are started with.
 _FIXED = ("run_dir", "host", "grpc_port", "rest_port", "mps", "simulated")
@@ -66,6 +67,7 @@ _WORKER = (
     "gpu_allocator",
     "merge_copy_streams",
     "engine",
+    "warmup_iterations",
     "batching",
 )
 _PUBLISHED = ("custom_ops", "saved_model_tags", "weights")

@@ -156,14 +156,8 @@ SERVING = (
         "grpc.max_receive_message_length is max_message_bytes; others have no meaning here",
     ),
     Flag("grpc_max_threads", "int32", None, "nothing", _ANY),
-    Flag(
-        "enable_model_warmup",
-        "bool",
-        True,
-        "maps",
-        "recorded requests are always sent before a worker is READY",
-    ),
-    Flag("num_request_iterations_for_warmup", "int32", 0, "maps", "recorded requests are sent once each"),
+    Flag("enable_model_warmup", "bool", True, "same", "Recorded requests are sent before a worker is READY."),
+    Flag("num_request_iterations_for_warmup", "int32", 0, "same", "How often each of them is; 0 for once."),
     Flag("version", "bool", False, "same", "Prints the versions and ends."),
     Flag(
         "monitoring_config_file", "string", "", "same", "Where Prometheus finds TensorFlow Serving's metrics."
@@ -275,6 +269,8 @@ SESSION = (
     "tensorflow_inter_op_parallelism",
     "per_process_gpu_memory_fraction",
     "saved_model_tags",
+    "enable_model_warmup",
+    "num_request_iterations_for_warmup",
     "session_num_per_group",
     "gpu_ids_list",
     "allow_gpu_mem_growth",

@@ -87,6 +87,8 @@ def apply(platform: Platform, models: Iterable[Model], told: Told) -> None:
             model.fill(platform.session.values, platform.source)
         if platform.groups:
             group = platform.groups.get(model.model_id)
+            if group is None and not model.name:
+                continue
             if group is None:
                 _lacking(model, platform, told)
                 continue
@@ -140,7 +142,8 @@ def _read_bundle(bundle: Any, text: str, platform: Platform, told: Told) -> None
         told.put("batching.per_model", True, Source(file))
     if bundle.saved_model_tags:
         platform.values["saved_model_tags"] = list(bundle.saved_model_tags)
-    _note_warmup(bundle, file, told)
+    if count := bundle.model_warmup_options.num_request_iterations.value:
+        platform.values["num_request_iterations_for_warmup"] = count
     for described, _ in bundle.ListFields():
         if described.name not in _READ:
             told.note(f"{file}: {described.name}: {_ANYWAY.get(described.name, 'has no equivalent here')}")
@@ -153,11 +156,6 @@ def _read_bundle(bundle: Any, text: str, platform: Platform, told: Told) -> None
         platform.session = read_session(bundle.session_config)
         for text_ in platform.session.notes:
             told.note(f"{file}: session_config.{text_}")
-
-
-def _note_warmup(bundle: Any, file: str, told: Told) -> None:
-    if bundle.HasField("model_warmup_options"):
-        told.note(f"{file}: model_warmup_options: recorded requests are sent once each")
 
 
 def _group(group: Any, index: int, source: Source, told: Told) -> Group:

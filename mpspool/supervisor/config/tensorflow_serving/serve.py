@@ -43,6 +43,7 @@ class Serving:
         below: what files and defaults say, as the pool file would.
         above: what flags say.
         environ: the environment, without what stands in `below`.
+        every_model: what is said of a model that is not listed, and that a client has served.
         notes: what has another meaning here or none, a line each.
         watched: the model_config_file; "" for none.
         poll_s: how often that is looked at; 0 for never.
@@ -54,6 +55,7 @@ class Serving:
     below: Layer
     above: Layer
     environ: Mapping[str, str]
+    every_model: Mapping[str, object] = field(default_factory=dict)
     notes: Sequence[str] = ()
     watched: str = ""
     poll_s: int = 0
@@ -110,7 +112,8 @@ def read_serving(
     if unusable := _refusals(given):
         raise StartError(unusable)
     reading = _Reading(given, read)
-    _read_sessions(reading, _read_all_models(reading))
+    models, other = _read_all_models(reading), Model("")
+    _read_sessions(reading, models, other)
     _read_others(reading)
     _read_flags(reading)
     _note(reading)
@@ -122,6 +125,7 @@ def read_serving(
         below=below,
         above=above,
         environ=left,
+        every_model=other.values,
         notes=[*reading.flags.notes, *reading.files.notes],
         watched=given.text(_MODEL_FILE),
         poll_s=given.number("model_config_file_poll_wait_seconds") if given.text(_MODEL_FILE) else 0,
@@ -214,23 +218,24 @@ def _ignored(reading: _Reading, names: Iterable[str], beside: str) -> None:
 # -- sessions ------------------------------------------------------------------------------------------------------
 
 
-def _read_sessions(reading: _Reading, models: Sequence[Model]) -> None:
-    """What a platform_config_file says of the models, or the flags."""
+def _read_sessions(reading: _Reading, models: Sequence[Model], other: Model) -> None:
+    """What a platform_config_file says of the models, and of any other, or the flags."""
     given, told = reading.given, reading.files
     if given.text("platform_config_file"):
         _ignored(reading, SESSION, "--platform_config_file")
         if (text := reading.text("platform_config_file")) is not None:
             platform = platform_config.read_platform(text, given.text("platform_config_file"), told)
-            platform_config.apply(platform, models, told)
+            platform_config.apply(platform, (*models, other), told)
             memory = {model.name: platform_config.fraction(platform, model) for model in models}
             share_memory(models, memory, platform.source, told)
         return
     session, source = _session(reading)
-    for model in models:
+    for model in (*models, other):
         model.fill(session.values, source)
         tags = [tag for tag in given.text("saved_model_tags").split(",") if tag]
         if "saved_model_tags" in given.values and tags:
             model.put("saved_model_tags", tags, Source("--saved_model_tags"))
+        _put_warmup(given, model)
     _put_threads(reading)
     _put_slots(reading)
     fraction = float(given.get("per_process_gpu_memory_fraction")) or session.fraction
@@ -241,6 +246,13 @@ def _read_sessions(reading: _Reading, models: Sequence[Model]) -> None:
     where = Source(f"--{flag}") if given.get(flag) else source
     contexts = given.pool.get("contexts_per_gpu") or str(given.number("session_num_per_group") or "")
     share_memory(models, {model.name: fraction for model in models}, where, told, contexts=contexts)
+
+
+def _put_warmup(given: Given, model: Model) -> None:
+    if (name := "enable_model_warmup") in given.values:
+        model.put(name, given.get(name), Source(f"--{name}"))
+    if (count := given.number(name := "num_request_iterations_for_warmup")) > 0:
+        model.put(name, count, Source(f"--{name}"))
 
 
 def _session(reading: _Reading) -> tuple[Session, Source]:
