@@ -271,7 +271,11 @@ def _print_plan(settings: PoolSettings, planned: Plan) -> None:
         click.echo(line)
     ports = (("gRPC", settings.grpc_port), ("HTTP", settings.rest_port))
     fronts = (
-        ", ".join(f"{name} on {settings.host}:{port}" for name, port in ports if port) or "both fronts off"
+        ", ".join(
+            [f"{name} on {settings.host}:{port}" for name, port in ports if port]
+            + [f"gRPC on unix:{path}" for path in (settings.grpc_socket_path,) if path]
+        )
+        or "both fronts off"
     )
     click.echo(f"{fronts}; run folder {settings.run_dir}")
     for line in planned.warnings:

@@ -283,6 +283,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """For `python -m mpspool.router`. Port 0 turns a front off.
 
     Attributes:
+        grpc_socket_path: a UNIX socket for gRPC beside the port; "" for none.
         dispatch: "least_loaded" or "round_robin".
         max_connections: of gRPC clients at once; one more is closed.
         max_queued_requests: per model version, where the pool has not said what holds for it.
@@ -299,6 +300,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     host: str
     grpc_port: int
     rest_port: int
+    grpc_socket_path: str = ""
     dispatch: str = "least_loaded"
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_connections: int = 10_000
@@ -365,6 +367,7 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     models: list[ModelSettings]
     mps_daemons: list[MpsSettings]
     router: RouterSettings
+    grpc_socket_path: str = ""
     remotes: list[RemoteSettings] = []
     restart: RestartSettings = RestartSettings()
     simulated: str = ""

@@ -158,9 +158,8 @@ async def serve(config: RouterSettings) -> None:
     dataplane = Dataplane(config, metrics, lambda receive: Link(run_dir.router_socket, receive))
     metrics.observe(dataplane)
     _recall(run_dir, dataplane)
-    grpc = (
-        GrpcFront(dataplane, config, metrics, PoolReload(run_dir.pool_control)) if config.grpc_port else None
-    )
+    has_grpc = config.grpc_port or config.grpc_socket_path
+    grpc = GrpcFront(dataplane, config, metrics, PoolReload(run_dir.pool_control)) if has_grpc else None
     rest = RestFront(dataplane, config, metrics) if config.rest_port else None
 
     def configure(settings: RouterSettings) -> None:

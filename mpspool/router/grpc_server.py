@@ -52,6 +52,10 @@ class Server:
         """Returns the port. Raises OSError."""
         return await self.listener.start(host, port)
 
+    async def start_at(self, path: str) -> None:
+        """At a UNIX socket, too. Raises OSError."""
+        await self.listener.start_at(path)
+
     async def quiesce(self, grace_s: float) -> None:
         """Sends clients elsewhere, and gives the unary calls that there are grace_s to finish."""
         self.listener.go_away()

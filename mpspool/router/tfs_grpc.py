@@ -133,6 +133,7 @@ class GrpcFront:
         self._server = _Server(methods, dataplane.memory, settings.max_message_bytes, metrics)
         self._server.listener.max_connections = settings.max_connections
         self.port = settings.grpc_port
+        self._socket_path = settings.grpc_socket_path
 
     def configure(self, settings: RouterSettings) -> None:
         """Takes other limits while it serves."""
@@ -144,9 +145,15 @@ class GrpcFront:
     async def start(self) -> None:
         """Binds and serves. Raises StartError naming the address where it cannot be had."""
         try:
-            self.port = await self._server.start(self._host, self.port)
+            if self.port or not self._socket_path:
+                self.port = await self._server.start(self._host, self.port)
         except OSError as error:
             raise StartError([_cannot_bind(_address(self._host, self.port))]) from error
+        try:
+            if self._socket_path:
+                await self._server.start_at(self._socket_path)
+        except OSError as error:
+            raise StartError([Problem("grpc_socket_path", f"cannot listen there: {error}")]) from error
 
     async def quiesce(self, grace_s: float) -> None:
         """Refuses new calls, sends clients elsewhere, and gives running ones grace_s to finish."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tomllib
@@ -71,6 +72,44 @@ def test_one_model_on_both_ports(start_pool: PoolStarter, model_dir: Callable[[s
         assert response.status == 200
     assert "note: --enable_profiler=true: there is no profiler service" in pool.output.read_text()
     assert pool.stop() == 0
+
+
+def test_a_unix_socket_in_place_of_the_port(tmp_path: Path, start_pool: PoolStarter) -> None:
+    """Clients reach gRPC there alone; a socket that was left there is no obstacle, one that is in use is."""
+    base, path = write_model(tmp_path / "m"), tmp_path / "s"
+    left = socket.socket(socket.AF_UNIX)
+    left.bind(str(path))
+    left.close()
+    pool = start_pool(
+        f"--model_base_path={base}",
+        f"--grpc_socket_path={path}",
+        "--cpu_slots=1",
+        kind=SocketServer,
+        env=LIGHT,
+    ).wait()
+    request = tfs.PredictRequest()
+    request.model_spec.name = "default"
+    request.inputs["x"].dtype = 1
+    request.inputs["x"].tensor_shape.dim.add(size=1)
+    request.inputs["x"].float_val.append(2.0)
+    with grpc.insecure_channel(f"unix:{path}") as channel:
+        answer = channel.unary_unary(f"/{tfs.PREDICTION_SERVICE}/Predict")(
+            request.SerializeToString(), timeout=30
+        )
+    assert tfs.PredictResponse.FromString(answer).outputs["y"].tensor_shape.dim[0].size == 1
+    taken = serve(
+        "--port=0", f"--grpc_socket_path={path}", f"--model_base_path={base}", f"--run_dir={tmp_path}/run"
+    )
+    assert f"grpc_socket_path: another server listens on {path}" in taken.stderr
+    assert pool.stop() == 0
+    assert not path.exists()
+
+
+class SocketServer(ModelServer):
+    """One whose gRPC port is off."""
+
+    def _command(self) -> list[str]:
+        return [*super()._command(), "--port=0"]
 
 
 def test_several_models_of_the_page(start_pool: PoolStarter, pages: Path) -> None:

@@ -537,3 +537,13 @@ def test_clients_of_other_machines_reload_only_where_that_is_said(
     planned = plan(config, machine(), versions(config))
     assert is_local(host) == (host != "0.0.0.0")
     assert to_settings(planned, config).router.allow_reload is answered
+
+
+def test_gpus_auto_takes_what_there_is() -> None:
+    """GPUs where there are some, whatever cpu_slots says, and else so many CPU slots: both are meant."""
+    config = configure(["m=/m"], gpus="auto", contexts_per_gpu=3, cpu_slots=2)
+    (model,) = make(config, machine(gpu(0), gpu(1))).models
+    assert [slot.device for slot in model.slots] == ["gpu0"] * 3 + ["gpu1"] * 3
+    planned = make(config, machine())
+    assert [slot.device for slot in planned.models[0].slots] == ["cpu0"] * 2
+    assert not [line for line in planned.warnings if "contexts_per_gpu" in line]

@@ -147,8 +147,10 @@ def platform(config: str, *, adapter: str = "SavedModelBundleSourceAdapterConfig
             {"gpu_memory": {"allocator": "cuda_malloc_async"}},
         ),
         (
-            "gpu_options { experimental { stream_merge_options { merge_host_to_device_stream: true"
-            " merge_device_to_host_stream: true } } }",
+            (
+                "gpu_options { experimental { stream_merge_options { merge_host_to_device_stream: true"
+                " merge_device_to_host_stream: true } } }"
+            ),
             {"merge_copy_streams": True},
         ),
     ],

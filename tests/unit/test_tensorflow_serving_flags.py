@@ -73,6 +73,7 @@ def said(serving: Serving, key: str) -> Any:
 # Flag, value, key of the pool, and what that is then.
 SAME: list[tuple[str, str, str, object]] = [
     ("port", "9000", "grpc_port", 9000),
+    ("grpc_socket_path", "/s", "grpc_socket_path", "/s"),
     ("rest_api_port", "9001", "rest_port", 9001),
     ("rest_api_timeout_in_ms", "5", "rest_timeout_ms", 5),
     ("rest_api_enable_cors_support", "true", "rest_cors", True),
@@ -146,7 +147,7 @@ OTHERS = {
 }
 ELSEWHERE = {  # in tests of their own
     *("batching_parameters_file", "model_config_file_poll_wait_seconds", "version", "check", "detach"),
-    *("grpc_socket_path", "use_alts_credentials"),
+    "use_alts_credentials",
 }
 
 

@@ -6,12 +6,14 @@ In clear text only; with TLS, create_server() takes a context that offers "h2" b
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import os
 import socket
 from collections.abc import Callable
 from typing import cast
 
-from mpspool.core import log
+from mpspool.core import log, unix_socket
 from mpspool.core.http2_frames import ErrorCode
 from mpspool.router.http2.connection import Connection
 from mpspool.router.http2.headers import RequestHead
@@ -152,6 +154,7 @@ class Listener:
         self.links: set[_Link] = set()
         self._loop = asyncio.get_running_loop()
         self._servers: list[asyncio.Server] = []
+        self._paths: list[str] = []
         self._ticker: asyncio.TimerHandle | None = None
 
     def now_s(self) -> float:
@@ -165,6 +168,14 @@ class Listener:
             )
             port = port or listening.getsockname()[1]
         return port
+
+    async def start_at(self, path: str) -> None:
+        """Listens at a UNIX socket, too. Raises OSError."""
+        listening = unix_socket.bind(path)
+        self._servers.append(
+            await self._loop.create_unix_server(lambda: _Link(self), sock=listening, backlog=_BACKLOG)
+        )
+        self._paths.append(path)
 
     def joined(self, link: _Link) -> None:
         self.links.add(link)
@@ -186,6 +197,9 @@ class Listener:
         """Ends everything: what has been answered is sent, what runs is reset."""
         for server in self._servers:
             server.close()
+        for path in self._paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
         for link in list(self.links):
             link.end()
         end_s = self.now_s() + _LINGER_S

@@ -80,7 +80,14 @@ from mpspool.supervisor.version_folders import MAX_VERSION
 
 DEFAULT_CONTEXTS_PER_GPU = 4
 _MAX_SIMULATED_GPUS = 64
-_PATHS = ("run_dir", "cache_dir", "weights.folder", "mps.pipe_directory", "batching.parameters_file")
+_PATHS = (
+    "run_dir",
+    "cache_dir",
+    "grpc_socket_path",
+    "weights.folder",
+    "mps.pipe_directory",
+    "batching.parameters_file",
+)
 
 
 class Placement(Section):
@@ -181,6 +188,8 @@ class PoolConfig(Placement):
     """The address both fronts listen on; 0.0.0.0 for every network of this machine."""
     grpc_port: Port = DEFAULT_GRPC_PORT
     """The port for gRPC; 0 turns it off."""
+    grpc_socket_path: str = ""
+    """A UNIX socket for gRPC, beside grpc_port; not given, none."""
     rest_port: Port = DEFAULT_REST_PORT
     """The port for HTTP; 0 turns it off."""
     run_dir: Path = Field(default_factory=default_run_dir)

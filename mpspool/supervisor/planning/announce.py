@@ -247,5 +247,5 @@ def is_local(host: str) -> bool:
 
 
 def _no_front(config: PoolConfig) -> str:
-    both_off = config.grpc_port == config.rest_port == 0
+    both_off = config.grpc_port == config.rest_port == 0 and not config.grpc_socket_path
     return "grpc_port and rest_port are both 0: nobody can reach the models" if both_off else ""

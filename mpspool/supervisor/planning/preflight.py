@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from mpspool.core import unix_socket
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import MAX_SOCKET_PATH_BYTES, RunDir
 from mpspool.core.settings import PoolSettings
@@ -211,6 +212,8 @@ def check_all(
     ports = {"grpc_port": config.grpc_port, "rest_port": config.rest_port}
     # A pool that runs there has most likely these ports, too: one cause, one problem.
     problems = [] if lock.holder(run_dir) else check_fronts(config.host, ports)
+    if config.grpc_socket_path and (why := unix_socket.refusal(config.grpc_socket_path)):
+        problems.append(Problem("grpc_socket_path", why))
     problems += check_run_dir(run_dir)
     return problems + check_weights_folders(config) + check_models(config, versions)
 

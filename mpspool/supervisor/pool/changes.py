@@ -33,7 +33,7 @@ _KEYS = {
     "warmup_iterations": "enable_model_warmup and num_request_iterations_for_warmup",
 }
 # What processes other than workers are started with.
-_FIXED = ("run_dir", "host", "grpc_port", "rest_port", "mps", "simulated")
+_FIXED = ("run_dir", "host", "grpc_port", "grpc_socket_path", "rest_port", "mps", "simulated")
 _POOL = ("restart", "poll_s", "load_retries", "load_retry_s", "grace_s")
 _ROUTER = (
     "dispatch",

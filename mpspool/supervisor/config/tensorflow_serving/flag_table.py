@@ -46,7 +46,14 @@ _OSS = "who opens a base path with a scheme takes these from its own environment
 
 SERVING = (
     Flag("port", "int32", 8500, "same", "The gRPC port; 0 only together with grpc_socket_path.", "grpc_port"),
-    Flag("grpc_socket_path", "string", "", "refused", "gRPC is served on a port alone; give --port"),
+    Flag(
+        "grpc_socket_path",
+        "string",
+        "",
+        "same",
+        "A UNIX socket for gRPC, beside port or, with port 0, in its place.",
+        "grpc_socket_path",
+    ),
     Flag(
         "rest_api_port", "int32", 0, "same", "The REST port; 0 turns it off. The same as port: off, as there."
     ),

@@ -138,9 +138,7 @@ def read_serving(
 def _refusals(given: Given) -> list[Problem]:
     """What TensorFlow Serving does not start with either, and what cannot be had here."""
     found = []
-    if given.text("grpc_socket_path"):
-        found.append(Problem("--grpc_socket_path", KNOWN["grpc_socket_path"].here))
-    elif given.get("port") == 0:
+    if given.get("port") == 0 and not given.text("grpc_socket_path"):
         text = "At least one of server_options.grpc_port or server_options.grpc_socket_path must be set."
         found.append(Problem("--port", text))
     if given.get("use_alts_credentials"):
