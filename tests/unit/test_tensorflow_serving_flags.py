@@ -248,7 +248,7 @@ def test_a_relative_base_path_is_refused() -> None:
 
 def test_files_that_cannot_be_read_are_named() -> None:
     """By the flag and the file, all at once; the models they would list are not missed besides."""
-    flags = ("model_config_file", "platform_config_file", "monitoring_config_file", "ssl_config_file")
+    flags = ("model_config_file", "platform_config_file", "monitoring_config_file")
     serving = serve(*(f"--{flag}=gone" for flag in flags))
     _, findings = read_config(None, {}, {}, serving=serving)
     assert [str(problem) for problem in findings.told()] == [

@@ -17,7 +17,7 @@ from mpspool.supervisor.config.tensorflow_serving.model_config import put_base_p
 from mpspool.supervisor.config.tensorflow_serving.processor import read_processor
 from mpspool.supervisor.config.tensorflow_serving.proto_text import TextError, parse
 from mpspool.supervisor.config.tensorflow_serving.session_config import Session, read_session
-from mpspool.supervisor.config.tensorflow_serving.small_files import check_tls, read_monitoring
+from mpspool.supervisor.config.tensorflow_serving.small_files import read_monitoring
 from mpspool.supervisor.config.tensorflow_serving.told import Model, Told, sessions
 
 # A file's text. Raises OSError, or UnicodeDecodeError.
@@ -306,8 +306,7 @@ def _read_others(reading: _Reading) -> None:
             read_monitoring(text, given.text("monitoring_config_file"), told)
         if not given.get("rest_api_port"):
             reading.flags.note("--monitoring_config_file has no effect without --rest_api_port")
-    if given.text("ssl_config_file") and (text := reading.text("ssl_config_file")) is not None:
-        check_tls(text, given.text("ssl_config_file"), told)
+    if given.text("ssl_config_file"):  # it is read where certificates are looked at
         told.put("tls.file", given.text("ssl_config_file"), Source("--ssl_config_file"))
 
 

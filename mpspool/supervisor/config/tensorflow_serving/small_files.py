@@ -31,8 +31,6 @@ def check_tls(text: str, file: str, told: Told) -> None:
     for name in ("server_key", "server_cert"):
         if not getattr(found, name):
             told.refuse(file, f"{name} is missing; give the PEM text, its lines joined by \\n")
-    if found.client_verify and not found.custom_ca:
-        told.note(f"{file}: client_verify without custom_ca: the system's certificate authorities are asked")
 
 
 def read_batching(text: str, file: str, told: Told) -> None:
