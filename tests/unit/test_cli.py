@@ -43,7 +43,20 @@ def test_imports_stay_light(module: str, forbidden: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["start", "wait", "status", "top", "density", "record", "model", "stop", "logs", "predict", "bench"],
+    [
+        "start",
+        "wait",
+        "status",
+        "top",
+        "density",
+        "record",
+        "model",
+        "stop",
+        "logs",
+        "predict",
+        "bench",
+        "convert",
+    ],
 )
 def test_help_teaches_by_example(command: str) -> None:
     """Every command's help ends with commands to copy."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, Field, ValidationError
 from pydantic_core import ErrorDetails
@@ -61,7 +61,6 @@ from mpspool.supervisor.config.sections import (
     as_mode,
     mps_mode,
 )
-from mpspool.supervisor.config.tensorflow_serving.serve import Serving
 from mpspool.supervisor.config.values import (
     Cpusets,
     Gpus,
@@ -77,6 +76,9 @@ from mpspool.supervisor.cpus import MAX_CPUS
 from mpspool.supervisor.ports import DEFAULT_GRPC_PORT, DEFAULT_REST_PORT
 from mpspool.supervisor.remote.place import default_cache_dir
 from mpspool.supervisor.version_folders import MAX_VERSION
+
+if TYPE_CHECKING:  # who has none needs no protocol buffers
+    from mpspool.supervisor.config.tensorflow_serving.serve import Serving
 
 DEFAULT_CONTEXTS_PER_GPU = 4
 _MAX_SIMULATED_GPUS = 64

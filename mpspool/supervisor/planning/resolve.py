@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpspool.core.errors import StartError
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings
 from mpspool.supervisor import foreground
 from mpspool.supervisor.config import schema
-from mpspool.supervisor.config.tensorflow_serving.serve import Serving
 from mpspool.supervisor.orders import Orders
 from mpspool.supervisor.planning import preflight
 from mpspool.supervisor.planning.plan import Plan
 from mpspool.supervisor.planning.remotes import to_copy
 from mpspool.supervisor.remote.place import copying, shown
+
+if TYPE_CHECKING:
+    from mpspool.supervisor.config.tensorflow_serving.serve import Serving
 
 
 def resolve(
