@@ -91,7 +91,7 @@ def test_every_setting_is_looked_at() -> None:
     assert {*told_by._SLOT, "device", "slot", "memory_bytes"} == set(SlotSettings.__struct_fields__)
     pool_fields = {*told_by._FIXED, *told_by._POOL, "models", "mps_daemons", "remotes", "router"}
     assert pool_fields == set(PoolSettings.__struct_fields__)
-    of_pool = {"run_dir", "host", "grpc_port", "rest_port", "simulated", "scheduling"}
+    of_pool = {"run_dir", "host", "grpc_port", "grpc_socket_path", "rest_port", "simulated", "scheduling"}
     assert {*told_by._ROUTER} | of_pool == set(RouterSettings.__struct_fields__)
 
 
