@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -58,7 +59,7 @@ def slots(pool: Pool) -> dict[str, list[str]]:
 
 
 def test_one_model_on_both_ports(start_pool: PoolStarter, model_dir: Callable[[str], Path]) -> None:
-    """As it is started with TensorFlow Serving: gRPC answers under the name given, and REST on its port."""
+    """As it is started with TensorFlow Serving: gRPC and REST answer under the name given."""
     base = model_dir("half_plus_two")
     pool = start_pool(
         "--model_name=half",
@@ -68,8 +69,10 @@ def test_one_model_on_both_ports(start_pool: PoolStarter, model_dir: Callable[[s
         kind=ModelServer,
     ).wait()
     assert predict(pool, "half") == [2.5, 3.0]
-    with urllib.request.urlopen(f"http://127.0.0.1:{pool.rest_port}/readyz", timeout=30) as response:
-        assert response.status == 200
+    url = f"http://127.0.0.1:{pool.rest_port}/v1/models/half:predict"
+    request = urllib.request.Request(url, json.dumps({"instances": [1, 2]}).encode())
+    with urllib.request.urlopen(request, timeout=30) as response:
+        assert json.load(response) == {"predictions": [2.5, 3.0]}
     assert "note: --enable_profiler=true: there is no profiler service" in pool.output.read_text()
     assert pool.stop() == 0
 

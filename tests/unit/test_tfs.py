@@ -72,6 +72,8 @@ def fields(message, stock, seen):
         return
     seen.add(message.full_name)
     for field in message.fields:
+        if field.full_name == "tensorflow.serving.ModelConfig.model_id":
+            continue  # DeepRec's
         theirs = stock.fields_by_name[field.name]
         ours = (field.number, field.type, field.is_repeated, field.json_name)
         assert ours == (theirs.number, theirs.type, theirs.is_repeated, theirs.json_name), field.full_name
