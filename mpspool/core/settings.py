@@ -279,6 +279,25 @@ class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True):
     refuse_late: bool = True
 
 
+class TlsSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """TLS of the gRPC port, by files with PEM texts; none of their contents is here.
+
+    Attributes:
+        key, cert: the server's key, and its certificate with those between it and its CA.
+        client_ca: the CAs of clients; empty for none.
+        verify_client: clients must have a certificate of one of them.
+        file: instead of all these, TensorFlow Serving's ssl_config_file.
+        digest: of what they held when they were checked last: they have changed where it has.
+    """
+
+    key: str = ""
+    cert: str = ""
+    client_ca: str = ""
+    verify_client: bool = False
+    file: str = ""
+    digest: str = ""
+
+
 class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     """For `python -m mpspool.router`. Port 0 turns a front off.
 
@@ -294,6 +313,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
         allow_labels_for_unavailable: it may give a label that nobody has to a version that is not AVAILABLE.
         readiness: "any" model AVAILABLE makes /readyz answer 200, or "all" must be.
         simulated: what is a stand-in ("gpus", "cpus"), for the metrics; empty for nothing.
+        tls: of the gRPC port; None for clear text.
     """
 
     run_dir: str
@@ -313,6 +333,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     allow_labels_for_unavailable: bool = False
     readiness: str = "any"
     simulated: str = ""
+    tls: TlsSettings | None = None
 
 
 class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,16 +11,18 @@ from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
-from mpspool.core import envelope, tfs
+from mpspool.core import envelope, log, tfs, tls
 from mpspool.core.errors import Code, PoolError, Problem, StartError
 from mpspool.core.methods import Method as ModelMethod
-from mpspool.core.settings import RouterSettings
+from mpspool.core.settings import RouterSettings, TlsSettings
 from mpspool.core.states import ModelVersionState
 from mpspool.router import health, reflection, reload
 from mpspool.router.asked import Asked
 from mpspool.router.grpc_call import Call, Method, Unary
 from mpspool.router.grpc_server import Server
 from mpspool.router.memory import Admission, Memory
+
+logger = log.get("grpc")
 
 _SERVICES = (tfs.PREDICTION_SERVICE, tfs.MODEL_SERVICE)
 _TYPE_URL = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
@@ -132,18 +134,33 @@ class GrpcFront:
         methods |= reflection.methods((*_SERVICES, health.SERVICE), admit)
         self._server = _Server(methods, dataplane.memory, settings.max_message_bytes, metrics)
         self._server.listener.max_connections = settings.max_connections
+        self._tls = settings.tls
         self.port = settings.grpc_port
         self._socket_path = settings.grpc_socket_path
 
     def configure(self, settings: RouterSettings) -> None:
-        """Takes other limits while it serves."""
+        """Takes other limits, and certificates, while it serves."""
         self._server.max_message_bytes = settings.max_message_bytes
         self._server.listener.max_connections = settings.max_connections
         self._may_reload = settings.allow_reload
         self._any_labels = settings.allow_labels_for_unavailable
+        if settings.tls != self._tls:
+            try:
+                self._secure(settings.tls)
+            except tls.TlsError as error:  # they were in order a moment ago
+                logger.error("the certificates are as before", key=f"tls.{error.key}", why=str(error))
+
+    def _secure(self, settings: TlsSettings | None) -> None:
+        """Connections that there are go on as they are. Raises TlsError."""
+        self._server.listener.tls = tls.server_context(tls.read(settings)) if settings else None
+        self._tls = settings
 
     async def start(self) -> None:
-        """Binds and serves. Raises StartError naming the address where it cannot be had."""
+        """Binds and serves. Raises StartError naming the address, or the file, that cannot be had."""
+        try:
+            self._secure(self._tls)
+        except tls.TlsError as error:
+            raise StartError([Problem(f"tls.{error.key}", str(error))]) from error
         try:
             if self.port or not self._socket_path:
                 self.port = await self._server.start(self._host, self.port)

@@ -1,7 +1,4 @@
-"""HTTP/2 connections on asyncio: sockets, the clock, and what all connections share.
-
-In clear text only; with TLS, create_server() takes a context that offers "h2" by ALPN, and nothing else changes.
-"""
+"""HTTP/2 connections on asyncio: sockets, the clock, and what all connections share."""
 
 from __future__ import annotations
 
@@ -10,121 +7,26 @@ import contextlib
 import errno
 import os
 import socket
+import ssl
 from collections.abc import Callable
-from typing import cast
+from concurrent.futures import ThreadPoolExecutor
 
-from mpspool.core import log, unix_socket
-from mpspool.core.http2_frames import ErrorCode
+from mpspool.core import unix_socket
+from mpspool.router.http2.complaints import Complaints
 from mpspool.router.http2.connection import Connection
 from mpspool.router.http2.headers import RequestHead
 from mpspool.router.http2.limits import Limits
+from mpspool.router.http2.link import Link
 from mpspool.router.http2.streams import Stream
-
-logger = log.get("http2")
+from mpspool.router.http2.tls_link import TlsLink
 
 TICK_S = 1.0
 # In the kernel's queue, until we accept them.
 _BACKLOG = 1024
-# A socket's buffer of our own, past the kernel's, before answers wait in their streams.
-_HIGH_WATER_BYTES = 2**18
 # For a peer to take the last bytes and close its side.
 _LINGER_S = 0.5
 # Addresses that a name may stand for on a machine that does not have them all.
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-
-
-class _Link(asyncio.Protocol):
-    """One socket with its Connection."""
-
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
-        self._stuck_s: float | None = None
-        # In the transport's buffer, as far as it is counted as held.
-        self._buffered = 0
-        self._over_s: float | None = None
-        self._said = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
-        listener = self._listener
-        self.connection = Connection(
-            transport,
-            listener.open_stream,
-            listener.limits,
-            peer=_name(transport.get_extra_info("peername")),
-            held=listener.held,
-            complain=self._complain,
-            now_s=listener.now_s(),
-        )
-        if len(listener.links) >= listener.max_connections:
-            self._complain(ErrorCode.REFUSED_STREAM, f"{listener.max_connections} connections are open")
-            self.connection.over = True
-            transport.abort()
-            return
-        transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
-        listener.joined(self)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self.connection.receive(data)
-        except Exception:
-            logger.exception("connection failed")
-            self.connection.fail(ErrorCode.INTERNAL_ERROR, "the server failed")
-
-    def pause_writing(self) -> None:
-        self.connection.pause()
-        self._stuck_s = self._listener.now_s()
-        self._count(self._transport.get_write_buffer_size())
-
-    def resume_writing(self) -> None:
-        self._stuck_s = None
-        self._count(self._transport.get_write_buffer_size())
-        self.connection.resume()
-
-    def connection_lost(self, _error: Exception | None) -> None:
-        self._listener.links.discard(self)
-        self._count(0)
-        self.connection.lost()
-
-    def _count(self, buffered: int) -> None:
-        """What was handed to the transport and has not gone waits for the peer, as what is queued here does."""
-        if buffered != self._buffered:
-            self._listener.held(buffered - self._buffered)
-            self._buffered = buffered
-
-    def tick(self, now_s: float) -> None:
-        self.connection.tick(now_s)
-        buffered = self._transport.get_write_buffer_size()
-        if self._stuck_s is not None and buffered < self._buffered:
-            self._stuck_s = now_s
-        self._count(buffered)
-        if self._stuck_s is not None and now_s - self._stuck_s >= self._listener.limits.stall_s:
-            self._complain(ErrorCode.NO_ERROR, "it takes nothing of what is sent")
-            self._transport.abort()
-        if self.connection.over:
-            self._over_s = self._over_s or now_s
-            if now_s - self._over_s >= self._listener.limits.greeting_s:
-                self._transport.abort()
-
-    def end(self) -> None:
-        """Sends what there is, and says that nothing follows; the peer then closes."""
-        self.connection.go_away()
-        self.connection.lost()
-        if self._transport.can_write_eof() and not self._transport.is_closing():
-            self._transport.write_eof()
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def _complain(self, code: ErrorCode, text: str) -> None:
-        if not self._said:
-            self._said = True
-            logger.info(
-                "bad connection",
-                peer=_name(self._transport.get_extra_info("peername")),
-                code=code.name,
-                why=text,
-            )
 
 
 class Listener:
@@ -138,6 +40,8 @@ class Listener:
 
     Attributes:
         links: the connections that are open.
+        tls: of connections from now on; None for clear text.
+        complaints: of bad connections.
     """
 
     def __init__(
@@ -151,11 +55,15 @@ class Listener:
         self.held = held
         self.limits = limits or Limits()
         self.max_connections = max_connections
-        self.links: set[_Link] = set()
+        self.links: set[Link] = set()
+        self.tls: ssl.SSLContext | None = None
         self._loop = asyncio.get_running_loop()
         self._servers: list[asyncio.Server] = []
         self._paths: list[str] = []
         self._ticker: asyncio.TimerHandle | None = None
+        self.complaints = Complaints(self.now_s)
+        # Signing takes as long as a hundred requests: so many clients that come at once are not to hold up others.
+        self._signers: ThreadPoolExecutor | None = None
 
     def now_s(self) -> float:
         return self._loop.time()
@@ -163,9 +71,7 @@ class Listener:
     async def start(self, host: str, port: int) -> int:
         """Listens at every address that the host stands for; returns the port. Raises OSError."""
         for listening in bind(host, port):
-            self._servers.append(
-                await self._loop.create_server(lambda: _Link(self), sock=listening, backlog=_BACKLOG)
-            )
+            self._servers.append(await self._loop.create_server(self._link, sock=listening, backlog=_BACKLOG))
             port = port or listening.getsockname()[1]
         return port
 
@@ -173,11 +79,20 @@ class Listener:
         """Listens at a UNIX socket, too. Raises OSError."""
         listening = unix_socket.bind(path)
         self._servers.append(
-            await self._loop.create_unix_server(lambda: _Link(self), sock=listening, backlog=_BACKLOG)
+            await self._loop.create_unix_server(self._link, sock=listening, backlog=_BACKLOG)
         )
         self._paths.append(path)
 
-    def joined(self, link: _Link) -> None:
+    def _link(self) -> Link:
+        return Link(self) if self.tls is None else TlsLink(self, self.tls)
+
+    def in_thread(self, work: Callable[[], bool]) -> asyncio.Future[bool]:
+        """Has it done beside the event loop; one at a time, in the order in which they come."""
+        if self._signers is None:
+            self._signers = ThreadPoolExecutor(1, "handshakes")
+        return self._loop.run_in_executor(self._signers, work)
+
+    def joined(self, link: Link) -> None:
         self.links.add(link)
         if self._ticker is None:
             self._ticker = self._loop.call_later(TICK_S, self._tick)
@@ -186,6 +101,7 @@ class Listener:
         now_s = self.now_s()
         for link in list(self.links):
             link.tick(now_s)
+        self.complaints.tick()
         self._ticker = self._loop.call_later(TICK_S, self._tick) if self.links else None
 
     def go_away(self) -> None:
@@ -212,6 +128,10 @@ class Listener:
         if self._ticker is not None:
             self._ticker.cancel()
             self._ticker = None
+        self.complaints.flush()
+        if self._signers is not None:
+            self._signers.shutdown(wait=False, cancel_futures=True)
+            self._signers = None
 
 
 def bind(host: str, port: int) -> list[socket.socket]:
@@ -250,11 +170,3 @@ def _bind(family: int, address: tuple[object, ...], port: int) -> socket.socket:
         bound.close()
         raise
     return bound
-
-
-def _name(address: object) -> str:
-    """As "127.0.0.1:1234"; empty for what is gone already."""
-    if not isinstance(address, tuple):
-        return ""
-    host, port = address[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,47 @@
+"""What is said of bad connections: of a few each, of a flood the number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mpspool.core import log
+
+logger = log.get("http2")
+
+_PERIOD_S = 10.0
+_LINES = 20
+
+
+class Complaints:
+    """So many lines in a period, and at its end how many were left out.
+
+    Args:
+        now_s: the time.
+    """
+
+    def __init__(self, now_s: Callable[[], float]) -> None:
+        self._now_s = now_s
+        self._begun_s = now_s()
+        self._said = self._left_out = 0
+
+    def say(self, peer: str, code: str, why: str) -> None:
+        """One connection, once."""
+        self.tick()
+        if self._said >= _LINES:
+            self._left_out += 1
+            return
+        self._said += 1
+        logger.info("bad connection", peer=peer, code=code, why=why)
+
+    def tick(self) -> None:
+        """To be called about once a second."""
+        now_s = self._now_s()
+        if now_s - self._begun_s >= _PERIOD_S:
+            self.flush()
+            self._begun_s, self._said = now_s, 0
+
+    def flush(self) -> None:
+        """Says what has not been said."""
+        if self._left_out:
+            logger.info("more bad connections", count=self._left_out)
+            self._left_out = 0
