@@ -17,6 +17,7 @@ from mpspool.core.rundir import RunDir, default_run_dir
 from mpspool.mps.simulated import FAULTS
 
 if TYPE_CHECKING:
+    from mpspool.core.client_tls import ClientTls
     from mpspool.core.errors import StartError
     from mpspool.core.settings import PoolSettings
     from mpspool.supervisor.orders import Orders
@@ -48,6 +49,27 @@ def run_dir_option(command: F) -> F:
         metavar="DIR",
         help="The pool's run folder, as given to start. Default: MPSPOOL_RUN_DIR, else one per user.",
     )(command)
+
+
+def tls_options(command: F) -> F:
+    """How a client of ours speaks TLS; the pool of this machine needs none of it, but where it verifies clients."""
+    options = (
+        click.option("--tls", is_flag=True, help="Speak TLS; the pool here is known by its own certificate."),
+        click.option(
+            "--ca", default="", metavar="FILE", help="TLS: whom to trust. Default: as this machine does."
+        ),
+        click.option("--cert", default="", metavar="FILE", help="TLS: the client's own certificate."),
+        click.option("--key", default="", metavar="FILE", help="TLS: its key."),
+        click.option(
+            "--server-name",
+            default="",
+            metavar="NAME",
+            help="TLS: whose certificate it must be. Default: HOST.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 def fail(text: str, status: int = 1) -> NoReturn:
@@ -139,6 +161,11 @@ def main() -> None:
 @click.option("--grpc-port", metavar="PORT", help="0 turns gRPC off.  [default: 8500]")
 @click.option("--rest-port", metavar="PORT", help="0 turns HTTP off.  [default: 8501]")
 @click.option("--host", metavar="ADDR", help="0.0.0.0 opens the ports to the network.  [default: 127.0.0.1]")
+@click.option(
+    "--ssl-config-file",
+    metavar="FILE",
+    help="TLS on the gRPC port: SSLConfig as text, as for TensorFlow Serving.",
+)
 @click.option("--run-dir", metavar="DIR", help="Sockets, settings and logs. Default: one per user.")
 @click.option(
     "--detach", is_flag=True, help="Return when the pool is on its way; it runs on in the background."
@@ -831,6 +858,7 @@ def _print_log(run: RunDir, name: str, *, titled: bool) -> None:
 @click.option(
     "--timeout", type=float, default=60.0, show_default=True, metavar="S", help="The request's deadline."
 )
+@tls_options
 def predict(
     *,
     run: RunDir,
@@ -840,6 +868,7 @@ def predict(
     version: int | None,
     address: str | None,
     timeout: float,
+    **tls: Any,
 ) -> None:
     """Ask a model once, over gRPC, and print its outputs as JSON.
 
@@ -862,6 +891,7 @@ def predict(
             signature=signature,
             version=version,
             timeout_s=timeout,
+            tls=_client_tls(run, asked, **tls),
         )
     except client.NotGrpcError as error:
         fail(f"{error}{_grpc_beside(run, asked)}")
@@ -1021,6 +1051,7 @@ def _pairs(
     metavar="URL",
     help="Of that server, for its own times. Default: the pool's, where it is asked.",
 )
+@tls_options
 @click.option("--any-answer", is_flag=True, help="Answers to one request may differ in their length.")
 @click.option("--allow-failures", is_flag=True, help="Exit with 0 although requests have failed.")
 @click.option(
@@ -1049,6 +1080,11 @@ def bench(
     connections: int | None,
     concurrency: tuple[int, ...],
     rates: tuple[float, ...],
+    tls: bool,
+    ca: str,
+    cert: str,
+    key: str,
+    server_name: str,
     **values: Any,
 ) -> None:
     """Load a model and say how fast it is, and where the time goes.
@@ -1093,6 +1129,7 @@ def bench(
         document=None if document is None else _parsed("--inputs", document),
         metrics_url=metrics or ("" if address else _metrics_url(run)),
         metrics_asked=metrics is not None,
+        tls=_client_tls(run, asked, tls=tls, ca=ca, cert=cert, key=key, server_name=server_name),
         **values,
     )
     try:
@@ -1101,6 +1138,26 @@ def bench(
         raise click.UsageError(str(error)) from error
     except command.BenchError as error:
         fail(f"{error}{_hint(run, asked, options.model, str(error))}")
+
+
+def _client_tls(
+    run: RunDir, address: str, *, tls: bool, ca: str, cert: str, key: str, server_name: str
+) -> ClientTls | None:
+    """As the options say; the pool in that folder, where it is asked, is known by its certificate."""
+    from mpspool.core import client_tls
+    from mpspool.core.tls import TlsError
+    from mpspool.supervisor import ask
+
+    try:
+        given = client_tls.read(ca, cert, key, server_name)
+        if not ca and not server_name:
+            with contextlib.suppress(ask.NoPoolError):
+                if address == ask.grpc_address(run):
+                    own = ask.grpc_tls(run)
+                    return client_tls.pinned(own, cert, key) if own else (given if tls or cert else None)
+    except TlsError as error:
+        fail(f"--{error.key}: {error}", _NOTHING_STARTED)
+    return given if tls or ca or cert or server_name else None
 
 
 def _metrics_url(run: RunDir) -> str:

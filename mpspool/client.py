@@ -9,12 +9,25 @@ from typing import Any
 import grpc
 
 from mpspool.core import json_tensors, tfs
+from mpspool.core.client_tls import ClientTls
 from mpspool.core.errors import PoolError
 
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
 # What gRPC says of a first answer that is no HTTP/2.
 _NOT_GRPC = re.compile(r"SETTINGS frame|http1\.x server")
+
+
+# What it says where a server that speaks TLS is spoken to without.
+_CUT_OFF = re.compile(r"Socket closed|[Cc]onnection reset|Broken pipe|GOAWAY received|peer closed")
+# And of TLS.
+_TLS_WORDS = {
+    "WRONG_VERSION_NUMBER": "it speaks without TLS; leave out --tls, --ca, --cert, --key and --server-name",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is of no CA that is trusted here, or has expired; give --ca",
+    "not match": "its certificate is for another name; give one that it is for as --server-name",
+    "not valid for": "its certificate is for another name; give one that it is for as --server-name",
+    "TSI_DATA_CORRUPTED": "it refuses us; give --cert and --key, with a certificate of a CA that it trusts",
+}
 
 
 class CallError(Exception):
@@ -30,15 +43,32 @@ class NotGrpcError(CallError):
 
 
 def predict(
-    address: str, name: str, document: Any, *, signature: str, version: int | None, timeout_s: float
+    address: str,
+    name: str,
+    document: Any,
+    *,
+    signature: str,
+    version: int | None,
+    timeout_s: float,
+    tls: ClientTls | None = None,
 ) -> dict[str, Any]:
     """Asks for the model's signatures, builds the request by them, and returns the outputs.
+
+    Args:
+        address: HOST:PORT.
+        name: of the model.
+        document: the inputs.
+        signature: "" for the default one.
+        version: None for the latest.
+        timeout_s: of each call.
+        tls: None for clear text.
 
     Raises:
         UnreachableError, NotGrpcError: there is no server of ours.
         CallError: the server's code and text, with the input that explains it; or what cannot be sent.
+        TlsError: a file of `tls` cannot be read.
     """
-    with grpc.insecure_channel(address, options=_options(address)) as channel:
+    with _channel(address, tls) as channel:
         try:
             signatures = _signatures(channel, name, version, timeout_s)
             body = json_tensors.request(name, document, signatures, signature=signature, version=version)
@@ -52,6 +82,8 @@ def predict(
         except PoolError as error:
             raise CallError(f"{error.code.name}: {error.message}") from error
         except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.UNAVAILABLE and (why := _of_tls(error.details(), tls)):
+                raise CallError(f"UNAVAILABLE: {address}: {why} ({error.details()})") from error
             if error.code() is grpc.StatusCode.UNAVAILABLE and _NOT_GRPC.search(error.details()):
                 text = (
                     f"UNAVAILABLE: what listens at {address} does not speak gRPC; it looks like an HTTP port"
@@ -60,6 +92,29 @@ def predict(
             if error.code() is grpc.StatusCode.UNAVAILABLE and "connect" in error.details().lower():
                 raise UnreachableError(f"{_text(error)}; is a server running at {address}?") from error
             raise CallError(_text(error)) from error
+
+
+def _channel(address: str, tls: ClientTls | None) -> grpc.Channel:
+    """Raises TlsError."""
+    options: list[tuple[str, int | str]] = [*_options(address)]
+    if tls is None:
+        return grpc.insecure_channel(address, options=options)
+    if tls.name:
+        options.append(("grpc.ssl_target_name_override", tls.name))
+    cert, key = tls.pair()
+    credentials = grpc.ssl_channel_credentials(tls.roots() or None, key or None, cert or None)
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def _of_tls(said: str, tls: ClientTls | None) -> str:
+    """What gRPC's words on a connection that did not come about most likely mean; "" for nothing that has to do with TLS."""
+    if tls is None:
+        found = _CUT_OFF.search(said)
+        return "it may want TLS: give --tls, or --ca with the CA of its certificate" if found else ""
+    for words, meaning in _TLS_WORDS.items():
+        if words in said:
+            return meaning
+    return ""
 
 
 def _options(address: str) -> list[tuple[str, int]]:

@@ -16,7 +16,6 @@ ALPN = "h2"
 # Of TLS 1.2, for HTTP/2: forward secrecy and AEAD (RFC 9113, 9.2.2). TLS 1.3 has no others.
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
 _MAX_FILE_BYTES = 2**20
-_NO_VERIFYING = ssl.CERT_NONE
 
 
 class TlsError(Exception):
@@ -64,16 +63,13 @@ def read(settings: TlsSettings) -> Material:
 def server_context(material: Material) -> ssl.SSLContext:
     """For a server's connections. Raises TlsError where the parts do not go together."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_ciphers(_CIPHERS)
-    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
-    context.set_alpn_protocols([ALPN])
-    _load_certificate(context, material)
+    settle(context)
+    load_certificate(context, material.cert, material.key, material.source)
     if material.verify_client:
         key, where = material.source["client_ca"]
         if not material.client_ca:
             raise TlsError(key, no_client_ca(where))
-        _load_ca(context, material.client_ca, key, where)
+        load_ca(context, material.client_ca, key, where)
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 
@@ -85,31 +81,12 @@ def no_client_ca(where: str) -> str:
     )
 
 
-def client_context(ca: str, cert: str, key: str) -> ssl.SSLContext:
-    """For a client of any server that speaks HTTP/2.
-
-    Args:
-        ca: a file with the CAs of the server; "" for those that this machine trusts.
-        cert, key: files with the client's certificate and its key; "" for none.
-
-    Raises:
-        TlsError: of the key "ca", "cert" or "key".
-    """
-    context = ssl.create_default_context()
+def settle(context: ssl.SSLContext) -> None:
+    """What holds on either side, with HTTP/2."""
     context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_ciphers(_CIPHERS)
+    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     context.set_alpn_protocols([ALPN])
-    if ca:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols([ALPN])
-        # As gRPC: a server's own certificate, or one between, is enough.
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        _load_ca(context, read_file("ca", ca), "ca", ca)
-    if cert:
-        source = {"cert": ("cert", cert), "key": ("key", key or cert)}
-        pair = Material(read_file("key", key or cert), read_file("cert", cert), b"", False, source)
-        _load_certificate(context, pair)
-    return context
 
 
 def read_file(key: str, path: str) -> bytes:
@@ -173,12 +150,24 @@ def _describe(error: Any) -> str:
     return f"cannot be read at line {error.GetLine() or 1}, column {error.GetColumn() or 1}"
 
 
-def _load_certificate(context: ssl.SSLContext, material: Material) -> None:
-    """The server's, or a client's, own."""
-    (cert_key, cert), (key_key, key) = material.source["cert"], material.source["key"]
-    if b"-----BEGIN " not in material.key:
+def load_certificate(
+    context: ssl.SSLContext, cert_pem: bytes, key_pem: bytes, source: dict[str, tuple[str, str]]
+) -> None:
+    """The server's, or a client's, own.
+
+    Args:
+        context: takes it.
+        cert_pem: in PEM form, the own one first.
+        key_pem: likewise.
+        source: as Material has it.
+
+    Raises:
+        TlsError: they cannot be used, or do not belong together.
+    """
+    (cert_key, cert), (key_key, key) = source["cert"], source["key"]
+    if b"PRIVATE KEY-----" not in key_pem:
         raise TlsError(key_key, f"{key} has no -----BEGIN PRIVATE KEY-----; give the key in PEM form")
-    if b"CERTIFICATE-----" not in material.cert:
+    if b"CERTIFICATE-----" not in cert_pem:
         raise TlsError(
             cert_key, f"{cert} has no -----BEGIN CERTIFICATE-----; give the certificate in PEM form"
         )
@@ -190,28 +179,28 @@ def _load_certificate(context: ssl.SSLContext, material: Material) -> None:
         raise ValueError
 
     try:
-        with_files(
+        _with_files(
             lambda cert_path, key_path: context.load_cert_chain(cert_path, key_path, password),
-            material.cert,
-            material.key,
+            cert_pem,
+            key_pem,
         )
     except (ssl.SSLError, ValueError) as error:
         if encrypted:
-            text = f"{key} is encrypted, and nobody is there to ask for its password; decrypt it: openssl pkey -in"
-            raise TlsError(key_key, f"{text} {key}") from None
+            text = f"{key} is encrypted, and nobody is there to ask for its password"
+            raise TlsError(key_key, f"{text}; decrypt it, as with `openssl pkey -in FILE`") from None
         reason = getattr(error, "reason", None) or ""
         if reason == "KEY_VALUES_MISMATCH":
             text = f"{key} is not the key of the certificate in {cert}; name the two that belong together, "
             raise TlsError(key_key, f"{text}in {cert} the server's own certificate first") from None
         # Read apart from each other, they tell which of them it is.
-        bad_cert = _cannot_be_a_ca(material.cert)
+        bad_cert = _is_no_certificate(cert_pem)
         where, what = (cert_key, cert) if bad_cert else (key_key, key)
         said = _said(error)
         remedy = "a certificate" if bad_cert else "a private key"
         raise TlsError(where, f"{what} cannot be used: {said}; give {remedy} in PEM form") from None
 
 
-def _cannot_be_a_ca(pem: bytes) -> bool:
+def _is_no_certificate(pem: bytes) -> bool:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=pem.decode("ascii"))
     except (ssl.SSLError, ValueError):
@@ -219,7 +208,8 @@ def _cannot_be_a_ca(pem: bytes) -> bool:
     return False
 
 
-def _load_ca(context: ssl.SSLContext, pem: bytes, key: str, where: str) -> None:
+def load_ca(context: ssl.SSLContext, pem: bytes, key: str, where: str) -> None:
+    """Whom to trust. Raises TlsError of that key."""
     try:
         context.load_verify_locations(cadata=pem.decode("ascii"))
     except (ssl.SSLError, ValueError) as error:
@@ -231,7 +221,7 @@ def _said(error: Exception) -> str:
     return (getattr(error, "reason", None) or "not PEM").lower().replace("_", " ")
 
 
-def with_files(use: Callable[[str, str], object], *contents: bytes) -> None:
+def _with_files(use: Callable[[str, str], object], *contents: bytes) -> None:
     """Gives paths to what takes nothing else; what is there is in memory only, and gone afterwards."""
     descriptors = []
     try:

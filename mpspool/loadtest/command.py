@@ -157,6 +157,7 @@ class _Bench:
                     number * share,
                     options.deadline_s,
                     options.any_answer,
+                    options.tls,
                 )
                 for number in range(options.processes)
             ]
@@ -216,13 +217,19 @@ class _Bench:
 
     async def _ask(self, path: str, body: bytes) -> Answer:
         options = self._options
-        order = Ask(options.host, options.port, self._block(path), body, options.deadline_s)
+        order = Ask(options.host, options.port, self._block(path), body, options.deadline_s, options.tls)
         return await self._fleet.ask(order)
 
     def _block(self, path: str) -> bytes:
         options = self._options
         try:
-            return header_block(path, options.address, options.metadata, options.deadline_s)
+            return header_block(
+                path,
+                options.address,
+                options.metadata,
+                options.deadline_s,
+                secure=options.tls is not None,
+            )
         except MetadataError as error:
             raise UsageError(f"--metadata: {error}") from error
 

@@ -92,7 +92,14 @@ def window_update(stream: int, size: int) -> bytes:
     return frame(Kind.WINDOW_UPDATE, 0, stream, size.to_bytes(4, "big"))
 
 
-def header_block(path: str, authority: str, metadata: Iterable[tuple[str, str]], deadline_s: float) -> bytes:
+def header_block(
+    path: str,
+    authority: str,
+    metadata: Iterable[tuple[str, str]],
+    deadline_s: float,
+    *,
+    secure: bool = False,
+) -> bytes:
     """The headers of a gRPC call without use of the dynamic table: the same bytes wherever they are sent.
 
     Args:
@@ -100,11 +107,12 @@ def header_block(path: str, authority: str, metadata: Iterable[tuple[str, str]],
         authority: HOST:PORT.
         metadata: the caller's own; values of keys that end in "-bin" are sent in base64, as gRPC does.
         deadline_s: for grpc-timeout.
+        secure: it goes by TLS.
 
     Raises:
         MetadataError: a key or a value is none, or it is too much for one frame.
     """
-    block = b"\x83\x86"  # :method POST, :scheme http
+    block = b"\x83\x87" if secure else b"\x83\x86"  # :method POST, :scheme https or http
     block += b"\x04" + _string(path) + b"\x01" + _string(authority)
     # content-type and user-agent have numbers above the four bits that a literal has for them.
     block += b"\x0f\x10" + _string("application/grpc") + b"\x0f\x2b" + _string("mpspool-bench")

@@ -18,7 +18,7 @@ import uvloop
 
 from mpspool.loadtest import messages
 from mpspool.loadtest.frames import Request
-from mpspool.loadtest.link import Link, UnreachableError
+from mpspool.loadtest.link import Link, UnreachableError, secure
 from mpspool.loadtest.loops import Loop, loop_for
 from mpspool.loadtest.messages import Answer, Ask, Job, Phase, Stop
 from mpspool.loadtest.wire import Call
@@ -35,7 +35,7 @@ async def ask(order: Ask) -> Answer:
         if not over.done():
             over.set_result(call)
 
-    link = Link(order.host, order.port, finished)
+    link = Link(order.host, order.port, finished, secure=secure(order.tls))
     try:
         await link.connect()
         async with asyncio.timeout(order.timeout_s):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from time import monotonic
 from typing import cast
 
+from mpspool.core.client_tls import ClientTls
 from mpspool.core.errors import Code
 from mpspool.loadtest.frames import LAST_STREAM
 from mpspool.loadtest.wire import Call, Connection, WireError
@@ -19,6 +21,15 @@ class UnreachableError(Exception):
     """There is no connection to be had, or none that speaks HTTP/2."""
 
 
+# What connections are made with; None for clear text.
+Secure = tuple[ssl.SSLContext, str] | None
+
+
+def secure(tls: ClientTls | None) -> Secure:
+    """What Link takes: to be made once for many."""
+    return None if tls is None else (tls.context(), tls.name)
+
+
 class Link:
     """One connection after another.
 
@@ -28,6 +39,7 @@ class Link:
         on_ready: called when a connection can be used.
         on_fail: called with the reason when another one could not be made; the next try follows.
         last_stream: the highest id on one connection.
+        secure: of secure().
     """
 
     def __init__(
@@ -39,10 +51,12 @@ class Link:
         on_fail: Callable[[str], None] = lambda _: None,
         *,
         last_stream: int = LAST_STREAM,
+        secure: Secure = None,
     ) -> None:
         self.finished = finished
         self.last_stream = last_stream
         self._host, self._port = host, port
+        self._secure = secure
         self._on_ready, self._on_fail = on_ready, on_fail
         self._socket: _Socket | None = None
         self._again: asyncio.Task[None] | None = None
@@ -65,7 +79,13 @@ class Link:
         new = _Socket(self, loop.create_future())
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
-                await loop.create_connection(lambda: new, self._host, self._port)
+                if self._secure is None:
+                    await loop.create_connection(lambda: new, self._host, self._port)
+                else:
+                    context, name = self._secure
+                    await loop.create_connection(
+                        lambda: new, self._host, self._port, ssl=context, server_hostname=name or self._host
+                    )
                 await new.ready
         except TimeoutError as error:
             raise UnreachableError(f"{where} did not answer within {CONNECT_TIMEOUT_S:g} s") from error

@@ -12,7 +12,7 @@ from time import monotonic
 
 from mpspool.core.errors import Code
 from mpspool.loadtest.frames import LAST_STREAM, Request
-from mpspool.loadtest.link import Link, UnreachableError
+from mpspool.loadtest.link import Link, UnreachableError, secure
 from mpspool.loadtest.messages import Job, Phase, Progress, Result
 from mpspool.loadtest.tally import Tally, Use
 from mpspool.loadtest.timer import Timer
@@ -45,8 +45,17 @@ class Loop(ABC):
         first = job.first % len(requests)
         self._turn = itertools.cycle(requests[first:] + requests[:first])
         self._lengths = lengths
+        secured = secure(job.tls)
         self._links = [
-            Link(job.host, job.port, self._finished, self._ready, self._unreachable, last_stream=last_stream)
+            Link(
+                job.host,
+                job.port,
+                self._finished,
+                self._ready,
+                self._unreachable,
+                last_stream=last_stream,
+                secure=secured,
+            )
             for _ in range(self.width(phase))
         ]
         self._phase = phase

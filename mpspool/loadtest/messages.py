@@ -6,6 +6,8 @@ from typing import BinaryIO
 
 import msgspec
 
+from mpspool.core.client_tls import ClientTls
+
 HEAD_BYTES = 4
 
 
@@ -17,6 +19,7 @@ class Ask(msgspec.Struct, tag="ask"):
     block: bytes
     message: bytes
     timeout_s: float
+    tls: ClientTls | None = None
 
 
 class Job(msgspec.Struct, tag="job"):
@@ -29,6 +32,7 @@ class Job(msgspec.Struct, tag="job"):
     first: int
     deadline_s: float
     any_answer: bool
+    tls: ClientTls | None = None
 
 
 class Phase(msgspec.Struct, tag="phase"):

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 
+from mpspool.core.client_tls import ClientTls
 from mpspool.loadtest.messages import Phase
 
 
@@ -16,6 +17,7 @@ class Options:
     Attributes:
         document: the JSON of --inputs, parsed; None where requests are made up or come from files.
         metrics_url: of the server; "" where it has none for us.
+        tls: with which the server is asked; None for clear text.
         metrics_asked: whether somebody has named it: then it must be there.
     """
 
@@ -44,6 +46,7 @@ class Options:
     metrics_asked: bool = False
     json_file: Path | None = None
     plot_file: Path | None = None
+    tls: ClientTls | None = None
     levels: tuple[float, ...] = field(init=False)
 
     def __post_init__(self) -> None:

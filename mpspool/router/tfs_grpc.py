@@ -148,7 +148,7 @@ class GrpcFront:
             try:
                 self._secure(settings.tls)
             except tls.TlsError as error:  # they were in order a moment ago
-                logger.error("the certificates are as before", key=f"tls.{error.key}", why=str(error))
+                logger.warning("the certificates are as before", key=f"tls.{error.key}", why=str(error))
 
     def _secure(self, settings: TlsSettings | None) -> None:
         """Connections that there are go on as they are. Raises TlsError."""

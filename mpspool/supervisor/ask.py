@@ -15,7 +15,7 @@ import msgspec
 from mpspool.core import control, settings
 from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
-from mpspool.core.settings import ModelSettings, PoolSettings
+from mpspool.core.settings import ModelSettings, PoolSettings, TlsSettings
 from mpspool.core.states import PoolState, VersionPhase
 from mpspool.supervisor import lock, programs, report
 from mpspool.supervisor.pool.versions import RECORDS, Records
@@ -185,6 +185,11 @@ def grpc_address(run: RunDir) -> str:
     if not found.grpc_port:
         raise NoPoolError(f"the pool in {run.root} has its gRPC front off (grpc_port: 0)")
     return client_address(found.host, found.grpc_port)
+
+
+def grpc_tls(run: RunDir) -> TlsSettings | None:
+    """Of the gRPC front of the pool that runs there; None for clear text. Raises NoPoolError where there is none."""
+    return _settings(run).router.tls
 
 
 def rest_address(run: RunDir) -> str:

@@ -424,6 +424,10 @@ def how_to_try(settings: PoolSettings, document: str) -> str:
     address = client_address(settings.host, settings.grpc_port)
     # `predict` finds the pool of the default run folder by itself.
     where = f" --address {shlex.quote(address)}" if elsewhere(settings.run_dir) else ""
+    if settings.router.tls is not None:  # by its run folder it is known by its certificate, too
+        where = elsewhere(settings.run_dir)
+        if settings.router.tls.verify_client:
+            where += " --cert FILE --key FILE"
     return f"{program()} predict {shlex.quote(model)} --input {shlex.quote(document)}{where}"
 
 

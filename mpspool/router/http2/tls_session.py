@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ssl
 
 from mpspool.router.http2.streams import Buffer
 
 # Handed to the library at once: it keeps a buffer as large as the largest it was given, for each connection.
-_PIECE_BYTES = 2**16
+_PIECE_BYTES = 2**15
 # The most that one record has.
 _RECORD_BYTES = 2**14
 
@@ -100,10 +101,8 @@ class TlsSession:
 
     def end(self) -> bytes:
         """Says that nothing follows."""
-        try:
+        with contextlib.suppress(ssl.SSLError, ValueError):  # it waits for the peer to say so, too; we do not
             self._ssl.unwrap()
-        except (ssl.SSLError, ValueError):  # it waits for the peer to say so, too, which we do not
-            pass
         return self._out.read()
 
 

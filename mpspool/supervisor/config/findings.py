@@ -22,7 +22,7 @@ _RESTS_ON = {
     "quorum": {"contexts_per_gpu", "simulate_cpus", *_SLOTS},
 }
 # Sections whose fields only make sense together.
-_WHOLE = {"batching"}
+_WHOLE = {"batching", "tls"}
 
 
 @dataclass(frozen=True, slots=True)

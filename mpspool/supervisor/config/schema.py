@@ -56,6 +56,7 @@ from mpspool.supervisor.config.sections import (
     MpsConfig,
     RestartConfig,
     Shares,
+    TlsConfig,
     WeightsConfig,
     WorkersConfig,
     as_mode,
@@ -89,6 +90,10 @@ _PATHS = (
     "weights.folder",
     "mps.pipe_directory",
     "batching.parameters_file",
+    "tls.key",
+    "tls.cert",
+    "tls.client_ca",
+    "tls.file",
 )
 
 
@@ -194,6 +199,8 @@ class PoolConfig(Placement):
     """A UNIX socket for gRPC, beside grpc_port; not given, none."""
     rest_port: Port = DEFAULT_REST_PORT
     """The port for HTTP; 0 turns it off."""
+    tls: TlsConfig = TlsConfig()
+    """TLS on the gRPC port: key, cert, client_ca and verify_client, or file."""
     run_dir: Path = Field(default_factory=default_run_dir)
     """The folder for this pool's sockets, settings and logs; none other may use it."""
     max_connections: Annotated[int, Field(ge=1)] = 10_000
@@ -255,6 +262,7 @@ _POOL_SECTIONS: dict[str, type[BaseModel]] = {
     "mps": MpsConfig,
     "restart": RestartConfig,
     "scheduling": SchedulingConfig,
+    "tls": TlsConfig,
     "weights": WeightsConfig,
     "workers": WorkersConfig,
 }
@@ -277,6 +285,7 @@ FLAG_FIELDS = {
     "enable_batching": "batching.enabled",
     "batching_parameters_file": "batching.parameters_file",
     "enable_per_model_batching_parameters": "batching.per_model",
+    "ssl_config_file": "tls.file",
 }
 # The keys under which fields of their own stand.
 _SECTIONS: dict[str, type[BaseModel]] = {

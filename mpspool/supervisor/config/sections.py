@@ -82,6 +82,46 @@ class WeightsConfig(Section):
         return self
 
 
+class TlsConfig(Section):
+    """TLS of the gRPC port; HTTP stays in clear, as with TensorFlow Serving."""
+
+    key: str = ""
+    """A file with the server's private key, in PEM form."""
+    cert: str = ""
+    """A file with the server's certificate, and after it those between it and its CA."""
+    client_ca: str = ""
+    """A file with the certificates of the CAs that sign clients'."""
+    verify_client: bool | None = None
+    """Whether clients must have a certificate of client_ca; not given, true where client_ca is."""
+    file: str = ""
+    """Instead of all these, TensorFlow Serving's ssl_config_file."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        own = self.key or self.cert or self.client_ca or self.verify_client is not None
+        if self.file and own:
+            raise ValueError("file says all of it; give it alone, or key, cert, client_ca and verify_client")
+        if not self.file and own:
+            for name, value in (("key", self.key), ("cert", self.cert)):
+                if not value:
+                    raise ValueError(f"there is no {name}; a server needs key and cert, or give file")
+        if self.verify_client and not self.client_ca:
+            raise ValueError(
+                "verify_client needs client_ca: the certificates of the CAs that sign clients', in PEM form"
+            )
+        return self
+
+    @property
+    def given(self) -> bool:
+        """Whether there is to be TLS."""
+        return bool(self.file or self.cert)
+
+    @property
+    def verifies(self) -> bool:
+        """Whether clients must have a certificate, where no file says it."""
+        return bool(self.client_ca) if self.verify_client is None else self.verify_client
+
+
 class WorkersConfig(Section):
     """How worker processes come to be."""
 

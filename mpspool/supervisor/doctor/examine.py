@@ -38,6 +38,7 @@ CHECKS = (
     "driver_capabilities",
     "run_dir",
     "ports",
+    "tls",
     "slots",
     "configuration",
 )
@@ -85,6 +86,7 @@ def _checks(facts: Facts) -> Iterator[Finding]:
     yield from host.driver_capabilities(around, any(not use.device.simulated for use in uses))
     yield pool.run_dir(facts)
     yield from pool.ports(facts)
+    yield from pool.tls(facts)
     yield from pool.slots(facts)
 
 

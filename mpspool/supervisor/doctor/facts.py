@@ -108,6 +108,8 @@ class Intent:
         warnings: what start would warn of.
         without_mps: why workers on one GPU take turns; empty where they do not.
         fronts: where they would listen, "8500 on 127.0.0.1"; empty with both off.
+        tls: what is known of the gRPC port's certificate; empty without TLS, or where it is no good.
+        tls_warnings: of it.
         backings: where the weights that workers share are kept: "memfd", "shm", "file".
     """
 
@@ -120,6 +122,8 @@ class Intent:
     warnings: Sequence[str] = ()
     without_mps: str = ""
     fronts: str = ""
+    tls: str = ""
+    tls_warnings: Sequence[str] = ()
     backings: frozenset[str] = frozenset({"memfd"})
 
 

@@ -17,7 +17,7 @@ from mpspool.supervisor.config.schema import ModelConfig, PoolConfig, read_confi
 from mpspool.supervisor.doctor.ask_tensorflow import ask_tensorflow
 from mpspool.supervisor.doctor.facts import Facts, Intent, gpu_uses
 from mpspool.supervisor.doctor.read_host import read_host
-from mpspool.supervisor.planning import announce, preflight, remotes
+from mpspool.supervisor.planning import announce, preflight, remotes, tls
 from mpspool.supervisor.planning.drafts import Draft, Machine, draft_places
 from mpspool.supervisor.planning.plan import Plan, plan, resolve_mps
 from mpspool.supervisor.ports import check_fronts
@@ -83,6 +83,8 @@ def _intent(
     problems += foreground.check(RunDir(config.run_dir)) + preflight.check_folder(RunDir(config.run_dir))
     ports = {"grpc_port": config.grpc_port, "rest_port": config.rest_port}
     problems += [] if pool else check_fronts(config.host, ports)
+    secured = tls.look(config)
+    problems += secured.problems
     without_mps = announce.without_mps(planned_for, drafts, mps)
     slots = [slot for model in planned.models for slot in model.slots] if planned else []
     return Intent(
@@ -98,6 +100,8 @@ def _intent(
         warnings=[text for text in planned.warnings if text != without_mps] if planned else (),
         without_mps=without_mps,
         fronts=", ".join(f"{port} on {config.host}" for port in ports.values() if port),
+        tls=secured.fact,
+        tls_warnings=secured.warnings,
         backings=preflight.backings(planned_for),
     )
 

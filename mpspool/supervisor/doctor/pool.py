@@ -17,6 +17,7 @@ _CHECKS = {
     "host": "ports",
     "grpc_port": "ports",
     "rest_port": "ports",
+    "tls": "tls",
 }
 
 
@@ -45,6 +46,14 @@ def ports(facts: Facts) -> list[Finding]:
     if facts.pool or not facts.intent.fronts:
         return []
     return [Finding("ports", Status.OK, f"free: {facts.intent.fronts}")]
+
+
+def tls(facts: Facts) -> Iterator[Finding]:
+    """The gRPC port's certificate, and for how long it is good."""
+    for text in facts.intent.tls_warnings:
+        yield of_warning("tls", text.removeprefix("tls: "))
+    if facts.intent.tls and not facts.intent.tls_warnings:
+        yield Finding("tls", Status.OK, facts.intent.tls)
 
 
 def slots(facts: Facts) -> Iterator[Finding]:

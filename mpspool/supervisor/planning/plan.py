@@ -22,6 +22,7 @@ from mpspool.core.settings import (
     RouterSettings,
     Share,
     SlotSettings,
+    TlsSettings,
     WeightsSettings,
 )
 from mpspool.mps.devices import GpuDevice
@@ -432,7 +433,12 @@ def _check_shares(models: Sequence[ModelSettings], drafts: Sequence[Draft]) -> l
     return problems
 
 
-def to_settings(planned: Plan, config: PoolConfig, remotes: Sequence[RemoteSettings] = ()) -> PoolSettings:
+def to_settings(
+    planned: Plan,
+    config: PoolConfig,
+    remotes: Sequence[RemoteSettings] = (),
+    tls: TlsSettings | None = None,
+) -> PoolSettings:
     """What the pool process and, within it, the router read."""
     router = RouterSettings(
         run_dir=str(config.run_dir),
@@ -452,6 +458,7 @@ def to_settings(planned: Plan, config: PoolConfig, remotes: Sequence[RemoteSetti
         allow_labels_for_unavailable=config.allow_labels_for_unavailable,
         readiness=config.readiness,
         simulated=planned.simulated,
+        tls=tls,
     )
     return PoolSettings(
         run_dir=str(config.run_dir),

@@ -34,7 +34,7 @@ from mpspool.supervisor.doctor.facts import Facts, Intent, gpu_uses
 from mpspool.supervisor.doctor.read_host import read_host
 from mpspool.supervisor.doctor.read_tensorflow import read_tensorflow
 from mpspool.supervisor.orders import Orders
-from mpspool.supervisor.planning import remotes
+from mpspool.supervisor.planning import remotes, tls
 from mpspool.supervisor.planning.base_path import BasePathError, latest_version
 from mpspool.supervisor.planning.drafts import Machine, draft_places
 from mpspool.supervisor.planning.plan import Plan, plan, resolve_mps, resolved_weights, to_settings
@@ -95,6 +95,8 @@ def resolve(
     except StartError as error:
         problems += error.problems
     problems += check_machine(config, machine, environ) + check_all(config, versions, running=running)
+    secured = tls.look(config)
+    problems += secured.problems
     if planned is not None:
         problems += check_external(planned, environ)
     if problems or planned is None:
@@ -104,10 +106,10 @@ def resolve(
         planned = replace(planned, warnings=[*planned.warnings, text])
     planned = replace(
         planned,
-        facts=[*brought.facts, *planned.facts],
-        warnings=[*brought.warnings, *planned.warnings],
+        facts=[*brought.facts, *planned.facts, *filter(None, [secured.fact])],
+        warnings=[*brought.warnings, *planned.warnings, *secured.warnings],
     )
-    return to_settings(planned, config, brought.remotes), planned
+    return to_settings(planned, config, brought.remotes, secured.settings), planned
 
 
 def _uses_gpus(planned: Plan) -> bool:

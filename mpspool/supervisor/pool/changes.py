@@ -46,6 +46,7 @@ _ROUTER = (
     "rest_cors",
     "allow_labels_for_unavailable",
     "readiness",
+    "tls",
 )
 # Of a model: what the router and the pool process go by, what its workers do, and what its weights are published with.
 _TOLD = (
