@@ -34,23 +34,25 @@ class Certificate:
         begins, ends: when it is valid, with the time zone.
         names: host names and IP addresses that it is for; its common name where it says none.
         common_name: of its subject; "" for none.
+        pem: itself.
     """
 
     begins: datetime
     ends: datetime
     names: tuple[str, ...]
     common_name: str
+    pem: bytes
 
 
 def read_certificates(pem: bytes) -> list[Certificate]:
     """All that a text has, in its order. Raises CertificateError where it has none, or one that cannot be read."""
-    found = [_read(block) for block in _BLOCK.findall(pem)]
+    found = [_read(block[1], block[0]) for block in _BLOCK.finditer(pem)]
     if not found:
         raise CertificateError("has no -----BEGIN CERTIFICATE-----")
     return found
 
 
-def _read(block: bytes) -> Certificate:
+def _read(block: bytes, pem: bytes) -> Certificate:
     try:
         ((_, certificate),) = _items(b64decode(block))
         (_, body), *_ = _items(certificate)
@@ -61,7 +63,7 @@ def _read(block: bytes) -> Certificate:
         names = tuple(_alternative_names(extensions))
     except (ValueError, IndexError) as error:
         raise CertificateError(f"has a certificate that cannot be read: {error}") from error
-    return Certificate(begins, ends, names or ((common_name,) if common_name else ()), common_name)
+    return Certificate(begins, ends, names or ((common_name,) if common_name else ()), common_name, pem)
 
 
 def _items(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -84,4 +84,4 @@ def pinned(settings: TlsSettings, cert: str = "", key: str = "") -> ClientTls:
     except CertificateError as error:
         raise TlsError(where, f"{words} {error}") from error
     name = own.names[0].replace("*", "any") if own.names else ""
-    return ClientTls(ca=material.cert, cert=cert, key=key, name=name)
+    return ClientTls(ca=own.pem, cert=cert, key=key, name=name)

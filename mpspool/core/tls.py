@@ -120,7 +120,7 @@ def _read_ssl_config(path: str) -> Material:
     content = read_file("file", path)
     message = tfs.SSLConfig()
     try:
-        text_format.Parse(content, message)
+        text_format.Parse(content.decode(), message)
     except (text_format.ParseError, UnicodeDecodeError) as error:
         raise TlsError("file", f"{path} {_describe(error)}; {_EXAMPLE}") from None
     fields = {"key": "server_key", "cert": "server_cert", "client_ca": "custom_ca"}

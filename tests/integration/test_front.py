@@ -39,7 +39,7 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 class Fronts:
     """Both fronts on free ports of 127.0.0.1, on the event loop of a thread."""
 
-    def __init__(self, host: str = "127.0.0.1", **limits: int) -> None:
+    def __init__(self, host: str = "127.0.0.1", **limits: Any) -> None:
         settings = RouterSettings(run_dir="", host=host, grpc_port=0, rest_port=0, **limits)
         self.loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever)
