@@ -135,6 +135,13 @@ class TlsLink(Link):
             return
         super().tick(now_s)
 
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._hello is None and not self._open and not self.connection.over:
+            self.complain(
+                ErrorCode.NO_ERROR, "it went away during the handshake; it may not trust our certificate"
+            )
+        super().connection_lost(error)
+
     def write_end(self) -> None:
         if not self._open:
             self._transport.abort()

@@ -21,7 +21,6 @@ _REASONS = {
     "SSLV3_ALERT_BAD_CERTIFICATE": "it takes our certificate for a bad one",
     "SSLV3_ALERT_CERTIFICATE_EXPIRED": "it takes our certificate for expired",
     "SSLV3_ALERT_CERTIFICATE_UNKNOWN": "it does not take our certificate",
-    "UNEXPECTED_EOF_WHILE_READING": "it went away during the handshake",
 }
 
 
