@@ -1,4 +1,4 @@
-# Every target sets up what it needs: a fresh machine has Python 3.11 to 3.13, make and PyPI; for the tests, g++ too.
+# Every target sets up what it needs: a fresh machine has Python 3.11 to 3.13, make and PyPI; for the tests, g++ and openssl too.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
@@ -9,7 +9,7 @@ DEMO := demo
 CUDA ?= $(shell { ls /dev/nvidia[0-9]* || nvidia-smi -L; } >/dev/null 2>&1 && echo 1)
 GPU := $(if $(filter 1,$(CUDA)),$(VENV)/.cuda)
 
-.PHONY: serve test test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler
+.PHONY: serve test test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler openssl
 
 serve: $(VENV)/.runtime $(GPU) $(DEMO)/half_plus_two
 	@exec $(BIN)/mpspool start --model half_plus_two=$(DEMO)/half_plus_two
@@ -25,7 +25,7 @@ VERSIONS := tests/chaos/test_versions.py tests/chaos/test_many_versions.py tests
 	tests/chaos/test_reload.py tests/integration/test_remote.py
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
-test: $(VENV)/.dev $(GPU) compiler
+test: $(VENV)/.dev $(GPU) compiler openssl
 	$(PYTEST) $(PARALLEL) tests/unit tests/fuzz tests/conformance tests/integration $(UNLOADED) $(VERSIONS:%=--ignore %)
 	$(PYTEST) tests/gpu
 
@@ -38,7 +38,7 @@ test-versions: $(VENV)/.dev $(GPU) compiler
 	$(PYTEST) $(VERSIONS)
 
 # What starts pools, once more with workers that are processes of their own, as on GPUs.
-test-exec: $(VENV)/.dev $(GPU) compiler
+test-exec: $(VENV)/.dev $(GPU) compiler openssl
 	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) tests/conformance tests/integration
 	MPSPOOL_WORKERS_START=exec $(PYTEST) tests/chaos tests/mps/chaos
 
@@ -48,7 +48,7 @@ test-mps: $(VENV)/.dev $(GPU) compiler
 	$(PYTEST) tests/mps/chaos
 
 # Do the benchmarks run, peers aside? Their figures are nobody's business here.
-test-bench: $(VENV)/.dev $(GPU) compiler
+test-bench: $(VENV)/.dev $(GPU) compiler openssl
 	$(PYTEST) tests/bench
 
 test-gpu: $(VENV)/.dev $(GPU)
@@ -107,6 +107,11 @@ compiler:
 	@command -v g++ >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
 		&& apt-get install -y -qq g++; } || { echo "the tests compile operators of their own, and there is no g++:" \
 		"install it (apt-get install g++, dnf install gcc-c++), then run make $(MAKECMDGOALS) again" >&2; exit 1; }
+
+openssl:
+	@command -v openssl >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
+		&& apt-get install -y -qq openssl; } || { echo "the tests make certificates by the openssl program, and there is none:" \
+		"install it (apt-get install openssl), then run make $(MAKECMDGOALS) again" >&2; exit 1; }
 
 clean:
 	rm -rf $(VENV) $(DEMO) .cache

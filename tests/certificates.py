@@ -99,6 +99,10 @@ def _moment(days: float) -> str:
 
 def ssl_config(pair: Pair, ca: bytes = b"", *, verify: bool = False) -> str:
     """TensorFlow Serving's ssl_config_file."""
-    lines = {"server_key": pair.key.read_text(), "server_cert": pair.cert.read_text(), "custom_ca": ca.decode()}
+    lines = {
+        "server_key": pair.key.read_text(),
+        "server_cert": pair.cert.read_text(),
+        "custom_ca": ca.decode(),
+    }
     texts = [f'{key}: "{text.replace(chr(10), chr(92) + "n")}"\n' for key, text in lines.items() if text]
     return "".join(texts) + ("client_verify: true\n" if verify else "")

@@ -170,7 +170,10 @@ def test_large_messages(fronts: Fronts, ca: Authority) -> None:
 @pytest.mark.parametrize("rsa", [False, True])
 def test_thousands_of_requests(ca: Authority, rsa: bool) -> None:
     """Over three connections, each answer its own request's; no connection is lost on the way."""
-    with serving(tls=TlsSettings(**ca.issue("server", rsa=rsa).files())) as started, contextlib.ExitStack() as stack:
+    with (
+        serving(tls=TlsSettings(**ca.issue("server", rsa=rsa).files())) as started,
+        contextlib.ExitStack() as stack,
+    ):
         channels = [stack.enter_context(channel(started, ca)) for _ in range(3)]
         for batch in range(10):
             calls = {
@@ -240,7 +243,10 @@ def test_clients_without_the_right_one(ca: Authority, stranger: Authority, serve
     with serving(tls=mutual(server, ca)) as started:
         for own, said in (
             (None, {"it has no certificate, and must have one"}),
-            (stranger.issue("client"), {"its certificate does not do: unable to get local issuer certificate"}),
+            (
+                stranger.issue("client"),
+                {"its certificate does not do: unable to get local issuer certificate"},
+            ),
             (expired, {"its certificate does not do: certificate has expired"}),
         ):
             with capture_logs() as logs:
@@ -255,7 +261,7 @@ def test_the_alert_reaches_a_client_that_sends_at_once(ca: Authority, server: Pa
     """In TLS 1.3 it has sent its request before it hears of it: the answer is no mere reset."""
     with serving(tls=mutual(server, ca)) as started, secured(started, context(ca, "h2")) as found:
         found.sendall(PREFACE + bytes(100_000))
-        with pytest.raises(ssl.SSLError, match="(?i)certificate required"):
+        with pytest.raises(ssl.SSLError, match=r"(?i)certificate required"):
             found.recv(1)
 
 
@@ -320,9 +326,12 @@ def test_a_client_with_tls_where_there_is_none(ca: Authority) -> None:
 def test_protocols_by_alpn(fronts: Fronts, ca: Authority) -> None:
     """Who offers others without h2 is refused by its alert; who offers nothing is let in, as it speaks HTTP/2."""
     for offered in (["http/1.1"], ["grpc-exp", "h3"]):
-        with capture_logs() as logs, connect(fronts) as plain:
-            with pytest.raises(ssl.SSLError, match="(?i)no application protocol"):
-                context(ca, *offered).wrap_socket(plain, server_hostname="localhost")
+        with (
+            capture_logs() as logs,
+            connect(fronts) as plain,
+            pytest.raises(ssl.SSLError, match=r"(?i)no application protocol"),
+        ):
+            context(ca, *offered).wrap_socket(plain, server_hostname="localhost")
         assert why(logs) == {f"it offers {', '.join(offered)} by ALPN, and must offer h2"}
     for offered in ([], ["h2"], ["http/1.1", "h2"]):
         client = Secure(fronts, context(ca, *offered))
@@ -373,12 +382,15 @@ def test_endless_new_keys(ca: Authority, server: Pair) -> None:
     with serving(tls=TlsSettings(**server.files())) as started:
         started.grpc._server.listener.limits = Limits(control_bytes=1000)
         where = f"127.0.0.1:{started.grpc.port}"
-        with capture_logs() as logs, subprocess.Popen(
-            ["openssl", "s_client", "-connect", where, "-alpn", "h2", "-tls1_3"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        ) as client:
+        with (
+            capture_logs() as logs,
+            subprocess.Popen(
+                ["openssl", "s_client", "-connect", where, "-alpn", "h2", "-tls1_3"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+            ) as client,
+        ):
             assert client.stdin is not None
             until(lambda: any(link._open for link in started.grpc._server.listener.links))
             with contextlib.suppress(BrokenPipeError):
@@ -394,7 +406,10 @@ def test_endless_new_keys(ca: Authority, server: Pair) -> None:
 
 def test_who_connects_and_says_nothing(ca: Authority, server: Pair) -> None:
     """Holds up nobody, counts as a connection from the first moment, and is sent away when its time is over."""
-    with serving(tls=TlsSettings(**server.files()), max_connections=21) as started, contextlib.ExitStack() as stack:
+    with (
+        serving(tls=TlsSettings(**server.files()), max_connections=21) as started,
+        contextlib.ExitStack() as stack,
+    ):
         listener = started.grpc._server.listener
         silent = [stack.enter_context(connect(started)) for _ in range(20)]
         for one in silent[:10]:
@@ -453,8 +468,7 @@ def test_a_handshake_byte_by_byte(fronts: Fronts, ca: Authority) -> None:
 
 
 def test_signing_holds_up_nobody(fronts: Fronts, ca: Authority, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A handshake that takes for ever, in its thread: others are answered, and it goes on when it can; so does the end
-    of one whose client has gone meanwhile."""
+    """A handshake that lasts, in its thread: others are answered, then it goes on, whoever has gone meanwhile."""
     before = channel(fronts, ca)
     assert before.unary_unary(PREDICT)(b"x", timeout=10) == b"x"
     began, go_on = threading.Event(), threading.Event()

@@ -607,7 +607,7 @@ def test_every_pool_field_can_be_set_by_flag_and_variable() -> None:
     """The fields the environment knows are the fields there are."""
     assert set(pool_fields()) == (
         {*PoolConfig.model_fields}
-        - {"models", "batching", "mps", "restart", "scheduling", "weights", "workers"}
+        - {"models", "batching", "mps", "restart", "scheduling", "tls", "weights", "workers"}
     ) | {
         "mps.mode",
         "mps.pipe_directory",

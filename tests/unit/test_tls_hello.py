@@ -50,7 +50,9 @@ def test_in_pieces() -> None:
     assert hello.read(records[:-1]).kind is Kind.CUT
 
 
-@pytest.mark.parametrize("data", [PREFACE, b"GET / HTTP/1.1\r\n", b"\0", b"\x16\x02", b"\x15\x03\x01\0\x02\x01\0"])
+@pytest.mark.parametrize(
+    "data", [PREFACE, b"GET / HTTP/1.1\r\n", b"\0", b"\x16\x02", b"\x15\x03\x01\0\x02\x01\0"]
+)
 def test_no_tls(data: bytes) -> None:
     """Known by the first bytes, so that nothing has to be waited for."""
     assert hello.read(data).kind is Kind.CLEAR
