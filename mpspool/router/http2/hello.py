@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 _HANDSHAKE, _CLIENT_HELLO, _ALPN = 22, 1, 16
 _RECORD_HEAD_BYTES = 5
-# With the keys of all that clients offer, and post-quantum ones, it is below 4 KiB; the library takes no more, either.
-_MAX_BYTES = 2**17
+# With post-quantum keys it is some 2 KiB, with the ticket of a session that had a client's certificates some more.
+_MAX_BYTES = 2**15
 
 
 class Kind(enum.Enum):

@@ -130,7 +130,7 @@ class Listener:
             self._ticker = None
         self.complaints.flush()
         if self._signers is not None:
-            self._signers.shutdown(wait=False, cancel_futures=True)
+            self._signers.shutdown(cancel_futures=True)
             self._signers = None
 
 

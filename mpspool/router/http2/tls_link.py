@@ -39,7 +39,7 @@ class TlsLink(Link):
         self._session = TlsSession(context)
         # What came before it is known what it is; None afterwards.
         self._hello: bytes | None = b""
-        self._open = self._shaking = False
+        self._open = False
         self._begun_s = listener.now_s()
         # What the library has sent by itself since the last tick.
         self._unasked = 0
@@ -62,7 +62,7 @@ class TlsLink(Link):
         if clear:
             super().data_received(clear)
         if self._session.ended and not self._transport.is_closing():
-            self._transport.close()
+            self.close()
 
     def _answer(self, own: bytes) -> None:
         """What the library has to send by itself; not for ever, to one who asks for new keys again and again."""
@@ -96,12 +96,10 @@ class TlsLink(Link):
 
     def _shake(self) -> None:
         """Nothing else of this connection happens until it is done."""
-        self._shaking = True
         self._transport.pause_reading()
         self._listener.in_thread(self._session.shake).add_done_callback(self._shaken)
 
     def _shaken(self, step: asyncio.Future[bool]) -> None:
-        self._shaking = False
         error = None if step.cancelled() else step.exception()
         if step.cancelled() or self._transport.is_closing() or self.connection.over:
             return
