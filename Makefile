@@ -9,7 +9,7 @@ DEMO := demo
 CUDA ?= $(shell { ls /dev/nvidia[0-9]* || nvidia-smi -L; } >/dev/null 2>&1 && echo 1)
 GPU := $(if $(filter 1,$(CUDA)),$(VENV)/.cuda)
 
-.PHONY: serve test test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler openssl
+.PHONY: serve test test-conformance test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler openssl openssl
 
 serve: $(VENV)/.runtime $(GPU) $(DEMO)/half_plus_two
 	@exec $(BIN)/mpspool start --model half_plus_two=$(DEMO)/half_plus_two
@@ -23,11 +23,16 @@ PYTEST := $(BIN)/python -m pytest
 UNLOADED := tests/chaos/test_slow_starts.py
 VERSIONS := tests/chaos/test_versions.py tests/chaos/test_many_versions.py tests/chaos/test_remote_versions.py \
 	tests/chaos/test_reload.py tests/integration/test_remote.py
+DROP_IN := tests/integration/test_tensorflow_model_server.py tests/integration/test_tls.py
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
 test: $(VENV)/.dev $(GPU) compiler openssl
-	$(PYTEST) $(PARALLEL) tests/unit tests/fuzz tests/conformance tests/integration $(UNLOADED) $(VERSIONS:%=--ignore %)
+	$(PYTEST) $(PARALLEL) tests/unit tests/integration $(UNLOADED) $(VERSIONS:%=--ignore %) $(DROP_IN:%=--ignore %)
 	$(PYTEST) tests/gpu
+
+# TensorFlow Serving's API, command line and files, and bytes of any kind.
+test-conformance: $(VENV)/.dev $(GPU) compiler openssl
+	$(PYTEST) $(PARALLEL) tests/conformance tests/fuzz $(DROP_IN)
 
 # What dies, hangs or floods under load.
 test-chaos: $(VENV)/.dev $(GPU) compiler
@@ -39,7 +44,7 @@ test-versions: $(VENV)/.dev $(GPU) compiler
 
 # What starts pools, once more with workers that are processes of their own, as on GPUs.
 test-exec: $(VENV)/.dev $(GPU) compiler openssl
-	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) tests/conformance tests/integration
+	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) tests/conformance tests/integration $(DROP_IN:%=--ignore %)
 	MPSPOOL_WORKERS_START=exec $(PYTEST) tests/chaos tests/mps/chaos
 
 # Pools on stand-ins for GPUs: MPS and its faults, shares, daemons of others, the pod, the doctor.
@@ -102,6 +107,11 @@ $(VENV)/.cuda: constraints-cuda.txt $(VENV)/.runtime
 $(VENV)/.dev: constraints-dev.txt $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints-dev.txt
 	@touch $@
+
+openssl:
+	@command -v openssl >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
+		&& apt-get install -y -qq openssl; } || { echo "the tests of TLS make certificates with openssl, and there is" \
+		"none: install it (apt-get install openssl), then run make $(MAKECMDGOALS) again" >&2; exit 1; }
 
 compiler:
 	@command -v g++ >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
