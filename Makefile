@@ -108,11 +108,6 @@ $(VENV)/.dev: constraints-dev.txt $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints-dev.txt
 	@touch $@
 
-openssl:
-	@command -v openssl >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
-		&& apt-get install -y -qq openssl; } || { echo "the tests of TLS make certificates with openssl, and there is" \
-		"none: install it (apt-get install openssl), then run make $(MAKECMDGOALS) again" >&2; exit 1; }
-
 compiler:
 	@command -v g++ >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
 		&& apt-get install -y -qq g++; } || { echo "the tests compile operators of their own, and there is no g++:" \
