@@ -17,6 +17,7 @@ import grpc
 import pytest
 
 from mpspool.core import tfs
+from tests.certificates import Authority, ssl_config
 from tests.conftest import PoolStarter
 from tests.light import LIGHT, write_model
 from tests.polling import until
@@ -106,6 +107,32 @@ def test_a_unix_socket_in_place_of_the_port(tmp_path: Path, start_pool: PoolStar
     assert f"grpc_socket_path: another server listens on {path}" in taken.stderr
     assert pool.stop() == 0
     assert not path.exists()
+
+
+def test_an_ssl_config_file_secures_the_port(tmp_path: Path, start_pool: PoolStarter) -> None:
+    """Named as it is there, from the working folder: a client with a certificate is answered, in clear text nobody is."""
+    ca = Authority(tmp_path)
+    pair = ca.issue("server")
+    file = tmp_path / "ssl.cfg"
+    file.write_text(ssl_config(pair, ca.pem(), verify=True))
+    base = write_model(tmp_path / "m")
+    pool = start_pool(
+        f"--model_base_path={base}",
+        f"--ssl_config_file={os.path.relpath(file, ROOT)}",
+        "--cpu_slots=1",
+        kind=ModelServer,
+        env=LIGHT,
+    ).wait()
+    request = tfs.GetModelStatusRequest()
+    request.model_spec.name = "default"
+    method = f"/{tfs.MODEL_SERVICE}/GetModelStatus"
+    key, cert = ca.issue("client").pem()
+    with grpc.secure_channel(pool.address, grpc.ssl_channel_credentials(ca.pem(), key, cert)) as channel:
+        answer = channel.unary_unary(method)(request.SerializeToString(), timeout=30)
+    (version,) = tfs.GetModelStatusResponse.FromString(answer).model_version_status
+    assert version.state == 30
+    with grpc.insecure_channel(pool.address) as channel, pytest.raises(grpc.RpcError):
+        channel.unary_unary(method)(request.SerializeToString(), timeout=5)
 
 
 class SocketServer(ModelServer):

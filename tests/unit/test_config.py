@@ -28,6 +28,7 @@ from mpspool.supervisor.config.schema import (
     pool_fields,
     read_config,
 )
+from mpspool.supervisor.config.sections import TlsConfig
 from tests.pool import ROOT
 
 HALF = {"model": ["half=/models/half"]}
@@ -622,6 +623,7 @@ def test_every_pool_field_can_be_set_by_flag_and_variable() -> None:
         "restart.backoff_s",
         "restart.max_backoff_s",
         *(f"batching.{name}" for name in BatchingConfig.model_fields),
+        *(f"tls.{name}" for name in TlsConfig.model_fields),
         *(f"scheduling.{name}" for name in SchedulingConfig.model_fields),
     }
 
