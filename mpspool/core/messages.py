@@ -26,6 +26,21 @@ _BORROW_BYTES = 64 * 1024
 _NOBLOCK, _SNDMORE = 1, 2
 
 
+class LoadReport(msgspec.Struct, frozen=True):
+    """What a worker's start took. Times in microseconds.
+
+    `path` is its version's folder. `warmup_records` are the recorded requests that it ran, 0 where it has none.
+    `graphs` are the calls that were compiled in all that time, and in `graphs_us`.
+    """
+
+    path: str = ""
+    load_us: int = 0
+    warmup_us: int = 0
+    warmup_records: int = 0
+    graphs: int = 0
+    graphs_us: int = 0
+
+
 class Hello(msgspec.Struct, tag="hello", frozen=True):
     """Worker to router, at first contact, at each change of state, and every beat while idle.
 
@@ -50,6 +65,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     # A serialised tensorflow.serving.SignatureDefMap; only once READY, and only with epoch 0.
     signatures: bytes = b""
     weights: WeightsReport = WeightsReport()  # only once READY
+    loaded: LoadReport = LoadReport()  # but for the path, only once READY
 
 
 class Outcome(msgspec.Struct, frozen=True, array_like=True):

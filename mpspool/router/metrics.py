@@ -7,6 +7,7 @@ model version of ours is counted under an empty one.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -19,11 +20,11 @@ import mpspool
 from mpspool.core import process
 from mpspool.core.errors import Code, Lack
 from mpspool.core.ids import ModelVersion
-from mpspool.core.messages import Outcome
+from mpspool.core.messages import LoadReport, Outcome
 from mpspool.core.methods import Method
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import ModelVersionState, SlotState, WorkerState
-from mpspool.router import gpu_metrics
+from mpspool.router import gpu_metrics, tfs_metrics
 from mpspool.router.labels import VERSION, WORKER, worker_labels
 from mpspool.router.request_metrics import SECONDS, RequestCollector, VersionCounts, WorkerCounts
 
@@ -32,6 +33,9 @@ SLOT_STATES = (
     *(state.value for state in SlotState if state is not SlotState.OCCUPIED),
     *(state.value for state in WorkerState),
 )
+
+# A class is asked for its members more slowly.
+_OK, _NOT_FOUND = Code.OK, Code.NOT_FOUND
 
 
 class Observed(Protocol):
@@ -48,6 +52,12 @@ class Metrics:
         self._versions: dict[tuple[str, int], VersionCounts] = {}
         self._workers: dict[str, WorkerCounts] = {}
         self._others: dict[tuple[str, Code, str, int | None], int] = {}
+        # Of versions that are not told any more: of models that are, and of those that are not.
+        self._past: dict[str, VersionCounts] = {}
+        self._gone = VersionCounts()
+        self._loads: dict[tuple[str, int], tfs_metrics.Loads] = {}
+        self._look_ups: dict[str, tfs_metrics.LookUps] = {}
+        self._builds = tfs_metrics.Builds()
         self._collector: _SnapshotCollector | None = None
         self._registry.register(RequestCollector(self._versions, self._workers, self._others))
         self._registry.register(_BuildInfo(settings.simulated))
@@ -73,6 +83,7 @@ class Metrics:
         queue_s: float,
         outcome: Outcome | None,
         effective_s: float = 0.0,
+        rows: int = 0,
     ) -> None:
         """Counts a request to run a model whose answer is known.
 
@@ -86,19 +97,23 @@ class Metrics:
             queue_s: arrival to the last dispatch.
             outcome: the worker's own times, where it reported them.
             effective_s: what it would have taken with its device to itself; all else is waiting.
+            rows: of one that was sent to be joined with others; 0 of another.
         """
-        if code is Code.NOT_FOUND and not worker:
+        if not worker and code is _NOT_FOUND:
             model, version = "", 0
         counts = self._versions.get((model, version))
         if counts is None:
             counts = self._versions[model, version] = VersionCounts()
-        counts.codes[method, code] = counts.codes.get((method, code), 0) + 1
+        mine = counts.methods[method] or counts.method(method)
+        mine.codes[code] = mine.codes.get(code, 0) + 1
         if total_s:
-            counts.latency.observe(total_s)
-            counts.queue.observe(queue_s)
+            (mine.answered if code is _OK else mine.failed).observe(total_s)
+            (counts.joined_queue if rows else counts.queue).observe(queue_s)
+        if rows:
+            counts.input_rows.observe(rows)
         if outcome is not None and outcome.run_us:
             counts.parse.observe(outcome.parse_us / 1e6)
-            counts.run.observe(outcome.run_us / 1e6)
+            (mine.joined if rows else mine.alone).observe(outcome.run_us / 1e6)
             counts.encode.observe(outcome.encode_us / 1e6)
             counts.effective.observe(effective_s)
             counts.waiting.observe(max(0.0, total_s - effective_s))
@@ -109,13 +124,24 @@ class Metrics:
             by_worker.codes[code] = by_worker.codes.get(code, 0) + 1
             by_worker.total_s += total_s
 
-    def batch(self, model: str, version: int, requests: int, rows: int) -> None:
-        """Counts a run of what was sent to be joined."""
+    def batch(
+        self, model: str, version: int, requests: int, rows: int, padding: int = 0, run_s: float = 0.0
+    ) -> None:
+        """Counts a run of what was sent to be joined: its requests, their rows, those added, and its time."""
         counts = self._versions.get((model, version))
         if counts is None:
             counts = self._versions[model, version] = VersionCounts()
         counts.batch_requests.observe(requests)
         counts.batch_rows.observe(rows)
+        counts.batch_runs.observe(run_s)
+        counts.padded(rows + padding, padding)
+
+    def examples(self, model: str, version: int, count: int) -> None:
+        """Counts the examples of a request that finished() counts as answered."""
+        counts = self._versions.get((model, version))
+        if counts is None:
+            counts = self._versions[model, version] = VersionCounts()
+        counts.examples.observe(count)
 
     def lacked(self, model: str, version: int, lack: Lack) -> None:
         """Says of a request that finished() counts for want of what it was refused."""
@@ -124,9 +150,48 @@ class Metrics:
             counts = self._versions[model, version] = VersionCounts()
         counts.lacks[lack] = counts.lacks.get(lack, 0) + 1
 
+    def loaded(self, model: str, version: int, report: LoadReport) -> None:
+        """Counts a worker that became READY."""
+        loads = self._loads_of(model, version, report.path)
+        loads.succeeded += 1
+        loads.load_us += report.load_us
+        if report.warmup_records:
+            loads.warmups.observe(report.warmup_us)
+            loads.warmup_records += report.warmup_records
+        self._builds.count += report.graphs
+        self._builds.total_us += report.graphs_us
+
+    def not_loaded(self, model: str, version: int, path: str) -> None:
+        """Counts a worker that ended before it was READY."""
+        self._loads_of(model, version, path).failed += 1
+
+    def _loads_of(self, model: str, version: int, path: str) -> tfs_metrics.Loads:
+        found = self._loads.setdefault((model, version), tfs_metrics.Loads())
+        found.path = path
+        return found
+
+    def looked_up(self, model: str, code: Code, total_s: float) -> None:
+        """Counts what was asked of a model over REST that does not run it, as TensorFlow Serving does.
+
+        Args:
+            model: of ours, or "".
+            code: what the client was told.
+            total_s: arrival to answer.
+        """
+        found = self._look_ups.setdefault(model, tfs_metrics.LookUps())
+        found.codes[code] = found.codes.get(code, 0) + 1
+        if code is Code.OK:
+            found.answered.observe(total_s * 1e6)
+
     def forget(self, model: str, version: int) -> None:
-        """What was counted of a version is not told any more."""
-        self._versions.pop((model, version), None)
+        """What was counted of a version is not told any more, but for what is told of its model, or of all."""
+        counts = self._versions.pop((model, version), None)
+        if counts is not None:
+            self._past.setdefault(model, VersionCounts()).add(counts)
+        self._loads.pop((model, version), None)
+        if not any(name == model for name, _ in (*self._versions, *self._loads)):
+            self._gone.add(self._past.pop(model, VersionCounts()))
+            self._look_ups.pop(model, None)
         for key in [key for key in self._others if key[2:] == (model, version)]:
             del self._others[key]
         for worker in [name for name in self._workers if name.startswith(f"{model}@{version}.")]:
@@ -149,6 +214,29 @@ class Metrics:
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
+    def monitoring(self) -> tuple[bytes, str]:
+        """TensorFlow Serving's metrics, then ours, as text, and its content type."""
+        ours, content_type = self.exposition("")
+        return tfs_metrics.page(self._counted()).encode(errors="replace") + ours, content_type
+
+    def _counted(self) -> tfs_metrics.Counted:
+        models = {model: VersionCounts() for model, _ in self._versions}
+        whole = VersionCounts()
+        for model, counts in (
+            *((model, counts) for (model, _), counts in self._versions.items()),
+            *self._past.items(),
+        ):
+            whole.add(counts)
+            models.setdefault(model, VersionCounts()).add(counts)
+        whole.add(self._gone)
+        refused = Counter[tuple[str, Code]]()
+        for (method, code, model, _), count in self._others.items():
+            if not model:
+                refused[method, code] += count
+        return tfs_metrics.Counted(
+            models, whole, self._loads.values(), self._look_ups, refused, self._builds
+        )
+
     def latencies(self) -> dict[str, Any]:
         """How many Predict requests took how long, for whoever asks again and takes the difference.
 
@@ -156,7 +244,7 @@ class Metrics:
             `bounds_s`, and under `models` by model version how many took at most each of them; as the last, all.
         """
         named = {ModelVersion(*key): counts for key, counts in self._versions.items() if key[0]}
-        models = {str(version): counts.latency.cumulated() for version, counts in named.items()}
+        models = {str(version): counts.histogram("latency").cumulated(SECONDS) for version, counts in named.items()}
         return {
             "bounds_s": list(SECONDS),
             "models": {name: told for name, told in models.items() if told[-1]},

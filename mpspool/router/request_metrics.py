@@ -5,10 +5,8 @@ What is counted here becomes the client library's families when somebody scrapes
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
@@ -16,6 +14,8 @@ from prometheus_client.utils import floatToGoString
 
 from mpspool.core.errors import Code, Lack
 from mpspool.core.methods import Method
+from mpspool.router import tfs_metrics as tfs
+from mpspool.router.buckets import Bounds, Buckets, together, united
 from mpspool.router.labels import VERSION, WORKER, worker_labels
 
 # fmt: off
@@ -27,54 +27,123 @@ SECONDS = (
 SIZES = tuple(float(2**power) for power in range(13))
 
 
-class Buckets:
-    """A histogram on fixed bounds."""
+# What TensorFlow Serving's metrics tell by bounds of their own, too.
+_LATENCIES = united(SECONDS, tfs.seconds(tfs.LATENCY_US))
+_QUEUED = united(SECONDS, tfs.seconds(tfs.QUEUING_US))
+_RUNS = united(SECONDS, tfs.seconds(tfs.LATENCY_US), tfs.seconds(tfs.GRAPH_RUN_US))
 
-    __slots__ = ("_bounds", "_counts", "total")
 
-    def __init__(self, bounds: tuple[float, ...]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
+class MethodCounts:
+    """What was counted of one method of a model version.
 
-    def observe(self, value: float) -> None:
-        self._counts[bisect_left(self._bounds, value)] += 1
-        self.total += value
+    Attributes:
+        codes: requests, by what they were answered.
+        answered, failed: from arrival to the answer, where that is one and where it is an error.
+        alone, joined: TensorFlow's time, of runs of one request and of those that were sent to be joined.
+    """
 
-    def cumulated(self) -> list[int]:
-        """How many were at most each bound; as the last, all."""
-        return list(accumulate(self._counts))
+    __slots__ = ("alone", "answered", "codes", "failed", "joined")
 
-    def samples(self) -> list[tuple[str, float]]:
-        """As the client library wants them."""
-        bounds = [*map(floatToGoString, self._bounds), "+Inf"]
-        return list(zip(bounds, map(float, self.cumulated()), strict=True))
+    def __init__(self) -> None:
+        self.codes: dict[Code, int] = {}
+        self.answered, self.failed = Buckets(_LATENCIES), Buckets(_LATENCIES)
+        self.alone, self.joined = Buckets(_RUNS), Buckets(_RUNS)
+
+    def add(self, other: MethodCounts) -> None:
+        """Counts what the other has as well."""
+        for code, count in other.codes.items():
+            self.codes[code] = self.codes.get(code, 0) + count
+        for name in ("answered", "failed", "alone", "joined"):
+            getattr(self, name).add(getattr(other, name))
 
 
 class VersionCounts:
-    """What was counted of one model version."""
+    """What was counted of one model version.
+
+    Attributes:
+        methods: by number; None of those that nobody has asked for.
+        lacks: for want of what requests were refused.
+        queue, joined_queue: from arrival to the last dispatch, of those that ran alone and of those sent to be joined.
+        parse, encode: a worker's time for a request, beside the run.
+        effective, waiting: a request's time as its device sees it, and the rest.
+        batch_requests, batch_rows: of each run of what was sent to be joined.
+        batch_runs: TensorFlow's time for each.
+        batch_sizes: the rows of each, padding and all.
+        paddings: how many of them were padding, by size.
+        input_rows: of each request that was sent to be joined.
+        examples: of each request that has some.
+    """
 
     __slots__ = (
         "batch_requests",
         "batch_rows",
-        "codes",
+        "batch_runs",
+        "batch_sizes",
         "effective",
         "encode",
+        "examples",
+        "input_rows",
+        "joined_queue",
         "lacks",
-        "latency",
+        "methods",
+        "paddings",
         "parse",
         "queue",
-        "run",
         "waiting",
     )
 
     def __init__(self) -> None:
-        self.codes: dict[tuple[Method, Code], int] = {}
+        self.methods: list[MethodCounts | None] = [None] * len(Method)
         self.lacks: dict[Lack, int] = {}
-        self.latency, self.queue = Buckets(SECONDS), Buckets(SECONDS)
-        self.parse, self.run, self.encode = Buckets(SECONDS), Buckets(SECONDS), Buckets(SECONDS)
+        self.queue, self.joined_queue = Buckets(_QUEUED), Buckets(_QUEUED)
+        self.parse, self.encode = Buckets(SECONDS), Buckets(SECONDS)
         self.effective, self.waiting = Buckets(SECONDS), Buckets(SECONDS)
         self.batch_requests, self.batch_rows = Buckets(SIZES), Buckets(SIZES)
+        self.batch_runs = Buckets(_RUNS)
+        self.batch_sizes, self.input_rows = Buckets(tfs.BATCH_SIZES), Buckets(tfs.BATCH_SIZES)
+        self.paddings: dict[int, Buckets] = {}
+        self.examples = Buckets(tfs.EXAMPLES)
+
+    def method(self, method: Method) -> MethodCounts:
+        """That method's own."""
+        mine = self.methods[method]
+        if mine is None:
+            mine = self.methods[method] = MethodCounts()
+        return mine
+
+    def asked(self) -> Iterator[tuple[Method, MethodCounts]]:
+        """Every method that somebody has asked for."""
+        return ((Method(number), counts) for number, counts in enumerate(self.methods) if counts is not None)
+
+    def padded(self, size: int, padding: int) -> None:
+        """Counts a run of so many rows, of which so many were padding."""
+        self.batch_sizes.observe(size)
+        found = self.paddings.get(size)
+        if found is None:
+            size = size if len(self.paddings) < tfs.MAX_SIZES else 0
+            found = self.paddings.setdefault(size, Buckets(tfs.BATCH_SIZES))
+        found.observe(padding)
+
+    def add(self, other: VersionCounts) -> None:
+        """Counts what the other has of TensorFlow Serving's metrics as well."""
+        for method, counts in other.asked():
+            self.method(method).add(counts)
+        for size, padding in other.paddings.items():
+            self.paddings.setdefault(size, Buckets(tfs.BATCH_SIZES)).add(padding)
+        for name in ("joined_queue", "batch_runs", "batch_sizes", "input_rows", "examples"):
+            getattr(self, name).add(getattr(other, name))
+
+    def histogram(self, name: str) -> Buckets:
+        """One of _HISTOGRAMS."""
+        mine = [counts for _, counts in self.asked()]
+        if name == "latency":
+            return together([one for counts in mine for one in (counts.answered, counts.failed)], _LATENCIES)
+        if name == "run":
+            return together([one for counts in mine for one in (counts.alone, counts.joined)], _RUNS)
+        if name == "queue":
+            return together([self.queue, self.joined_queue], _QUEUED)
+        found: Buckets = getattr(self, name)
+        return found
 
 
 class WorkerCounts:
@@ -135,9 +204,10 @@ class RequestCollector(Collector):
         yield from self._by_worker()
         for attribute, (name, text) in _HISTOGRAMS.items():
             family = HistogramMetricFamily(f"mpspool_{name}", text, labels=VERSION)
+            bounds = SIZES if attribute.startswith("batch_") else SECONDS
             for key, counts in self._versions.items():
-                buckets: Buckets = getattr(counts, attribute)
-                family.add_metric(_labels(*key), buckets.samples(), buckets.total)
+                buckets = counts.histogram(attribute)
+                family.add_metric(_labels(*key), _samples(buckets, bounds), buckets.total)
             yield family
 
     def _requests(self) -> Metric:
@@ -147,7 +217,7 @@ class RequestCollector(Collector):
             labels=(*VERSION, "method", "code"),
         )
         for key, counts in self._versions.items():
-            for (method, code), count in _by_api(counts.codes).items():
+            for (method, code), count in _by_api(counts).items():
                 family.add_metric((*_labels(*key), method, code.name), count)
         for (method, code, model, version), count in self._others.items():
             number = "" if version is None else str(version)
@@ -186,12 +256,19 @@ class RequestCollector(Collector):
         yield seconds
 
 
-def _by_api(codes: Mapping[tuple[Method, Code], int]) -> dict[tuple[str, Code], int]:
+def _by_api(counts: VersionCounts) -> dict[tuple[str, Code], int]:
     """REST's methods together with those of gRPC."""
     found: Counter[tuple[str, Code]] = Counter()
-    for (method, code), count in codes.items():
-        found[method.api, code] += count
+    for method, mine in counts.asked():
+        for code, count in mine.codes.items():
+            found[method.api, code] += count
     return found
+
+
+def _samples(buckets: Buckets, bounds: Bounds) -> list[tuple[str, float]]:
+    """As the client library wants them."""
+    shown = [*map(floatToGoString, bounds), "+Inf"]
+    return list(zip(shown, map(float, buckets.cumulated(bounds)), strict=True))
 
 
 def _labels(model: str, version: int) -> tuple[str, str]:
