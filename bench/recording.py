@@ -13,10 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mpspool.core.ids import ModelVersion
+from mpspool.router.buckets import Buckets
 from mpspool.router.entry import Entry
 from mpspool.router.load import Device
 from mpspool.router.queues import QueueRules
-from mpspool.router.request_metrics import SECONDS, Buckets
+from mpspool.router.request_metrics import SECONDS
 from mpspool.router.scheduler import PoolRules, Scheduler, Send
 from mpspool.router.task_log import SIZE, TaskLog
 

@@ -160,6 +160,11 @@ def main() -> None:
 )
 @click.option("--grpc-port", metavar="PORT", help="0 turns gRPC off.  [default: 8500]")
 @click.option("--rest-port", metavar="PORT", help="0 turns HTTP off.  [default: 8501]")
+@click.option(
+    "--monitoring-path",
+    metavar="PATH",
+    help='TensorFlow Serving\'s metrics by HTTP; "" for none.  [default: /monitoring/prometheus/metrics]',
+)
 @click.option("--host", metavar="ADDR", help="0.0.0.0 opens the ports to the network.  [default: 127.0.0.1]")
 @click.option(
     "--ssl-config-file",

@@ -15,6 +15,8 @@ from mpspool.core.ids import FETCH_PREFIX, escape
 from mpspool.core.rundir import write_file
 
 MAX_MESSAGE_BYTES = 2**31 - 1
+# TensorFlow Serving's.
+MONITORING_PATH = "/monitoring/prometheus/metrics"
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -312,6 +314,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
         rest_cors: REST answers let any page of a browser read them.
         allow_labels_for_unavailable: it may give a label that nobody has to a version that is not AVAILABLE.
         readiness: "any" model AVAILABLE makes /readyz answer 200, or "all" must be.
+        monitoring_path: where TensorFlow Serving's metrics are shown on the port for HTTP; "" for nowhere.
         simulated: what is a stand-in ("gpus", "cpus"), for the metrics; empty for nothing.
         tls: of the gRPC port; None for clear text.
     """
@@ -332,6 +335,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     rest_cors: bool = False
     allow_labels_for_unavailable: bool = False
     readiness: str = "any"
+    monitoring_path: str = MONITORING_PATH
     simulated: str = ""
     tls: TlsSettings | None = None
 

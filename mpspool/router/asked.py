@@ -12,6 +12,8 @@ from mpspool.router.entry import Kind
 
 # Methods whose answers to some rows go together without being read: protobuf merges messages that follow one another.
 _MERGED = frozenset({Method.CLASSIFY, Method.REGRESS})
+# Methods whose rows are tf.Examples, and can be counted.
+EXAMPLES = frozenset({Method.CLASSIFY, Method.REGRESS, Method.MULTI_INFERENCE})
 
 
 class Asked(NamedTuple):

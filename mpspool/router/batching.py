@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+
 from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.line import Line
@@ -26,6 +28,13 @@ def split(rows: int, settings: BatchingSettings) -> list[tuple[int, int]]:
         return [(start, min(start + most, rows)) for start in range(0, rows, most)]
     parts = -(-rows // most)
     return [(rows * part // parts, rows * (part + 1) // parts) for part in range(parts)]
+
+
+def padding_of(rows: int, settings: BatchingSettings) -> int:
+    """How many rows a run of so many lacks to the next size allowed; 0 where it is larger than all."""
+    allowed = settings.allowed_batch_sizes
+    place = bisect_left(allowed, rows)
+    return allowed[place] - rows if place < len(allowed) else 0
 
 
 def fills(rows: int, settings: BatchingSettings) -> bool:

@@ -27,8 +27,8 @@ from mpspool.core.settings import BatchingSettings, QueueSettings, RouterSetting
 from mpspool.core.states import DomainState, VersionPhase, WorkerState
 from mpspool.router import rules
 from mpspool.router.arrivals import Arrivals
-from mpspool.router.asked import Asked
-from mpspool.router.batching import split
+from mpspool.router.asked import EXAMPLES, Asked, rows_of
+from mpspool.router.batching import padding_of, split
 from mpspool.router.capture import Capture
 from mpspool.router.entry import Entry
 from mpspool.router.fault_domains import FaultDomains
@@ -53,6 +53,8 @@ _TIMER_NS = 1_000_000
 _NOBODYS = ModelVersion("", 0)
 # Versions that are not served any more whose counts are told on, so that they are seen once more.
 _GONE_VERSIONS = 5
+# Of a worker that has promised nothing yet.
+_STARTING = frozenset({WorkerState.STARTING, WorkerState.LOADING, WorkerState.WARMING})
 # The pool tells how the GPUs fare once a second.
 _DEVICES_S = 10.0
 
@@ -73,12 +75,14 @@ class _Pending(Entry):
 
     Attributes:
         named: it asks for one version, and no other.
+        examples: it has so many; 0 where it has none, or they are not counted.
         kept_bytes: of the answer to some rows, which waits for the others.
     """
 
     future: asyncio.Future[bytes] = field(kw_only=True)
     named: bool = field(kw_only=True)
     admission: Admission = field(kw_only=True)
+    examples: int = 0
     outcome: messages.Outcome | None = None
     effective_s: float = 0.0
     kept_bytes: int = 0
@@ -106,9 +110,18 @@ class Recorder(Protocol):
         queue_s: float,
         outcome: messages.Outcome | None,
         effective_s: float = 0.0,
+        rows: int = 0,
     ) -> None: ...
 
-    def batch(self, model: str, version: int, requests: int, rows: int) -> None: ...
+    def batch(
+        self, model: str, version: int, requests: int, rows: int, padding: int = 0, run_s: float = 0.0
+    ) -> None: ...
+
+    def examples(self, model: str, version: int, count: int) -> None: ...
+
+    def loaded(self, model: str, version: int, report: messages.LoadReport) -> None: ...
+
+    def not_loaded(self, model: str, version: int, path: str) -> None: ...
 
     def lacked(self, model: str, version: int, lack: Lack) -> None: ...
 
@@ -208,6 +221,8 @@ class Dataplane:
         first = self._entry(asked, body, deadline_ns, admission, head)
         for recording in self._recordings:
             recording.arrived(first, admission, head.peer)
+        if asked.method in EXAMPLES:
+            first.examples = rows_of(asked.method, body)
         batching = self._scheduler.batching(first.model)
         if batching is not None:
             first.rows, first.kind = asked.rows(body, first.signature, batching)
@@ -330,7 +345,10 @@ class Dataplane:
             raise PoolError(Code.INTERNAL, text) from error
         last = max(parts, key=lambda part: part.sent_ns)
         whole.sent_ns = last.sent_ns
-        self._count(whole, "", Code.OK, last.outcome, sum(part.effective_s for part in parts))
+        effective_s = sum(part.effective_s for part in parts)
+        self._count(whole, "", Code.OK, last.outcome, effective_s, whole.rows)
+        if whole.examples:
+            self._recorder.examples(whole.model.name, whole.model.version, whole.examples)
         return answer
 
     def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
@@ -615,6 +633,7 @@ class Dataplane:
             self._on_failed(worker)
         if worker.state is WorkerState.READY:
             self._models.get(model).signatures = hello.signatures
+            self._recorder.loaded(model.name, model.version, hello.loaded)
             self._scheduler.join(worker.name, model, hello.credits, worker.id.device, worker.domain)
             if self._domains.refuses(worker.domain):
                 self._scheduler.leave(worker.name)
@@ -668,8 +687,8 @@ class Dataplane:
         worker.busy_us += result.busy_us
         model = worker.id.model_version
         costs = self._scheduler.costs
-        for requests, rows in result.runs:
-            self._recorder.batch(model.name, model.version, requests, rows)
+        if result.runs:
+            self._count_runs(model, result)
         joined = batch.together and not result.apart
         # What only failed costs what errors do, and its signature may be made up.
         if joined and any(outcome.code == Code.OK for outcome in result.outcomes):
@@ -682,13 +701,29 @@ class Dataplane:
                 costs.observe(model, entry.signature, entry.size, took_us)
             if not entry.over:
                 charged_us = result.busy_us if len(result.runs) == 1 else took_us
-                self._answer(entry, worker, outcome, body, charged_us * batch.alone / 1e6)
+                effective_s = charged_us * batch.alone / 1e6
+                self._answer(entry, worker, outcome, body, effective_s, together=batch.together)
         if result.apart and self._scheduler.keep_apart(batch.entries[0]):
             logger.info("requests are not joined", model=str(model), signature=batch.entries[0].signature)
         self._pump_soon()
 
+    def _count_runs(self, model: ModelVersion, result: messages.Result) -> None:
+        """Of what was sent to be joined. All requests of one run say its time."""
+        settings = None if result.apart else self._scheduler.batching(model)
+        run_s = sum({outcome.run_us for outcome in result.outcomes}) / len(result.runs) / 1e6
+        for requests, rows in result.runs:
+            padding = padding_of(rows, settings) if settings is not None else 0
+            self._recorder.batch(model.name, model.version, requests, rows, padding, run_s)
+
     def _answer(
-        self, entry: Entry, worker: Worker, outcome: messages.Outcome, body: bytes, effective_s: float
+        self,
+        entry: Entry,
+        worker: Worker,
+        outcome: messages.Outcome,
+        body: bytes,
+        effective_s: float,
+        *,
+        together: bool,
     ) -> None:
         assert isinstance(entry, _Pending)
         code = Code(outcome.code)
@@ -697,7 +732,10 @@ class Dataplane:
                 capture.answered(entry.model, entry.method, entry.body)
         self._scheduler.answered(entry, ran=code is not Code.DEADLINE_EXCEEDED)
         if entry.part is None:
-            self._count(entry, str(worker.id), code, outcome, effective_s)
+            rows = entry.rows if together else 0
+            self._count(entry, str(worker.id), code, outcome, effective_s, rows)
+            if entry.examples and code is Code.OK:
+                self._recorder.examples(entry.model.name, entry.model.version, entry.examples)
         entry.outcome, entry.effective_s = outcome, effective_s
         if entry.future.done():
             return  # cancelled, and its task has not run yet
@@ -718,6 +756,9 @@ class Dataplane:
     def _on_lost(self, worker: Worker, why: str, blame: Blame) -> None:
         """Runs its requests elsewhere; what it was running is a suspect where it may be the cause."""
         held = self._scheduler.in_flight(worker.name)
+        model = worker.id.model_version
+        if worker.state in _STARTING and self._is_wanted(model):
+            self._recorder.not_loaded(model.name, model.version, worker.path)
         if worker.state is WorkerState.DRAINING and not held:
             logger.info("worker left", worker=worker.name, pid=worker.pid)
         else:
@@ -726,8 +767,12 @@ class Dataplane:
                 self._domains.died(worker.domain, self._loop.time())
                 self._see_suspects()
         self._refuse(self._scheduler.lost(worker.name, worker.running(), time.monotonic_ns(), blame))
-        self._recount(worker.id.model_version)
+        self._recount(model)
         self._pump_soon()
+
+    def _is_wanted(self, model: ModelVersion) -> bool:
+        """Whether a worker of it that ends as it starts fails: others are told to."""
+        return not self.draining and self._models.has(model) and not self._models.get(model).leaves
 
     # -- doing ------------------------------------------------------------------------------------
 
@@ -804,12 +849,22 @@ class Dataplane:
         code: Code,
         outcome: messages.Outcome | None,
         effective_s: float = 0.0,
+        rows: int = 0,
     ) -> None:
         total_s = (time.monotonic_ns() - entry.arrived_ns) / 1e9
         queue_s = (entry.sent_ns - entry.arrived_ns) / 1e9 if entry.sent_ns else total_s
         model = entry.model
         self._recorder.finished(
-            entry.method, model.name, model.version, worker, code, total_s, queue_s, outcome, effective_s
+            entry.method,
+            model.name,
+            model.version,
+            worker,
+            code,
+            total_s,
+            queue_s,
+            outcome,
+            effective_s,
+            rows,
         )
 
     def _recount(self, model: ModelVersion) -> None:

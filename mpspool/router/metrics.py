@@ -233,9 +233,7 @@ class Metrics:
         for (method, code, model, _), count in self._others.items():
             if not model:
                 refused[method, code] += count
-        return tfs_metrics.Counted(
-            models, whole, self._loads.values(), self._look_ups, refused, self._builds
-        )
+        return tfs_metrics.Counted(models, whole, self._loads.values(), self._look_ups, refused, self._builds)
 
     def latencies(self) -> dict[str, Any]:
         """How many Predict requests took how long, for whoever asks again and takes the difference.
@@ -244,7 +242,9 @@ class Metrics:
             `bounds_s`, and under `models` by model version how many took at most each of them; as the last, all.
         """
         named = {ModelVersion(*key): counts for key, counts in self._versions.items() if key[0]}
-        models = {str(version): counts.histogram("latency").cumulated(SECONDS) for version, counts in named.items()}
+        models = {
+            str(version): counts.histogram("latency").cumulated(SECONDS) for version, counts in named.items()
+        }
         return {
             "bounds_s": list(SECONDS),
             "models": {name: told for name, told in models.items() if told[-1]},

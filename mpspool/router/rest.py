@@ -1,4 +1,4 @@
-"""HTTP: TensorFlow Serving's REST API, and /healthz, /readyz and /metrics for those who operate the pool."""
+"""HTTP: TensorFlow Serving's REST API and page of metrics; /healthz, /readyz and /metrics for those who operate the pool."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ class Exposition(Recorder, Protocol):
 
     async def measure(self) -> None: ...
 
+    def monitoring(self) -> tuple[bytes, str]:
+        """TensorFlow Serving's page and ours after it: text and content type."""
+
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """Text and content type, for an Accept header."""
 
@@ -44,6 +47,7 @@ class RestFront:
         self._metrics = metrics
         self._host = settings.host
         self._api = RestApi(dataplane, settings, metrics)
+        self._monitoring_path = settings.monitoring_path
         self._runner = web.AppRunner(
             self._app(),
             access_log=None,
@@ -54,7 +58,8 @@ class RestFront:
         self.port = settings.rest_port
 
     def configure(self, settings: RouterSettings) -> None:
-        """Takes other limits while it serves."""
+        """Takes other limits, and another path for TensorFlow Serving's metrics, while it serves."""
+        self._monitoring_path = settings.monitoring_path
         self._api.configure(settings)
 
     async def start(self) -> None:
@@ -73,7 +78,7 @@ class RestFront:
         await self._runner.cleanup()
 
     def _app(self) -> web.Application:
-        app = web.Application(middlewares=[_errors_as_json])
+        app = web.Application(middlewares=[self._monitoring, _errors_as_json])
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._render_metrics)
@@ -94,6 +99,15 @@ class RestFront:
     async def _render_metrics(self, request: web.Request) -> web.Response:
         await self._metrics.measure()
         body, content_type = self._metrics.exposition(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
+
+    @web.middleware
+    async def _monitoring(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Answers at a path that can change, and may be that of our own metrics."""
+        if request.path != self._monitoring_path or request.method not in ("GET", "HEAD"):
+            return await handler(request)
+        await self._metrics.measure()
+        body, content_type = self._metrics.monitoring()
         return web.Response(body=body, headers={"Content-Type": content_type})
 
 

@@ -49,7 +49,10 @@ class Family(NamedTuple):
 _SERVING, _BATCHING = ":tensorflow:serving:", ":tensorflow:serving:batching_session:"
 _CORE, _LOADER = ":tensorflow:core:", ":tensorflow:cc:saved_model:"
 LOAD_ATTEMPTS = Family(
-    f"{_LOADER}load_attempt_count", "counter", ("model_path", "status"), "Loads of a version, one for each worker."
+    f"{_LOADER}load_attempt_count",
+    "counter",
+    ("model_path", "status"),
+    "Loads of a version, one for each worker.",
 )
 LOAD_LATENCY = Family(
     f"{_LOADER}load_latency", "counter", ("model_path",), "Microseconds that those took which succeeded."
@@ -66,7 +69,10 @@ INPUT_BATCH_SIZE = Family(
     f"{_BATCHING}input_batch_size", "histogram", (), "Rows of each request that was sent to be joined."
 )
 PADDING_SIZE = Family(
-    f"{_BATCHING}padding_size", "histogram", ("execution_batch_size",), "Rows of padding, by the rows of the run."
+    f"{_BATCHING}padding_size",
+    "histogram",
+    ("execution_batch_size",),
+    "Rows of padding, by the rows of the run.",
 )
 PROCESSED_BATCH_SIZE = Family(
     f"{_BATCHING}processed_batch_size", "histogram", (), "Rows of each run, padding and all."
@@ -85,16 +91,28 @@ WARMUP_LATENCY = Family(
     "Microseconds of a warm-up by recorded requests, one for each worker.",
 )
 WARMUP_RECORDS = Family(
-    f"{_SERVING}model_warmup_records_read", "counter", ("model_path", "status"), "Recorded requests that those ran."
+    f"{_SERVING}model_warmup_records_read",
+    "counter",
+    ("model_path", "status"),
+    "Recorded requests that those ran.",
 )
 REQUEST_COUNT = Family(
-    f"{_SERVING}request_count", "counter", ("model_name", "status"), "Requests answered, but for MultiInference."
+    f"{_SERVING}request_count",
+    "counter",
+    ("model_name", "status"),
+    "Requests answered, but for MultiInference.",
 )
 EXAMPLES_TOTAL = Family(
-    f"{_SERVING}request_example_count_total", "counter", ("model",), "Examples of requests that were answered."
+    f"{_SERVING}request_example_count_total",
+    "counter",
+    ("model",),
+    "Examples of requests that were answered.",
 )
 EXAMPLE_COUNTS = Family(
-    f"{_SERVING}request_example_counts", "histogram", ("model",), "Examples of each request that was answered."
+    f"{_SERVING}request_example_counts",
+    "histogram",
+    ("model",),
+    "Examples of each request that was answered.",
 )
 REQUEST_LATENCY = Family(
     f"{_SERVING}request_latency",

@@ -41,6 +41,7 @@ class Worker:
     Attributes:
         identity: its address on the link, one for each generation of a slot.
         inbox: where long bodies go that it is sent; None where it cannot be opened.
+        path: of its version's folder.
         engine: what runs its model, known once it is READY.
         weights: where its variables lie, known once it is READY.
         served: requests that it answered.
@@ -58,6 +59,7 @@ class Worker:
     progress: ProgressReader
     inbox: InboxWriter | None = None
     state: WorkerState = WorkerState.STARTING
+    path: str = ""
     engine: str = ""
     weights: WeightsReport = field(default_factory=WeightsReport)
     served: int = 0
@@ -197,6 +199,7 @@ class Workers:
         worker = Worker(
             *(identity, worker_id, hello.generation, hello.pid, pidfd, progress, _inbox(hello)),
             domain=hello.domain,
+            path=hello.loaded.path,
         )
         self._workers[identity] = worker
         self._loop.add_reader(pidfd, self._on_death, worker)

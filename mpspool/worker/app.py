@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mpspool.core import log, messages, process
 from mpspool.core.ids import ModelVersion, WorkerId
-from mpspool.core.messages import Dispatch, Hello
+from mpspool.core.messages import Dispatch, Hello, LoadReport
 from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import WorkerSettings
@@ -68,6 +68,7 @@ class Worker:
             credits=config.credits,
             progress=str(progress),
             domain=config.slot.device if config.slot.mps_pipe else "",
+            loaded=LoadReport(path=config.model.path),
         )
         self._link = Link(run_dir.router_socket, hello, self._run)
         self._runner: Runner | None = None
@@ -102,6 +103,7 @@ class Worker:
     def _load(self) -> None:
         with without_keras():
             from mpspool.worker import warmup
+            from mpspool.worker.engine.compiled import COMPILED
             from mpspool.worker.engine.load import load
             from mpspool.worker.weights.attach import attach, checked
             from mpspool.worker.weights.memory import private_bytes
@@ -120,10 +122,12 @@ class Worker:
             self._to(WorkerState.WARMING)
             others = Path(self._config.model.warmup) if self._config.model.warmup else None
             iterations = self._config.model.warmup_iterations
-            warm = warmup.warm_up(engine, self._model, path, others, iterations) > 0
+            calls = warmup.warm_up(engine, self._model, path, others, iterations)
+            recorded = warmup.recorded_requests(path, others) is not None
+            warmed = time.monotonic()
         device.require_mps(self._config)
         self._runner = Runner(Predictor(engine, self._model), self._config.model.batching, self._progress)
-        weights = checked(engine.weights(), before_bytes, path, warm=warm)
+        weights = checked(engine.weights(), before_bytes, path, warm=calls > 0)
         logger.info(
             "ready",
             engine=engine.name,
@@ -136,7 +140,15 @@ class Worker:
         gc.freeze()
         self._yields = not process.set_session_nice(0)
         self._state.to(WorkerState.READY, "warm")
-        self._link.announce(WorkerState.READY, engine.name, engine.signature_def_map, weights)
+        report = LoadReport(
+            path=str(path),
+            load_us=round((loaded - start) * 1e6),
+            warmup_us=round((warmed - loaded) * 1e6),
+            warmup_records=calls if recorded else 0,
+            graphs=COMPILED.count,
+            graphs_us=COMPILED.total_us,
+        )
+        self._link.announce(WorkerState.READY, engine.name, engine.signature_def_map, weights, report)
 
     def _on_device(self, engine: Engine) -> Engine:
         """The engine, of whose calls the failures of its device are told apart."""

@@ -14,7 +14,7 @@ import zmq
 
 from mpspool.core import log, messages
 from mpspool.core.inbox import Inbox, Place
-from mpspool.core.messages import Dispatch, Hello, Outcome
+from mpspool.core.messages import Dispatch, Hello, LoadReport, Outcome
 from mpspool.core.states import WorkerState
 from mpspool.core.weights import WeightsReport
 
@@ -83,6 +83,7 @@ class Link:
         engine: str = "",
         signatures: bytes = b"",
         weights: WeightsReport | None = None,
+        loaded: LoadReport | None = None,
         *,
         failed: str = "",
     ) -> None:
@@ -93,6 +94,7 @@ class Link:
             state=state.value,
             engine=engine,
             weights=weights or WeightsReport(),
+            loaded=loaded or self._hello.loaded,
             failed=failed,
         )
         self._signatures = signatures

@@ -46,15 +46,20 @@ def warm_up(
     if not iterations:
         return 0
     start = time.monotonic()
-    requests = path / REQUESTS_FILE
-    if not requests.exists() and others is not None and others.exists():
-        requests = others
-    if requests.exists():
+    requests = recorded_requests(path, others)
+    if requests is not None:
         count = _replay(Predictor(engine, model), requests, iterations)
     else:
         count = sum(_synthetic_call(engine, signature) for signature in engine.signatures.values())
-    logger.info("warm", recorded=requests.exists(), calls=count, seconds=round(time.monotonic() - start, 3))
+    logger.info(
+        "warm", recorded=requests is not None, calls=count, seconds=round(time.monotonic() - start, 3)
+    )
     return count
+
+
+def recorded_requests(path: Path, others: Path | None = None) -> Path | None:
+    """The file that warm_up() would take them from; None where there is none."""
+    return next((file for file in (path / REQUESTS_FILE, others) if file is not None and file.exists()), None)
 
 
 def _replay(predictor: Predictor, path: Path, iterations: int) -> int:

@@ -18,7 +18,7 @@ from pydantic_core import ErrorDetails
 
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import default_run_dir
-from mpspool.core.settings import MAX_MESSAGE_BYTES, VersionPolicy
+from mpspool.core.settings import MAX_MESSAGE_BYTES, MONITORING_PATH, VersionPolicy
 from mpspool.supervisor.config.batching import BatchingConfig, ModelBatching, as_asked_for, as_batching
 from mpspool.supervisor.config.batching_file import BatchingFileError, read_batching_file
 from mpspool.supervisor.config.environment import (
@@ -65,6 +65,7 @@ from mpspool.supervisor.config.sections import (
 from mpspool.supervisor.config.values import (
     Cpusets,
     Gpus,
+    MonitoringPath,
     Name,
     Port,
     Seconds,
@@ -241,6 +242,8 @@ class PoolConfig(Placement):
     Serving's allow_version_labels_for_unavailable_models."""
     readiness: Literal["any", "all"] = "any"
     """/readyz answers 200 when any model is AVAILABLE, or only when all are."""
+    monitoring_path: MonitoringPath = MONITORING_PATH
+    """Where TensorFlow Serving's metrics, by its names, are shown on the port for HTTP, ours after them; "" for nowhere."""
     grace_s: Seconds = 30.0
     """Seconds a drain may take before what is left is ended."""
     weights: WeightsConfig = WeightsConfig()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
@@ -14,6 +15,9 @@ from mpspool.supervisor.version_folders import MAX_VERSION
 
 # A name, escaped, is part of file names, which end at 255 bytes.
 _MAX_NAME_BYTES = 180
+# Of a URL, as it arrives: nothing that is escaped, and no query.
+_PATH = re.compile(r"/[A-Za-z0-9._~:@!$&()*+,;=/-]*")
+_OUR_PATHS = ("/healthz", "/readyz", "/metrics", "/v1")
 
 
 class Section(BaseModel):
@@ -88,6 +92,19 @@ def _is_whole(number: Any, least: int) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= least
 
 
+def _read_monitoring_path(value: str) -> str:
+    if not value:
+        return value
+    if value != "/metrics" and (value.rstrip("/") in _OUR_PATHS or value.startswith("/v1/")):
+        raise ValueError("something else is there already; take another path, or /metrics to have both there")
+    if not _PATH.fullmatch(value):
+        raise ValueError(
+            'must begin with "/" and have letters, digits and -._~:@!$&()*+,;=/ only, as /monitoring/prometheus/metrics; or be "" '
+            "for no such page"
+        )
+    return value
+
+
 def on_off(value: object) -> object:
     """YAML reads a bare on or off as a boolean."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
@@ -97,6 +114,7 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+MonitoringPath = Annotated[str, AfterValidator(_read_monitoring_path)]
 Gpus = Annotated[
     Literal["all", "none", "auto"] | tuple[int, ...],
     PlainValidator(_read_gpus, json_schema_input_type=list[int] | str),

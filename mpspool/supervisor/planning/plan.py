@@ -457,6 +457,7 @@ def to_settings(
         rest_cors=config.rest_cors,
         allow_labels_for_unavailable=config.allow_labels_for_unavailable,
         readiness=config.readiness,
+        monitoring_path=config.monitoring_path,
         simulated=planned.simulated,
         tls=tls,
     )

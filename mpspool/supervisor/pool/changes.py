@@ -47,6 +47,7 @@ _ROUTER = (
     "allow_labels_for_unavailable",
     "readiness",
     "tls",
+    "monitoring_path",
 )
 # Of a model: what the router and the pool process go by, what its workers do, and what its weights are published with.
 _TOLD = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,7 @@ from tensorflow.core.protobuf import config_pb2
 from mpspool.core.errors import PoolError
 from mpspool.core.weights import WeightsReport
 from mpspool.worker.engine.base import Array, Signature
+from mpspool.worker.engine.compiled import COMPILED
 from mpspool.worker.engine.failure import pool_error
 from mpspool.worker.engine.saved_model import Signatures, read_meta_graph
 from mpspool.worker.engine.uninitialised import uninitialised
@@ -185,6 +187,7 @@ class SessionEngine:
         return _CallAll(tuple(feeds), run, places)
 
     def _callable(self, feeds: list[str], fetches: list[str]) -> Callable[..., list[Any]]:
+        start_ns = time.perf_counter_ns()
         options = config_pb2.CallableOptions(feed=feeds, fetch=fetches, run_options=self._options)
         try:
             # Private, and ten times as fast as the public call.
@@ -193,6 +196,8 @@ class SessionEngine:
             made: Callable[..., list[Any]] = self._session.make_callable(fetches, feeds)
         else:
             made = make(options)
+        COMPILED.count += 1
+        COMPILED.total_us += (time.perf_counter_ns() - start_ns) // 1000
         return made
 
 
