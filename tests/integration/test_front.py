@@ -541,6 +541,26 @@ def test_metrics_are_served_in_both_formats(fronts: Fronts) -> None:
     assert text.endswith("# EOF\n")
 
 
+def test_tensorflow_serving_s_metrics_are_at_its_path(fronts: Fronts) -> None:
+    """As text whatever is asked for, with ours after them; the path can change, be that of ours, or be none."""
+    path = "/monitoring/prometheus/metrics"
+    status, text, headers = fronts.get(path, Accept="application/openmetrics-text; version=1.0.0")
+    assert status == 200
+    assert headers["Content-Type"].startswith("text/plain; version=")
+    assert text.startswith("# HELP :tensorflow:")
+    assert 'mpspool_queued_requests{model="half",version="3"} 7.0' in text
+    assert fronts.get(path, "HEAD")[:2] == (200, "")
+    assert fronts.get(path, "POST")[0] == 404
+    assert ":tensorflow:" not in fronts.get("/metrics")[1]
+    for changed, found in (("/metrics", "/metrics"), ("/a/b", "/a/b"), ("", "")):
+        settings = RouterSettings(run_dir="", host="", grpc_port=0, rest_port=0, monitoring_path=changed)
+        fronts.loop.call_soon_threadsafe(fronts.rest.configure, settings)
+        until(lambda: (":tensorflow:" in fronts.get("/metrics")[1]) == (changed == "/metrics"))  # noqa: B023
+        shown = [one for one in ("/metrics", "/a/b", path) if ":tensorflow:" in fronts.get(one)[1]]
+        assert shown == [found] * bool(found)
+    assert fronts.get("/healthz")[:2] == (200, "ok\n")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [

@@ -585,6 +585,39 @@ def written(default: object) -> str:
     return str(default) or '""'
 
 
+@pytest.mark.parametrize(
+    "path", ["", "/", "/metrics", "/monitoring/prometheus/metrics", "/a/b-c_d.e/~f", "/v1x"]
+)
+def test_where_tensorflow_serving_s_metrics_may_be(tmp_path: Path, path: str) -> None:
+    """Any path of a URL that is not another's; none; and that of our own metrics, which it then has, too."""
+    file = write(tmp_path, yaml.safe_dump({"models": {"half": "a"}, "monitoring_path": path}))
+    assert load_config(file, {}, {}).monitoring_path == path
+
+
+@pytest.mark.parametrize(
+    ("path", "remedy"),
+    [
+        ("/healthz", "take another path"),
+        ("/readyz", "take another path"),
+        ("/metrics/", "take another path"),
+        ("/v1", "take another path"),
+        ("/v1/models/half", "take another path"),
+        ("metrics", 'must begin with "/"'),
+        ("/a b", "letters, digits"),
+        ("/a?b", "letters, digits"),
+        ("/%41", "letters, digits"),
+        ("/{model}", "letters, digits"),
+        ("/a\n", "letters, digits"),
+        ("/\u00e4", "letters, digits"),
+    ],
+)
+def test_where_they_may_not(tmp_path: Path, path: str, remedy: str) -> None:
+    """What is there already, and what is no path: with the key and what to do."""
+    file = write(tmp_path, yaml.safe_dump({"models": {"half": "a"}, "monitoring_path": path}))
+    with pytest.raises(StartError, match=f"monitoring_path.*{remedy}"):
+        load_config(file, {}, {})
+
+
 def test_every_key_is_documented() -> None:
     """docs/configuration.md has each key, and no other, with its default, flag and variable."""
     lines = (ROOT / "docs" / "configuration.md").read_text().splitlines()

@@ -21,12 +21,13 @@ from structlog.testing import capture_logs
 from mpspool.core import messages, tfs
 from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.ids import ModelVersion
-from mpspool.core.messages import Dispatch, Hello, Outcome, Result
+from mpspool.core.messages import Dispatch, Hello, LoadReport, Outcome, Result
+from mpspool.core.methods import Method
 from mpspool.core.progress import ProgressWriter
 from mpspool.core.settings import RouterSettings, SchedulingSettings
 from mpspool.core.states import WorkerState
 from mpspool.router.app import Control
-from mpspool.router.asked import PREDICT
+from mpspool.router.asked import PREDICT, Asked
 from mpspool.router.dataplane import Dataplane, _gone
 from mpspool.router.entry import Entry
 from mpspool.router.http2.headers import RequestHead
@@ -110,6 +111,7 @@ class Scene:
             str(page),
             inbox,
             signatures=signatures,
+            loaded=LoadReport("/models/m/1", 7 if state == "READY" else 0),
         )
         self.link.receive(identity, hello, [])
         return identity
@@ -725,6 +727,91 @@ def test_a_request_that_the_queue_has_no_room_for_is_counted_so(tmp_path: Path) 
             await scene.ask()
         assert scene.recorder.codes == [Code.UNAVAILABLE]
         assert scene.recorder.lacks == [Lack.REQUESTS]
+
+    play(tmp_path, story)
+
+
+def test_what_was_joined_is_counted_as_such(tmp_path: Path) -> None:
+    """Each request with its rows, and their one run with its padding and its time; what cannot be joined has no rows."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([batching_model(max_batch_size=8, allowed_batch_sizes=[4, 8])], {})
+        asked = [scene.ask(body=rows_request(rows)) for rows in (2, 3)]
+        await settle()
+        worker = scene.hello(0)
+        await settle()
+        (dispatch,) = scene.link.dispatches(worker)
+        scene.answer(worker, dispatch, run_us=4_000, runs=[(2, 5)])
+        await asyncio.gather(*asked)
+        assert scene.recorder.joined_rows == [2, 3]
+        assert scene.recorder.batches == [(2, 5)]
+        assert scene.recorder.paddings == [3]
+        assert scene.recorder.run_s == [0.004]
+        last = scene.ask(body=rows_request(2))
+        await settle()
+        scene.answer(worker, scene.link.dispatches(worker)[-1], run_us=6_000, runs=[(1, 2)], apart=True)
+        await last
+        assert scene.recorder.paddings == [3, 0]
+        alone = scene.ask(body=rows_request(2))
+        await settle()
+        scene.answer(worker, scene.link.dispatches(worker)[-1])
+        await alone
+        assert scene.recorder.joined_rows == [2, 3, 2, 0]
+        assert len(scene.recorder.batches) == 2
+
+    play(tmp_path, story)
+
+
+def test_loads_are_counted(tmp_path: Path) -> None:
+    """A worker's once, as it gets READY, and as failed where it ends before; not where nobody wants its version any more."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([MODEL], {})
+        for state in ("STARTING", "LOADING", "READY"):
+            good = scene.hello(0, state)
+        assert scene.hello(0) == good
+        bad = scene.hello(1, "LOADING")
+        unwanted = scene.hello(2, "LOADING")
+
+        def lose(identity: bytes) -> None:
+            worker = scene.dataplane._workers.get(identity)
+            assert worker is not None
+            scene.dataplane._workers.lose(worker, "died")
+
+        lose(bad)
+        scene.dataplane.want([{**MODEL, "phase": "LEAVING"}], {})
+        lose(unwanted)
+        lose(good)
+        assert scene.recorder.loads == [("m", 1, LoadReport("/models/m/1", 7))]
+        assert scene.recorder.failed_loads == [("m", 1, "/models/m/1")]
+
+    play(tmp_path, story)
+
+
+def test_examples_are_counted_once_they_are_answered(tmp_path: Path) -> None:
+    """Of a request of Classify; not of one that fails, and none of Predict."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([MODEL], {})
+        worker = scene.hello(0)
+        request = tfs.ClassificationRequest()
+        request.model_spec.name = "m"
+        for _ in range(3):
+            request.input.example_list.examples.add()
+        body = request.SerializeToString()
+        for asked, code in (
+            (Asked(Method.CLASSIFY), Code.OK),
+            (Asked(Method.CLASSIFY), Code.INTERNAL),
+            (PREDICT, Code.OK),
+        ):
+            head = RequestHead(metadata={}, peer="127.0.0.1:4711")
+            admission = scene.dataplane.admit(asked, len(body), body, head)
+            call = asyncio.create_task(scene.dataplane.call(asked, body, 0, admission, head))
+            await settle()
+            scene.answer(worker, scene.link.dispatches(worker)[-1], code)
+            await asyncio.gather(call, return_exceptions=True)
+        assert scene.recorder.codes == [Code.OK, Code.INTERNAL, Code.OK]
+        assert scene.recorder.example_counts == [3]
 
     play(tmp_path, story)
 
