@@ -51,6 +51,8 @@ class Recorder(Protocol):
 
     def answered(self, method: str, code: Code, model: str = "", version: int | None = None) -> None: ...
 
+    def looked_up(self, model: str, code: Code, total_s: float) -> None: ...
+
 
 class Head:
     """What a request says of itself besides its body.
@@ -113,12 +115,15 @@ class RestApi:
     def _known(self, asked: Wanted) -> bytes:
         """Status or metadata. Raises PoolError, counted."""
         method = "GetModelMetadata" if asked.metadata else "GetModelStatus"
+        start = time.monotonic()
         try:
             found, version = self._metadata(asked.model) if asked.metadata else self._status(asked.model)
         except PoolError as error:
             self._metrics.answered(method, error.code)
+            self._metrics.looked_up("", error.code, time.monotonic() - start)
             raise
         self._metrics.answered(method, Code.OK, asked.model.name, version)
+        self._metrics.looked_up(asked.model.name, Code.OK, time.monotonic() - start)
         return orjson.dumps(found, option=orjson.OPT_INDENT_2)
 
     def _status(self, model: ModelSpecPeek) -> tuple[dict[str, Any], int | None]:
