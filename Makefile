@@ -9,7 +9,7 @@ DEMO := demo
 CUDA ?= $(shell { ls /dev/nvidia[0-9]* || nvidia-smi -L; } >/dev/null 2>&1 && echo 1)
 GPU := $(if $(filter 1,$(CUDA)),$(VENV)/.cuda)
 
-.PHONY: serve test test-conformance test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler openssl openssl
+.PHONY: serve test test-conformance test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler openssl prometheus
 
 serve: $(VENV)/.runtime $(GPU) $(DEMO)/half_plus_two
 	@exec $(BIN)/mpspool start --model half_plus_two=$(DEMO)/half_plus_two
@@ -23,7 +23,8 @@ PYTEST := $(BIN)/python -m pytest
 UNLOADED := tests/chaos/test_slow_starts.py
 VERSIONS := tests/chaos/test_versions.py tests/chaos/test_many_versions.py tests/chaos/test_remote_versions.py \
 	tests/chaos/test_reload.py tests/integration/test_remote.py
-DROP_IN := tests/integration/test_tensorflow_model_server.py tests/integration/test_tls.py
+DROP_IN := tests/integration/test_tensorflow_model_server.py tests/integration/test_tls.py \
+	tests/integration/test_prometheus.py
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
 test: $(VENV)/.dev $(GPU) compiler openssl
@@ -31,7 +32,7 @@ test: $(VENV)/.dev $(GPU) compiler openssl
 	$(PYTEST) tests/gpu
 
 # TensorFlow Serving's API, command line and files, and bytes of any kind.
-test-conformance: $(VENV)/.dev $(GPU) compiler openssl
+test-conformance: $(VENV)/.dev $(GPU) compiler openssl prometheus
 	$(PYTEST) $(PARALLEL) tests/conformance tests/fuzz $(DROP_IN)
 
 # What dies, hangs or floods under load.
@@ -117,6 +118,14 @@ openssl:
 	@command -v openssl >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
 		&& apt-get install -y -qq openssl; } || { echo "the tests make certificates by the openssl program, and there is none:" \
 		"install it (apt-get install openssl), then run make $(MAKECMDGOALS) again" >&2; exit 1; }
+
+# The package would have a server of its own run on this machine: ours are the tests'.
+prometheus:
+	@{ command -v prometheus && command -v promtool; } >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null \
+		&& apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus \
+		&& { systemctl disable --quiet --now prometheus 2>/dev/null || true; }; } || { echo "a test has a real Prometheus" \
+		"scrape a pool, and there are no prometheus and promtool: install them (apt-get install prometheus, dnf install" \
+		"golang-github-prometheus, or https://prometheus.io/download), then run make $(MAKECMDGOALS) again" >&2; exit 1; }
 
 clean:
 	rm -rf $(VENV) $(DEMO) .cache

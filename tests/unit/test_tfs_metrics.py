@@ -14,6 +14,7 @@ from mpspool.core.settings import RouterSettings
 from mpspool.router import tfs_metrics
 from mpspool.router.metrics import Metrics
 from mpspool.router.tfs_metrics import MAX_SIZES
+from tests.pool import ROOT
 from tests.serving_metrics import BOUNDS, DASHBOARD, LEFT_OUT, SERVED
 
 SERVING, BATCHING, CORE = ":tensorflow:serving:", ":tensorflow:serving:batching_session:", ":tensorflow:core:"
@@ -102,6 +103,18 @@ def test_what_a_public_dashboard_asks_for_is_there(busy: Metrics) -> None:
         mine = [dict(pairs) for known, pairs in found if known == name]
         assert mine, name
         assert all(set(labels) <= set(pairs) for pairs in mine)
+
+
+def test_every_metric_is_documented() -> None:
+    """docs/metrics.md has each that is shown with its labels, and each of TensorFlow Serving's own that is left out."""
+    lines = (ROOT / "docs" / "metrics.md").read_text().splitlines()
+    table = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `:")]
+    shown = {cells[0].strip("`"): cells[1] for cells in table if len(cells) == 3}
+    assert shown == {
+        name: ", ".join(f"`{label}`" for label in labels) for name, (_, labels) in SERVED.items()
+    }
+    left_out = " ".join(cells[0] for cells in table if len(cells) == 2)
+    assert all(name.replace("batching:queuing_latency", "batching:*") in left_out for name in LEFT_OUT)
 
 
 def test_bounds_are_those_of_tensorflow_serving(busy: Metrics) -> None:
