@@ -116,7 +116,7 @@ def test_a_gpu_server_in_good_order_passes_every_check() -> None:
     assert all(finding.evidence for finding in findings)
     shown = [finding.check for finding in findings]
     assert shown == [name for name in examine.CHECKS if name in shown]
-    assert set(examine.CHECKS) - set(shown) == {"driver_capabilities", "configuration"}
+    assert set(examine.CHECKS) - set(shown) == {"driver_capabilities", "tls", "configuration"}
 
 
 def test_without_a_gpu_it_says_so_and_looks_at_the_rest() -> None:

@@ -170,8 +170,10 @@ class _Sealed:
         self.close = link.close
 
     def write(self, data: Buffer) -> None:
-        for piece in pieces(data):
-            self._transport.write(self._seal(piece))
+        if len(sealed := [self._seal(piece) for piece in pieces(data)]) == 1:
+            self._transport.write(sealed[0])
+        else:
+            self._transport.writelines(sealed)
 
     def writelines(self, list_of_data: list[Buffer]) -> None:
         self.write(b"".join(list_of_data))
