@@ -6,6 +6,8 @@ Nothing that comes from outside may raise anything but PoolError, and none with 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +20,7 @@ from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings
 from mpspool.router import inflate, reload
 from mpspool.router.asked import Asked
+from mpspool.router.http2 import hello as client_hello
 from mpspool.router.memory import Memory
 from mpspool.router.rest_path import wanted
 from mpspool.worker.batch import Batching
@@ -126,6 +129,15 @@ def http2(data: bytes) -> None:
         scene.check_counts()
 
 
+def hello(data: bytes) -> None:
+    """What a client begins with where TLS is spoken: the more there is, the more is known."""
+    seen = client_hello.Kind.CUT
+    for stop in range(1, len(data) + 1, max(1, len(data) // 16)):
+        found = client_hello.read(data[:stop])
+        assert seen in (client_hello.Kind.CUT, found.kind)
+        seen = found.kind
+
+
 def compressed(data: bytes) -> None:
     """A compressed message, whose format the first byte says. What is not of it is INTERNAL to gRPC itself."""
     encoding = inflate.ENCODINGS[data[0] % len(inflate.ENCODINGS)] if data else "identity"
@@ -161,6 +173,7 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "rest_classify": lambda: _run(Method.REST_CLASSIFY),
     "rest_path": lambda: rest_path,
     "http2": lambda: http2,
+    "hello": lambda: hello,
     "compressed": lambda: compressed,
     "reloaded": lambda: reloaded,
 }
@@ -208,6 +221,15 @@ def _reload_seed() -> Any:
     return request
 
 
+def _hello_seed() -> bytes:
+    context = ssl.create_default_context()
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    out = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), out, server_hostname="localhost").do_handshake()
+    return out.read()
+
+
 def seeds(target: str) -> list[bytes]:
     """Right inputs to begin with."""
     requests = {
@@ -225,6 +247,7 @@ def seeds(target: str) -> list[bytes]:
         "rest_classify": [
             b'{"signature_name": "classify", "context": {"w": "a"}, "examples": [{"x": [1, true], "y": {"b64": "aGk="}}]}'
         ],
+        "hello": [_hello_seed()],
         "rest_path": [b"/v1/models/m/versions/1:predict", b"/v1/models/%6d/labels/a/metadata"],
     }
     if target in documents:

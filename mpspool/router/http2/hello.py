@@ -40,7 +40,7 @@ def read(data: bytes) -> Hello:
             return Hello(Kind.CLEAR)
         if data[position + 1 : position + 2] not in (b"\x03", b""):  # of the version, in all there are
             return Hello(Kind.CLEAR)
-        if len(data) > _MAX_BYTES:
+        if position > _MAX_BYTES:
             return Hello(Kind.CLEAR)
         begin = position + _RECORD_HEAD_BYTES
         size = int.from_bytes(data[position + 3 : begin], "big")
