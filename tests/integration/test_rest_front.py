@@ -85,6 +85,17 @@ def test_a_body_in_chunks_is_counted_as_it_comes(fronts: Fronts) -> None:
     assert fronts.dataplane.memory.used == 0
 
 
+def test_a_long_answer_counts_until_it_is_taken(fronts: Fronts) -> None:
+    """A client that reads nothing holds its answer's bytes; one that goes gives them back."""
+    size = 32 * 2**20
+    with begin(fronts, b"x" * size):
+        until(lambda: fronts.dataplane.heads and fronts.dataplane.memory.used == size)
+    until(lambda: fronts.dataplane.memory.used == 0)
+    status, text = post(fronts, b"y" * size)
+    assert (status, len(text)) == (200, size)
+    assert fronts.dataplane.memory.used == 0
+
+
 def test_no_room(fronts: Fronts) -> None:
     """429, before anything is read."""
     fronts.dataplane.memory.limit_bytes = 10
