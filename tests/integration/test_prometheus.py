@@ -65,14 +65,17 @@ def classify(count: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def pool(
-    start_module_pool: PoolStarter,
-    model_dir: Callable[[str], Path],
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Pool:
-    folder = tmp_path_factory.mktemp("pool")
-    shutil.copytree(model_dir("half_plus_two"), folder / "half")
-    write_warm_up(folder / "half" / "1")
+def half(model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base path of this module's own, with recorded requests."""
+    folder = tmp_path_factory.mktemp("models") / "half"
+    shutil.copytree(model_dir("half_plus_two"), folder)
+    write_warm_up(folder / "1")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pool(start_module_pool: PoolStarter, model_dir: Callable[[str], Path], half: Path) -> Pool:
+    folder = half.parent
     batching = {"max_batch_size": 8, "allowed_batch_sizes": [4, 8], "batch_timeout_micros": 1000}
     models = {
         "half": {"base_path": "half"},
@@ -234,3 +237,14 @@ def test_our_own_metrics_are_scraped_from_the_same_page(prometheus: Prometheus) 
     """They say the same of the same requests."""
     query = 'mpspool_requests_total{model="half",code="OK",method="Predict"}'
     assert prometheus.value(query) == HALF
+
+
+def test_a_load_that_fails_is_seen(prometheus: Prometheus, pool: Pool, half: Path) -> None:
+    """A version whose warm-up requests are no records: each try counts, and the version before it serves on."""
+    shutil.copytree(half / "1", half.parent / "coming")
+    (half.parent / "coming" / "assets.extra" / "tf_serving_warmup_requests").write_bytes(b"no record" * 20)
+    (half.parent / "coming").rename(half / "2")
+    failed = f':tensorflow:cc:saved_model:load_attempt_count{{model_path="{half / "2"}",status="fail"}}'
+    until(lambda: (prometheus.value(failed) or 0) >= 1, 60, "the load has failed")
+    with grpc.insecure_channel(pool.address) as channel:
+        channel.unary_unary(f"{SERVING}Predict")(predict("half"), timeout=30)
