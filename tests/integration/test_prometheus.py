@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +27,7 @@ from tests.serving_metrics import DASHBOARD, LEFT_OUT, SERVED
 PATH = "/monitoring/prometheus/metrics"
 SERVING = f"/{tfs.PREDICTION_SERVICE}/"
 # By model: how many requests each test's models have been sent by the time that it looks.
-HALF, FAILED, CLASSIFIED, JOINED = 20, 3, 4, 24
+HALF, FAILED, CLASSIFIED, JOINED, REST, LOOKED_UP = 20, 3, 4, 24, 6, 2
 RECORDS = 5
 # What promtool has against names of others, which are not ours to change.
 _THEIRS = (
@@ -39,7 +40,7 @@ _THEIRS = (
 
 
 # Labels that may say nothing, and are none to Prometheus then.
-_EMPTY = {"thread_pool_name", "model_name"}
+_EMPTY = {"thread_pool_name", "model_name", "API"}
 
 
 def write_warm_up(version: Path) -> None:
@@ -86,6 +87,13 @@ def pool(start_module_pool: PoolStarter, model_dir: Callable[[str], Path], half:
     return start_module_pool(folder / "pool.yaml").wait()
 
 
+def get(pool: Pool, path: str, body: bytes | None = None) -> bytes:
+    """What is answered there; a body is posted."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{pool.rest_port}{path}", body, timeout=30) as answer:
+        content: bytes = answer.read()
+    return content
+
+
 @pytest.fixture(scope="module")
 def asked(pool: Pool) -> None:
     """All requests, answered."""
@@ -109,6 +117,10 @@ def asked(pool: Pool) -> None:
         send("Predict", [predict("nobody's")], grpc.StatusCode.NOT_FOUND)
         send("Predict", [predict("joined", rows=3)] * JOINED)
         send("Classify", [classify(5)] * CLASSIFIED)
+    for body in [json.dumps({"instances": [1.0, 2.0]}).encode()] * REST:
+        assert json.loads(get(pool, "/v1/models/half:predict", body)) == {"predictions": [2.5, 3.0]}
+    for path in ("", "/metadata")[:LOOKED_UP]:
+        get(pool, f"/v1/models/half{path}")
 
 
 @pytest.fixture(scope="module")
@@ -118,16 +130,10 @@ def prometheus(pool: Pool, asked: None, tmp_path_factory: pytest.TempPathFactory
         yield running
 
 
-def page(pool: Pool) -> bytes:
-    with urllib.request.urlopen(f"http://127.0.0.1:{pool.rest_port}{PATH}", timeout=10) as answer:
-        content: bytes = answer.read()
-    return content
-
-
 @pytest.mark.usefixtures("asked")
 def test_promtool_reads_the_page(pool: Pool) -> None:
     """It can, and has nothing against it but TensorFlow Serving's names."""
-    status, complaints = lint(page(pool))
+    status, complaints = lint(get(pool, PATH))
     assert status in (0, 3), complaints
     assert not [
         line for line in complaints if not line.startswith(":tensorflow:") or not line.endswith(_THEIRS)
@@ -141,7 +147,7 @@ def test_requests_are_counted(prometheus: Prometheus) -> None:
         for labels, count in prometheus.ask(":tensorflow:serving:request_count")
     }
     assert found == {
-        ("half", "OK"): HALF,
+        ("half", "OK"): HALF + REST + LOOKED_UP,
         ("half", "FAILED_PRECONDITION"): FAILED,
         ("", "NOT_FOUND"): 1,
         ("joined", "OK"): JOINED,
@@ -150,9 +156,14 @@ def test_requests_are_counted(prometheus: Prometheus) -> None:
 
 
 def test_quantiles_of_latency(prometheus: Prometheus) -> None:
-    """Of each API, from the buckets: between the least and the most that a request can have taken, in microseconds."""
-    for model, api in (("half", "Predict"), ("joined", "Predict"), ("examples", "Classify")):
-        labels = f'{{model_name="{model}",API="{api}",entrypoint="GRPC"}}'
+    """Of each API and entry point, from the buckets: between the least and the most that a request can have taken, in microseconds."""
+    for model, api, door in (
+        ("half", "Predict", "GRPC"),
+        ("half", "predict", "REST"),
+        ("joined", "Predict", "GRPC"),
+        ("examples", "Classify", "GRPC"),
+    ):
+        labels = f'{{model_name="{model}",API="{api}",entrypoint="{door}"}}'
         p50, p99 = (
             prometheus.value(
                 f"histogram_quantile({share}, :tensorflow:serving:request_latency_bucket{labels})"
@@ -163,10 +174,10 @@ def test_quantiles_of_latency(prometheus: Prometheus) -> None:
         assert p99 is not None
         assert 10 < p50 <= p99 < 60e6
         runtime = prometheus.value(
-            f'histogram_quantile(0.5, :tensorflow:serving:runtime_latency_bucket{{model_name="{model}",API="{api}",runtime="TF1"}})'
+            f'histogram_quantile(0.5, :tensorflow:serving:runtime_latency_bucket{{model_name="{model}",API="{api.title()}",runtime="TF1"}})'
         )
         assert runtime is not None
-        assert 10 <= runtime <= p99
+        assert 10 <= runtime < 60e6
 
 
 def test_batches_loads_and_warm_ups(prometheus: Prometheus, pool: Pool) -> None:
@@ -191,7 +202,7 @@ def test_batches_loads_and_warm_ups(prometheus: Prometheus, pool: Pool) -> None:
     assert prometheus.value(f":tensorflow:serving:model_warmup_latency_count{warm}") == 1
     assert prometheus.value("sum(:tensorflow:cc:saved_model:load_attempt_count{status='success'})") == 3
     graph_runs = prometheus.value(":tensorflow:core:graph_runs")
-    assert graph_runs == HALF + CLASSIFIED + runs
+    assert graph_runs == HALF + REST + CLASSIFIED + runs
     assert prometheus.value(":tensorflow:serving:request_example_count_total") == 5 * CLASSIFIED
 
 
@@ -229,14 +240,14 @@ def test_a_public_dashboard_and_its_alerts_find_what_they_ask_for(prometheus: Pr
         assert average
         assert all(0 < value < 60e6 for _, value in average)
     errors = "sum(:tensorflow:serving:request_count{status!='OK'}) / sum(:tensorflow:serving:request_count)"
-    every = HALF + FAILED + 1 + JOINED + CLASSIFIED
+    every = HALF + FAILED + 1 + JOINED + CLASSIFIED + REST + LOOKED_UP
     assert prometheus.value(errors) == pytest.approx((FAILED + 1) / every)
 
 
 def test_our_own_metrics_are_scraped_from_the_same_page(prometheus: Prometheus) -> None:
     """They say the same of the same requests."""
     query = 'mpspool_requests_total{model="half",code="OK",method="Predict"}'
-    assert prometheus.value(query) == HALF
+    assert prometheus.value(query) == HALF + REST
 
 
 def test_a_load_that_fails_is_seen(prometheus: Prometheus, pool: Pool, half: Path) -> None:
