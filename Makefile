@@ -24,14 +24,14 @@ UNLOADED := tests/chaos/test_slow_starts.py
 VERSIONS := tests/chaos/test_versions.py tests/chaos/test_many_versions.py tests/chaos/test_remote_versions.py \
 	tests/chaos/test_reload.py tests/integration/test_remote.py
 DROP_IN := tests/integration/test_tensorflow_model_server.py tests/integration/test_tls.py \
-	tests/integration/test_prometheus.py
+	tests/integration/test_prometheus.py tests/integration/test_parameters.py tests/integration/test_refusals.py
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
 test: $(VENV)/.dev $(GPU) compiler openssl
 	$(PYTEST) $(PARALLEL) tests/unit tests/integration $(UNLOADED) $(VERSIONS:%=--ignore %) $(DROP_IN:%=--ignore %)
 	$(PYTEST) tests/gpu
 
-# TensorFlow Serving's API, command line and files, and bytes of any kind.
+# TensorFlow Serving's API, command line, files and batching parameters; TLS; bytes of any kind.
 test-conformance: $(VENV)/.dev $(GPU) compiler openssl prometheus
 	$(PYTEST) $(PARALLEL) tests/conformance tests/fuzz $(DROP_IN)
 

@@ -379,11 +379,8 @@ def test_http_health_and_metrics(pool: Pool, stub: Any, apis: Any, tf: Any) -> N
     assert counted(pool, "half_plus_two") == before + 3
     assert http(pool, "/healthz")[0] == 200
     assert http(pool, "/readyz")[0] == 200
-    status, answer = http(pool, "/v1/models/half_plus_two:predict")
-    assert status == 501
-    assert (
-        f"call tensorflow.serving.PredictionService on port {pool.grpc_port}" in json.loads(answer)["error"]
-    )
+    status, answer = http(pool, "/v1/models/half_plus_two/metadata")
+    assert (status, json.loads(answer)["model_spec"]["version"]) == (200, "1")
 
 
 def test_status_json_has_the_promised_shape(pool: Pool) -> None:

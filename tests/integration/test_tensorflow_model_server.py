@@ -18,7 +18,7 @@ import pytest
 
 from mpspool.core import tfs
 from tests.certificates import Authority, ssl_config
-from tests.conftest import PoolStarter
+from tests.conftest import PoolStarter, short_dir
 from tests.light import LIGHT, write_model
 from tests.polling import until
 from tests.pool import CLI, ROOT, ModelServer, Pool, cli
@@ -243,7 +243,8 @@ def test_what_convert_prints_can_start(tmp_path: Path, model_dir: Callable[[str]
     assert done.returncode == 0, done.stderr
     (tmp_path / "pool.yaml").write_text(done.stdout)
     stand_ins = ("--simulate-gpus", 4, "--simulate-cpus", 32)
-    checked = cli("start", tmp_path / "pool.yaml", "--check", "--run-dir", tmp_path / "run", *stand_ins)
+    with short_dir() as folder:
+        checked = cli("start", tmp_path / "pool.yaml", "--check", "--run-dir", folder / "run", *stand_ins)
     assert checked.returncode == 0, checked.stderr
     assert "nothing was started" in checked.stdout
 

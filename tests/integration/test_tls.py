@@ -386,6 +386,7 @@ def test_endless_new_keys(ca: Authority, server: Pair) -> None:
             capture_logs() as logs,
             subprocess.Popen(
                 ["openssl", "s_client", "-connect", where, "-alpn", "h2", "-tls1_3"],
+                bufsize=0,  # nothing is left to be written when it is closed
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

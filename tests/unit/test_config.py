@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from mpspool import cli
+from mpspool.cli.start import start
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import VersionPolicy
@@ -278,8 +278,8 @@ def test_an_unknown_mode_is_answered_with_all_there_are(tmp_path: Path) -> None:
     assert str(refused.value) == f"mps.mode: 'maybe' in --mps: {modes}"
     (told,) = problems(write(tmp_path, "models: {a: x}\nmps: 3"))
     assert told == f"mps.mode: 3 in pool.yaml line 2: {modes}"
-    (option,) = [option for option in cli.start.params if option.name == "mps"]
-    assert set(str(option.make_metavar(click.Context(cli.start))).split("|")) == {
+    (option,) = [option for option in start.params if option.name == "mps"]
+    assert set(str(option.make_metavar(click.Context(start))).split("|")) == {
         "auto",
         "own",
         "on",
@@ -630,7 +630,7 @@ def test_every_key_is_documented() -> None:
             assert rows[key][0].strip("`") == written(field.default)
     for name in pool_fields():
         assert "`MPSPOOL_" + name.replace(".", "_").upper() + "`" in rows[name][1]
-    for option in cli.start.params:
+    for option in start.params:
         if (key := FLAG_FIELDS.get(str(option.name), option.name)) in known:
             assert f"`{option.opts[0]}`" in rows[key][1]
     for key in ("models", "models[].base_path"):

@@ -11,14 +11,44 @@ from typing import TYPE_CHECKING
 import click
 
 from mpspool import __version__
-from mpspool.cli import begin, fail, refuse
+from mpspool.cli.common import examples, fail, main, refuse
+from mpspool.cli.start import begin
 
 if TYPE_CHECKING:
     from mpspool.supervisor.config.tensorflow_serving.serve import Serving
     from mpspool.supervisor.origin import Origin
 
 
-def main() -> None:
+@main.command(
+    "tensorflow_model_server",
+    add_help_option=False,
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="--FLAG=VALUE...")
+def tensorflow_model_server(arguments: tuple[str, ...]) -> None:
+    """Start a pool by a command line of TensorFlow Serving, or of DeepRec's; --help lists its flags."""
+    serve(arguments)
+
+
+@main.command(
+    epilog=examples(
+        "mpspool convert models.config batching.txt > pool.yaml",
+        "mpspool convert model_config_file platform_config_file > pool.yaml && mpspool start pool.yaml --check",
+        "mpspool convert service.json > pool.yaml",
+    ),
+)
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+def convert(files: tuple[str, ...]) -> None:
+    """Print the pool.yaml that says the same as files of TensorFlow Serving, DeepRec or EAS.
+
+    Each is known by what stands in it: model_config_file, platform_config_file, batching_parameters_file,
+    monitoring_config_file, ssl_config_file, tensorflow_session_config_file, or the JSON of DeepRec's processor. What has no
+    equivalent is listed on standard error. Exit status 1 for what cannot be read.
+    """
+    _convert(files)
+
+
+def run() -> None:
     """The command that TensorFlow Serving's is replaced by."""
     serve(sys.argv[1:])
 
@@ -73,8 +103,7 @@ def _origin(arguments: Sequence[str], serving: Serving) -> Origin:
     )
 
 
-def convert(files: Sequence[str]) -> None:
-    """Prints the pool.yaml that says the same, and, on standard error, what has no equivalent."""
+def _convert(files: Sequence[str]) -> None:
     import yaml
 
     from mpspool.core.errors import StartError
