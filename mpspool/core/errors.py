@@ -83,5 +83,6 @@ class StartError(Exception):
 
 
 def cut(text: str) -> str:
-    """The text as TensorFlow Serving would send it: at most 1024 characters, then a mark."""
-    return text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + _CUT_MARK
+    """The text as TensorFlow Serving would send it: at most 1024 characters, then a mark. What is no Unicode is replaced."""
+    text = text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + _CUT_MARK
+    return text if text.isascii() else text.encode(errors="replace").decode()

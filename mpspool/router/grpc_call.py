@@ -344,10 +344,10 @@ class Call(Stream):
         self.refuse(PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded"))
 
     def refuse(self, refusal: PoolError) -> None:
-        """Ends the call with a status, where it has none yet. What is not valid Unicode cannot travel and is replaced."""
+        """Ends the call with a status, where it has none yet."""
         if not self.open or self.sent_all:
             return
-        text = quote(cut(refusal.message).encode(errors="replace"), safe=_PLAIN)
+        text = quote(cut(refusal.message), safe=_PLAIN)
         self._end(encode((b"grpc-status", b"%d" % refusal.code), (b"grpc-message", text.encode()), _ACCEPTS))
 
     def _end(self, status: bytes) -> None:

@@ -209,10 +209,8 @@ class RestApi:
 def refusal(code: Code, message: str, headers: Mapping[str, str] = {}) -> web.Response:
     """An error as TensorFlow Serving's REST API words them: {"error": message}."""
     status = _STATUS.get(code, HTTPStatus.INTERNAL_SERVER_ERROR)
-    text = cut(message).encode(errors="replace").decode()
-    return web.Response(
-        body=orjson.dumps({"error": text}), status=status, content_type=_JSON, headers=headers
-    )
+    body = orjson.dumps({"error": cut(message)})
+    return web.Response(body=body, status=status, content_type=_JSON, headers=headers)
 
 
 def _refusal(error: PoolError, headers: Mapping[str, str]) -> web.Response:

@@ -130,6 +130,11 @@ def test_cut_is_tensorflow_servings() -> None:
     assert cut("x" * 2000) == "x" * MAX_ERROR_CHARS + "...TRUNCATED"
 
 
+def test_error_texts_can_be_sent() -> None:
+    """Half a character, which a client's JSON may hold, is replaced: no message to a worker or a client takes it."""
+    assert cut("\ud800 and \udcff, \u00e9") == "? and ?, \u00e9"
+
+
 def test_control_call_stream_and_errors() -> None:
     """Answers, streams, a handler's failure and an absent server, each as the asker sees it."""
 
