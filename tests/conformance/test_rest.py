@@ -145,6 +145,10 @@ REFUSED: dict[str, tuple[str, str, Any, int, str]] = {
     "no such label": ("POST", f"{HALF}/labels/x:predict", {"instances": [1]}, 400, "Unrecognized servable version label: x"),
     "no body": ("POST", f"{HALF}:predict", b"", 400, "JSON Parse error: The document is empty"),
     "no JSON": ("POST", f"{HALF}:predict", b"this is not json", 400, "JSON Parse error: Invalid value. at offset: 0"),
+    "half a character": ("POST", f"{HALF}:predict", b'{"instances": ["\\ud800"]}', 400, "JSON Parse error: The surrogate pair in string is invalid. at offset: 16"),
+    "bytes that are not UTF-8": ("POST", f"{HALF}:predict", b'{"instances": ["\xff"]}', 400, 'JSON Value: "?" Type: String is not of expected type: float'),
+    "a name that is not UTF-8": ("POST", f"{EXAMPLES}:classify", b'{"examples": [{"\xff": 1}]}', 400, "Feature: ? has a name that is not UTF-8"),
+    "too many dimensions": ("POST", f"{HALF}:predict", b'{"instances": ' + b"[" * 1000 + b"1" + b"]" * 1000 + b"}", 400, "A tensor of 999 dimensions is not supported, only of up to 31"),
     "another type": ("POST", f"{HALF}:predict", {"instances": ["x"]}, 400, "not of expected type: float"),
     "no such signature": ("POST", f"{HALF}:predict", {"signature_name": "s", "instances": [1]}, 400, 'Serving signature name: "s" not found in signature def'),
     "a kernel's refusal": ("POST", "/v1/models/multi_signature:predict", {"instances": [[1, 1]]}, 400, ""),
@@ -172,6 +176,13 @@ def test_refusals(pool: Pool, case: str) -> None:
     answer = ask(pool, verb, path, body)
     assert answer.status == status, answer
     assert text in answer.error
+
+
+def test_no_refusal_ends_a_worker(pool: Pool) -> None:
+    """What clients send wrong is their answer alone: every worker is the one that was started."""
+    for case in REFUSED:
+        test_refusals(pool, case)
+    assert {worker["generation"] for worker in pool.workers().values()} == {1}
 
 
 @pytest.mark.parametrize("path", [HALF, f"{HALF}/versions/1", f"{HALF}/labels/stable"])

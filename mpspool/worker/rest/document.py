@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,8 +14,15 @@ from mpspool.core.errors import Code, PoolError
 _MAX_SHOWN_BYTES = 256
 _INDENT = 4
 _SIGNATURE = "signature_name"
-# What orjson refuses and TensorFlow Serving takes: NaN, Infinity, and anything after the document's end.
+# What orjson refuses and TensorFlow Serving takes: NaN, Infinity, bytes in strings that are not UTF-8, and anything
+# after the document's end.
 _LENIENT = json.JSONDecoder()
+# Other words for these numbers, and strings, in which they are none.
+_OTHER_NUMBERS = re.compile(r"-NaN|Inf(?!inity)")
+_TOKENS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|' + _OTHER_NUMBERS.pattern, re.DOTALL)
+_READ_AS = {"-NaN": "NaN", "Inf": "Infinity"}
+# An escaped pair of surrogates, one without its other half, and any other escape.
+_ESCAPES = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)
 # What the parser there says, by what ours says.
 _TEXTS = {
     "Expecting value": "Invalid value.",
@@ -23,6 +31,8 @@ _TEXTS = {
     "Expecting ',' delimiter": "Missing a comma, or a bracket at the end.",
     "Unterminated string starting at": "Missing a closing quotation mark in string.",
     "Invalid \\escape": "Invalid escape character in string.",
+    "Invalid \\uXXXX escape": "Incorrect hex digit after \\u escape in string.",
+    "Invalid control character at": "Invalid encoding in string.",
 }
 
 
@@ -44,19 +54,30 @@ def parse(body: bytes) -> dict[str, Any]:
 def _parse_leniently(body: bytes) -> Any:
     if not body.strip():
         raise invalid("JSON Parse error: The document is empty")
+    text = body.decode("utf-8-sig", "surrogateescape")
+    if _OTHER_NUMBERS.search(text):
+        text = _TOKENS.sub(lambda token: _READ_AS.get(token[0], token[0]), text)
     try:
-        text = body.decode("utf-8-sig")
-        return _LENIENT.raw_decode(text, len(text) - len(text.lstrip()))[0]
+        document, end = _LENIENT.raw_decode(text, len(text) - len(text.lstrip()))
     except json.JSONDecodeError as error:
-        offset = len(error.doc[: error.pos].encode())
-        text = _TEXTS.get(error.msg, f"{error.msg}.")
-        raise invalid(f"JSON Parse error: {text} at offset: {offset}") from None
-    except UnicodeDecodeError as error:
-        raise invalid(f"JSON Parse error: Invalid encoding. at offset: {error.start}") from None
+        raise _unread(_TEXTS.get(error.msg, f"{error.msg}."), text, error.pos) from None
     except RecursionError:
         raise invalid("JSON Parse error: The document is nested too deeply.") from None
-    except ValueError as error:  # a number of more digits than Python reads
-        raise invalid(f"JSON Parse error: {error}") from None
+    except ValueError:  # of more digits than Python reads
+        raise invalid("JSON Parse error: Number too big to be stored in double.") from None
+    half = next((escape for escape in _ESCAPES.finditer(text, 0, end) if escape[1]), None)
+    if half is not None:
+        raise _unread("The surrogate pair in string is invalid.", text, half.start())
+    return document
+
+
+def _unread(why: str, text: str, at: int) -> PoolError:
+    return invalid(f"JSON Parse error: {why} at offset: {len(as_bytes(text[:at]))}")
+
+
+def as_bytes(text: str) -> bytes:
+    """A string of the document, as it came."""
+    return text.encode("utf-8", "surrogateescape")
 
 
 def signature_of(document: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from mpspool.worker.examples.response import ExamplesResponse
 from mpspool.worker.examples.tasks import Classification
 from mpspool.worker.plan import Plan, Plans
 from mpspool.worker.rest import document, write
-from mpspool.worker.rest.document import invalid, kind_of, wrong
+from mpspool.worker.rest.document import as_bytes, invalid, kind_of, wrong
 from mpspool.worker.rest.values import decode_b64, is_b64
 
 _CONTEXT, _EXAMPLES = "context", "examples"
@@ -73,7 +73,10 @@ def example(given: Any) -> bytes:
     made = tfs.Example()
     features = made.features.feature
     for name, content in given.items():
-        feature = features[name]
+        try:
+            feature = features[name]
+        except UnicodeEncodeError:
+            raise invalid(f"Feature: {name} has a name that is not UTF-8") from None
         for value in content if isinstance(content, list) else (content,):
             _add(feature, name, value)
     serialised: bytes = made.SerializeToString()
@@ -90,7 +93,7 @@ def _add(feature: Any, name: str, value: Any) -> None:
 
 def _converted(name: str, value: Any) -> tuple[str, Any]:
     if isinstance(value, str):
-        return "bytes_list", value.encode("utf-8", "surrogatepass")
+        return "bytes_list", as_bytes(value)
     if isinstance(value, float):
         return "float_list", value
     if isinstance(value, int):

@@ -39,7 +39,6 @@ class RestPredictReader:
         """A request, parsed and checked. Raises PoolError."""
         found = document.parse(body)
         known = self._signature(document.signature_of(found))
-        has_bools = b"true" in body or b"false" in body
         if _INSTANCES in found and _INPUTS in found:
             raise wrong(
                 found,
@@ -47,10 +46,10 @@ class RestPredictReader:
             )
         if _INSTANCES in found:
             instances = _instances(found)
-            inputs = known.rows_at_once(instances, has_bools=has_bools) or known.rows(instances)
+            inputs = known.rows_at_once(instances) or known.rows(instances)
             form = _ROW
         elif _INPUTS in found:
-            inputs = known.columns(found[_INPUTS], has_bools=has_bools)
+            inputs = known.columns(found[_INPUTS])
             form = _COLUMN
         else:
             raise invalid("Missing 'inputs' or 'instances' key")
@@ -93,9 +92,9 @@ class _Known:
         self._types = {alias: Type(spec.dtype) for alias, spec in sorted(plan.signature.inputs.items())}
         self._first = next(iter(self._types))
 
-    def rows_at_once(self, instances: list[Any], *, has_bools: bool) -> dict[str, Array] | None:
+    def rows_at_once(self, instances: list[Any]) -> dict[str, Array] | None:
         """The inputs of a list of rows; None where they have to be gone through."""
-        if not isinstance(instances[0], dict):
+        if not _is_object(instances[0]):
             values = {self._first: instances} if len(self._types) == 1 else {}
         else:
             width = len(self._types)
@@ -107,7 +106,7 @@ class _Known:
                 return None
         inputs = {}
         for alias, column in values.items():
-            array = self._types[alias].at_once(column, has_bools=has_bools)
+            array = self._types[alias].at_once(column)
             if array is None:
                 return None
             inputs[alias] = array
@@ -115,7 +114,7 @@ class _Known:
 
     def rows(self, instances: list[Any]) -> dict[str, Array]:
         """The inputs of a list of rows. Raises PoolError."""
-        if not isinstance(instances[0], dict) and len(self._types) > 1:
+        if not _is_object(instances[0]) and len(self._types) > 1:
             raise invalid(
                 "instances is a plain list, but expecting list of objects as multiple input tensors required as "
                 "per tensorinfo_map"
@@ -152,7 +151,7 @@ class _Known:
                 raise invalid(f"Expecting shape {_shape(first)} but got: {_shape(array)}")
         columns[alias].append(array)
 
-    def columns(self, given: Any, *, has_bools: bool) -> dict[str, Array]:
+    def columns(self, given: Any) -> dict[str, Array]:
         """The inputs of whole tensors. Raises PoolError."""
         if not _is_object(given):
             if len(self._types) > 1:
@@ -165,7 +164,7 @@ class _Known:
         for alias, data_type in self._types.items():
             if alias not in given:
                 raise invalid(f"Missing named input: {alias} in 'inputs' object.")
-            array = data_type.at_once(given[alias], has_bools=has_bools)
+            array = data_type.at_once(given[alias])
             inputs[alias] = data_type.one_by_one(given[alias]) if array is None else array
         return inputs
 

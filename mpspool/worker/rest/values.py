@@ -5,10 +5,10 @@ Most tensors become arrays in one step; what does not is gone through value by v
 
 from __future__ import annotations
 
-import base64
 import binascii
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,15 @@ from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.worker import codec
 from mpspool.worker.engine.base import Array
-from mpspool.worker.rest.document import invalid, kind_of, shown
+from mpspool.worker.rest.document import as_bytes, invalid, kind_of, shown
 
 _B64 = "b64"
 _FLOATS = frozenset({"DT_FLOAT", "DT_DOUBLE"})
 _INTEGERS = frozenset(
     f"DT_{name}" for name in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT32", "UINT64")
 )
+# The dimensions of a value: with that of the rows they are as many as NumPy 1.26 has. TensorFlow's kernels take fewer.
+_MAX_RANK = 31
 
 
 def is_b64(value: Any) -> bool:
@@ -31,11 +33,11 @@ def is_b64(value: Any) -> bool:
 
 
 def decode_b64(value: Any) -> bytes:
-    """Of an object that is_b64(). Raises PoolError."""
-    text = value[_B64].rstrip("=")
+    """Of an object that is_b64(); it may be in lines, and without padding. Raises PoolError."""
+    text = "".join(value[_B64].split()).rstrip("=")
     try:
-        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
-    except (binascii.Error, ValueError):
+        return binascii.a2b_base64(text + "=" * (-len(text) % 4), strict_mode=True)
+    except ValueError:
         raise invalid("Unable to base64 decode") from None
 
 
@@ -52,36 +54,51 @@ class Type:
         self._name = known.name if known else ""
         self.dtype: np.dtype[Any] = codec.array_dtype(number) if known and known.field else np.dtype(object)
         self._is_float, self._is_integer = self._name in _FLOATS, self._name in _INTEGERS
-        if self._is_integer:
+        # What JSON's values are in Python. An exact type: True is an int, too.
+        self._classes: frozenset[type] = frozenset()
+        if self._is_float:
+            self._classes = frozenset({float, int})
+        elif self._is_integer:
+            self._classes = frozenset({int})
             limits = np.iinfo(self.dtype)
             self._least, self._most = int(limits.min), int(limits.max)
+        elif self._name in ("DT_STRING", "DT_BOOL"):
+            self._classes = frozenset({bool} if self._name == "DT_BOOL" else {str, dict})
 
-    def at_once(self, value: Any, *, has_bools: bool) -> Array | None:
-        """The tensor of a value; None where it has to be gone through.
-
-        Args:
-            value: a number, true or false, or lists of them.
-            has_bools: there are some in the document: to NumPy they are numbers.
-        """
-        if has_bools and self._name != "DT_BOOL":
+    def at_once(self, value: Any) -> Array | None:
+        """The tensor of a value; None where it has to be gone through, mostly because something is wrong with it."""
+        # NumPy is never left to find out what it is given: an array of strings has room in each place for the longest.
+        found = _flattened(value)
+        if found is None:
+            return None
+        shape, flat, classes = found
+        if not classes <= self._classes:
             return None
         try:
-            array: Array = np.array(value)
-        except (ValueError, OverflowError):
+            array = self._from(flat)
+        except (OverflowError, PoolError):
             return None
-        kind = array.dtype.kind
-        if not array.size and kind == "f" and array.dtype != object:
-            return array.astype(self.dtype)
-        if self._is_float and kind in "iuf":
-            with np.errstate(over="ignore"):
-                return array.astype(self.dtype, copy=False)
-        if self._is_integer and kind in "iu" and self._least <= array.min() and array.max() <= self._most:
-            return array.astype(self.dtype, copy=False)
-        return array if self._name == "DT_BOOL" and kind == "b" else None
+        return None if array is None else array.reshape(shape)
+
+    def _from(self, flat: list[Any]) -> Array | None:
+        """Of elements of the right classes; None where one is out of range. Raises OverflowError or PoolError for others."""
+        if self._name == "DT_STRING":
+            return np.fromiter(map(self._string, flat), self.dtype, len(flat))
+        if self._name == "DT_UINT64":
+            return np.fromiter(flat, self.dtype, len(flat)) if min(flat, default=0) >= 0 else None
+        if self._is_integer:
+            wide: Array = np.fromiter(flat, np.int64, len(flat))
+            if flat and not (self._least <= wide.min() and wide.max() <= self._most):
+                return None
+            return wide.astype(self.dtype, copy=False)
+        with np.errstate(over="ignore"):
+            return np.fromiter(flat, self.dtype, len(flat))
 
     def one_by_one(self, value: Any) -> Array:
         """The tensor of a value. Raises PoolError."""
         shape = _shape(value)
+        if len(shape) > _MAX_RANK:
+            raise invalid(f"A tensor of {len(shape)} dimensions is not supported, only of up to {_MAX_RANK}")
         found: list[Any] = []
         self._walk(value, 0, shape, found)
         array: Array = np.empty(len(found), self.dtype)
@@ -131,7 +148,7 @@ class Type:
 
     def _string(self, value: Any) -> bytes:
         if isinstance(value, str):
-            return value.encode("utf-8", "surrogatepass")
+            return as_bytes(value)
         if isinstance(value, dict):
             if not is_b64(value):
                 raise invalid(f"JSON Value: {shown(value)} not formatted correctly for base64 data")
@@ -149,6 +166,18 @@ def _as_float(value: float) -> float:
         return float(value)
     except OverflowError:  # an integer beyond a float's range
         return math.inf if value > 0 else -math.inf
+
+
+def _flattened(value: Any) -> tuple[list[int], list[Any], set[type]] | None:
+    """Shape, elements, and of which classes they are; None for lists of several lengths, or too many of them."""
+    shape, flat = ([len(value)], value) if isinstance(value, list) else ([], [value])
+    while list in (classes := set(map(type, flat))):
+        sizes = set(map(len, flat)) if len(classes) == 1 else ()
+        if len(sizes) != 1 or len(shape) == _MAX_RANK:
+            return None
+        shape.extend(sizes)
+        flat = list(chain.from_iterable(flat))
+    return shape, flat, classes
 
 
 def _shape(value: Any) -> list[int]:
