@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpspool.core import envelope, tfs
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, PoolError, cut
 from mpspool.core.ids import ModelVersion
 from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings
@@ -77,7 +77,7 @@ class _Described(FakeEngine):
 
 def _refused(error: PoolError) -> None:
     assert error.code is not Code.INTERNAL, error.message
-    assert error.message
+    assert cut(error.message).encode(), "it goes to the router, and to the client"
 
 
 def routed(data: bytes) -> None:
@@ -243,6 +243,7 @@ def seeds(target: str) -> list[bytes]:
         "rest_predict": [
             b'{"signature_name": "serving_default", "instances": [{"x": 1, "s": "a", "i": 1, "b": true, "d": NaN}]}',
             b'{"inputs": {"x": [[1.5]], "s": {"b64": "aGk="}, "i": [1], "b": [false], "d": []}}',
+            b'{"instances": [{"x": -Inf, "s": "\xff\\ud83d\\ude00", "i": 1, "b": true, "d": 1}]}',
         ],
         "rest_classify": [
             b'{"signature_name": "classify", "context": {"w": "a"}, "examples": [{"x": [1, true], "y": {"b64": "aGk="}}]}'

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpspool.core import tfs
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, PoolError, cut
 from mpspool.core.ids import ModelVersion
 from mpspool.core.methods import Method
 from mpspool.worker.engine.base import Array, Signature, TensorSpec
 from mpspool.worker.predict import Predictor
-from mpspool.worker.rest import write
+from mpspool.worker.rest import examples, write
 from mpspool.worker.rest.values import Type
 from tests.fakes.engine import FakeEngine
 
@@ -241,7 +242,13 @@ def test_what_is_written(case: str) -> None:
 def test_what_is_no_number() -> None:
     """NaN and the infinities are written as TensorFlow Serving writes them, other floats beside them with few digits."""
     values = np.float32([[np.nan, 0.2], [np.inf, -np.inf]])
-    assert write.text(values) == b"[[NaN, 0.2], [Infinity, -Infinity]]"
+    assert write.text(values) == b"[[NaN,0.2],[Infinity,-Infinity]]"
+    assert write.text(values[:, ::-1]) == b"[[0.2,NaN],[-Infinity,Infinity]]"
+    assert [write.text(np.array(one)) for one in (np.nan, np.inf, -np.inf)] == [
+        b"NaN",
+        b"Infinity",
+        b"-Infinity",
+    ]
     assert write.rows(values) == [b"[NaN,0.2]", b"[Infinity,-Infinity]"]
 
 
@@ -282,8 +289,43 @@ def test_rows_are_the_whole(array: Array) -> None:
     np.testing.assert_allclose(np.array(whole, array.dtype).reshape(array.shape), array)
 
 
+def test_examples() -> None:
+    """A value or a list of them for each feature: whole numbers and booleans, fractions, or strings and bytes."""
+    given_ = {"i": [1, -2, 2**63 - 1], "f": [0.5, 1e300], "s": ["a", "\u00e9"], "b": [True, 2, False], "m": ["a", B64], "x": [1.5, math.nan],
+        "one": 5, "half": 0.5, "true": True, "text": "a", "bytes": B64, "none": []}  # fmt: skip
+    features = tfs.Example.FromString(examples.example(given_)).features.feature
+    found = {
+        name: (kind := one.WhichOneof("kind")) and list(getattr(one, kind).value)
+        for name, one in features.items()
+    }
+    assert found.pop("x") == [1.5, pytest.approx(math.nan, nan_ok=True)]
+    assert found == {"i": [1, -2, 2**63 - 1], "f": [0.5, math.inf], "s": [b"a", b"\xc3\xa9"], "b": [1, 2, 0], "m": [b"a", b"hello"],
+        "one": [5], "half": [0.5], "true": [1], "text": [b"a"], "bytes": [b"hello"], "none": None}  # fmt: skip
+
+
+NO_EXAMPLES = {
+    "two classes": ([1, 1.5], "Unexpected element type in feature: x expecting type: int64"),
+    "a fraction first": ([1.5, True], "Unexpected element type in feature: x expecting type: float"),
+    "text first": (["a", 1], "Unexpected element type in feature: x expecting type: bytes"),
+    "too large": ([1, 2**63], "Feature: x has uint64_t element. Only int64_t is supported."),
+    "null": ([None, None], "Feature: x has element with unexpected JSON type: Null"),
+    "lists": ([[1], [2]], "Feature: x has element with unexpected JSON type: Array"),
+    "objects": ({"y": 1}, "Feature: x has element with unexpected JSON type: Object"),
+    "no base64": ({"b64": "%"}, "Unable to base64 decode"),
+}
+
+
+@pytest.mark.parametrize("case", NO_EXAMPLES)
+def test_what_is_no_example(case: str) -> None:
+    """In TensorFlow Serving's words."""
+    content, text = NO_EXAMPLES[case]
+    with pytest.raises(PoolError) as caught:
+        examples.example({"w": ["a"], "x": content})
+    assert (caught.value.code, caught.value.message) == (Code.INVALID_ARGUMENT, text)
+
+
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(st.sampled_from(["i", "s", "x", "b64"]), inner, max_size=3)
@@ -301,6 +343,29 @@ def test_any_document_is_read_or_refused(document: Any, name: str, several: bool
     types = {"i": name, "s": "string"} if several else {"x": name}
     with contextlib.suppress(PoolError):
         assert read(types, document).keys() == types.keys()
+
+
+@given(
+    documents,
+    st.binary(max_size=3),
+    st.integers(0, 100),
+    st.integers(0, 1100),
+    st.sampled_from(["float", "string"]),
+)
+def test_any_bytes_are_read_or_refused(document: Any, more: bytes, at: int, depth: int, name: str) -> None:
+    """Documents broken off, with other bytes among theirs, or deep: taken or refused, in words that can be sent."""
+    whole = json.dumps(document).encode()
+    for body in (
+        whole[:at] + more + whole[at:],
+        whole[:at] + more,
+        b'{"inputs":' + b"[" * depth + whole + b"]" * depth + b"}",
+    ):
+        for method in (Method.REST_PREDICT, Method.REST_CLASSIFY, Method.REST_REGRESS):
+            try:
+                predictor({"x": name}, y=np.float32([1])).read(body, method)
+            except PoolError as error:
+                assert error.code is not Code.INTERNAL
+                assert cut(error.message).encode()
 
 
 @given(documents, st.sampled_from(["float", "int32", "int64", "bool", "uint8"]))

@@ -21,6 +21,7 @@ from mpspool.worker.rest.values import decode_b64, is_b64
 
 _CONTEXT, _EXAMPLES = "context", "examples"
 _METHODS = {Method.REST_CLASSIFY: Method.CLASSIFY, Method.REST_REGRESS: Method.REGRESS}
+_FIELDS: dict[type, str] = {str: "bytes_list", float: "float_list", int: "int64_list"}
 _KINDS = {"bytes_list": "bytes", "float_list": "float", "int64_list": "int64"}
 _MAX_INT64 = 2**63 - 1
 _MIN_INT64 = -(2**63)
@@ -77,10 +78,28 @@ def example(given: Any) -> bytes:
             feature = features[name]
         except UnicodeEncodeError:
             raise invalid(f"Feature: {name} has a name that is not UTF-8") from None
-        for value in content if isinstance(content, list) else (content,):
-            _add(feature, name, value)
+        if not isinstance(content, list):
+            _add(feature, name, content)
+        elif not _add_at_once(feature, content):
+            for value in content:
+                _add(feature, name, value)
     serialised: bytes = made.SerializeToString()
     return serialised
+
+
+def _add_at_once(feature: Any, values: list[Any]) -> bool:
+    """Whether the values are of one class and in range, and now in the feature."""
+    classes = set(map(type, values))
+    field = _FIELDS.get(classes.pop()) if len(classes) == 1 else None
+    if field is None:
+        return False
+    found = map(as_bytes, values) if field == "bytes_list" else values
+    try:
+        getattr(feature, field).value.extend(found)
+    except ValueError:  # an integer out of range
+        feature.Clear()
+        return False
+    return True
 
 
 def _add(feature: Any, name: str, value: Any) -> None:

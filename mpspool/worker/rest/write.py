@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -41,10 +40,11 @@ def text(array: Array, *, as_bytes: bool = False) -> bytes:
         )
     if array.dtype.name not in _NUMBERS:
         raise UnwritableError
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        return json.dumps(_nested([_shortest(one) for one in array.reshape(-1)], array.shape)).encode()
     whole = np.ascontiguousarray(array) if array.ndim else array[()]
-    return orjson.dumps(whole, option=orjson.OPT_SERIALIZE_NUMPY)
+    written = orjson.dumps(whole, option=orjson.OPT_SERIALIZE_NUMPY)
+    if array.dtype.kind == "f" and not (finite := np.isfinite(array)).all():
+        return _with_words(written, array[~finite].tolist())
+    return written
 
 
 def rows(array: Array, *, as_bytes: bool = False) -> list[bytes]:
@@ -58,10 +58,10 @@ def rows(array: Array, *, as_bytes: bool = False) -> list[bytes]:
         return list(repeat(text(array[0]), count))
     inner = text(array)[1:-1]
     if depth < 0:
-        return inner.replace(b" ", b"").split(b",")
+        return inner.split(b",")
     # No string is in it: a row ends where so many brackets do.
     ends, starts = b"]" * (depth + 1), b"[" * (depth + 1)
-    pieces = inner.replace(b" ", b"")[len(starts) : -len(ends)].split(ends + b"," + starts)
+    pieces = inner[len(starts) : -len(ends)].split(ends + b"," + starts)
     return [starts + piece + ends for piece in pieces]
 
 
@@ -90,9 +90,11 @@ def _string(value: Any, as_bytes: bool) -> Any:
     return {"b64": base64.b64encode(data).decode()}
 
 
-def _shortest(value: Any) -> float:
-    """The float of the fewest digits that are read as the same value of the array's own type."""
-    return float(value) if not math.isfinite(value) else float(str(value))
+def _with_words(written: bytes, values: list[float]) -> bytes:
+    """A text of numbers, with the words for these in the places where orjson has a null."""
+    first, *others = written.split(b"null")
+    words = [b"NaN" if math.isnan(one) else b"Infinity" if one > 0 else b"-Infinity" for one in values]
+    return first + b"".join(chain.from_iterable(zip(words, others, strict=True)))
 
 
 def _nested(flat: list[Any], shape: Sequence[int]) -> Any:
