@@ -345,6 +345,11 @@ def test_any_document_is_read_or_refused(document: Any, name: str, several: bool
         assert read(types, document).keys() == types.keys()
 
 
+def _check_refusal(error: PoolError) -> None:
+    assert error.code is not Code.INTERNAL
+    assert cut(error.message).encode()
+
+
 @given(
     documents,
     st.binary(max_size=3),
@@ -364,8 +369,7 @@ def test_any_bytes_are_read_or_refused(document: Any, more: bytes, at: int, dept
             try:
                 predictor({"x": name}, y=np.float32([1])).read(body, method)
             except PoolError as error:
-                assert error.code is not Code.INTERNAL
-                assert cut(error.message).encode()
+                _check_refusal(error)
 
 
 @given(documents, st.sampled_from(["float", "int32", "int64", "bool", "uint8"]))
