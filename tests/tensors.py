@@ -12,13 +12,15 @@ def decode(data: bytes) -> Array:
     return codec.decode(tfs.RawTensor.FromString(data), lambda: tfs.TensorProto.FromString(data))
 
 
-def encode(array: Array, number: int = 0) -> bytes:
-    """A serialised TensorProto, as the codec writes it: a typed list. Raises codec.TensorError."""
-    return b"".join(codec.encode(array, number))
+def encode(array: Array, number: int = 0, *, content: bool = False) -> bytes:
+    """A serialised TensorProto, as the codec writes it: a typed list, or tensor_content. Raises codec.TensorError."""
+    number = number or codec.number_of(array)
+    (payload,) = codec.payloads(array, number, content=content)
+    return codec.head(number, array.shape, len(payload), content) + payload
 
 
 def with_content(array: Array, number: int) -> bytes:
-    """A serialised TensorProto with the values in tensor_content, which servers read and do not write."""
+    """A serialised TensorProto with the values in tensor_content."""
     tensor = tfs.TensorProto(dtype=number, tensor_content=_content(array))
     for size in array.shape:
         tensor.tensor_shape.dim.add(size=size)

@@ -47,7 +47,7 @@ class Version:
         )
         engine = load(settings, config)
         assert isinstance(engine, SessionEngine)
-        warm_up(engine, self.id, path)
+        warm_up(Predictor(engine, self.id), path)
         self._engine = engine
         self._mine = threading.local()
 

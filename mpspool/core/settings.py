@@ -166,6 +166,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
         gpu_memory_limit_bytes: 0 for no limit.
         gpu_allocator: for TF_GPU_ALLOCATOR; empty for TensorFlow's own choice.
         merge_copy_streams: copies to and from the GPU go on the stream that computes.
+        tensor_content: answers of Predict have their values in tensor_content.
+        check_method_names: only the methods that a signature's method_name allows are answered.
         hang_timeout_s: the least time after which a running request counts as hung.
         start_timeout_s: the time after which a worker that is not READY counts as hung.
         engine: "auto", "session" or "tf2".
@@ -195,6 +197,8 @@ class ModelSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpu_allocator: str = ""
     merge_copy_streams: bool = False
     saved_model_tags: list[str] = msgspec.field(default_factory=lambda: ["serve"])
+    tensor_content: bool = False
+    check_method_names: bool = False
     hang_timeout_s: float = 30.0
     start_timeout_s: float = 600.0
     engine: str = "auto"

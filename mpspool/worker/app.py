@@ -24,6 +24,7 @@ from mpspool.worker import device, device_failure, gpu, simulated_gpu
 from mpspool.worker.device_failure import DeviceFailedError, OnGpu
 from mpspool.worker.engine.base import Engine
 from mpspool.worker.link import Link, Ran, RefusedError, wake_on_signals
+from mpspool.worker.plan import Rules
 from mpspool.worker.predict import Predictor
 from mpspool.worker.runner import Runner
 from mpspool.worker.without_keras import without_keras
@@ -122,11 +123,13 @@ class Worker:
             self._to(WorkerState.WARMING)
             others = Path(self._config.model.warmup) if self._config.model.warmup else None
             iterations = self._config.model.warmup_iterations
-            calls = warmup.warm_up(engine, self._model, path, others, iterations)
+            rules = Rules(self._config.model.tensor_content, self._config.model.check_method_names)
+            predictor = Predictor(engine, self._model, rules)
+            calls = warmup.warm_up(predictor, path, others, iterations)
             recorded = warmup.recorded_requests(path, others) is not None
             warmed = time.monotonic()
         device.require_mps(self._config)
-        self._runner = Runner(Predictor(engine, self._model), self._config.model.batching, self._progress)
+        self._runner = Runner(predictor, self._config.model.batching, self._progress)
         weights = checked(engine.weights(), before_bytes, path, warm=calls > 0)
         logger.info(
             "ready",

@@ -6,7 +6,7 @@ value, an empty one gives zeros, one that is too long is cut; a tensor without e
 its values. Two things are refused beside it: more dimensions than an array can have, and a list
 so short that filling the shape would allocate what nobody sent.
 
-Encoding writes the bytes directly: TensorFlow Serving's answers are typed lists.
+Encoding writes the bytes directly: typed lists, as TensorFlow Serving's answers have them by default, or tensor_content.
 """
 
 from __future__ import annotations
@@ -231,33 +231,18 @@ def _key(field: int, wire: int) -> bytes:
 
 
 @lru_cache(maxsize=4096)
-def head(number: int, shape: tuple[int, ...], size: int) -> bytes:
-    """What stands before the payload of so many bytes in a TensorProto: dtype, tensor_shape, the list's tag and size."""
+def head(number: int, shape: tuple[int, ...], size: int, content: bool = False) -> bytes:
+    """What stands before the payload of so many bytes in a TensorProto: dtype, tensor_shape, the field's tag and size.
+
+    The field is the type's list, or tensor_content.
+    """
     sizes = [b"\x08" + varints.one(size) if size else b"" for size in shape]
     dims = b"".join(b"\x12" + varints.one(len(size)) + size for size in sizes)
     start = b"\x08" + varints.one(number) + b"\x12" + varints.one(len(dims)) + dims
-    field = tfs.DATA_TYPES[number].field
+    field = "tensor_content" if content else tfs.DATA_TYPES[number].field
     if not size or field == "string_val":  # each string has a tag of its own
         return start
     return start + _key(_FIELD_NUMBERS[field], 2) + varints.one(size)
-
-
-def encode(array: Array, number: int) -> tuple[bytes, Payload]:
-    """A TensorProto's bytes in two parts, to be sent one after the other.
-
-    The second part may be a view of the array's memory.
-
-    Args:
-        array: strings as objects (bytes), or in numpy's own string types; a quantized type as a
-            structure or as its plain integer.
-        number: the type, a tensorflow.DataType; 0 takes it from the array.
-
-    Raises:
-        TensorError: no tensor has such values.
-    """
-    number = number or number_of(array)
-    payload = payloads(array, number)[0]
-    return head(number, array.shape, len(payload)), payload
 
 
 def number_of(array: Array) -> int:
@@ -268,19 +253,23 @@ def number_of(array: Array) -> int:
         raise TensorError(f"cannot send an array of {array.dtype}") from None
 
 
-def payloads(array: Array, number: int, bounds: Sequence[int] | None = None) -> list[Payload]:
+def payloads(
+    array: Array, number: int, bounds: Sequence[int] | None = None, content: bool = False
+) -> list[Payload]:
     """What a TensorProto has after its head(), for each range of the array's rows. May be views of its memory.
 
     Args:
-        array: as for encode().
-        number: as for encode(), not 0.
+        array: strings as objects (bytes), or in numpy's own string types; a quantized type as a
+            structure or as its plain integer.
+        number: the type, a tensorflow.DataType.
         bounds: where the ranges begin and end, 0 the first of them; None for one tensor of the whole array.
+        content: for tensor_content, in place of the type's list.
 
     Raises:
         TensorError: no tensor has such values.
     """
     try:
-        values, encode_some = _writer(array, number, tfs.DATA_TYPES[number].field)
+        values, encode_some = _writer(array, number, content)
         if bounds is None:
             return [encode_some(values) if encode_some else values]
         width = len(values) // len(array)
@@ -290,12 +279,13 @@ def payloads(array: Array, number: int, bounds: Sequence[int] | None = None) -> 
         raise TensorError(f"cannot send an array of {array.dtype} as {tfs.type_text(number)}") from None
 
 
-def _writer(array: Array, number: int, field: str) -> tuple[Any, Callable[[Any], bytes] | None]:
+def _writer(array: Array, number: int, content: bool) -> tuple[Any, Callable[[Any], bytes] | None]:
     """What is written, flat, and how a part of it becomes bytes, unless it is bytes."""
+    field = tfs.DATA_TYPES[number].field
     if field == "string_val":
-        return _strings(array), _string_list
+        return _strings(array), _string_content if content else _string_list
     array = _plain(array, number)
-    if field in _AS_IN_MEMORY:
+    if content or field in _AS_IN_MEMORY:
         return _bytes_of(array), None
     if field == "half_val":
         array = array.view(np.uint16)
@@ -326,6 +316,11 @@ def _bytes_of(array: Array) -> bytes | memoryview:
 def _string_list(strings: list[bytes]) -> bytes:
     serialised: bytes = tfs.RawTensor(string_val=strings).SerializeToString()
     return serialised
+
+
+def _string_content(strings: list[bytes]) -> bytes:
+    """See _strings_from_content()."""
+    return varints.encode(np.array([len(one) for one in strings], np.int64)) + b"".join(strings)
 
 
 def _strings(array: Array) -> list[bytes]:

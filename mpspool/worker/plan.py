@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
@@ -14,6 +15,24 @@ from mpspool.worker.engine.base import Array, Engine, Signature
 from mpspool.worker.response import ResponsePlan
 
 _MAX_RESPONSES = 256
+# By Predict all of them may be asked for.
+_PREDICTED = ("tensorflow/serving/predict", "tensorflow/serving/classify", "tensorflow/serving/regress")
+_PREDICTED_TEXT = f"{{{', '.join(_PREDICTED)}}}"
+
+
+class Rules(NamedTuple):
+    """What a pool has chosen of how requests are answered.
+
+    Attributes:
+        tensor_content: answers of Predict have their values in tensor_content, not in lists.
+        check_method_names: only the methods that a signature's method_name allows are answered.
+    """
+
+    tensor_content: bool = False
+    check_method_names: bool = False
+
+
+TENSORFLOW_SERVINGS = Rules()
 
 
 class Plans:
@@ -22,18 +41,20 @@ class Plans:
     Args:
         engine: of it.
         model: its name and version.
+        rules: of the pool.
     """
 
-    def __init__(self, engine: Engine, model: ModelVersion) -> None:
+    def __init__(self, engine: Engine, model: ModelVersion, rules: Rules) -> None:
         self._engine = engine
         self._model = model
+        self._rules = rules
         self._plans: dict[str, Plan] = {}
 
     def find(self, name: str) -> Plan | None:
         """Of a signature; None where there is none of this name."""
         plan = self._plans.get(name)
         if plan is None and (signature := self._engine.signatures.get(name)) is not None:
-            plan = self._plans[name] = Plan(self._model, signature, self.definition(name))
+            plan = self._plans[name] = Plan(self._model, signature, self.definition(name), self._rules)
         return plan
 
     def definition(self, name: str) -> Any:
@@ -50,12 +71,13 @@ class Plan:
         input_rows: TensorSpec.rows of each input.
     """
 
-    def __init__(self, model: ModelVersion, signature: Signature, definition: Any) -> None:
+    def __init__(self, model: ModelVersion, signature: Signature, definition: Any, rules: Rules) -> None:
         feed_names = {alias: definition.inputs[alias].name for alias in signature.inputs}
         self.name = signature.name
         self.signature = signature
         self.input_rows = {spec.rows for spec in signature.inputs.values()}
         self._model = model
+        self._rules = rules
         self._feed_names = feed_names
         self._aliases = sorted(signature.inputs)
         # TensorFlow numbers a session's arguments by the sorted names of the fed tensors.
@@ -68,6 +90,18 @@ class Plan:
             if number in tfs.DATA_TYPES and tfs.DATA_TYPES[number].field
         ]
         self._responses: dict[tuple[str, ...], ResponsePlan] = {}
+
+    def check_predict(self) -> None:
+        """Raises PoolError where method names are looked at and the signature's has nothing to do with Predict."""
+        self.check_method(
+            _PREDICTED, Code.INTERNAL, f"prediction signature method_name to be one of {_PREDICTED_TEXT}"
+        )
+
+    def check_method(self, names: Sequence[str], code: Code, expected: str) -> None:
+        """Raises PoolError of the code where method names are looked at and the signature's is none of these."""
+        name = self.signature.method_name
+        if self._rules.check_method_names and name not in names:
+            raise PoolError(code, f"Expected {expected}. Was: {name}")
 
     def inputs(self, given: Any, body: bytes) -> dict[str, Array]:
         """The arrays to feed, by alias, the defaults of those left out among them."""
@@ -124,7 +158,7 @@ class Plan:
         if plan is None:
             self._check_filter(output_filter)
             aliases = output_filter or tuple(self.signature.outputs)
-            plan = ResponsePlan(self._model, self.signature, aliases)
+            plan = ResponsePlan(self._model, self.signature, aliases, self._rules.tensor_content)
             if len(self._responses) < _MAX_RESPONSES:
                 self._responses[output_filter] = plan
         return plan

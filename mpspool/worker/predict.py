@@ -19,7 +19,7 @@ from mpspool.worker.call import Call, Kind, check_model
 from mpspool.worker.engine.base import Array, Engine
 from mpspool.worker.examples.reader import ExamplesReader, MultiInferenceReader
 from mpspool.worker.layout import Layouts
-from mpspool.worker.plan import Plans
+from mpspool.worker.plan import TENSORFLOW_SERVINGS, Plans, Rules
 from mpspool.worker.rest.examples import RestExamplesReader
 from mpspool.worker.rest.predict import RestPredictReader
 
@@ -45,12 +45,13 @@ class Predictor:
     Args:
         engine: of this model version.
         model: what the worker serves; a request for another model is refused.
+        rules: of the pool.
     """
 
-    def __init__(self, engine: Engine, model: ModelVersion) -> None:
+    def __init__(self, engine: Engine, model: ModelVersion, rules: Rules = TENSORFLOW_SERVINGS) -> None:
         self._engine = engine
         self._model = model
-        self._plans = Plans(engine, model)
+        self._plans = Plans(engine, model, rules)
         self._readers: dict[int, Reader] = {
             Method.CLASSIFY: ExamplesReader(Method.CLASSIFY, self._plans, model),
             Method.REGRESS: ExamplesReader(Method.REGRESS, self._plans, model),
@@ -60,6 +61,10 @@ class Predictor:
             Method.REST_REGRESS: RestExamplesReader(Method.REST_REGRESS, self._plans, model),
         }
         self._known: Layouts[Kind] = Layouts()
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
 
     @property
     def model(self) -> ModelVersion:
@@ -103,6 +108,7 @@ class Predictor:
         plan = self._plans.find(name)
         if plan is None:
             raise PoolError(Code.FAILED_PRECONDITION, f'Serving signature key "{name}" not found.')
+        plan.check_predict()
         inputs = plan.inputs(request.inputs, body)
         output_filter = request.output_filter
         response = plan.response(tuple(output_filter) if len(output_filter) else ())

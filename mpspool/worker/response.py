@@ -30,15 +30,18 @@ class ResponsePlan:
         model: what is served.
         signature: what is run.
         aliases: the outputs.
+        content: their values are sent in tensor_content.
     """
 
     whole = False
 
-    def __init__(self, model: ModelVersion, signature: Signature, aliases: tuple[str, ...]) -> None:
+    def __init__(
+        self, model: ModelVersion, signature: Signature, aliases: tuple[str, ...], content: bool = False
+    ) -> None:
         self.aliases = aliases
         self.form = aliases
         self.output_rows = {signature.outputs[alias].rows for alias in aliases}
-        self._outputs = [_Output(alias, signature.outputs[alias].dtype) for alias in aliases]
+        self._outputs = [_Output(alias, signature.outputs[alias].dtype, content) for alias in aliases]
         spec = tfs.ModelSpec(name=model.name, signature_name=signature.name)
         spec.version.value = model.version
         self._model_spec = _delimited(_MODEL_SPEC_TAG, spec.SerializeToString())
@@ -47,7 +50,7 @@ class ResponsePlan:
         """The PredictResponse. Copies each tensor once."""
         parts: list[Payload] = []
         for plan, output in zip(self._outputs, outputs, strict=True):
-            payload = codec.payloads(output, plan.type_of(output))[0]
+            payload = plan.payloads(output)[0]
             parts += (plan.head(output, output.shape, len(payload)), payload)
         parts.append(self._model_spec)
         return b"".join(parts)
@@ -61,7 +64,7 @@ class ResponsePlan:
         """
         columns: list[Iterable[Payload]] = []
         for plan, output in zip(self._outputs, outputs, strict=True):
-            payloads = codec.payloads(output, plan.type_of(output), bounds)
+            payloads = plan.payloads(output, bounds)
             columns += (plan.heads(output, payloads, bounds), payloads)
         columns.append(repeat(self._model_spec))
         return [b"".join(parts) for parts in zip(*columns, strict=False)]
@@ -70,19 +73,24 @@ class ResponsePlan:
 class _Output:
     """One output of a response."""
 
-    def __init__(self, alias: str, number: int) -> None:
+    def __init__(self, alias: str, number: int, content: bool) -> None:
         self._number = number
+        self._content = content
         self._key = _delimited(_KEY_TAG, alias.encode()) + _VALUE_TAG
         self._heads: dict[tuple[tuple[int, ...], int], bytes] = {}
 
-    def type_of(self, output: Array) -> int:
+    def payloads(self, output: Array, bounds: Sequence[int] | None = None) -> list[Payload]:
+        """See codec.payloads()."""
+        return codec.payloads(output, self._type_of(output), bounds, self._content)
+
+    def _type_of(self, output: Array) -> int:
         return self._number or codec.number_of(output)
 
     def head(self, output: Array, shape: tuple[int, ...], size: int) -> bytes:
         """All that stands before a payload of so many bytes: tags, sizes, alias, type and shape."""
         if self._number and (head := self._heads.get((shape, size))):
             return head
-        tensor = codec.head(self.type_of(output), shape, size)
+        tensor = codec.head(self._type_of(output), shape, size, self._content)
         value_size = varints.one(len(tensor) + size)
         entry_size = varints.one(len(self._key) + len(value_size) + len(tensor) + size)
         head = b"".join((_OUTPUTS_TAG, entry_size, self._key, value_size, tensor))

@@ -12,7 +12,6 @@ from google.protobuf.message import DecodeError
 
 from mpspool.core import log, tfs
 from mpspool.core.errors import PoolError
-from mpspool.core.ids import ModelVersion
 from mpspool.worker.engine.base import Array, Engine, Signature, TensorSpec
 from mpspool.worker.engine.failure import PASSING, status_text
 from mpspool.worker.engine.saved_model import LoadError
@@ -26,14 +25,11 @@ MAX_RECORDS = 1000
 _METHODS = {field: method for method, field in tfs.LOG_FIELDS.items()}
 
 
-def warm_up(
-    engine: Engine, model: ModelVersion, path: Path, others: Path | None = None, iterations: int = 1
-) -> int:
+def warm_up(predictor: Predictor, path: Path, others: Path | None = None, iterations: int = 1) -> int:
     """Runs the model before a client does. Returns how many calls it answered.
 
     Args:
-        engine: what was loaded.
-        model: its name and version.
+        predictor: of what was loaded.
         path: the version folder, where the recorded requests lie.
         others: requests that were recorded for another version, for where there are none.
         iterations: how often each recorded request is sent; 0 for no call at all.
@@ -48,8 +44,9 @@ def warm_up(
     start = time.monotonic()
     requests = recorded_requests(path, others)
     if requests is not None:
-        count = _replay(Predictor(engine, model), requests, iterations)
+        count = _replay(predictor, requests, iterations)
     else:
+        engine = predictor.engine
         count = sum(_synthetic_call(engine, signature) for signature in engine.signatures.values())
     logger.info(
         "warm", recorded=requests is not None, calls=count, seconds=round(time.monotonic() - start, 3)

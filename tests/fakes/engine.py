@@ -37,6 +37,8 @@ class FakeEngine:
             for alias in signature.inputs:
                 info = definitions.signature_def[key].inputs[alias]
                 info.name = self._feed_names.get(alias, f"{alias}:0")
+            for alias in signature.outputs:
+                definitions.signature_def[key].outputs[alias].name = f"{alias}:0"
         return definitions.SerializeToString()
 
     def run(self, signature: str, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tomllib
@@ -22,7 +23,7 @@ from tests.conftest import PoolStarter, short_dir
 from tests.light import LIGHT, write_model
 from tests.polling import until
 from tests.pool import CLI, ROOT, ModelServer, Pool, cli
-from tests.reloading import ask, predict, refused, reload
+from tests.reloading import ask, refused, reload
 from tests.serving_files import MODEL_CONFIG, PLATFORM_CONFIG, eas_service
 
 # Of the page on session groups.
@@ -67,9 +68,21 @@ def test_one_model_on_both_ports(start_pool: PoolStarter, model_dir: Callable[[s
         f"--model_base_path={base}",
         "--cpu_slots=1",
         "--enable_profiler",
+        "--enable_serialization_as_tensor_content",
+        "--enable_signature_method_name_check",
         kind=ModelServer,
     ).wait()
-    assert predict(pool, "half") == [2.5, 3.0]
+    request = tfs.PredictRequest()
+    request.model_spec.name = "half"
+    request.inputs["x"].CopyFrom(tfs.TensorProto(dtype=1, tensor_shape={"dim": [{"size": 1}]}, float_val=[1]))
+    with grpc.insecure_channel(pool.address) as channel:
+        service = f"/{tfs.PREDICTION_SERVICE}"
+        answer = channel.unary_unary(f"{service}/Predict")(request.SerializeToString(), timeout=30)
+        assert tfs.PredictResponse.FromString(answer).outputs["y"].tensor_content == struct.pack("<f", 2.5)
+        examples = tfs.ClassificationRequest(input={"example_list": {"examples": [{}]}})
+        examples.model_spec.name = "half"
+        with pytest.raises(grpc.RpcError, match="method_name to be tensorflow/serving/classify"):
+            channel.unary_unary(f"{service}/Classify")(examples.SerializeToString(), timeout=30)
     url = f"http://127.0.0.1:{pool.rest_port}/v1/models/half:predict"
     request = urllib.request.Request(url, json.dumps({"instances": [1, 2]}).encode())
     with urllib.request.urlopen(request, timeout=30) as response:

@@ -18,6 +18,7 @@ from mpspool.core.settings import ModelSettings
 from mpspool.worker import warmup
 from mpspool.worker.engine.base import Array, Engine, Signature, TensorSpec
 from mpspool.worker.engine.load import LoadError, load
+from mpspool.worker.predict import Predictor
 from tests.conftest import PoolStarter
 from tests.polling import until
 
@@ -77,19 +78,19 @@ def write(path: Path, records: Sequence[bytes]) -> None:
 def test_recorded_requests(engine: Recording, path: Path) -> None:
     """Each recorded request is replayed, whatever name the model had then."""
     write(path, [predict_log([1, 2]).SerializeToString(), predict_log([3]).SerializeToString()])
-    warmup.warm_up(engine, MODEL, path)
+    warmup.warm_up(Predictor(engine, MODEL), path)
     assert [inputs["x"].tolist() for _, inputs in engine.calls] == [[1, 2], [3]]
 
 
 def test_recorded_requests_are_repeated_or_not_sent(engine: Recording, path: Path) -> None:
     """Each as often as is said, one after the other; with no iterations nothing is sent, nor made up."""
     write(path, [predict_log([1]).SerializeToString(), predict_log([3]).SerializeToString()])
-    assert warmup.warm_up(engine, MODEL, path, iterations=2) == 4
+    assert warmup.warm_up(Predictor(engine, MODEL), path, iterations=2) == 4
     assert [inputs["x"].tolist() for _, inputs in engine.calls] == [[1], [1], [3], [3]]
     engine.calls.clear()
-    assert warmup.warm_up(engine, MODEL, path, iterations=0) == 0
+    assert warmup.warm_up(Predictor(engine, MODEL), path, iterations=0) == 0
     (path / warmup.REQUESTS_FILE).unlink()
-    assert warmup.warm_up(engine, MODEL, path, iterations=0) == 0
+    assert warmup.warm_up(Predictor(engine, MODEL), path, iterations=0) == 0
     assert not engine.calls
 
 
@@ -97,7 +98,7 @@ def test_recorded_request_that_fails(engine: Recording, path: Path) -> None:
     """A recorded request that fails fails the load, as in TensorFlow Serving."""
     write(path, [predict_log([1]).SerializeToString(), predict_log([1], "typo").SerializeToString()])
     with pytest.raises(LoadError, match=r"warm-up record 2 of .* failed: .*typo"):
-        warmup.warm_up(engine, MODEL, path)
+        warmup.warm_up(Predictor(engine, MODEL), path)
 
 
 def examples_log(field: str, *signatures: str) -> Any:
@@ -126,13 +127,13 @@ def test_other_methods(model_dir: Callable[[str], Path], tmp_path: Path, name: s
         tfs.PredictionLog(),
     ]
     write(path, [entry.SerializeToString() for entry in recorded])
-    warmup.warm_up(engine, MODEL, path)
+    warmup.warm_up(Predictor(engine, MODEL), path)
     found = ["classify_both", "regress_x_to_y", "regress_x_to_y", "classify_x_to_y"]
     assert [signature for signature, _ in engine.calls] == found
     shutil.rmtree(path / "assets.extra")
     write(path, [examples_log("regress_log", "classify_both").SerializeToString()])
     with pytest.raises(LoadError, match=r"warm-up record 1 of .* failed: Expected one output Tensor\."):
-        warmup.warm_up(engine, MODEL, path)
+        warmup.warm_up(Predictor(engine, MODEL), path)
 
 
 @pytest.mark.parametrize("field", ["session_run_log", "predict_streamed_log"])
@@ -142,7 +143,7 @@ def test_unsupported_records(engine: Recording, path: Path, field: str) -> None:
     getattr(refused, field).SetInParent()
     write(path, [refused.SerializeToString()])
     with pytest.raises(LoadError, match=f"Unsupported log_type for warmup: {field}"):
-        warmup.warm_up(engine, MODEL, path)
+        warmup.warm_up(Predictor(engine, MODEL), path)
 
 
 @pytest.mark.parametrize("count", [1000, 1001])
@@ -151,9 +152,9 @@ def test_record_limit(engine: Recording, path: Path, count: int) -> None:
     write(path, [predict_log([1]).SerializeToString()] * count)
     if count > warmup.MAX_RECORDS:
         with pytest.raises(LoadError, match=r"Number of warmup records exceeds the maximum \(1000\)"):
-            warmup.warm_up(engine, MODEL, path)
+            warmup.warm_up(Predictor(engine, MODEL), path)
     else:
-        warmup.warm_up(engine, MODEL, path)
+        warmup.warm_up(Predictor(engine, MODEL), path)
     assert len(engine.calls) == 1000
 
 
@@ -161,17 +162,17 @@ def test_garbage(engine: Recording, path: Path) -> None:
     """What is no TFRecord file, and a record that is no PredictionLog, fail the load and say so."""
     write(path, [b"\xff\xff"])
     with pytest.raises(LoadError, match="Failed to parse warmup record 1"):
-        warmup.warm_up(engine, MODEL, path)
+        warmup.warm_up(Predictor(engine, MODEL), path)
     (path / warmup.REQUESTS_FILE).write_bytes(b"no record" * 20)
     with pytest.raises(LoadError, match="verify your warmup data is in TFRecord format"):
-        warmup.warm_up(engine, MODEL, path)
+        warmup.warm_up(Predictor(engine, MODEL), path)
 
 
 def test_synthetic_calls(model_dir: Callable[[str], Path]) -> None:
     """Without recorded requests each signature is called once with a batch of one, where its shapes are known."""
     path = model_dir("multi_signature") / "1"
     engine = loaded(path)
-    assert warmup.warm_up(engine, MODEL, path) == 3
+    assert warmup.warm_up(Predictor(engine, MODEL), path) == 3
     calls = {signature: {alias: x.shape for alias, x in inputs.items()} for signature, inputs in engine.calls}
     assert calls == {
         "serving_default": {"x": (1, 3)},
@@ -187,7 +188,7 @@ def test_synthetic_call_that_fails(capsys: pytest.CaptureFixture[str], engine: R
         raise PoolError(Code.INVALID_ARGUMENT, "zeros mean nothing to me")
 
     engine.run = refuse  # type: ignore[method-assign,assignment]
-    assert warmup.warm_up(engine, MODEL, path) == 0
+    assert warmup.warm_up(Predictor(engine, MODEL), path) == 0
     logged = capsys.readouterr()
     assert "zeros mean nothing to me" in logged.out + logged.err
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,23 @@ def test_tensorflow_reads_what_we_write(number: int, data: st.DataObject) -> Non
     stock = tensor_pb2.TensorProto.FromString(encoded)
     assert stock.SerializeToString(deterministic=True) == encoded
     assert not stock.tensor_content
+
+
+@pytest.mark.parametrize("number", FED)
+@given(data=st.data())
+@settings(max_examples=20)
+def test_values_as_content(number: int, data: st.DataObject) -> None:
+    """Of a whole tensor and of ranges of its rows, they are what tensor_content has to be."""
+    array = _fed(number, (data.draw(st.integers(1, 5)), *data.draw(shapes)), data.draw)
+    assert tensors.encode(array, number, content=True) == tensors.with_content(array, number)
+    assert _same(tensors.decode(tensors.encode(array, number, content=True)), array)
+    cut = data.draw(st.integers(1, len(array)))
+    bounds = [0, cut, len(array)] if cut < len(array) else [0, cut]
+    for payload, (start, end) in zip(
+        codec.payloads(array, number, bounds, content=True), pairwise(bounds), strict=True
+    ):
+        head = codec.head(number, array[start:end].shape, len(payload), True)
+        assert head + bytes(payload) == tensors.with_content(array[start:end], number)
 
 
 @pytest.mark.parametrize("number", FED)
@@ -272,7 +290,7 @@ def test_large_content_is_not_copied() -> None:
     array = np.zeros(10**5, np.float32)
     raw = tfs.RawTensor.FromString(tensors.with_content(array, 1))
     assert not codec.decode(raw, lambda: raw).flags.owndata
-    assert np.shares_memory(np.asarray(codec.encode(array, 1)[1]), array)
+    assert np.shares_memory(np.asarray(codec.payloads(array, 1)[0]), array)
 
 
 def test_arrays_need_not_be_contiguous_or_of_the_very_type() -> None:

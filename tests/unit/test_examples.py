@@ -11,9 +11,14 @@ from hypothesis import strategies as st
 
 from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError
+from mpspool.core.ids import ModelVersion
+from mpspool.core.methods import Method
 from mpspool.worker import varints
-from mpspool.worker.engine.base import Array
-from mpspool.worker.examples.tasks import Classification, Regression
+from mpspool.worker.engine.base import Array, Signature, TensorSpec
+from mpspool.worker.examples.tasks import CLASSIFY, REGRESS, Classification, Regression
+from mpspool.worker.plan import Rules
+from mpspool.worker.predict import Predictor
+from tests.fakes.engine import FakeEngine
 
 LABELS = np.array([[b"dos", b"uno"], [b"cuatro", b"tres"]], object)
 SCORES = np.float32([[2, 1], [4, 0]])
@@ -149,3 +154,48 @@ def test_signatures_for_something_else(kind: Any, made: Any, text: str) -> None:
     with pytest.raises(PoolError) as caught:
         kind(made)
     assert caught.value.message.startswith(text)
+
+
+NATIVE = "tensorflow/serving/predict"
+SIGNATURES = {CLASSIFY: {"scores": np.float32([[1, 2]])}, REGRESS: {"outputs": np.float32([3])}}
+STRING, FLOAT = 7, 1
+
+
+def asked(method: str, method_name: str, *, check: bool, multi: bool = False) -> PoolError | None:
+    """How a signature with such a method_name takes a request by this method."""
+    outputs = SIGNATURES[method]
+    signature = Signature(
+        name="serving_default",
+        method_name=method_name,
+        inputs={"inputs": TensorSpec(STRING, None)},
+        outputs={alias: TensorSpec(FLOAT, None) for alias in outputs},
+        defaults={},
+    )
+    engine = FakeEngine([signature], lambda _: outputs)
+    predictor = Predictor(engine, ModelVersion("m", 1), Rules(check_method_names=check))
+    if multi:
+        by, request = Method.MULTI_INFERENCE, tfs.MultiInferenceRequest()
+        request.tasks.add(method_name=method).model_spec.name = "m"
+    else:
+        by, request = Method.CLASSIFY if method == CLASSIFY else Method.REGRESS, tfs.ClassificationRequest()
+        request.model_spec.name = "m"
+    request.input.example_list.examples.add()
+    try:
+        predictor.predict(request.SerializeToString(), by)
+    except PoolError as error:
+        return error
+    return None
+
+
+@pytest.mark.parametrize("multi", [False, True])
+@pytest.mark.parametrize(("method", "kind"), [(CLASSIFY, "classification"), (REGRESS, "regression")])
+def test_method_names(method: str, kind: str, multi: bool) -> None:
+    """A signature of any method may be asked, and where method names are looked at only one of the request's own."""
+    assert asked(method, NATIVE, check=False, multi=multi) is None
+    assert asked(method, method, check=True, multi=multi) is None
+    error = asked(method, NATIVE, check=True, multi=multi)
+    assert error is not None
+    assert (error.code, error.message) == (
+        Code.INVALID_ARGUMENT,
+        f"Expected {kind} signature method_name to be {method}. Was: {NATIVE}",
+    )

@@ -12,6 +12,7 @@ from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.worker.engine.base import Array, Signature, TensorSpec
+from mpspool.worker.plan import Rules
 from mpspool.worker.predict import Predictor, Timings
 from tests import tensors
 from tests.fakes.engine import FakeEngine
@@ -25,10 +26,11 @@ def _signature(
     inputs: Mapping[str, int] = {"x": FLOAT},
     outputs: Mapping[str, int] = {"y": FLOAT},
     defaults: Mapping[str, Array] = {},
+    method_name: str = "tensorflow/serving/predict",
 ) -> Signature:
     return Signature(
         name=name,
-        method_name="tensorflow/serving/predict",
+        method_name=method_name,
         inputs={alias: TensorSpec(number, None) for alias, number in inputs.items()},
         outputs={alias: TensorSpec(number, None) for alias, number in outputs.items()},
         defaults=defaults,
@@ -131,6 +133,36 @@ def test_defaults_stand_in_for_what_is_left_out() -> None:
     for given, expected in (({"x": _f32(2)}, 20), ({"x": _f32(2), "k": _f32(3)}, 6)):
         response = tfs.PredictResponse.FromString(predict(engine, MODEL, _body(given))[0])
         assert list(response.outputs["y"].float_val) == [expected]
+
+
+def test_values_in_tensor_content() -> None:
+    """Where the pool says so, of every type."""
+    outputs = {"a": np.array([1.5], np.float32), "b": np.array([b"b", b""], object), "c": np.array([-3])}
+    engine = FakeEngine([_signature(outputs={"a": FLOAT, "b": STRING, "c": INT64})], lambda _: outputs)
+    body, _ = Predictor(engine, MODEL, Rules(tensor_content=True)).predict(_body({"x": _f32(1)}))
+    found = tfs.PredictResponse.FromString(body).outputs
+    assert {alias: found[alias].tensor_content for alias in outputs} == {
+        "a": outputs["a"].tobytes(),
+        "b": b"\x01\x00b",
+        "c": outputs["c"].tobytes(),
+    }
+    assert not any((found["a"].float_val, found["b"].string_val, found["c"].int64_val))
+
+
+def test_method_names() -> None:
+    """Predict takes signatures of any method, and where method names are looked at only those of TensorFlow Serving's."""
+    names = [f"tensorflow/serving/{method}" for method in ("predict", "classify", "regress")]
+    for name in names:
+        engine = FakeEngine([_signature(method_name=name)], _half)
+        Predictor(engine, MODEL, Rules(check_method_names=True)).predict(_body({"x": _f32(1)}))
+    odd = FakeEngine([_signature(method_name="odd")], _half)
+    predict(odd, MODEL, _body({"x": _f32(1)}))
+    with pytest.raises(PoolError) as raised:
+        Predictor(odd, MODEL, Rules(check_method_names=True)).predict(_body({"x": _f32(1)}))
+    assert (raised.value.code, raised.value.message) == (
+        Code.INTERNAL,
+        f"Expected prediction signature method_name to be one of {{{', '.join(names)}}}. Was: odd",
+    )
 
 
 def test_unknown_signature() -> None:

@@ -240,6 +240,12 @@ class PoolConfig(Placement):
     allow_labels_for_unavailable: bool = False
     """HandleReloadConfigRequest may give a label that no other version has to one that is not AVAILABLE yet, as with TensorFlow
     Serving's allow_version_labels_for_unavailable_models."""
+    tensor_content: bool = False
+    """Answers of Predict have their values in tensor_content, which costs less for integers than the lists that TensorFlow Serving's
+    have by default."""
+    check_method_names: bool = False
+    """A signature is served by the methods alone that its method_name allows, as before TensorFlow 2; native TensorFlow 2 models have
+    "tensorflow/serving/predict" in all of theirs."""
     readiness: Literal["any", "all"] = "any"
     """/readyz answers 200 when any model is AVAILABLE, or only when all are."""
     monitoring_path: MonitoringPath = MONITORING_PATH

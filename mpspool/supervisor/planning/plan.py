@@ -328,6 +328,8 @@ def _settings(
         merge_copy_streams=bool(model.merge_copy_streams),
         saved_model_tags=list(model.saved_model_tags),
         warmup_iterations=model.num_request_iterations_for_warmup if model.enable_model_warmup else 0,
+        tensor_content=config.tensor_content,
+        check_method_names=config.check_method_names,
         hang_timeout_s=model.hang_timeout_s,
         start_timeout_s=model.start_timeout_s,
         engine=model.engine,

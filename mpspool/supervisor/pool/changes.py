@@ -70,6 +70,8 @@ _WORKER = (
     "merge_copy_streams",
     "engine",
     "warmup_iterations",
+    "tensor_content",
+    "check_method_names",
     "batching",
 )
 _PUBLISHED = ("custom_ops", "saved_model_tags", "weights")

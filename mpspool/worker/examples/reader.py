@@ -22,10 +22,10 @@ from mpspool.worker.examples.response import Asked, ExamplesResponse, MultiInfer
 from mpspool.worker.examples.tasks import CLASSIFY, INPUTS, REGRESS, Classification, Regression
 from mpspool.worker.plan import Plan, Plans
 
-# With the tag of its result in an InferenceResult.
-_TASKS: dict[str, tuple[type[Classification | Regression], bytes]] = {
-    CLASSIFY: (Classification, b"\x12"),
-    REGRESS: (Regression, b"\x1a"),
+# With what a signature for it is called, and the tag of its result in an InferenceResult.
+_TASKS: dict[str, tuple[type[Classification | Regression], str, bytes]] = {
+    CLASSIFY: (Classification, "classification", b"\x12"),
+    REGRESS: (Regression, "regression", b"\x1a"),
 }
 _NAMES = {Method.CLASSIFY: CLASSIFY, Method.REGRESS: REGRESS}
 # The order of a request's tasks is the client's choice.
@@ -142,7 +142,8 @@ class MultiKind(Kind):
 
 
 def _asked(method: str, plan: Plan, plans: Plans, model: ModelVersion) -> Asked:
-    make, tag = _TASKS[method]
+    make, kind, tag = _TASKS[method]
+    plan.check_method((method,), Code.INVALID_ARGUMENT, f"{kind} signature method_name to be {method}")
     return asked(make(plans.definition(plan.name)), tag, model, plan.signature)
 
 

@@ -53,6 +53,7 @@ class RestPredictReader:
             form = _COLUMN
         else:
             raise invalid("Missing 'inputs' or 'instances' key")
+        known.plan.check_predict()
         known.plan.check_types(inputs)
         return Call(Kind(known.plan, known.responses[form]), body, inputs)
 

@@ -177,8 +177,9 @@ SERVING = (
         "enable_signature_method_name_check",
         "bool",
         False,
-        "nothing",
-        "method_name is not looked at, as by default there",
+        "same",
+        "A signature is served by the methods alone that its method_name allows.",
+        "check_method_names",
     ),
     Flag("xla_cpu_compilation_enabled", "bool", False, "nothing", _XLA),
     Flag("xla_gpu_compilation_enabled", "bool", False, "nothing", _XLA),
@@ -209,8 +210,9 @@ SERVING = (
         "enable_serialization_as_tensor_content",
         "bool",
         False,
-        "nothing",
-        "answers have the form that is cheapest to make; clients read both",
+        "same",
+        "Answers of Predict have their values in tensor_content.",
+        "tensor_content",
     ),
 )
 
