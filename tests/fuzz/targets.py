@@ -1,6 +1,7 @@
 """What is fuzzed: each target takes bytes, and raises only where the product would fail on them.
 
-Nothing that comes from outside may raise anything but PoolError, and none with INTERNAL: that is ours to say of ourselves.
+Nothing that a client sends may raise anything but PoolError, and none with INTERNAL: that is ours to say of ourselves. Files and
+command lines may raise StartError alone.
 """
 
 from __future__ import annotations
@@ -8,13 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ssl
+import tempfile
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpspool.core import envelope, tfs
-from mpspool.core.errors import Code, PoolError, cut
+from mpspool.core.errors import Code, PoolError, StartError, cut
 from mpspool.core.ids import ModelVersion
 from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings
@@ -23,11 +26,15 @@ from mpspool.router.asked import Asked
 from mpspool.router.http2 import hello as client_hello
 from mpspool.router.memory import Memory
 from mpspool.router.rest_path import wanted
+from mpspool.supervisor.config.schema import load_config, pool_fields, read_config
+from mpspool.supervisor.config.tensorflow_serving.convert import convert_files
+from mpspool.supervisor.config.tensorflow_serving.serve import read_serving
 from mpspool.worker.batch import Batching
 from mpspool.worker.engine.base import Array, Signature, TensorSpec
 from mpspool.worker.predict import Predictor
 from tests.fakes.engine import FakeEngine
 from tests.fakes.http2 import GREETING, Echo, Scene
+from tests.serving_files import MODEL_CONFIG, PLATFORM_CONFIG, eas_service
 
 Target = Callable[[bytes], None]
 
@@ -61,20 +68,6 @@ def _answer(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
     return {"y": numbers, "outputs": numbers, "classes": labels, "scores": np.zeros((rows, 2), np.float32)}
 
 
-class _Described(FakeEngine):
-    """With the outputs in its definitions, as a loaded model has them."""
-
-    @property
-    def signature_def_map(self) -> bytes:
-        definitions = tfs.SignatureDefMap()
-        for key, signature in self.signatures.items():
-            for alias in signature.inputs:
-                definitions.signature_def[key].inputs[alias].name = f"{key}_{alias}:0"
-            for alias in signature.outputs:
-                definitions.signature_def[key].outputs[alias].name = f"{key}_{alias}_out:0"
-        return bytes(definitions.SerializeToString())
-
-
 def _refused(error: PoolError) -> None:
     assert error.code is not Code.INTERNAL, error.message
     assert cut(error.message).encode(), "it goes to the router, and to the client"
@@ -95,7 +88,7 @@ def routed(data: bytes) -> None:
 
 
 def _run(method: Method) -> Target:
-    predictor = Predictor(_Described(_SIGNATURES, _answer), _MODEL)
+    predictor = Predictor(FakeEngine(_SIGNATURES, _answer), _MODEL)
     batching = Batching(_BATCHING)
 
     def run(data: bytes) -> None:
@@ -163,6 +156,29 @@ def reloaded(data: bytes) -> None:
         _refused(error)
 
 
+def serving_file(data: bytes) -> None:
+    """A file of TensorFlow Serving's, DeepRec's or EAS's."""
+    with contextlib.suppress(StartError):
+        convert_files(["file"], lambda _: data.decode(errors="replace"))
+
+
+def command_line(data: bytes) -> None:
+    """Of tensorflow_model_server, a word a line; after an empty line the text of every file that it names."""
+    words, _, text = data.decode(errors="replace").partition("\n\n")
+    with contextlib.suppress(StartError):
+        serving = read_serving(words.split("\n"), {}, lambda _: text, pool_fields())
+        read_config(None, {}, {}, serving=serving)
+
+
+def pool_file(data: bytes) -> None:
+    """A pool.yaml."""
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        file.write(data)
+        file.flush()
+        with contextlib.suppress(StartError):
+            load_config(Path(file.name), {}, {})
+
+
 TARGETS: dict[str, Callable[[], Target]] = {
     "routed": lambda: routed,
     "predict": lambda: _run(Method.PREDICT),
@@ -176,6 +192,9 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "hello": lambda: hello,
     "compressed": lambda: compressed,
     "reloaded": lambda: reloaded,
+    "serving_file": lambda: serving_file,
+    "command_line": lambda: command_line,
+    "pool_file": lambda: pool_file,
 }
 
 
@@ -230,6 +249,20 @@ def _hello_seed() -> bytes:
     return out.read()
 
 
+_BATCHING_FILE = "max_batch_size { value: 8 } allowed_batch_sizes: [4, 8] batch_timeout_micros { value: 0 }"
+_TLS_FILE = 'server_key: "k" server_cert: "c" custom_ca: "ca" client_verify: true'
+_POOL_FILE = b"""
+gpus: [0, 2]
+cpusets: ["0-3", "4-7"]
+batching: {max_batch_size: 8, allowed_batch_sizes: [4, 8]}
+mps: {mode: auto, active_thread_percentage: 50}
+scheduling: {policy: sjf}
+max_queued_bytes: 1GiB
+models:
+  m: {base_path: /m, version_policy: {latest: 2}, version_labels: {stable: 1}, weights: {shared: on}}
+"""
+
+
 def seeds(target: str) -> list[bytes]:
     """Right inputs to begin with."""
     requests = {
@@ -249,6 +282,22 @@ def seeds(target: str) -> list[bytes]:
             b'{"signature_name": "classify", "context": {"w": "a"}, "examples": [{"x": [1, true], "y": {"b64": "aGk="}}]}'
         ],
         "hello": [_hello_seed()],
+        "serving_file": [
+            text.encode()
+            for text in (
+                MODEL_CONFIG.format(root="/m"),
+                PLATFORM_CONFIG,
+                eas_service("/m"),
+                _BATCHING_FILE,
+                _TLS_FILE,
+            )
+        ],
+        "command_line": [
+            b"--port=0\n--model_base_path=/m\n--enable_batching\n--batching_parameters_file=b\n\n"
+            + _BATCHING_FILE.encode(),
+            b"--model_config_file=m\n--saved_model_tags=a,b\n\n" + MODEL_CONFIG.format(root="/m").encode(),
+        ],
+        "pool_file": [_POOL_FILE],
         "rest_path": [b"/v1/models/m/versions/1:predict", b"/v1/models/%6d/labels/a/metadata"],
     }
     if target in documents:
