@@ -25,6 +25,8 @@ from mpspool.core.methods import Method
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import ModelVersionState, SlotState, WorkerState
 from mpspool.router import gpu_metrics, tfs_metrics
+from mpspool.router.connection_metrics import ConnectionCollector
+from mpspool.router.http2.listener import Listener
 from mpspool.router.labels import VERSION, WORKER, worker_labels
 from mpspool.router.request_metrics import SECONDS, RequestCollector, VersionCounts, WorkerCounts
 
@@ -66,6 +68,10 @@ class Metrics:
         """Adds the data plane's snapshot to what is rendered."""
         self._collector = _SnapshotCollector(dataplane)
         self._registry.register(self._collector)
+
+    def observe_connections(self, listener: Listener) -> None:
+        """Adds the connections of gRPC clients."""
+        self._registry.register(ConnectionCollector(listener))
 
     async def measure(self) -> None:
         """Looks at the workers' memory for the next exposition; beside the loop, for it takes milliseconds per GB."""

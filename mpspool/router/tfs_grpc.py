@@ -20,6 +20,7 @@ from mpspool.router import health, reflection, reload
 from mpspool.router.asked import Asked
 from mpspool.router.grpc_call import Call, Method, Unary
 from mpspool.router.grpc_server import Server
+from mpspool.router.http2.listener import Listener
 from mpspool.router.memory import Admission, Memory
 
 logger = log.get("grpc")
@@ -154,6 +155,10 @@ class GrpcFront:
         """Connections that there are go on as they are. Raises TlsError."""
         self._server.listener.tls = tls.server_context(tls.read(settings)) if settings else None
         self._tls = settings
+
+    @property
+    def listener(self) -> Listener:
+        return self._server.listener
 
     async def start(self) -> None:
         """Binds and serves. Raises StartError naming the address, or the file, that cannot be had."""

@@ -55,6 +55,7 @@ class Fronts:
         self.metrics = Metrics(settings)
         self.metrics.observe(self.dataplane)
         self.grpc = GrpcFront(self.dataplane, settings, self.metrics)
+        self.metrics.observe_connections(self.grpc.listener)
         self.rest = RestFront(self.dataplane, settings, self.metrics)
         await self.grpc.start()
         await self.rest.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 from mpspool.core import log
@@ -17,16 +18,21 @@ class Complaints:
 
     Args:
         now_s: the time.
+
+    Attributes:
+        counts: of all connections, by code.
     """
 
     def __init__(self, now_s: Callable[[], float]) -> None:
         self._now_s = now_s
         self._begun_s = now_s()
         self._said = self._left_out = 0
+        self.counts: Counter[str] = Counter()
 
     def say(self, peer: str, code: str, why: str) -> None:
         """One connection, once."""
         self.tick()
+        self.counts[code] += 1
         if self._said >= _LINES:
             self._left_out += 1
             return

@@ -127,7 +127,7 @@ class TlsLink(Link):
         self._unasked = 0
         if not self._open and not self.connection.over:
             if now_s - self._begun_s >= self._listener.limits.greeting_s:
-                self.complain(ErrorCode.NO_ERROR, "the TLS handshake was not done in time")
+                self.complain(ErrorCode.INADEQUATE_SECURITY, "the TLS handshake was not done in time")
                 self.connection.lost()
                 self._transport.abort()
             return
@@ -136,7 +136,8 @@ class TlsLink(Link):
     def connection_lost(self, error: Exception | None) -> None:
         if self._hello is None and not self._open and not self.connection.over:
             self.complain(
-                ErrorCode.NO_ERROR, "it went away during the handshake; it may not trust our certificate"
+                ErrorCode.INADEQUATE_SECURITY,
+                "it went away during the handshake; it may not trust our certificate",
             )
         super().connection_lost(error)
 
