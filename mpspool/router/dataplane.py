@@ -12,10 +12,7 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Protocol
-
-import msgspec
 
 from mpspool.core import log, messages
 from mpspool.core.envelope import ModelSpecPeek
@@ -35,18 +32,14 @@ from mpspool.router.fault_domains import FaultDomains
 from mpspool.router.link import Link
 from mpspool.router.memory import Admission, Memory
 from mpspool.router.models import Models, Version, VersionStatus, Wanted
-from mpspool.router.policy import Own
+from mpspool.router.overview import Overview
+from mpspool.router.pending import Head, Pending, abandoned
 from mpspool.router.scheduler import Refuse, Scheduler
 from mpspool.router.suspicion import Blame
-from mpspool.router.task_log import TaskLog
 from mpspool.router.workers import JUDGE_S, Worker, Workers
 
 logger = log.get("dataplane")
 
-# The deadline we know is later than the client's own by the way that its request took, and by what gRPC's
-# core rounds up on the wire: 1 % at most. A client that goes away so shortly before it has not cancelled.
-_DEADLINE_ON_THE_WAY_NS = 5_000_000
-_DEADLINE_ROUNDED_BY = 100
 # What uvloop's timers go by.
 _TIMER_NS = 1_000_000
 # What is counted for a request that names no model of ours.
@@ -55,41 +48,6 @@ _NOBODYS = ModelVersion("", 0)
 _GONE_VERSIONS = 5
 # Of a worker that has promised nothing yet.
 _STARTING = frozenset({WorkerState.STARTING, WorkerState.LOADING, WorkerState.WARMING})
-# The pool tells how the GPUs fare once a second.
-_DEVICES_S = 10.0
-
-
-class Head(Protocol):
-    """What a request says of itself besides its message."""
-
-    @property
-    def metadata(self) -> Mapping[str, str]: ...
-
-    @property
-    def peer(self) -> str: ...
-
-
-@dataclass(slots=True, eq=False)
-class _Pending(Entry):
-    """A request, or some rows of one, that somebody awaits.
-
-    Attributes:
-        named: it asks for one version, and no other.
-        examples: it has so many; 0 where it has none, or they are not counted.
-        kept_bytes: of the answer to some rows, which waits for the others.
-    """
-
-    future: asyncio.Future[bytes] = field(kw_only=True)
-    named: bool = field(kw_only=True)
-    admission: Admission = field(kw_only=True)
-    examples: int = 0
-    outcome: messages.Outcome | None = None
-    effective_s: float = 0.0
-    kept_bytes: int = 0
-
-    def let_go(self) -> None:
-        self.body = b""
-        self.admission.release()
 
 
 class _MovedError(Exception):
@@ -142,14 +100,9 @@ class Dataplane:
         self._fair = settings.scheduling.fair_by != "none"
         self.memory = Memory(settings.max_queued_bytes)
         self._models = Models()
-        self._task_log = TaskLog(time.monotonic_ns())
         self._recordings: list[Arrivals] = []
         self._captures: list[Capture] = []
         self._gone: deque[ModelVersion] = deque()
-        self._restarts: dict[str, int] = {}
-        self._slots: dict[str, str] = {}
-        self._devices: list[dict[str, Any]] = []
-        self._devices_until = 0.0
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
         # In place of a future that was awaited: the scheduler may know an entry until its deadline, but not keep its answer.
@@ -163,6 +116,7 @@ class Dataplane:
         self.draining = False
         self._link = link(self._on_message)
         self._workers = Workers(self.epoch, self._link, self._on_lost)
+        self._overview = Overview(self._models, self._workers, self._scheduler, self.memory)
         self._domains = FaultDomains()
         self._ticker = self._loop.create_task(self._tick_for_ever())
 
@@ -242,14 +196,14 @@ class Dataplane:
 
     def _entry(
         self, asked: Asked, body: bytes, deadline_ns: int, admission: Admission, head: Head
-    ) -> _Pending:
+    ) -> Pending:
         """What is to be queued. Raises PoolError, counted, for a request that no worker could take."""
         model = _NOBODYS
         try:
             spec = asked.spec(body)
             model = self._models.resolve(spec.name, spec.version, spec.label, head.metadata).model
             admission.belong(spec.name)
-            return _Pending(
+            return Pending(
                 model,
                 asked.signature(spec),
                 body,
@@ -267,7 +221,7 @@ class Dataplane:
             self._refused(asked.method, model, error)
             raise
 
-    def _arrive(self, entry: _Pending) -> None:
+    def _arrive(self, entry: Pending) -> None:
         """Takes it into its queue. Raises PoolError, counted, where it is refused at the door."""
         try:
             stirs = self._scheduler.arrive(entry, entry.arrived_ns)
@@ -279,11 +233,11 @@ class Dataplane:
         if stirs or (self._look is not None and entry.arrived_ns >= self._look_ns):
             self._pump_soon()
 
-    def _cancel(self, entry: _Pending) -> None:
+    def _cancel(self, entry: Pending) -> None:
         if not entry.over:
             self._scheduler.cancel(entry)
             if entry.part is None:
-                self._count(entry, "", _gone(entry, time.monotonic_ns()), None)
+                self._count(entry, "", abandoned(entry, time.monotonic_ns()), None)
 
     def _refused(self, method: Method, model: ModelVersion, error: PoolError) -> None:
         self._recorder.finished(method, model.name, model.version, "", error.code, 0.0, 0.0, None)
@@ -293,7 +247,7 @@ class Dataplane:
         if error.lack is not None:
             self._recorder.lacked(model.name, model.version, error.lack)
 
-    async def _call_in_parts(self, whole: _Pending, batching: BatchingSettings) -> bytes:
+    async def _call_in_parts(self, whole: Pending, batching: BatchingSettings) -> bytes:
         """Runs a request of more rows than run at once over several workers, and puts it together in order."""
         try:
             ranges = split(whole.rows, batching)
@@ -310,15 +264,15 @@ class Dataplane:
             self._lacked(whole.model, error)
             raise
         except asyncio.CancelledError:
-            self._count(whole, "", _gone(whole, time.monotonic_ns()), None)
+            self._count(whole, "", abandoned(whole, time.monotonic_ns()), None)
             raise
 
-    def _part(self, whole: _Pending, rows: tuple[int, int]) -> _Pending:
+    def _part(self, whole: Pending, rows: tuple[int, int]) -> Pending:
         return dataclasses.replace(
             whole, rows=rows[1] - rows[0], part=rows, future=self._loop.create_future()
         )
 
-    async def _await_parts(self, whole: _Pending, parts: list[_Pending]) -> bytes:
+    async def _await_parts(self, whole: Pending, parts: list[Pending]) -> bytes:
         """The first that fails ends them all."""
         coming = list(parts)
         try:
@@ -422,8 +376,8 @@ class Dataplane:
             self._govern(model, item)
         self.memory.limits = self._limits(models)
         self._models.want(wanted)
-        self._restarts = restarts
-        self._slots = slots or {}
+        self._overview.restarts = restarts
+        self._overview.slots = slots or {}
         for version in self._models.all():
             self._fail_without_hope(version)
         self._forget_gone()
@@ -492,8 +446,7 @@ class Dataplane:
         for found in devices:
             if found["state"] == DomainState.LOST.value:
                 self._domains.up(found["device"])
-        self._devices = devices
-        self._devices_until = self._loop.time() + _DEVICES_S
+        self._overview.devices(devices)
 
     def _fail_without_hope(self, version: Version) -> None:
         """Refuses what waits for a version whose last worker has gone and will not be replaced."""
@@ -506,7 +459,7 @@ class Dataplane:
         """What waited for a version that has gone is for the one in its place, where it did not ask for that one alone."""
         for refusal in refusals:
             entry = refusal.entry
-            assert isinstance(entry, _Pending)
+            assert isinstance(entry, Pending)
             if entry.named or entry.part is not None or entry.future.done():
                 self._refuse([refusal])
             else:
@@ -524,59 +477,11 @@ class Dataplane:
 
     def snapshot(self) -> dict[str, Any]:
         """The control socket's answer: models, workers, queue."""
-        models: dict[str, list[dict[str, Any]]] = {}
-        for version in self._models.all():
-            policy = self._scheduler.policy(version.model)
-            own = policy if isinstance(policy, Own) else None
-            models.setdefault(version.model.name, []).append(
-                {
-                    "version": version.model.version,
-                    "state": version.state.name,
-                    "error": "" if version.ready else version.failed,
-                    "queued": self._scheduler.queued(version.model),
-                    "policy_failures": own.failures if own else 0,
-                    "policy_error": own.error if own else "",
-                }
-            )
-        return {
-            "epoch": self.epoch,
-            "draining": self.draining,
-            "models": [{"name": name, "versions": versions} for name, versions in models.items()],
-            "workers": [self._describe(worker) for worker in self._workers],
-            "queued": self._scheduler.unfinished(),
-            "held_bytes": self.memory.used,
-            "held_bytes_limit": self.memory.limit_bytes,
-            "restarts": self._restarts,
-            "slots": self._slots,
-            "devices": self._devices if self._loop.time() < self._devices_until else [],
-            "tasks": [
-                {
-                    "device": device.name,
-                    "running": device.running,
-                    "busy_s": device.busy_s,
-                    "effective_s": device.effective_s,
-                }
-                for device in self._scheduler.devices()
-            ],
-        }
+        return self._overview.snapshot(draining=self.draining)
 
     def tasks(self, last_s: float) -> Iterator[dict[str, Any]]:
-        """What ran where and when in the last so many seconds, piece by piece: no piece takes long to make.
-
-        Yields:
-            First the time, the devices and, of each worker that runs something now, since when (CLOCK_MONOTONIC); then
-            the parts of TaskLog; at the end where the record begins.
-        """
-        now_ns = time.monotonic_ns()
-        running = {str(worker.id): self._scheduler.running_since_ns(worker.name) for worker in self._workers}
-        yield {
-            "now_ns": now_ns,
-            "simulated": self._settings.simulated,
-            "devices": [device.name for device in self._scheduler.devices()],
-            "running": {worker: since_ns for worker, since_ns in running.items() if since_ns is not None},
-        }
-        yield from self._task_log.parts(now_ns - int(last_s * 1e9))
-        yield self._task_log.begins()
+        """See Overview.tasks()."""
+        return self._overview.tasks(last_s, self._settings.simulated)
 
     @contextlib.contextmanager
     def recording(self) -> Iterator[Arrivals]:
@@ -597,22 +502,6 @@ class Dataplane:
             yield found
         finally:
             self._captures.remove(found)
-
-    def _describe(self, worker: Worker) -> dict[str, Any]:
-        return {
-            "id": str(worker.id),
-            "generation": worker.generation,
-            "pid": worker.pid,
-            "state": worker.state.value,
-            "in_flight": self._scheduler.in_flight(worker.name),
-            "served": worker.served,
-            "busy_s": worker.busy_us / 1e6,
-            "running_s": worker.running_s(time.monotonic_ns()),
-            "engine": worker.engine,
-            "weights": msgspec.to_builtins(worker.weights),
-            "failed": worker.failed,
-            "hung": worker.hung,
-        }
 
     # -- what workers say -------------------------------------------------------------------------
 
@@ -680,7 +569,7 @@ class Dataplane:
         if batch is None or device is None:
             return  # of a worker that was given up, or sent twice
         device.ran(result.busy_us / 1e6, batch.alone)
-        self._task_log.add(str(worker.id), result.began_ns, result.busy_us, len(batch.entries))
+        self._overview.task_log.add(str(worker.id), result.began_ns, result.busy_us, len(batch.entries))
         for recording in self._recordings:
             recording.ran(batch, result)
         worker.served += len(batch.entries)
@@ -725,7 +614,7 @@ class Dataplane:
         *,
         together: bool,
     ) -> None:
-        assert isinstance(entry, _Pending)
+        assert isinstance(entry, Pending)
         code = Code(outcome.code)
         if self._captures and code is Code.OK and entry.part is None:
             for capture in self._captures:
@@ -835,7 +724,7 @@ class Dataplane:
     def _refuse(self, refusals: list[Refuse]) -> None:
         for refusal in refusals:
             entry = refusal.entry
-            assert isinstance(entry, _Pending)
+            assert isinstance(entry, Pending)
             if entry.part is None:
                 self._count(entry, "", refusal.error.code, None)
                 self._lacked(entry.model, refusal.error)
@@ -886,14 +775,6 @@ class Dataplane:
             await self._ticker
         self._workers.close()
         self._link.close()
-
-
-def _gone(entry: Entry, now_ns: int) -> Code:
-    """What became of a request whose client went away before we answered: its deadline, or its own choice."""
-    given_ns = entry.deadline_ns - entry.arrived_ns
-    early_ns = _DEADLINE_ON_THE_WAY_NS + given_ns // _DEADLINE_ROUNDED_BY
-    late = entry.deadline_ns and now_ns >= entry.deadline_ns - early_ns
-    return Code.DEADLINE_EXCEEDED if late else Code.CANCELLED
 
 
 def _blame(worker: Worker, culprits: Collection[str] | None) -> Blame:

@@ -120,11 +120,12 @@ class Workers:
             cannot be reached.
 
     Attributes:
+        epoch: the same.
         hang_timeout_s: the least time a request may run before its worker counts as hung, by version.
     """
 
     def __init__(self, epoch: int, link: Link, lost: Callable[[Worker, str, Blame], None]) -> None:
-        self._epoch = epoch
+        self.epoch = epoch
         self._link = link
         self._lost = lost
         self._workers: dict[bytes, Worker] = {}
@@ -142,8 +143,8 @@ class Workers:
     def sender(self, identity: bytes, epoch: int) -> Worker | None:
         """The worker that sent a message under `epoch`; a stranger is asked for a Hello instead."""
         worker = self._workers.get(identity)
-        if worker is None or epoch != self._epoch:
-            self._link.send(identity, messages.WhoAreYou(self._epoch), [])
+        if worker is None or epoch != self.epoch:
+            self._link.send(identity, messages.WhoAreYou(self.epoch), [])
             return None
         return worker
 
@@ -163,8 +164,8 @@ class Workers:
         worker = self._workers.get(identity) or self._admit(identity, hello)
         if worker is None:
             return None
-        if hello.epoch != self._epoch:
-            self._link.send(identity, messages.Welcome(self._epoch), [])
+        if hello.epoch != self.epoch:
+            self._link.send(identity, messages.Welcome(self.epoch), [])
         state = WorkerState(hello.state)
         if worker.hung or state is worker.state:
             return None
@@ -178,7 +179,7 @@ class Workers:
             self._refuse(identity, f"you speak protocol {hello.protocol}, this router {messages.PROTOCOL}")
             return None
         if hello.epoch:  # known to a predecessor of ours: this Hello is not a full one
-            self._link.send(identity, messages.WhoAreYou(self._epoch), [])
+            self._link.send(identity, messages.WhoAreYou(self.epoch), [])
             return None
         worker_id = WorkerId.parse(hello.worker)
         for other in [worker for worker in self if worker.id == worker_id]:
@@ -206,7 +207,7 @@ class Workers:
         return worker
 
     def _refuse(self, identity: bytes, reason: str) -> None:
-        self._link.send(identity, messages.Refused(self._epoch, reason), [])
+        self._link.send(identity, messages.Refused(self.epoch, reason), [])
 
     # -- liveness ---------------------------------------------------------------------------------
 

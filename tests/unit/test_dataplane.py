@@ -28,9 +28,10 @@ from mpspool.core.settings import RouterSettings, SchedulingSettings
 from mpspool.core.states import WorkerState
 from mpspool.router.app import Control
 from mpspool.router.asked import PREDICT, Asked
-from mpspool.router.dataplane import Dataplane, _gone
+from mpspool.router.dataplane import Dataplane
 from mpspool.router.entry import Entry
 from mpspool.router.http2.headers import RequestHead
+from mpspool.router.pending import abandoned
 from tests.fakes.recorder import Recorder
 
 SETTINGS = RouterSettings(run_dir="/nowhere", host="127.0.0.1", grpc_port=0, rest_port=0)
@@ -351,12 +352,12 @@ def test_how_early_a_deadline_may_be(given_ms: int, early_ms: int, code: Code) -
     """By what gRPC rounds a timeout up, and by some milliseconds on the way."""
     deadline_ns = 10**9 + given_ms * 10**6
     item = Entry(ModelVersion("m", 1), "", b"", 10**9, deadline_ns)
-    assert _gone(item, deadline_ns - early_ms * 10**6) is code
+    assert abandoned(item, deadline_ns - early_ms * 10**6) is code
 
 
 def test_a_request_without_a_deadline_has_none_to_pass() -> None:
     """Whenever its client goes away, it cancels."""
-    assert _gone(Entry(ModelVersion("m", 1), "", b"", 10**9), 2 * 10**9) is Code.CANCELLED
+    assert abandoned(Entry(ModelVersion("m", 1), "", b"", 10**9), 2 * 10**9) is Code.CANCELLED
 
 
 def test_a_deadline_travels_to_the_worker(tmp_path: Path) -> None:
@@ -465,7 +466,7 @@ def test_the_pool_tells_of_its_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert (await control.snapshot({}))["devices"] == []
         await control.devices({"devices": [{"device": "gpu0", "state": "SERVING"}]})
         assert (await control.snapshot({}))["devices"] == [{"device": "gpu0", "state": "SERVING"}]
-        monkeypatch.setattr("mpspool.router.dataplane._DEVICES_S", -1.0)
+        monkeypatch.setattr("mpspool.router.overview._DEVICES_S", -1.0)
         await control.devices({"devices": [{"device": "gpu0", "state": "SERVING"}]})
         assert (await control.snapshot({}))["devices"] == []
 
