@@ -227,8 +227,9 @@ def _announce_detached(settings: PoolSettings) -> Callable[[str], None]:
     "--timeout", type=float, default=300.0, show_default=True, metavar="S", help="How long to wait."
 )
 def wait(run: RunDir, timeout: float) -> None:
-    """Wait until every worker is READY.
+    """Wait until every model is served, by all its workers.
 
+    Of several versions of a model the newest is waited for; the others are loaded after it.
     It waits for a pool that is not there yet, too. Exit status 0 when all is ready; 1, with the reason,
     when the time is over, when the pool has failed or when a worker was given up.
     """

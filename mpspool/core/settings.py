@@ -292,7 +292,7 @@ class TlsSettings(msgspec.Struct, frozen=True, kw_only=True):
         key, cert: the server's key, and its certificate with those between it and its CA.
         client_ca: the CAs of clients; empty for none.
         verify_client: clients must have a certificate of one of them.
-        file: instead of all these, TensorFlow Serving's ssl_config_file.
+        file: instead of the paths, TensorFlow Serving's ssl_config_file; verify_client is what it says.
         digest: of what they held when they were checked last: they have changed where it has.
     """
 

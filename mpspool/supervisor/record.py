@@ -165,13 +165,15 @@ class _Trace:
         models = ", ".join(f"{name} {count:,}" for name, count in self._models.most_common())
         mark = f", SIMULATED {self._simulated}" if self._simulated else ""
         rate = self.count / self.length_s if self.length_s else 0.0
-        lines = [f"{self.count:,} requests in {self.length_s:.3g} s, {rate:.3g} a second: {models}{mark}"]
+        requests = "1 request" if self.count == 1 else f"{self.count:,} requests"
+        lines = [f"{requests} in {self.length_s:.3g} s, {rate:.3g} a second: {models}{mark}"]
         if self._dropped:
             lines.append(
                 f"{self._dropped:,} more came faster than they could be kept, and are not in the trace"
             )
-        command = f"python -m bench.sim --trace {self._output.absolute()}{devices}"
-        lines.append(f"play it, in a clone of mpspool: {command}")
+        if self.count > 1:  # one tells no rate
+            command = f"python -m bench.sim --trace {self._output.absolute()}{devices}"
+            lines.append(f"play it, in a clone of mpspool: {command}")
         return "\n".join(lines)
 
     def close(self) -> None:

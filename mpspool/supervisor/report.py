@@ -30,6 +30,9 @@ _NUMBERS = (
     *("use", "GB", "of", "temp", "W", "ECC"),
 )
 
+# Of the gRPC port.
+_TLS = {"off": "", "server": " (TLS)", "mutual": " (TLS, clients need a certificate)"}
+
 # Of a slot whose worker has ended.
 _ENDED = {SlotState.EMPTY.value, SlotState.BACKOFF.value, SlotState.FATAL.value}
 
@@ -282,8 +285,11 @@ def _mark(what: Status) -> str:
 
 
 def _fronts(pool: Status) -> str:
-    ports = (("gRPC", pool["grpc_port"]), ("HTTP", pool["rest_port"]))
-    return ", ".join(f"{name} on port {port}" for name, port in ports if port) or "both fronts off"
+    tls = _TLS[pool.get("tls", "off")]
+    fronts = [f"gRPC on port {pool['grpc_port']}{tls}"] if pool["grpc_port"] else []
+    fronts += [f"gRPC on unix:{path}" for path in (pool.get("grpc_socket_path"),) if path]
+    fronts += [f"HTTP on port {pool['rest_port']}"] if pool["rest_port"] else []
+    return ", ".join(fronts) or "both fronts off"
 
 
 def for_scripts(status: Status) -> Status:
@@ -439,10 +445,12 @@ def elsewhere(run_dir: str) -> str:
 def program() -> str:
     """What to type for the `mpspool` that runs here: its path, where the name alone is not it."""
     own = Path(sys.argv[0])
-    if own.name == "__main__.py":
+    if own.name == "tensorflow_model_server":  # which has no commands
+        own = own.with_name("mpspool")
+    elif own.name == "__main__.py":
         own = Path(sys.executable).with_name("mpspool")
-        if not own.exists():
-            return f"{_short(Path(sys.executable))} -m mpspool"
+    if own.name == "mpspool" and not own.exists():
+        return f"{_short(Path(sys.executable))} -m mpspool"
     found = shutil.which("mpspool")
     return "mpspool" if found and os.path.realpath(found) == os.path.realpath(own) else _short(own)
 

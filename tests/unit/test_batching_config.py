@@ -577,6 +577,14 @@ def test_what_is_refused(tmp_path: Path, given: str, told: str) -> None:
     assert line.startswith(told)
 
 
+def test_a_file_of_parameters_is_not_blamed_for_missing_models(tmp_path: Path) -> None:
+    """Where the models cannot be read, nobody knows whether one of them would be batched."""
+    path = write(tmp_path, "b.txt", "max_batch_size { value: 4 }")
+    flags = {"batching_parameters_file": str(path), "enable_batching": True}
+    (only,) = refused(tmp_path, "models: {}", flags)
+    assert "batching" not in only
+
+
 def test_all_is_refused_at_once(tmp_path: Path) -> None:
     """From every source; what may only come of another mistake is not told."""
     path = write(tmp_path, "b.txt", "# first\nmax_batch_size { value: 0 }\nallowed_batch_sizes: [8, 4]")

@@ -332,6 +332,24 @@ STATUS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("pool", "told"),
+    [
+        ({}, "gRPC on port 8500"),
+        ({"tls": "server", "rest_port": 8501}, "gRPC on port 8500 (TLS), HTTP on port 8501"),
+        ({"tls": "mutual"}, "gRPC on port 8500 (TLS, clients need a certificate)"),
+        ({"grpc_port": 0, "grpc_socket_path": "/s"}, "gRPC on unix:/s"),
+        ({"grpc_port": 0, "grpc_socket_path": ""}, "both fronts off"),
+    ],
+)
+def test_the_table_says_where_the_fronts_are(
+    capsys: pytest.CaptureFixture[str], pool: dict[str, object], told: str
+) -> None:
+    """And whether gRPC's speaks TLS."""
+    report.print_status({**STATUS, "pool": {**STATUS["pool"], **pool}})
+    assert capsys.readouterr().out.splitlines()[0] == f"DEGRADED  pid 1  {told}"
+
+
 def test_the_table_shows_states_errors_and_stand_ins(capsys: pytest.CaptureFixture[str]) -> None:
     """What a person looks at holds every worker whole, also where the output is no terminal."""
     report.print_status(json.loads(json.dumps(STATUS)))

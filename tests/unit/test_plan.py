@@ -179,6 +179,7 @@ def test_contexts_per_gpu_without_a_gpu_is_told() -> None:
         "contexts_per_gpu is for GPUs: on the CPU cpu_slots says how many workers there are"
     ]
     assert make(configure(contexts_per_gpu=6), machine(gpu(0))).warnings == []
+    assert make(configure(gpus="none", contexts_per_gpu=2, cpu_slots=2), machine()).warnings == []
 
 
 def test_cpu_slots_alone_ask_for_the_cpu() -> None:

@@ -83,6 +83,13 @@ def test_what_is_told_is_a_trace(run: RunDir, tmp_path: Path) -> None:
     ]
 
 
+def test_one_request_is_one(run: RunDir, tmp_path: Path) -> None:
+    """It tells no rate: nothing is said of playing it."""
+    done, _ = recorded(run, [piece(ROWS[0]), ENDED], tmp_path / "t.jsonl", "--for", "10s", devices=("cpu0",))
+    assert done.exit_code == 0
+    assert done.stdout.splitlines()[1:] == ["1 request in 10 s, 0.1 a second: a 1"]
+
+
 def test_nothing_told_is_no_trace(run: RunDir, tmp_path: Path) -> None:
     """And what was there stays."""
     output = tmp_path / "day.jsonl"

@@ -97,6 +97,14 @@ def test_the_line_to_try_names_a_program_in_path_alone(
     assert report.how_to_try(settings(), DOCUMENT).startswith("mpspool predict ")
 
 
+def test_the_line_to_try_after_tensorflow_servings_command(
+    program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one has no `predict`; `mpspool` lies beside it."""
+    monkeypatch.setattr(sys, "argv", [str(program.with_name("tensorflow_model_server"))])
+    assert report.how_to_try(settings(), DOCUMENT).startswith("bin/mpspool predict ")
+
+
 def test_the_line_to_try_can_be_typed_whatever_the_name(program: Path) -> None:
     """A model's name, or an input's, that a shell would read otherwise is quoted."""
     line = report.how_to_try(settings(name="my model; ls"), '{"it\'s": 1}')

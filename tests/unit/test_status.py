@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import msgspec
+import pytest
 
 from mpspool.core.ids import WorkerId
 from mpspool.core.process import EXIT_NEVER
@@ -18,6 +19,7 @@ from mpspool.core.settings import (
     RestartSettings,
     RouterSettings,
     SlotSettings,
+    TlsSettings,
 )
 from mpspool.core.states import VersionPhase
 from mpspool.mps.telemetry import GpuReading, as_message
@@ -220,6 +222,23 @@ def test_the_state_of_the_pool() -> None:
     found[four].started(7, 1, 0.0)
     found[four].ended(EXIT_NEVER, 1.0, "no SavedModel")
     assert state(one, two, three) == "DEGRADED"
+
+
+@pytest.mark.parametrize(
+    ("tls", "told"),
+    [
+        (None, "off"),
+        (TlsSettings(key="k", cert="c"), "server"),
+        (TlsSettings(key="k", cert="c", client_ca="a", verify_client=True), "mutual"),
+    ],
+)
+def test_whether_the_grpc_port_speaks_tls(tls: TlsSettings | None, told: str) -> None:
+    """And whether its clients must have a certificate."""
+    config = settings("good")
+    router = msgspec.structs.replace(config.router, tls=tls)
+    config = msgspec.structs.replace(config, router=router)
+    view = status.View(config, servables(config), slots(config), {}, {}, {}, None, 1)
+    assert status.build(view)["pool"]["tls"] == told
 
 
 def test_devices_are_told_as_they_are() -> None:

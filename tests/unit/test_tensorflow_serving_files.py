@@ -363,6 +363,12 @@ def test_what_the_processor_does_not_know_is_named() -> None:
     ]
 
 
+def test_recorded_requests_for_the_warm_up_are_captured() -> None:
+    """By the command that keeps requests with their values."""
+    (note,) = convert('{"savedmodel_dir": "/m", "warmup_file_name": "w.bin"}').notes
+    assert note.endswith("as `mpspool capture` does")
+
+
 # -- all of them
 
 

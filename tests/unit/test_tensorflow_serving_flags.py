@@ -391,3 +391,10 @@ def test_any_command_line_is_read_or_refused(arguments: list[str]) -> None:
     """Nothing but StartError, whatever is given; what is read can be checked on."""
     with contextlib.suppress(StartError):
         read_config(None, {}, {}, serving=serve(*arguments))[1].told()
+
+
+def test_a_processor_config_that_is_no_json_is_said_to_be_none() -> None:
+    """Rather than what is wrong with it as YAML."""
+    _, findings = read_config(None, {}, {}, serving=serve("--processor_config_file=models"))
+    (only,) = findings.told()
+    assert str(only).startswith("models: is no JSON; it holds ")

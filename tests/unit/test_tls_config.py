@@ -92,11 +92,13 @@ def test_tensorflow_servings_file(ca: Authority, server: Pair, tmp_path: Path) -
     assert (material.key, material.cert) == server.pem()
     assert material.client_ca == ca.pem()
     assert material.verify_client
+    assert found.settings.verify_client
     assert "PRIVATE" not in repr(material)
     file.write_text(ssl_config(server, ca.pem()))
     found = look(config({"file": str(file)}))
     assert found.settings is not None
     assert not tls.read(found.settings).verify_client
+    assert not found.settings.verify_client
     assert any("custom_ca" in text and "client_verify: true" in text for text in found.warnings)
 
 

@@ -172,7 +172,7 @@ def _contexts_without_gpu(drafts: Sequence[Draft]) -> str:
     paths = [
         draft.path("contexts_per_gpu")
         for draft in drafts
-        if draft.model.contexts_per_gpu and not (draft.model.gpus == "auto" and draft.model.cpu_slots)
+        if draft.model.contexts_per_gpu and not draft.model.cpu_slots
     ]
     return f"{paths[0]} is for GPUs: on the CPU cpu_slots says how many workers there are" if paths else ""
 

@@ -142,7 +142,9 @@ def check_batching(config: PoolConfig, files: Mapping[str, VersionFile]) -> list
     """What does not go together, or is not used at all."""
     found = {model.name: batching(config, model, files.get(model.name)) for model in config.models}
     problems = [problem for one in found.values() if one is not None for problem in _conflicts(one)]
-    return problems + ([] if any(is_wanted(config, model) for model in config.models) else _unused(config))
+    if not config.models or any(is_wanted(config, model) for model in config.models):
+        return problems
+    return problems + _unused(config)
 
 
 def _unused(config: PoolConfig) -> list[Problem]:

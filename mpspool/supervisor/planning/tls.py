@@ -60,7 +60,7 @@ def look(config: PoolConfig, now: datetime | None = None) -> Looked:
         problems += _misdated(material, "client_ca", cas, now)
     if problems:
         return Looked(problems=tuple(problems))
-    settings = msgspec.structs.replace(settings, digest=material.digest)
+    settings = msgspec.structs.replace(settings, verify_client=material.verify_client, digest=material.digest)
     return Looked(
         settings, (), _fact(found, material), tuple(_warnings(config, material, [*found, *cas], now))
     )

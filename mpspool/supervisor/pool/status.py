@@ -107,6 +107,8 @@ def build(view: View) -> Status:
         "pid": view.foreground_pid,
         "run_dir": view.settings.run_dir,
         "grpc_port": view.settings.grpc_port,
+        "grpc_socket_path": view.settings.grpc_socket_path,
+        "tls": _tls(view.settings),
         "rest_port": view.settings.rest_port,
         "mps": view.settings.mps,
     }
@@ -124,6 +126,13 @@ def build(view: View) -> Status:
             if not process.name.startswith(WORKER_PREFIX)
         ],
     }
+
+
+def _tls(settings: PoolSettings) -> str:
+    """Of the gRPC port: "off", "server", or "mutual" where clients must have a certificate."""
+    if settings.router.tls is None:
+        return "off"
+    return "mutual" if settings.router.tls.verify_client else "server"
 
 
 def for_router(

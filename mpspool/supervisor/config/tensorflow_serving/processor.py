@@ -32,7 +32,7 @@ _NOTES = {
     "kmp_blocktime": "set KMP_BLOCKTIME in the environment for libraries that look at it",
     "init_timeout_minutes": "nothing waits for it in DeepRec either; start_timeout_s bounds a worker's start",
     "warmup_file_name": "requests of the processor's own form; put recorded ones into"
-    " assets.extra/tf_serving_warmup_requests of the version, as `mpspool record` does",
+    " assets.extra/tf_serving_warmup_requests of the version, as `mpspool capture` does",
     "model_update_inter_threads": "a new version is loaded by other processes",
     "model_update_intra_threads": "a new version is loaded by other processes",
     "lock_timeout": _NO_EQUIVALENT,
@@ -78,6 +78,10 @@ def looks_like(text: str) -> bool:
 
 def read_processor(text: str, file: str, told: Told) -> None:
     """Adds the models that the text describes; what is wrong with it is among the problems."""
+    if not looks_like(text):
+        told.refuse(file, 'is no JSON; it holds {"model_config": {...}}, or an EAS service with models')
+        told.left_out.add("models")
+        return
     # No string of JSON has a tab in it, and YAML would have none between values.
     layer = read_text(text.lstrip("\ufeff").replace("\t", " "), Path(file))
     told.problems += layer.problems
