@@ -183,7 +183,10 @@ def grpc_address(run: RunDir) -> str:
     """HOST:PORT of the gRPC front of the pool that runs there. Raises NoPoolError where there is none."""
     found = _settings(run)
     if not found.grpc_port:
-        raise NoPoolError(f"the pool in {run.root} has its gRPC front off (grpc_port: 0)")
+        socket = (
+            f"; it has a socket: --address unix:{found.grpc_socket_path}" if found.grpc_socket_path else ""
+        )
+        raise NoPoolError(f"the pool in {run.root} has its gRPC front off (grpc_port: 0){socket}")
     return client_address(found.host, found.grpc_port)
 
 

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
@@ -196,6 +197,8 @@ def test_predict_asks_the_pool_of_the_folder(tmp_path: Path) -> None:
             assert done.exit_code == 1
             assert told in done.stderr
             assert (f"status --run-dir {run.root})" in done.stderr) == bool(port)
+        save(run.settings_file("pool"), msgspec.structs.replace(pool, grpc_socket_path="/s"))
+        assert "it has a socket: --address unix:/s" in CliRunner().invoke(main, args).stderr
 
 
 @pytest.fixture

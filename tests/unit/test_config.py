@@ -305,6 +305,11 @@ def test_an_unknown_mode_is_answered_with_all_there_are(tmp_path: Path) -> None:
         ("models: [a, b\nc: d", "{file}", "line 2, column 2: a [ is not closed, or a comma is missing"),
         ("models:\n- a: - b", "{file}", "line 2, column 6: a list cannot begin within a line"),
         ("models:\n  a: b: c", "{file}", "line 2, column 7: a second `: ` in one line"),
+        (
+            '# old\nmodel_config_list {\n config { name: "a" }}',
+            "{file}",
+            "is TensorFlow Serving's model_config_file; `mpspool convert ",
+        ),
         ("models:\n  a: b\n - c", "{file}", "the indentation is not that of the lines it belongs to"),
         ("models:\n  a: b\n  c\n", "{file}", "a key has no `: ` (it begins in line 3)"),
         (

@@ -342,7 +342,7 @@ def test_simulated_gpus_are_marked() -> None:
     assert made.simulated == "gpus"
     assert all(slot.simulated for slot in made.models[0].slots)
     assert made.mps_daemons[0].simulated
-    assert made.facts[0] == "SIMULATED: 1 GPUs (models run on the CPU)"
+    assert made.facts[0] == "SIMULATED: 1 GPU (models run on the CPU)"
 
 
 @pytest.mark.parametrize(

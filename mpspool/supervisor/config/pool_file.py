@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import yaml
@@ -25,6 +26,8 @@ _PLAIN = {
     r"found unexpected end of stream": "a quote is not closed",
     r"but found another document": "a second document; one file is for one pool",
 }
+# After comments.
+_MODEL_CONFIG = re.compile(r"(?:\s|#.*\n)*model_config_list\b")
 
 
 def read_file(path: Path) -> Layer:
@@ -35,6 +38,11 @@ def read_file(path: Path) -> Layer:
         return _unreadable(path, f"cannot be read: {error.strerror}; name a YAML file such as pool.yaml")
     except UnicodeDecodeError as error:
         return _unreadable(path, f"is not a text file: {error.reason} at byte {error.start}")
+    if _MODEL_CONFIG.match(text):
+        convert = f"mpspool convert {shlex.quote(str(path))}"
+        return _unreadable(
+            path, f"is TensorFlow Serving's model_config_file; `{convert}` prints a pool file of it"
+        )
     return read_text(text, path)
 
 

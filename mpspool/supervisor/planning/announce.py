@@ -88,8 +88,8 @@ def _each(form: str, by_gpu: Mapping[str, list[int]], none: int, word: Callable[
 def simulated(machine: Machine) -> str:
     """What is a stand-in, marked so; for a machine that has some."""
     what = {
-        "gpus": f"{len(machine.devices)} GPUs (models run on the CPU)",
-        "cpus": f"{len(machine.topology.cpus)} CPUs (nothing is pinned)",
+        "gpus": f"{_count(len(machine.devices), 'GPU')} (models run on the CPU)",
+        "cpus": f"{_count(len(machine.topology.cpus), 'CPU')} (nothing is pinned)",
     }
     return f"SIMULATED: {' and '.join(what[word] for word in machine.simulated.split(','))}"
 
