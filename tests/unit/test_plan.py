@@ -451,6 +451,26 @@ def test_an_open_host_is_said_aloud(host: str, said: int) -> None:
     assert sum(host in line for line in made.warnings) == said
 
 
+@pytest.mark.parametrize(
+    ("rest_port", "allow_reload", "told"),
+    [
+        (0, False, ""),
+        (1, False, "whoever reaches this machine reaches the models by HTTP, without TLS or a password"),
+        (
+            0,
+            True,
+            "by allow_reload every client of the gRPC port says which models are served, and from which",
+        ),
+    ],
+)
+def test_what_tls_leaves_open_is_said(tmp_path: Path, rest_port: int, allow_reload: bool, told: str) -> None:
+    """HTTP is in clear, and who is let in may say what is served."""
+    tls = "tls: {key: k, cert: c}\nhost: '::'"
+    text = f"models: {{m: m}}\n{tls}\nrest_port: {rest_port}\nallow_reload: {allow_reload}"
+    found = make(from_file(tmp_path, text), machine()).warnings
+    assert [line.startswith(f"host ::: {told}") for line in found] == [True] * bool(told)
+
+
 def test_a_pool_without_fronts_is_said() -> None:
     """Both ports 0 is allowed, and hardly meant."""
     assert "nobody can reach" in make(configure(grpc_port=0, rest_port=0), machine()).warnings[0]

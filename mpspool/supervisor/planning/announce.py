@@ -230,12 +230,19 @@ def _unused(drafts: Sequence[Draft], machine: Machine) -> str:
 
 
 def _open_host(config: PoolConfig) -> str:
+    """Of a gRPC port with TLS, whether its clients need a certificate stands among the facts."""
     if is_local(config.host):
         return ""
-    text = f"host {config.host}: whoever reaches this machine reaches the models, without TLS or a password"
+    served = "says which models are served, and from which folders of this machine"
+    texts = []
+    if not config.tls.given or config.rest_port:
+        by = " by HTTP" if config.tls.given else ""
+        texts.append(f"whoever reaches this machine reaches the models{by}, without TLS or a password")
     if config.allow_reload:
-        text += "; by allow_reload also says which are served, and from which folders of this machine"
-    return text
+        texts.append(
+            f"by allow_reload {'every client of the gRPC port' if config.tls.given else 'also'} {served}"
+        )
+    return f"host {config.host}: {'; '.join(texts)}" if texts else ""
 
 
 def is_local(host: str) -> bool:
