@@ -18,7 +18,7 @@ from mpspool.supervisor.config.schema import PoolConfig, pool_fields, read_confi
 from mpspool.supervisor.config.tensorflow_serving.flag_table import DEEPREC, OURS, SERVING, Flag
 from mpspool.supervisor.config.tensorflow_serving.flags import KNOWN, own_flags, without_secrets
 from mpspool.supervisor.config.tensorflow_serving.serve import Serving, read_serving
-from mpspool.supervisor.config.tensorflow_serving.usage import asks_for_version, help_text, shown
+from mpspool.supervisor.config.tensorflow_serving.usage import asks_for_version, help_text, sentence, shown
 from tests.pool import ROOT
 
 BASE = "--model_base_path=/models/m"
@@ -365,7 +365,7 @@ def test_help_and_the_page_have_every_flag() -> None:
     """With its default, and what it does here."""
     page = (ROOT / "docs" / "tensorflow-serving.md").read_text()
     for flag in (*SERVING, *DEEPREC, *OURS):
-        assert f"--{flag.name}={shown(flag)}" in help_text()
+        assert f"  --{flag.name}={shown(flag)}\n      {sentence(flag)}" in help_text()
         assert row(flag) in page, row(flag)
     rows = re.findall(r"^\| `--", page, re.MULTILINE)
     assert len(rows) == len(SERVING) + len(DEEPREC) + len(OURS)
@@ -374,8 +374,7 @@ def test_help_and_the_page_have_every_flag() -> None:
 def row(flag: Flag) -> str:
     """As the page has it."""
     how = {"same": "as it says", "maps": "otherwise", "nothing": "nothing", "refused": "refused"}[flag.does]
-    here = flag.here[:1].upper() + flag.here[1:].rstrip(".") + "."
-    return f"| `--{flag.name}` | `{shown(flag)}` | {how} | {here} |"
+    return f"| `--{flag.name}` | `{shown(flag)}` | {how} | {sentence(flag)} |"
 
 
 @given(

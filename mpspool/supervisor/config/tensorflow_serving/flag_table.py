@@ -160,7 +160,7 @@ SERVING = (
         "string",
         "",
         "maps",
-        "grpc.max_receive_message_length is max_message_bytes; others have no meaning here",
+        "of these, grpc.max_receive_message_length is max_message_bytes; others have no meaning here",
     ),
     Flag("grpc_max_threads", "int32", None, "nothing", _ANY),
     Flag("enable_model_warmup", "bool", True, "same", "Recorded requests are sent before a worker is READY."),
@@ -204,7 +204,7 @@ SERVING = (
         "bool",
         False,
         "nothing",
-        "grpc.health.v1.Health is there in any case",
+        "health checks (grpc.health.v1.Health) are answered in any case",
     ),
     Flag(
         "enable_serialization_as_tensor_content",

@@ -37,7 +37,12 @@ def library_version() -> str:
 
 
 def _lines(flags: Iterable[Flag]) -> list[str]:
-    return [f"  --{flag.name}={shown(flag)}\n      {flag.here}" for flag in flags]
+    return [f"  --{flag.name}={shown(flag)}\n      {sentence(flag)}" for flag in flags]
+
+
+def sentence(flag: Flag) -> str:
+    """What the flag does here."""
+    return flag.here[:1].upper() + flag.here[1:].rstrip(".") + "."
 
 
 def shown(flag: Flag) -> str:
