@@ -49,8 +49,8 @@ def convert(files: tuple[str, ...]) -> None:
 
 
 def run() -> None:
-    """The command that TensorFlow Serving's is replaced by."""
-    serve(sys.argv[1:])
+    """The command that TensorFlow Serving's is replaced by; Ctrl-C and a closed pipe end it without a traceback."""
+    tensorflow_model_server(sys.argv[1:], prog_name="tensorflow_model_server")
 
 
 def serve(arguments: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpspool.cli import model_server
 from mpspool.core.errors import StartError
 from mpspool.core.settings import VersionPolicy
 from mpspool.supervisor.config.schema import PoolConfig, pool_fields, read_config
+from mpspool.supervisor.config.tensorflow_serving import usage
 from mpspool.supervisor.config.tensorflow_serving.flag_table import DEEPREC, OURS, SERVING, Flag
 from mpspool.supervisor.config.tensorflow_serving.flags import KNOWN, own_flags, without_secrets
 from mpspool.supervisor.config.tensorflow_serving.serve import Serving, read_serving
@@ -397,3 +400,18 @@ def test_a_processor_config_that_is_no_json_is_said_to_be_none() -> None:
     _, findings = read_config(None, {}, {}, serving=serve("--processor_config_file=models"))
     (only,) = findings.told()
     assert str(only).startswith("models: is no JSON; it holds ")
+
+
+def test_ctrl_c_while_it_starts_leaves_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By either name of the command."""
+
+    def interrupted() -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(usage, "help_text", interrupted)
+    monkeypatch.setattr(sys, "argv", ["tensorflow_model_server", "--help"])
+    with pytest.raises(SystemExit) as ended:
+        model_server.run()
+    assert (ended.value.code, capsys.readouterr().err.strip()) == (1, "Aborted!")
