@@ -323,7 +323,7 @@ class Dataplane:
         return self._models.labelled(name, label)
 
     def status(self, name: str, version: int | None) -> list[VersionStatus]:
-        """What GetModelStatus says, oldest version first. Raises PoolError."""
+        """What GetModelStatus says, newest version first. Raises PoolError."""
         return self._models.status(name, version)
 
     def unready(self) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.states import ModelVersionState
 
 _NOT_YET = "{} is not loaded yet; try again"
+# Of all models together: TensorFlow Serving remembers every version that it ever had, and grows by each.
+_MAX_ENDED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +98,11 @@ class Version:
         """Whether a request for this version, or for any, may be for this one: it has been AVAILABLE."""
         return self.was_available and self.opens and number in (None, self.model.version)
 
+    def status(self) -> VersionStatus:
+        """What GetModelStatus says of it."""
+        code = Code.UNKNOWN if self.failed and not self.ready else Code.OK
+        return VersionStatus(self.model.version, self.state, code, self.failed)
+
 
 @dataclass(frozen=True, slots=True)
 class VersionStatus:
@@ -119,6 +126,8 @@ class Models:
         self._rules: dict[str, list[tuple[str, str, Version]]] = {}
         self._labels: dict[tuple[str, str], int] = {}
         self._wanted: set[ModelVersion] = set()
+        # What GetModelStatus says of those that are gone, the latest last.
+        self._ended: dict[ModelVersion, VersionStatus] = {}
         # Whether the pool has said what there should be: until then what is unknown may only be new to us.
         self._told = False
 
@@ -152,20 +161,25 @@ class Models:
         }
 
     def gone(self) -> list[ModelVersion]:
-        """Forgets the versions that the pool does not want and that have no worker. Returns which."""
+        """Forgets all but the end of the versions that the pool does not want and that have no worker. Returns which."""
         if not self._told:
             return []
         found = [m for m, v in self._versions.items() if m not in self._wanted and not v.workers]
         for model in found:
-            self._by_name[model.name].remove(self._versions.pop(model))
+            version = self._versions.pop(model)
+            self._ended[model] = replace(version.status(), state=ModelVersionState.END)
+            self._by_name[model.name].remove(version)
             if not self._by_name[model.name]:
                 del self._by_name[model.name]
+        for model in list(self._ended)[:-_MAX_ENDED]:
+            del self._ended[model]
         return found
 
     def get(self, model: ModelVersion) -> Version:
         """The record of a version, made where there is none."""
         if model not in self._versions:
             self._versions[model] = Version(model)
+            self._ended.pop(model, None)
             named = self._by_name.setdefault(model.name, [])
             named.append(self._versions[model])
             named.sort(key=lambda version: version.model)
@@ -247,19 +261,15 @@ class Models:
         return PoolError(Code.NOT_FOUND, f"Servable not found for request: {what}")
 
     def status(self, name: str, number: int | None) -> list[VersionStatus]:
-        """For GetModelStatus, oldest version first. Raises PoolError as resolve() does."""
-        mine = [v for v in self.all() if v.model.name == name and number in (None, v.model.version)]
+        """For GetModelStatus, newest version first, those that are gone among them. Raises PoolError as resolve() does."""
+        known = self._ended | {model: version.status() for model, version in self._versions.items()}
+        mine = [one for model, one in known.items() if model.name == name and number in (None, model.version)]
         if not mine and not self._told:
             raise PoolError(Code.UNAVAILABLE, _NOT_YET.format(name))
         if not mine:
             what = f"any versions of model {name}" if number is None else f"version {number} of model {name}"
             raise PoolError(Code.NOT_FOUND, f"Could not find {what}")
-        return [
-            VersionStatus(
-                v.model.version, v.state, Code.UNKNOWN if v.failed and not v.ready else Code.OK, v.failed
-            )
-            for v in mine
-        ]
+        return sorted(mine, key=lambda one: one.version, reverse=True)
 
     def unready(self, every: bool) -> str:
         """Why the pool is not ready to serve, "" when it is. `every`: all models, not just one."""

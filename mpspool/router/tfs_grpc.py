@@ -92,7 +92,7 @@ class Dataplane(health.Readiness, Protocol):
         """The version meant and its serialised SignatureDefMap."""
 
     def status(self, name: str, version: int | None) -> Sequence[VersionStatus]:
-        """At least one version, oldest first."""
+        """At least one version, newest first."""
 
 
 class Recorder(Protocol):

@@ -254,6 +254,15 @@ def test_multi_inference_refuses(stub: Any, apis: Any) -> None:
     assert asked(right, wrong) == (INVALID, "Expected one output Tensor.")
     assert asked(right, xs=()) == (INVALID, "Input is empty.")
     assert asked(("nobody", "x", classify))[0] is NOT_FOUND
+    # Task by task: of several that are wrong the first is told, and the examples are looked at last.
+    nameless, nowhere = ("", "regress_x_to_y", regress), ("examples", "nope", regress)
+    assert asked(right, nowhere, nameless)[1] == "Requested signature not found in model graph: nope"
+    assert asked(right, nameless, nowhere)[1] == "Found ModelSpec with an empty model name."
+    assert asked(right, right, other)[1] == "Duplicate evaluation of signature: regress_x_to_y"
+    assert asked(unsupported, other)[0] is grpc.StatusCode.UNIMPLEMENTED
+    assert asked(wrong, nowhere, xs=())[1] == "Expected one output Tensor."
+    assert asked(right, nowhere, xs=())[1] == "Requested signature not found in model graph: nope"
+    assert asked(right, (*right[:2], ""))[1] == "Duplicate evaluation of signature: regress_x_to_y"
 
 
 @pytest.mark.parametrize("model", NAMES)

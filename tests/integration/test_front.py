@@ -298,7 +298,7 @@ def test_metadata_errors_are_tensorflow_servings(fronts: Fronts, case: str) -> N
 
 
 def test_status_lists_every_version(fronts: Fronts) -> None:
-    """Versions with TensorFlow Serving's state numbers, each with a status, OK or not."""
+    """In the order of the data plane, with TensorFlow Serving's state numbers, each with a status, OK or not."""
     body = spec_request(tfs.GetModelStatusRequest, "half")
     lines = tfs.GetModelStatusResponse.FromString(fronts.call(STATUS, body)).model_version_status
     found = [(line.version, line.state, line.status.error_code, line.status.error_message) for line in lines]

@@ -65,7 +65,8 @@ def test_a_version_takes_over_in_one_step() -> None:
     assert models.gone() == []  # its workers are there
     models.count(V1, 0, 0)
     assert models.gone() == [V1]
-    assert [version.version for version in models.status("m", None)] == [2]
+    ends = {status.version: status.state for status in models.status("m", None)}
+    assert ends == {2: State.AVAILABLE, 1: State.END}
 
 
 def test_what_is_routed_need_not_be_the_newest() -> None:
@@ -177,12 +178,12 @@ def test_readiness_any_and_all() -> None:
 
 
 def test_status_of_versions() -> None:
-    """All versions in order, one by number, TF Serving's texts for none."""
+    """All versions, newest first, one by number, TF Serving's texts for none."""
     models = table(V2, V1)
     models.want({V1: Wanted(1, "corrupt"), V2: Wanted(1)})
     assert [(s.version, s.state, s.message) for s in models.status("m", None)] == [
-        (1, State.END, "corrupt"),
         (2, State.START, ""),
+        (1, State.END, "corrupt"),
     ]
     assert [s.version for s in models.status("m", 2)] == [2]
     for number, text in ((None, "any versions of model x"), (3, "version 3 of model x")):
@@ -201,3 +202,34 @@ def test_versions_no_longer_wanted_go_with_their_last_worker() -> None:
     models.count(V1, 0, 0)
     assert models.gone() == [V1]
     assert [version.model for version in models.all()] == [V2]
+
+
+def test_what_is_gone_has_ended() -> None:
+    """Its status says END, and why it failed where it did, until it is there again; requests do not find it."""
+    models = table(V1, V2)
+    models.want({V1: Wanted(), V2: Wanted(1, "corrupt")})
+    models.count(V1, 1, 1)
+    models.want({})
+    models.count(V1, 0, 0)
+    assert models.gone() == [V1, V2]
+    assert [(s.version, s.state, s.code, s.message) for s in models.status("m", None)] == [
+        (2, State.END, Code.UNKNOWN, "corrupt"),
+        (1, State.END, Code.OK, ""),
+    ]
+    assert [s.state for s in models.status("m", 1)] == [State.END]
+    assert refusal(models, "m", 1).code is Code.NOT_FOUND
+    assert models.unready(every=True) == "no model is loaded yet"
+    models.want({V1: Wanted()})
+    assert [(s.version, s.state) for s in models.status("m", None)] == [(2, State.END), (1, State.START)]
+
+
+def test_so_many_ends_are_remembered() -> None:
+    """The latest of them: a model whose versions come and go for ever takes no more memory."""
+    models = table()
+    for number in range(1, 3000):
+        models.want({ModelVersion("m", number): Wanted()})
+        models.gone()
+    found = [status.version for status in models.status("m", None)]
+    assert found == list(range(2999, 2999 - 1025, -1))
+    with pytest.raises(PoolError, match="Could not find version 1 of model m"):
+        models.status("m", 1)

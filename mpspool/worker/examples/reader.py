@@ -82,26 +82,25 @@ class MultiInferenceReader:
     def read(self, body: bytes) -> Call:
         """A request, parsed and checked. Raises PoolError."""
         request = _parse(tfs.RawMultiInferenceRequest, body, Method.MULTI_INFERENCE)
-        self._check_models(request.tasks)
+        if not request.tasks:
+            raise envelope.missing_name()
+        check_model(request.tasks[0], self._model)
         tasks = tuple(
             (task.model_spec.signature_name or tfs.DEFAULT_SIGNATURE, task.method_name)
             for task in request.tasks
         )
-        plans, answer = self._answers.get(tasks) or self._answer(tasks)
+        names = [task.model_spec.name for task in request.tasks]
+        known = self._answers.get(tasks) if names.count(self._model.name) == len(names) else None
+        plans, answer = known or self._answer(names, tasks)
         return call(MultiKind(plans, answer), plans, body, examples(request.input))
 
-    def _check_models(self, tasks: Sequence[Any]) -> None:
-        if not tasks:
-            raise envelope.missing_name()
-        if not all(task.model_spec.name for task in tasks):
-            raise _invalid("Found ModelSpec with an empty model name.")
-        check_model(tasks[0], self._model)
-        if any(task.model_spec.name != self._model.name for task in tasks):
-            raise _invalid("All ModelSpecs in a MultiInferenceRequest must access the same model name.")
-
-    def _answer(self, tasks: Sequence[tuple[str, str]]) -> tuple[list[Plan], MultiInferenceResponse]:
+    def _answer(
+        self, names: Sequence[str], tasks: Sequence[tuple[str, str]]
+    ) -> tuple[list[Plan], MultiInferenceResponse]:
+        """Of tasks, for the models of these names. The first task with something wrong says what is. Raises PoolError."""
         found: dict[str, tuple[Plan, Asked]] = {}
-        for name, method in tasks:
+        for model, (name, method) in zip(names, tasks, strict=True):
+            self._check_name(model)
             if name in found:
                 raise _invalid(f"Duplicate evaluation of signature: {name}")
             plan = self._plans.find(name)
@@ -115,6 +114,12 @@ class MultiInferenceReader:
         if len(self._answers) < _MAX_ANSWERS:
             self._answers[tuple(tasks)] = plans, answer
         return plans, answer
+
+    def _check_name(self, model: str) -> None:
+        if not model:
+            raise _invalid("Found ModelSpec with an empty model name.")
+        if model != self._model.name:
+            raise _invalid("All ModelSpecs in a MultiInferenceRequest must access the same model name.")
 
 
 class MultiKind(Kind):
