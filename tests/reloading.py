@@ -94,11 +94,22 @@ def ask(
         config.version_labels.update(labels or {})
         if specific:
             config.model_version_policy.specific.versions.extend(specific)
+    return _call(pool, "HandleReloadConfigRequest", request, tfs.ReloadConfigResponse, timeout_s)
+
+
+def status_of(pool: Pool, model: str) -> Any:
+    """What GetModelStatus says of each version. Raises grpc.RpcError."""
+    request = tfs.GetModelStatusRequest()
+    request.model_spec.name = model
+    return _call(pool, "GetModelStatus", request, tfs.GetModelStatusResponse, 10).model_version_status
+
+
+def _call(pool: Pool, method: str, request: Any, answer: Any, timeout_s: float) -> Any:
     with grpc.insecure_channel(pool.address) as channel:
         call = channel.unary_unary(
-            f"/{tfs.MODEL_SERVICE}/HandleReloadConfigRequest",
+            f"/{tfs.MODEL_SERVICE}/{method}",
             request_serializer=lambda message: message.SerializeToString(),
-            response_deserializer=tfs.ReloadConfigResponse.FromString,
+            response_deserializer=answer.FromString,
         )
         return call(request, timeout=timeout_s)
 

@@ -5,6 +5,7 @@ One pool serves a module's model with two workers; each test leaves it as its fi
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -15,11 +16,12 @@ from pathlib import Path
 import grpc
 import pytest
 
+from mpspool.core.states import ModelVersionState
 from tests import models
 from tests.conftest import PoolStarter, short_dir
 from tests.polling import until
 from tests.pool import Load, Pool, cli, processes_of
-from tests.reloading import File, alike, answered_by, ask, predict, refused, reload
+from tests.reloading import File, alike, answered_by, ask, predict, refused, reload, status_of
 
 LoadStarter = Callable[..., Load]
 MODEL = "half_plus_two"
@@ -355,6 +357,30 @@ def test_clients_reload(pool: Pool, file: File, load: LoadStarter) -> None:
     assert "version_policy holds at once" in reload(pool)
     running.end_clean()
     assert alike(before, pool.workers()) == before.keys()
+
+
+def test_clients_unload_everything(pool: Pool, file: File) -> None:
+    """A list without a model: requests are NOT_FOUND, the versions have ended; another list has models served again."""
+    assert ask(pool, {}).status.error_code == 0
+    assert f"NOT_FOUND: Servable not found for request: Latest({MODEL})" in predict(pool, MODEL)
+    assert pool.workers() == {}
+    (found,) = status_of(pool, MODEL)
+    assert (found.version, found.state) == (1, ModelVersionState.END)
+    assert cli("status", "--run-dir", pool.run_dir).returncode == 0
+    killed = pool.process_pid("pool")
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: (pid := pool.process_pid("pool")) and pid != killed, 20)
+
+    def answered() -> bool:  # UNAVAILABLE while it is only beginning
+        with contextlib.suppress(grpc.RpcError):
+            return ask(pool, {}).status.error_code == 0
+        return False
+
+    until(answered, 60)
+    assert pool.workers() == {}
+    assert ask(pool, {OTHER: str(file.base)}).status.error_code == 0
+    assert predict(pool, OTHER) == [2.5, 3.0]
+    assert "NOT_FOUND" in predict(pool, MODEL)
 
 
 def test_a_version_that_cannot_be_loaded_is_no_reason_beside_one_that_serves(

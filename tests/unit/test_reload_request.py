@@ -79,11 +79,13 @@ def test_what_cannot_be_served_is_refused(values: dict[str, Any], words: str) ->
 
 
 def test_a_list_names_each_model_once() -> None:
-    """And there has to be a list: a custom configuration, or none, is not supported."""
+    """There has to be a list, which may be empty: a custom configuration, or none, is not supported."""
     asked = request()
     asked.config.model_config_list.config.append(asked.config.model_config_list.config[0])
     with pytest.raises(PoolError, match="Illegal to list model m multiple times"):
         models_of(asked)
+    del asked.config.model_config_list.config[:]
+    assert models_of(asked) == []
     with pytest.raises(PoolError, match="Only ModelConfigList is currently supported"):
         models_of(tfs.ReloadConfigRequest())
 

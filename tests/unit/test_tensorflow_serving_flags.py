@@ -358,6 +358,14 @@ def test_a_model_that_a_client_has_served_gets_what_flags_say() -> None:
     ]
 
 
+def test_a_client_may_have_nothing_served() -> None:
+    """A list without a model is no mistake of a client's; a command line without one is."""
+    made, findings = read_config(None, {}, {}, models=[], serving=serve("--model_config_file=models"))
+    assert (made.models, findings.told()) == ((), [])
+    _, findings = read_config(None, {}, {})
+    assert [problem.path for problem in findings.told()] == ["models"]
+
+
 def test_secrets_are_not_kept() -> None:
     """What a pool was started with lies in its run folder."""
     kept = without_secrets([BASE, "--oss_access_key=s3cret", "--oss_access_id=me", "--oss_endpoint=here"])

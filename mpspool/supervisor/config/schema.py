@@ -343,7 +343,7 @@ def read_config(
             and "model", a sequence of NAME=BASE_PATH: such a model is added, or, where the file or the
             environment has one of that name, is given that base_path.
         environ: the environment; supervisor/config/environment.py says what is read.
-        models: where given, these are served and no others; what else is said of one of them holds for it.
+        models: where given, these are served and no others, which may be none; what else is said of one of them holds for it.
         serving: a command line of tensorflow_model_server, in place of a file.
 
     Returns:
@@ -356,7 +356,7 @@ def read_config(
     none, config = not entries, None
     while config is None:
         config = _validate(layer, entries)
-    if none and "models" not in layer.left_out:
+    if none and models is None and "models" not in layer.left_out:
         text = f"there is none; give {FLAG} NAME=BASE_PATH, {MODEL}, or models: in a file"
         layer.problems.append(Problem("models", text))
     layer.left_out |= {f"models.{entry.name}.base_path" for entry in entries if entry.unplaced}
