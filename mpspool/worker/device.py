@@ -165,6 +165,8 @@ def configure_eager(config: Any) -> None:
     tf.config.threading.set_intra_op_parallelism_threads(config.intra_op_parallelism_threads)
     tf.config.threading.set_inter_op_parallelism_threads(config.inter_op_parallelism_threads)
     tf.config.set_soft_device_placement(config.allow_soft_placement)
+    if config.graph_options.rewrite_options.disable_meta_optimizer:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     for gpu in tf.config.list_physical_devices("GPU"):
         if limit_mib := _limit_mib(config.gpu_options):
             # TF_FORCE_GPU_ALLOW_GROWTH has it grow: tf.config takes one or the other.

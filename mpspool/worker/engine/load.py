@@ -16,6 +16,7 @@ from mpspool.worker.device_failure import named
 from mpspool.worker.engine.base import Engine
 from mpspool.worker.engine.failure import PASSING, status_text
 from mpspool.worker.engine.saved_model import LoadError, Signatures
+from mpspool.worker.engine.saved_model_config import overridden
 from mpspool.worker.engine.session import SessionEngine
 from mpspool.worker.engine.tf2 import Tf2Engine
 from mpspool.worker.weights.segment import Segment
@@ -44,7 +45,8 @@ def load(
 
     Args:
         settings: which model, and how.
-        config: the ConfigProto of device.session_config(); None for TensorFlow's defaults.
+        config: the ConfigProto of device.session_config(); None for TensorFlow's defaults. What the version says of its
+            own session goes before it.
         segment: of this version's weights. With `weights.shared` "auto" a model whose variables cannot be
             bound to it is loaded as without.
         unshared: where there is no segment, why.
@@ -60,6 +62,7 @@ def load(
     for library in settings.custom_ops:
         load_ops(library)
     signatures = Signatures.read(path, settings.saved_model_tags)
+    config = overridden(path, config)
     weights = segment or unshared
     if settings.engine == "tf2":
         return _chosen(_tf2_engine(settings, signatures, config, weights), "configured")
