@@ -466,6 +466,41 @@ def _keras_exported(tf: Any, path: str) -> None:
     _keras(tf).export(path, verbose=False)
 
 
+def _mirrored(tf: Any, path: str) -> None:
+    """A dense layer over two logical CPUs, which there have to be before TensorFlow runs anything."""
+    (cpu,) = tf.config.list_physical_devices("CPU")
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+    with tf.distribute.MirroredStrategy(devices=("/cpu:0", "/cpu:1")).scope():
+        dense = tf.keras.layers.Dense(1, kernel_initializer="ones", bias_initializer="zeros")
+        model = tf.keras.Sequential([tf.keras.layers.Input((1,), name="x"), dense])
+    tf.saved_model.save(model, path)
+
+
+def _sequential(tf: Any, path: str) -> None:
+    """Gives what it is given."""
+    layers = [tf.keras.layers.Input((1,), name="x"), tf.keras.layers.Lambda(lambda x: x, name="y")]
+    tf.saved_model.save(tf.keras.Sequential(layers), path)
+
+
+def _unknown_rank(tf: Any, path: str) -> None:
+    """A checkpoint's function of a tensor of any shape."""
+    root = tf.train.Checkpoint()
+    root.three, root.two = tf.Variable(3.0), tf.Variable(2.0)
+    root.scale = tf.function(lambda x: {"y": root.three * root.two * x})
+    tf.saved_model.save(
+        root, path, root.scale.get_concrete_function(tf.TensorSpec(None, tf.float32, name="x"))
+    )
+
+
+def _constants(tf: Any, path: str) -> None:
+    """Two signatures that answer one number each, whatever they are given."""
+    spec = tf.TensorSpec(None, tf.float32, name="x")
+    root = tf.train.Checkpoint()
+    root.one = tf.function(lambda x: {"y": 1.0}, input_signature=[spec])
+    root.two = tf.function(lambda x: {"y": 2.0}, input_signature=[spec])
+    tf.saved_model.save(root, path, {"serving_default": root.one, "custom_signature_key": root.two})
+
+
 def _through(op: str) -> Callable[[Any, str], None]:
     """Half plus two: y = x / 2 + 2, after a test op of tests/native has seen x."""
 
@@ -783,6 +818,10 @@ _BUILDERS: dict[str, Callable[[Any, str], None]] = {
     "keras_words_saved": _keras_words_saved,
     "keras_words_exported": _keras_words_exported,
     "gigabyte": _gigabyte,
+    "mirrored": _mirrored,
+    "sequential": _sequential,
+    "unknown_rank": _unknown_rank,
+    "constants": _constants,
     "aborter": _through("testing_abort"),
     "faulter": _through("testing_cuda_fault"),
     "sleeper": _through("testing_sleep"),
@@ -808,8 +847,16 @@ _WEIGHTS = (
     "uneven_tf1",
 )
 _GIGABYTE = ("gigabyte",)
-_GROUPED = {*_CUSTOM, *_KERAS, *_WEIGHTS, *_GIGABYTE}
-_GROUPS = (_CUSTOM, _KERAS, _WEIGHTS, _GIGABYTE, tuple(name for name in _BUILDERS if name not in _GROUPED))
+_SAVED = ("mirrored", "sequential", "unknown_rank", "constants")
+_GROUPED = {*_CUSTOM, *_KERAS, *_WEIGHTS, *_GIGABYTE, *_SAVED}
+_GROUPS = (
+    _CUSTOM,
+    _KERAS,
+    _WEIGHTS,
+    _GIGABYTE,
+    _SAVED,
+    tuple(name for name in _BUILDERS if name not in _GROUPED),
+)
 
 
 def main(names: str, root: str) -> None:
