@@ -191,6 +191,21 @@ def test_a_folder_that_goes_ends_nothing() -> None:
     assert phases(versions) == {1: SERVING, 2: LEAVING}
 
 
+def test_folders_that_are_renamed_beside_others() -> None:
+    """Their versions leave, the newest among them only once another answers; the others stay."""
+    versions = model(1, 2, 3, policy=VersionPolicy(all=True))
+    while versions.step({one.number: READY for one in versions}, 0.0):
+        pass
+    assert set(phases(versions).values()) == {SERVING}
+    versions.found = found(1, 2)
+    versions.step({one.number: READY for one in versions}, 0.0)
+    versions.step({one.number: READY for one in versions}, 0.0)
+    assert (phases(versions), routed(versions)) == ({1: SERVING, 2: SERVING, 3: LEAVING}, 2)
+    versions.found = found(2)
+    versions.step({1: READY, 2: READY, 3: GONE}, 0.0)
+    assert phases(versions) == {1: LEAVING, 2: SERVING}
+
+
 def test_versions_that_follow_faster_than_they_load_do_not_starve() -> None:
     """The one that loads is let finish, and takes over; then the newest is loaded, and those between never."""
     versions = model(1)
