@@ -130,7 +130,7 @@ def test_classify(stub: Any, apis: Any, model: str) -> None:
 
 @pytest.mark.parametrize("model", NAMES)
 def test_a_context_goes_with_each_example(stub: Any, apis: Any, model: str) -> None:
-    """A feature of the context holds for every example that has none of its own."""
+    """A feature of the context holds for every example that has none of its own; there need be none."""
     made = apis.classify()
     made.model_spec.name, made.model_spec.signature_name = model, "classify_both"
     given = made.input.example_list_with_context
@@ -144,6 +144,10 @@ def test_a_context_goes_with_each_example(stub: Any, apis: Any, model: str) -> N
         [("no", 4), ("yes", 8)],
         [("nein", 2.5), ("ja", 8)],
     ]
+    given.ClearField("context")
+    del given.examples[2], given.examples[0]
+    (entry,) = stub.Classify(made, timeout=10).result.classifications
+    assert [(one.label, one.score) for one in entry.classes] == [("low", 4), ("high", 3)]
 
 
 @pytest.mark.parametrize("model", NAMES)
@@ -217,6 +221,12 @@ def test_requests_that_lack_something(stub: Any, apis: Any, method: str) -> None
     old.model_spec.version.value = 7
     assert refused(call, old) == (NOT_FOUND, "Servable not found for request: Specific(examples, 7)")
     assert refused(call, ask(kind, signature)) == (INVALID, "Input is empty.")
+    for which in ("example_list", "example_list_with_context"):
+        empty = ask(kind, signature)
+        getattr(empty.input, which).SetInParent()
+        assert refused(call, empty) == (INVALID, "Input is empty.")
+    fill(empty.input.example_list_with_context.context, 1)
+    assert refused(call, empty) == (INVALID, "Input is empty.")
     partial = ask(kind, signature)
     fill(partial.input.example_list.examples.add(), x2=1)
     code, text = refused(call, partial)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 import urllib.request
 import warnings
@@ -15,11 +16,12 @@ import grpc
 import pytest
 
 from tests.conftest import PoolStarter, short_dir
-from tests.pool import ModelServer, Pool
+from tests.pool import ModelServer, Pool, free_port
 
 ModelDir = Callable[[str], Path]
 # Of each model, and how many digits its folder has there.
 VERSION, FOLDER = 123, "00000123"
+INSTALLED = str(Path(sys.executable).with_name("tensorflow_model_server"))
 SAVED = ["half_plus_two", "unknown_rank", "constants", "sequential", "mirrored"]
 
 
@@ -29,7 +31,7 @@ class Installed(ModelServer):
     def _command(self) -> list[str]:
         words = super()._command()
         return [
-            str(Path(sys.executable).with_name("tensorflow_model_server")),
+            INSTALLED,
             *words[words.index("tensorflow_model_server") + 1 :],
         ]
 
@@ -122,6 +124,16 @@ def verify(apis: Any, address: str, model: str, wanted: float, **asked: Any) -> 
     assert (spec.name, spec.version.value, spec.signature_name) == (model, VERSION, signature)
 
 
+def test_a_file_that_is_no_configuration(root: Path) -> None:
+    """The start says of which message its text is none, and ends."""
+    file = root / "bad.config"
+    file.write_text("improperly formatted file")
+    command = [INSTALLED, f"--port={free_port()}", f"--model_config_file={file}", f"--run_dir={root}/run"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "Error parsing text-format tensorflow.serving.ModelServerConfig" in done.stderr
+
+
 def rest(pool: Pool, path: str, body: Any = None) -> Any:
     data = None if body is None else json.dumps(body).encode()
     with urllib.request.urlopen(f"http://127.0.0.1:{pool.rest_port}{path}", data, timeout=30) as answer:
@@ -177,10 +189,11 @@ def test_rest(server: Pool, call: str, body: Any, answer: Any) -> None:
 
 
 def test_what_is_told_by_rest(server: Pool) -> None:
-    """The status, to the letter; metrics at TensorFlow Serving's path, with their types."""
+    """The status, to the letter, whatever query follows the path; metrics at TensorFlow Serving's path, with their types."""
     status = {"error_code": "OK", "error_message": ""}
     version = {"version": str(VERSION), "state": "AVAILABLE", "status": status}
-    assert rest(server, "/v1/models/default") == {"model_version_status": [version]}
+    for path in ("/v1/models/default", "/v1/models/default?a=foo"):
+        assert rest(server, path) == {"model_version_status": [version]}
     assert "# TYPE" in rest(server, "/monitoring/prometheus/metrics")
 
 

@@ -97,7 +97,9 @@ def base(tmp_path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def watching(run: RunDir, base: Path, max_clients: int = 0, **changes: Any) -> Iterator[Watching]:
+def watching(
+    run: RunDir, base: Path, max_clients: int = 0, poll_s: float = 0.1, **changes: Any
+) -> Iterator[Watching]:
     """Servables with that base path, to be watched in `with`, on a GPU whose MPS takes so many; `changes` to the model."""
     model = ModelSettings(
         name="m", version=1, path=str(base / "1"), base_path=str(base), **{"slots": SLOTS, **changes}
@@ -107,7 +109,7 @@ def watching(run: RunDir, base: Path, max_clients: int = 0, **changes: Any) -> I
         device="gpu0", gpu_uuid="GPU-0", pipe_dir="/p", log_dir="/l", control=[], max_clients=max_clients
     )
     config = PoolSettings(
-        **front, mps="on", models=[model], mps_daemons=[daemon], router=RouterSettings(**front), poll_s=0.1
+        **front, mps="on", models=[model], mps_daemons=[daemon], router=RouterSettings(**front), poll_s=poll_s
     )
     servables = Servables(run, config, lambda: None)
     try:
@@ -148,6 +150,19 @@ def test_folders_are_looked_into_off_the_event_loop(
         assert pool.settings(2).warmup == str(base / "1" / WARMUP_FILE)
     assert any(WARMUP_FILE.name in path for _, path in seen)
     assert not [path for on_loop, path in seen if on_loop and path.startswith(str(base))]
+
+
+def test_without_an_interval_nobody_looks_again(run: RunDir, base: Path) -> None:
+    """The looks end by themselves, with what was there at the start."""
+
+    async def story(pool: Watching) -> None:
+        async with asyncio.timeout(20):
+            await pool.servables._watch("m")
+        await pool.serves(1)
+
+    with watching(run, base, poll_s=0) as pool:
+        asyncio.run(story(pool))
+        assert {version.number for _, version in pool.servables} == {1}
 
 
 @pytest.mark.parametrize("recorded", [True, False])

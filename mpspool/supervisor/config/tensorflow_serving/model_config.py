@@ -22,10 +22,14 @@ def read_models(text: str, file: str, told: Told) -> None:
         file: its name, for those who read the messages.
         told: what has been read so far.
     """
+    config = tfs.ModelServerConfig()
     try:
-        config = parse(text, tfs.ModelServerConfig())
+        parse(text, config)
     except TextError as error:
-        told.refuse(file, f"{error}; it holds model_config_list {{ config {{ name: ... base_path: ... }} }}")
+        said = (
+            f"Error parsing text-format {config.DESCRIPTOR.full_name}: {error}"  # as protobuf says it there
+        )
+        told.refuse(file, f"{said}; it holds model_config_list {{ config {{ name: ... base_path: ... }} }}")
         told.left_out.add("models")
         return
     kind = config.WhichOneof("config")
