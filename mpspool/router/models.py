@@ -171,8 +171,8 @@ class Models:
             self._by_name[model.name].remove(version)
             if not self._by_name[model.name]:
                 del self._by_name[model.name]
-        for model in list(self._ended)[:-_MAX_ENDED]:
-            del self._ended[model]
+        while len(self._ended) > _MAX_ENDED:
+            del self._ended[next(iter(self._ended))]
         return found
 
     def get(self, model: ModelVersion) -> Version:
