@@ -295,6 +295,33 @@ def test_several_versions_are_loaded_one_after_the_other() -> None:
     assert (set(phases(versions).values()), routed(versions)) == ({SERVING}, 3)
 
 
+@pytest.mark.parametrize(
+    ("late", "fact", "left"),
+    [
+        (4, BROKEN, {2: SERVING, 3: SERVING, 4: FAILED}),
+        (3, BROKEN, {2: SERVING, 3: FAILED, 4: SERVING}),
+        (3, Fact(coming=2), {3: LOADING, 4: SERVING}),
+        (4, Fact(coming=2), {2: SERVING, 4: LOADING}),
+    ],
+)
+def test_two_versions_in_place_of_two(late: int, fact: Fact, left: dict[int, VersionPhase]) -> None:
+    """The older one goes first; the newer one once another of the two takes requests, and stands in for one that fails."""
+    versions = model(1, 2, policy=VersionPolicy(latest=2))
+    while versions.step({one.number: READY for one in versions}, 0.0):
+        pass
+    versions.found = found(1, 2, 3, 4)
+    versions.step({1: READY, 2: READY}, 0.0)
+    assert (phases(versions), routed(versions)) == ({1: LEAVING, 2: SERVING}, 2)
+    for _ in range(8):
+        ends = {LEAVING: GONE, SERVING: READY, LOADING: READY, FAILED: GONE}
+        facts = {one.number: ends[one.phase] for one in versions}
+        if (one := versions.get(late)) is not None and one.phase is LOADING:
+            facts[late] = fact
+        versions.step(facts, 0.0)
+        assert routed(versions) is not None
+    assert phases(versions) == left
+
+
 def test_by_hand() -> None:
     """Load brings one beside what the policy means, unload takes one away, and a whole model."""
     versions = model(1, 2)
