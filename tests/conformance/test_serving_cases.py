@@ -1,4 +1,4 @@
-"""What tensorflow_model_server_test.py does, with the command installed under TensorFlow Serving's name: its flags, its models, its answers."""
+"""What tensorflow_model_server_test.py does, by the command installed under that name: its flags, models and answers."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_rest(server: Pool, call: str, body: Any, answer: Any) -> None:
 
 
 def test_what_is_told_by_rest(server: Pool) -> None:
-    """The status, to the letter, whatever query follows the path; metrics at TensorFlow Serving's path, with their types."""
+    """The status, to the letter, whatever query follows the path; metrics at their path, with their types."""
     status = {"error_code": "OK", "error_message": ""}
     version = {"version": str(VERSION), "state": "AVAILABLE", "status": status}
     for path in ("/v1/models/default", "/v1/models/default?a=foo"):
@@ -210,5 +210,5 @@ def test_what_is_told_by_rest(server: Pool) -> None:
     ],
 )
 def test_saved_models(several: Pool, apis: Any, model: str, wanted: float, asked: dict[str, Any]) -> None:
-    """Of a function of any shape, of constants, of Keras as such and over two devices: each is listed in one file, and served."""
+    """Of a function of any shape, of constants, of Keras as such and over two devices, all in one file."""
     verify(apis, several.address, model, wanted, **asked)

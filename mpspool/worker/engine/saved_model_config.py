@@ -1,4 +1,4 @@
-"""What a version says of its own session, in assets.extra/saved_model_config.pb: TensorFlow Serving reads it of every model."""
+"""assets.extra/saved_model_config.pb: what a version says of its own session, as TensorFlow Serving reads it."""
 
 from __future__ import annotations
 
