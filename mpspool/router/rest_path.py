@@ -63,7 +63,8 @@ def _decoded(text: str) -> str:
 def _number(text: str | None) -> int | None:
     if text is None:
         return None
-    # No longer than it can be: Python takes its time over many digits.
-    if len(text.lstrip("0")) > len(str(_MAX_INT64)) or int(text) > _MAX_INT64:
+    digits = text.lstrip("0") or "0"
+    # No longer than it can be: of many digits Python reads none.
+    if len(digits) > len(str(_MAX_INT64)) or int(digits) > _MAX_INT64:
         raise PoolError(Code.INVALID_ARGUMENT, f"Failed to convert version: {text} to numeric.")
-    return int(text)
+    return int(digits)
