@@ -13,6 +13,7 @@ from mpspool.core.errors import Code, Problem, StartError
 from mpspool.core.settings import RouterSettings
 from mpspool.router import openapi
 from mpspool.router.rest_api import Recorder, RestApi, refusal
+from mpspool.router.rest_listener import IDLE_S, LINE_BYTES, RestListener
 from mpspool.router.tfs_grpc import Dataplane
 
 logger = log.get("rest")
@@ -48,33 +49,40 @@ class RestFront:
         self._host = settings.host
         self._api = RestApi(dataplane, settings, metrics)
         self._monitoring_path = settings.monitoring_path
+        self._listener = RestListener(settings.max_connections)
         self._runner = web.AppRunner(
             self._app(),
             access_log=None,
             auto_decompress=False,  # it would, to any size
             handler_cancellation=True,  # a client that has gone waits for nothing
             shutdown_timeout=_LAST_CALLS_S,
+            keepalive_timeout=IDLE_S,
+            max_line_size=LINE_BYTES,
+            max_field_size=LINE_BYTES,
+            logger=self._listener.aiohttp_logger,
         )
         self.port = settings.rest_port
 
     def configure(self, settings: RouterSettings) -> None:
         """Takes other limits, and another path for TensorFlow Serving's metrics, while it serves."""
         self._monitoring_path = settings.monitoring_path
+        self._listener.max_connections = settings.max_connections
         self._api.configure(settings)
 
     async def start(self) -> None:
         """Binds and serves. Raises StartError naming the address where it cannot be had."""
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self.port)
+        server = self._runner.server
+        assert server is not None
         try:
-            await site.start()
+            self.port = await self._listener.start(server, self._host, self.port)
         except OSError as error:
             await self._runner.cleanup()
             raise StartError([_cannot_bind(self._host, self.port, error)]) from error
-        self.port = self._runner.addresses[0][1]
 
     async def close(self) -> None:
         """Closes the port and ends all connections, once what runs is answered."""
+        self._listener.close()
         await self._runner.cleanup()
 
     def _app(self) -> web.Application:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -15,8 +16,10 @@ from google.protobuf import json_format
 from mpspool.core import tfs
 from mpspool.core.envelope import ModelSpecPeek
 from mpspool.core.errors import Code, PoolError, cut
+from mpspool.core.methods import Method
 from mpspool.core.settings import RouterSettings
 from mpspool.router.asked import Asked
+from mpspool.router.http2.link import peer_name
 from mpspool.router.inflate import ENCODINGS, inflate
 from mpspool.router.memory import Admission
 from mpspool.router.rest_path import Wanted, wanted
@@ -67,8 +70,7 @@ class Head:
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
-        found = request.transport and request.transport.get_extra_info("peername")
-        self.peer = f"{found[0]}:{found[1]}" if found else ""
+        self.peer = peer_name(request.transport and request.transport.get_extra_info("peername"))
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -103,9 +105,9 @@ class RestApi:
             asked = wanted(request.method, request.rel_url.raw_path)
         except PoolError as error:
             self._metrics.answered("", error.code)
+            self._metrics.looked_up("", error.code, 0.0)
             return _refusal(error, cors)
         try:
-            self._check_serving()
             if asked.method is None:
                 body = self._known(asked)
             else:
@@ -132,6 +134,7 @@ class RestApi:
         method = "GetModelMetadata" if asked.metadata else "GetModelStatus"
         start = time.monotonic()
         try:
+            self._check_serving()
             found, version = self._metadata(asked.model) if asked.metadata else self._status(asked.model)
         except PoolError as error:
             self._metrics.answered(method, error.code)
@@ -151,48 +154,61 @@ class RestApi:
         return _as_json(describe(model.name, version), signatures), version
 
     async def _run(self, asked: Asked, request: web.Request) -> bytes:
-        """Raises PoolError."""
+        """Raises PoolError, counted."""
         timeout_ms = self._settings.rest_timeout_ms
         deadline_ns = time.monotonic_ns() + timeout_ms * 1_000_000 if timeout_ms else 0
-        try:
-            async with asyncio.timeout(timeout_ms / 1000 if timeout_ms else None):
-                head = Head(request)
-                body, admission = await self._read(asked, request, head)
-                return await self._dataplane.call(asked, body, deadline_ns, admission, head)
-        except TimeoutError:
-            raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded") from None
+        end_s = asyncio.get_running_loop().time() + timeout_ms / 1000 if timeout_ms else None
+        head = Head(request)
+        body, admission = await self._read(asked, request, head, end_s)
+        async with _until(end_s):
+            return await self._dataplane.call(asked, body, deadline_ns, admission, head)
 
-    async def _read(self, asked: Asked, request: web.Request, head: Head) -> tuple[bytes, Admission]:
-        """The body in plain, and what it was admitted by. Raises PoolError."""
-        given = request.headers.get("Content-Encoding", "").strip().lower()
-        encoding = _ENCODINGS.get(given, given)
-        if encoding not in ENCODINGS:
-            text = f"Content-Encoding {given} is not supported; there are gzip and deflate"
-            raise PoolError(Code.INVALID_ARGUMENT, text)
-        declared = request.content_length or 0
-        self._check_size(declared)
-        admission = self._dataplane.admit(asked, declared, b"", head)
+    async def _read(
+        self, asked: Asked, request: web.Request, head: Head, end_s: float | None
+    ) -> tuple[bytes, Admission]:
+        """The body in plain, and what it was admitted by. Raises PoolError, counted."""
+        with self._counted(asked.method):
+            self._check_serving()
+            encoding = _encoding(request)
+            self._check_size(request.content_length or 0)
+        admission = self._dataplane.admit(asked, request.content_length or 0, b"", head)
         try:
-            parts, size = [], 0
-            async for part in request.content.iter_any():
-                size += len(part)
-                if size > declared:  # in pieces, of which nobody said how many
-                    self._check_size(size)
-                    admission.grow(size - max(declared, size - len(part)))
-                parts.append(part)
-            body = b"".join(parts)
-            if encoding == "identity":
-                return body, admission
-            plain = await inflate(body, encoding, self._settings.max_message_bytes, admission)
-        except PoolError as error:
-            admission.release()
-            if error.code is Code.INTERNAL:  # gRPC's word for what is not of the format that it says
-                raise PoolError(Code.INVALID_ARGUMENT, error.message) from None
-            raise
+            with self._counted(asked.method):
+                async with _until(end_s):
+                    body = await self._whole(request, admission)
+                    return await self._plain(body, encoding, admission), admission
         except BaseException:
             admission.release()
             raise
-        return plain, admission
+
+    async def _whole(self, request: web.Request, admission: Admission) -> bytes:
+        """The body as it comes. Raises PoolError."""
+        parts, size = [], 0
+        async for part in request.content.iter_any():
+            parts.append(part)
+            if request.content_length is None:  # in pieces, of which nobody said how many
+                size += len(part)
+                self._check_size(size)
+                admission.grow(len(part))
+        return b"".join(parts)
+
+    async def _plain(self, body: bytes, encoding: str, admission: Admission) -> bytes:
+        """Raises PoolError."""
+        try:
+            return await inflate(body, encoding, self._settings.max_message_bytes, admission)
+        except PoolError as error:
+            if error.code is Code.INTERNAL:  # gRPC's word for what is not of the format that it says
+                raise PoolError(Code.INVALID_ARGUMENT, error.message) from None
+            raise
+
+    @contextlib.contextmanager
+    def _counted(self, method: Method) -> Iterator[None]:
+        """Counts a request that is refused before the data plane has seen it."""
+        try:
+            yield
+        except PoolError as error:
+            self._metrics.answered(method.api, error.code)
+            raise
 
     def _check_serving(self) -> None:
         if self._dataplane.draining:
@@ -204,6 +220,26 @@ class RestApi:
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED, f"SERVER: Received message larger than max ({size} vs. {most})"
             )
+
+
+@contextlib.asynccontextmanager
+async def _until(end_s: float | None) -> AsyncIterator[None]:
+    """By the event loop's clock; None for no end. Raises PoolError."""
+    try:
+        async with asyncio.timeout_at(end_s):
+            yield
+    except TimeoutError:
+        raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded") from None
+
+
+def _encoding(request: web.Request) -> str:
+    """Of the body, of ENCODINGS. Raises PoolError."""
+    given = request.headers.get("Content-Encoding", "").strip().lower()
+    encoding = _ENCODINGS.get(given, given)
+    if encoding not in ENCODINGS:
+        text = f"Content-Encoding {given} is not supported; there are gzip and deflate"
+        raise PoolError(Code.INVALID_ARGUMENT, text)
+    return encoding
 
 
 def refusal(code: Code, message: str, headers: Mapping[str, str] = {}) -> web.Response:

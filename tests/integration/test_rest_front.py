@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
+from mpspool.router import rest, rest_listener
 from tests.integration.test_front import Fronts
 from tests.polling import until
 
@@ -25,15 +29,26 @@ def fronts() -> Iterator[Fronts]:
 def post(fronts: Fronts, body: bytes, *more: str) -> tuple[int, Any]:
     """Status and body."""
     with begin(fronts, body, *more) as client:
-        data = b""
-        while part := client.recv(65536):
-            data += part
+        data = everything(client)
     head, _, text = data.partition(b"\r\n\r\n")
     return int(head.split()[1]), text
 
 
+def everything(client: socket.socket) -> bytes:
+    """What comes until the connection ends, or breaks."""
+    parts = []
+    with contextlib.suppress(ConnectionError):
+        while part := client.recv(2**20):
+            parts.append(part)
+    return b"".join(parts)
+
+
+def connect(fronts: Fronts, host: str = "127.0.0.1") -> socket.socket:
+    return socket.create_connection((host, fronts.rest.port), timeout=10)
+
+
 def begin(fronts: Fronts, body: bytes, *more: str, size: int | None = None) -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", fronts.rest.port), timeout=10)
+    client = connect(fronts)
     lines = [f"POST {PATH} HTTP/1.1", "Host: x", "Connection: close", *more]
     if not any(line.startswith("Transfer-Encoding") for line in more):
         lines.append(f"Content-Length: {len(body) if size is None else size}")
@@ -130,3 +145,90 @@ def test_what_is_known_of_a_model(fronts: Fronts) -> None:
     page = fronts.get("/metrics")[1]
     assert 'code="OK",method="GetModelStatus",model="half"' in page
     assert "invented" not in page
+
+
+def test_what_is_refused_here_is_counted(fronts: Fronts) -> None:
+    """The data plane has not seen it; with a method's name where the path has one."""
+    assert fronts.get("/v1/models/half/versions/x")[0] == 400
+    assert post(fronts, b"x", "Content-Encoding: br")[0] == 400
+    assert post(fronts, gzip.compress(b"x")[:-1], "Content-Encoding: gzip")[0] == 400
+    fronts.dataplane.draining = True
+    assert post(fronts, b"x")[0] == 503
+    assert fronts.get("/v1/models/half")[0] == 503
+    fronts.dataplane.draining = False
+    with begin(fronts, b"", size=1000) as client:
+        assert client.recv(100).startswith(b"HTTP/1.1 504")
+    page = fronts.get("/monitoring/prometheus/metrics")[1]
+    for method, code, count in [
+        ("", "INVALID_ARGUMENT", 1),
+        ("Predict", "INVALID_ARGUMENT", 2),
+        ("Predict", "UNAVAILABLE", 1),
+        ("Predict", "DEADLINE_EXCEEDED", 1),
+        ("GetModelStatus", "UNAVAILABLE", 1),
+    ]:
+        labels = f'code="{code}",method="{method}",model="",version=""'
+        assert f"mpspool_requests_total{{{labels}}} {count}.0\n" in page
+    for code, count in [("INVALID_ARGUMENT", 3), ("UNAVAILABLE", 2), ("DEADLINE_EXCEEDED", 1)]:
+        assert f':tensorflow:serving:request_count{{model_name="",status="{code}"}} {count}\n' in page
+
+
+def test_a_connection_too_many_is_closed() -> None:
+    """Those that there are go on; when one goes there is room for another, and a reload may make more."""
+    with contextlib.closing(Fronts(max_connections=1)) as fronts:
+        first = begin(fronts, b"", size=1)
+        until(lambda: fronts.dataplane.memory.used == 1)
+        with connect(fronts) as second:
+            assert everything(second) == b""
+        first.sendall(b"y")
+        assert first.recv(100).startswith(b"HTTP/1.1 200")
+        first.close()
+        until(lambda: not fronts.rest._runner.server.connections)  # type: ignore[union-attr]
+        assert post(fronts, b"z") == (200, b"z")
+
+
+def test_a_client_that_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer is dropped and no longer counts; one that takes it slowly gets it all."""
+    monkeypatch.setattr(rest_listener, "STALL_S", 1.0)
+    size = 32 * 2**20
+    with contextlib.closing(Fronts()) as fronts, capture_logs() as logs:
+        memory = fronts.dataplane.memory
+        with begin(fronts, b"x" * size) as idle, begin(fronts, b"y" * size) as slow:
+            until(lambda: len(fronts.dataplane.heads) == 2 and memory.used == 2 * size)
+            taken = bytearray()
+            until(lambda: taken.extend(slow.recv(2**16)) or memory.used == size)
+            assert len(taken) < size
+            taken.extend(everything(slow))
+            assert taken.endswith(b"\r\n\r\n" + b"y" * size)
+            assert len(everything(idle)) < size
+        until(lambda: memory.used == 0)
+    assert [line["code"] for line in logs if line["event"] == "bad connection"] == ["STALLED"]
+
+
+@pytest.mark.parametrize("start", [b"", b"POST /v1/models/half:predict HTTP/1.1\r\nHost: x\r\nContent-"])
+def test_a_client_that_asks_nothing_is_left(monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
+    """At its beginning as between two requests, however much of a head is there."""
+    monkeypatch.setattr(rest, "IDLE_S", 0.2)
+    with contextlib.closing(Fronts()) as fronts, connect(fronts) as client:
+        client.sendall(start)
+        assert everything(client) == b""
+
+
+def test_what_is_no_http_is_a_line_in_the_log(fronts: Fronts, caplog: pytest.LogCaptureFixture) -> None:
+    """And not a stack of calls, of which a scan of ports would fill the disk."""
+    with capture_logs() as logs, caplog.at_level(logging.DEBUG), connect(fronts) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n")
+        assert everything(client).startswith(b"HTTP/1.0 400")
+    (line,) = logs
+    assert (line["event"], line["peer"], line["code"]) == ("bad connection", "127.0.0.1", "BAD_REQUEST")
+    assert "Content-Length" in line["why"]
+    assert not caplog.records
+
+
+def test_every_address_of_the_machine() -> None:
+    """By "::" IPv4, too, as by gRPC; and a peer is written as gRPC's are."""
+    with contextlib.closing(Fronts(host="::")) as fronts:
+        assert post(fronts, b"x") == (200, b"x")
+        with connect(fronts, "::1") as client:
+            client.sendall(f"POST {PATH} HTTP/1.0\r\nContent-Length: 1\r\n\r\ny".encode())
+            assert everything(client).endswith(b"\r\n\r\ny")
+        assert fronts.dataplane.heads[1].peer.startswith("[::1]:")

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from mpspool.core import log
 
-logger = log.get("http2")
+_http2 = log.get("http2")
 
 _PERIOD_S = 10.0
 _LINES = 20
@@ -18,12 +19,14 @@ class Complaints:
 
     Args:
         now_s: the time.
+        logger: where they are said.
 
     Attributes:
         counts: of all connections, by code.
     """
 
-    def __init__(self, now_s: Callable[[], float]) -> None:
+    def __init__(self, now_s: Callable[[], float], logger: Any = _http2) -> None:
+        self._logger = logger
         self._now_s = now_s
         self._begun_s = now_s()
         self._said = self._left_out = 0
@@ -37,7 +40,7 @@ class Complaints:
             self._left_out += 1
             return
         self._said += 1
-        logger.info("bad connection", peer=peer, code=code, why=why)
+        self._logger.info("bad connection", peer=peer, code=code, why=why)
 
     def tick(self) -> None:
         """To be called about once a second."""
@@ -49,5 +52,5 @@ class Complaints:
     def flush(self) -> None:
         """Says what has not been said."""
         if self._left_out:
-            logger.info("more bad connections", count=self._left_out)
+            self._logger.info("more bad connections", count=self._left_out)
             self._left_out = 0

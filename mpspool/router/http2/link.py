@@ -37,7 +37,7 @@ class Link(asyncio.Protocol):
             self.output(transport),
             listener.open_stream,
             listener.limits,
-            peer=_name(transport.get_extra_info("peername")),
+            peer=peer_name(transport.get_extra_info("peername")),
             held=listener.held,
             complain=self.complain,
             now_s=listener.now_s(),
@@ -113,10 +113,12 @@ class Link(asyncio.Protocol):
         """The peer did something wrong."""
         if not self._said:
             self._said = True
-            self._listener.complaints.say(_name(self._transport.get_extra_info("peername")), code.name, text)
+            self._listener.complaints.say(
+                peer_name(self._transport.get_extra_info("peername")), code.name, text
+            )
 
 
-def _name(address: object) -> str:
+def peer_name(address: object) -> str:
     """As "127.0.0.1:1234"; empty for what is gone already."""
     if not isinstance(address, tuple):
         return ""

@@ -22,7 +22,7 @@ from mpspool.router.http2.tls_link import TlsLink
 
 TICK_S = 1.0
 # In the kernel's queue, until we accept them.
-_BACKLOG = 1024
+BACKLOG = 1024
 # For a peer to take the last bytes and close its side.
 _LINGER_S = 0.5
 # Addresses that a name may stand for on a machine that does not have them all.
@@ -71,16 +71,14 @@ class Listener:
     async def start(self, host: str, port: int) -> int:
         """Listens at every address that the host stands for; returns the port. Raises OSError."""
         for listening in bind(host, port):
-            self._servers.append(await self._loop.create_server(self._link, sock=listening, backlog=_BACKLOG))
+            self._servers.append(await self._loop.create_server(self._link, sock=listening, backlog=BACKLOG))
             port = port or listening.getsockname()[1]
         return port
 
     async def start_at(self, path: str) -> None:
         """Listens at a UNIX socket, too. Raises OSError."""
         listening = unix_socket.bind(path)
-        self._servers.append(
-            await self._loop.create_unix_server(self._link, sock=listening, backlog=_BACKLOG)
-        )
+        self._servers.append(await self._loop.create_unix_server(self._link, sock=listening, backlog=BACKLOG))
         self._paths.append(path)
 
     def _link(self) -> Link:

@@ -205,7 +205,7 @@ class PoolConfig(Placement):
     run_dir: Path = Field(default_factory=default_run_dir)
     """The folder for this pool's sockets, settings and logs; none other may use it."""
     max_connections: Annotated[int, Field(ge=1)] = 10_000
-    """Connections of gRPC clients at once; one more is closed."""
+    """Connections of clients at once, of gRPC and of HTTP each; one more is closed."""
     max_message_bytes: Annotated[ByteSize, Field(ge=1, le=MAX_MESSAGE_BYTES)] = ByteSize(MAX_MESSAGE_BYTES)
     """The largest request, in bytes or as "64MiB"; answers are not bounded."""
     max_queued_requests: Annotated[int, Field(ge=1)] = 10_000
