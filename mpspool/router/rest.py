@@ -12,7 +12,7 @@ from mpspool.core import log
 from mpspool.core.errors import Code, Problem, StartError
 from mpspool.core.settings import RouterSettings
 from mpspool.router import openapi
-from mpspool.router.rest_api import Recorder, RestApi, refusal
+from mpspool.router.rest_api import Recorder, RestApi, error_document
 from mpspool.router.rest_listener import IDLE_S, LINE_BYTES, RestListener
 from mpspool.router.tfs_grpc import Dataplane
 
@@ -86,12 +86,12 @@ class RestFront:
         await self._runner.cleanup()
 
     def _app(self) -> web.Application:
-        app = web.Application(middlewares=[self._monitoring, _errors_as_json])
+        app = web.Application(middlewares=[self._monitoring, self._errors_as_json])
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._render_metrics)
         app.router.add_get(openapi.PATH, self._openapi)
-        app.router.add_route("*", "/{v:[vV]}1/{call:.*}", self._api.answer)
+        app.router.add_route("*", "/{v:[vV]}1/{call:.*}", self._api.answer, expect_handler=_when_admitted)
         return app
 
     async def _healthz(self, _request: web.Request) -> web.Response:
@@ -118,26 +118,28 @@ class RestFront:
         body, content_type = self._metrics.monitoring()
         return web.Response(body=body, headers={"Content-Type": content_type})
 
+    @web.middleware
+    async def _errors_as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPMethodNotAllowed as error:
+            allowed = ", ".join(sorted(error.allowed_methods))
+            text = f"{request.path} does not take {request.method}, only {allowed}"
+            return error_document(405, text, {"Allow": allowed})
+        except web.HTTPNotFound:
+            text = f"There is no {request.path} here; there are /v1/models, /openapi.json, /healthz, /readyz and /metrics"
+            return error_document(404, text)
+        except web.HTTPException as error:
+            return error_document(error.status, error.reason)
+        except Exception:
+            self._metrics.answered("", Code.INTERNAL)
+            self._metrics.looked_up("", Code.INTERNAL, 0.0)
+            logger.exception("request failed", path=request.path)
+            return error_document(500, "The request failed inside the server")
 
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    try:
-        return await handler(request)
-    except web.HTTPMethodNotAllowed as error:
-        allowed = ", ".join(sorted(error.allowed_methods))
-        return _error(405, f"{request.path} does not take {request.method}, only {allowed}", Allow=allowed)
-    except web.HTTPNotFound:
-        text = f"There is no {request.path} here; there are /v1/models, /openapi.json, /healthz, /readyz and /metrics"
-        return refusal(Code.NOT_FOUND, text)
-    except web.HTTPException as error:
-        return _error(error.status, error.reason)
-    except Exception:
-        logger.exception("request failed", path=request.path)
-        return refusal(Code.INTERNAL, "The request failed inside the server")
 
-
-def _error(status: int, message: str, **headers: str) -> web.Response:
-    return web.json_response({"error": message}, status=status, headers=headers)
+async def _when_admitted(_request: web.Request) -> None:
+    """What asks whether its body may come is told so by RestApi."""
 
 
 def _cannot_bind(host: str, port: int, error: OSError) -> Problem:

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any, Protocol
 
 import orjson
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 from google.protobuf import json_format
 
 from mpspool.core import tfs
@@ -124,8 +124,9 @@ class RestApi:
         memory = self._dataplane.memory
         memory.hold(size)
         try:
-            await answer.prepare(request)
-            await answer.write_eof()
+            with contextlib.suppress(ConnectionError):  # it has gone
+                await answer.prepare(request)
+                await answer.write_eof()
         finally:
             memory.hold(-size)
 
@@ -182,7 +183,10 @@ class RestApi:
             raise
 
     async def _whole(self, request: web.Request, admission: Admission) -> bytes:
-        """The body as it comes. Raises PoolError."""
+        """The body, which may come now. Raises PoolError."""
+        if request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0  # of the answer nothing is sent
         parts, size = [], 0
         async for part in request.content.iter_any():
             parts.append(part)
@@ -242,15 +246,15 @@ def _encoding(request: web.Request) -> str:
     return encoding
 
 
-def refusal(code: Code, message: str, headers: Mapping[str, str] = {}) -> web.Response:
+def error_document(status: int, message: str, headers: Mapping[str, str] = {}) -> web.Response:
     """An error as TensorFlow Serving's REST API words them: {"error": message}."""
-    status = _STATUS.get(code, HTTPStatus.INTERNAL_SERVER_ERROR)
     body = orjson.dumps({"error": cut(message)})
     return web.Response(body=body, status=status, content_type=_JSON, headers=headers)
 
 
 def _refusal(error: PoolError, headers: Mapping[str, str]) -> web.Response:
-    return refusal(error.code, error.message, headers)
+    status = _STATUS.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+    return error_document(status, error.message, headers)
 
 
 def _preflight(request: web.Request, cors: Mapping[str, str]) -> web.Response:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from aiohttp import web
 from structlog.testing import capture_logs
 
 from mpspool.router import rest, rest_listener
@@ -100,6 +101,18 @@ def test_a_body_in_chunks_is_counted_as_it_comes(fronts: Fronts) -> None:
     assert fronts.dataplane.memory.used == 0
 
 
+def test_a_body_that_waits_to_be_asked_for(fronts: Fronts) -> None:
+    """It is asked for when there is room, and not where it is refused."""
+    expecting = "Expect: 100-Continue"
+    with begin(fronts, b"", expecting, size=5) as client:
+        assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(b"hello")
+        assert everything(client).endswith(b"\r\n\r\nhello")
+    fronts.dataplane.memory.limit_bytes = 4
+    with begin(fronts, b"", expecting, size=5) as client:
+        assert client.recv(100).startswith(b"HTTP/1.1 429")
+
+
 def test_a_long_answer_counts_until_it_is_taken(fronts: Fronts) -> None:
     """A client that reads nothing holds its answer's bytes; one that goes gives them back."""
     size = 32 * 2**20
@@ -108,6 +121,19 @@ def test_a_long_answer_counts_until_it_is_taken(fronts: Fronts) -> None:
     until(lambda: fronts.dataplane.memory.used == 0)
     status, text = post(fronts, b"y" * size)
     assert (status, len(text)) == (200, size)
+    assert fronts.dataplane.memory.used == 0
+
+
+def test_a_client_that_goes_as_it_is_answered(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no failure of the server, and nothing to write down."""
+
+    async def gone(*_: object) -> None:
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr(web.Response, "write_eof", gone)
+    with capture_logs() as logs, begin(fronts, b"x" * 2**20) as client:
+        everything(client)
+    assert not logs
     assert fronts.dataplane.memory.used == 0
 
 
@@ -125,6 +151,9 @@ def test_a_refusal_and_a_failure(fronts: Fronts) -> None:
     status, text = post(fronts, b"break")
     assert status == 500
     assert b"secret" not in text
+    page = fronts.get("/monitoring/prometheus/metrics")[1]
+    assert ':tensorflow:serving:request_count{model_name="",status="INTERNAL"} 1\n' in page
+    assert 'mpspool_requests_total{code="INTERNAL",method="",model="",version=""} 1.0\n' in page
 
 
 def test_a_pool_that_drains(fronts: Fronts) -> None:
