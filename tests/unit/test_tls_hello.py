@@ -71,6 +71,13 @@ def test_a_hello_without_end() -> None:
     assert hello.read(endless).kind is Kind.CLEAR
 
 
+def test_a_hello_of_crumbs() -> None:
+    """Nor in thousands of records: each piece that comes has all of them read again."""
+    crumbs = b"".join(b"\x16\x03\x01\0\x01" + bytes([byte]) for byte in b"\x01\xff\xff\xff" + bytes(5000))
+    assert hello.read(crumbs[: 6 * 50]).kind is Kind.CUT
+    assert hello.read(crumbs[: 6 * 100]).kind is Kind.CLEAR
+
+
 @given(st.binary(max_size=300), st.integers(0, len(HELLO)), st.integers(0, len(HELLO)))
 def test_whatever_comes(noise: bytes, start: int, stop: int) -> None:
     """Any bytes, and a real hello with some of it replaced, are read or refused, and never break anything."""

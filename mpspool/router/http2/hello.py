@@ -9,6 +9,8 @@ _HANDSHAKE, _CLIENT_HELLO, _ALPN = 22, 1, 16
 _RECORD_HEAD_BYTES = 5
 # With post-quantum keys it is some 2 KiB, with the ticket of a session that had a client's certificates some more.
 _MAX_BYTES = 2**15
+# They are all read again with each piece that comes, and anyone may send pieces of one byte.
+_MAX_RECORDS = 64
 
 
 class Kind(enum.Enum):
@@ -35,7 +37,7 @@ def read(data: bytes) -> Hello:
     """Of all the bytes that have come so far, of which there is one."""
     message = b""
     position = 0
-    while True:
+    for _ in range(_MAX_RECORDS):
         if data[position : position + 1] not in (bytes([_HANDSHAKE]), b""):
             return Hello(Kind.CLEAR)
         if data[position + 1 : position + 2] not in (b"\x03", b""):  # of the version, in all there are
@@ -52,6 +54,7 @@ def read(data: bytes) -> Hello:
         if len(message) >= 4 and len(message) >= 4 + int.from_bytes(message[1:4], "big"):
             return Hello(Kind.HELLO, _offered(message[4 : 4 + int.from_bytes(message[1:4], "big")]))
         position = begin + size
+    return Hello(Kind.CLEAR)
 
 
 def _offered(body: bytes) -> tuple[bytes, ...]:
