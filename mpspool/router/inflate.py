@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from io import BytesIO
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.router.memory import Admission
@@ -41,26 +42,24 @@ async def inflate(body: bytes, encoding: str, max_bytes: int, admission: Admissi
     if encoding == "identity":
         return body
     inflater = zlib.decompressobj(_WINDOW_BITS[encoding])
-    parts: list[bytes] = []
-    size = 0
+    plain = BytesIO()  # grows in place: putting a long message together at its end would hold up all others
     try:
         while not inflater.eof:
             part = inflater.decompress(body, _STEP_BYTES)
             body = inflater.unconsumed_tail
-            parts.append(part)
-            size += len(part)
-            if size > max_bytes:
+            if plain.tell() + len(part) > max_bytes:
                 raise PoolError(
                     Code.RESOURCE_EXHAUSTED,
                     f"SERVER: Received message larger than max (more than {max_bytes} bytes when inflated)",
                 )
             admission.grow(len(part))
+            plain.write(part)
             if not body and not part and not inflater.eof:
                 raise PoolError(Code.INTERNAL, f"A message in {encoding} is cut off")
             if len(part) == _STEP_BYTES:
                 await asyncio.sleep(0)
         if inflater.unused_data:
             raise PoolError(Code.INTERNAL, f"A message in {encoding} has bytes past its end")
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return plain.getvalue()
     except zlib.error as error:
         raise PoolError(Code.INTERNAL, f"A message is not in {encoding}: {error}") from None

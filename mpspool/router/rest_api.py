@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from http import HTTPStatus
+from io import BytesIO
 from typing import Any, Protocol
 
 import orjson
@@ -102,16 +103,16 @@ class RestApi:
         if request.method == "OPTIONS":
             return _preflight(request, cors)
         try:
-            asked = wanted(request.method, request.rel_url.raw_path)
+            found = wanted(request.method, request.rel_url.raw_path)
         except PoolError as error:
             self._metrics.answered("", error.code)
             self._metrics.looked_up("", error.code, 0.0)
             return _refusal(error, cors)
         try:
-            if asked.method is None:
-                body = self._known(asked)
+            if found.method is None:
+                body = self._known(found)
             else:
-                body = await self._run(Asked(asked.method, asked.model), request)
+                body = await self._run(Asked(found.method, found.model), request)
         except PoolError as error:
             return _refusal(error, cors)
         answer = web.Response(body=body, content_type=_JSON, headers=cors)
@@ -130,19 +131,19 @@ class RestApi:
         finally:
             memory.hold(-size)
 
-    def _known(self, asked: Wanted) -> bytes:
+    def _known(self, what: Wanted) -> bytes:
         """Status or metadata. Raises PoolError, counted."""
-        method = "GetModelMetadata" if asked.metadata else "GetModelStatus"
+        method = "GetModelMetadata" if what.metadata else "GetModelStatus"
         start = time.monotonic()
         try:
             self._check_serving()
-            found, version = self._metadata(asked.model) if asked.metadata else self._status(asked.model)
+            found, version = self._metadata(what.model) if what.metadata else self._status(what.model)
         except PoolError as error:
             self._metrics.answered(method, error.code)
             self._metrics.looked_up("", error.code, time.monotonic() - start)
             raise
-        self._metrics.answered(method, Code.OK, asked.model.name, version)
-        self._metrics.looked_up(asked.model.name, Code.OK, time.monotonic() - start)
+        self._metrics.answered(method, Code.OK, what.model.name, version)
+        self._metrics.looked_up(what.model.name, Code.OK, time.monotonic() - start)
         return orjson.dumps(found, option=orjson.OPT_INDENT_2)
 
     def _status(self, model: ModelSpecPeek) -> tuple[dict[str, Any], int | None]:
@@ -187,14 +188,13 @@ class RestApi:
         if request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0  # of the answer nothing is sent
-        parts, size = [], 0
+        body = BytesIO()  # grows in place: putting a long body together at its end would hold up all others
         async for part in request.content.iter_any():
-            parts.append(part)
+            body.write(part)
             if request.content_length is None:  # in pieces, of which nobody said how many
-                size += len(part)
-                self._check_size(size)
+                self._check_size(body.tell())
                 admission.grow(len(part))
-        return b"".join(parts)
+        return body.getvalue()
 
     async def _plain(self, body: bytes, encoding: str, admission: Admission) -> bytes:
         """Raises PoolError."""
