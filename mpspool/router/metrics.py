@@ -177,7 +177,7 @@ class Metrics:
         return found
 
     def looked_up(self, model: str, code: Code, total_s: float) -> None:
-        """Counts what was asked of a model over REST that does not run it, as TensorFlow Serving does.
+        """Counts what was asked over REST and ran no model, as TensorFlow Serving does.
 
         Args:
             model: of ours, or "".

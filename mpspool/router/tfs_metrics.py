@@ -149,7 +149,7 @@ class Loads:
 
 @dataclass(slots=True)
 class LookUps:
-    """What was asked of a model over REST that does not run it: its status and its metadata."""
+    """What was asked over REST and runs no model: status and metadata, and what is nothing that there is."""
 
     codes: dict[Code, int] = field(default_factory=dict)
     answered: Buckets = field(default_factory=lambda: Buckets(LATENCY_US))
@@ -172,7 +172,7 @@ class Counted:
         all: of those, and of models that have gone.
         loads: of each version.
         look_ups: by model.
-        refused: by gRPC method, requests that were answered before it was known whose they are.
+        refused: by method, requests that were answered before it was known whose they are.
         builds: of graphs.
     """
 
