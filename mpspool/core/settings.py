@@ -314,7 +314,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_queued_requests: per model version, where the pool has not said what holds for it.
         max_queued_bytes: of requests read, waiting or running, and of answers not sent; more is RESOURCE_EXHAUSTED.
         allow_reload: HandleReloadConfigRequest is answered.
-        rest_timeout_ms: of requests that come by REST; 0 for none.
+        rest_timeout_ms: from the last byte of a request that comes by REST to its answer; 0 for no end.
         rest_cors: REST answers let any page of a browser read them.
         allow_labels_for_unavailable: it may give a label that nobody has to a version that is not AVAILABLE.
         readiness: "any" model AVAILABLE makes /readyz answer 200, or "all" must be.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from io import BytesIO
 from typing import Any, Protocol
@@ -23,6 +23,7 @@ from mpspool.router.asked import Asked
 from mpspool.router.http2.link import peer_name
 from mpspool.router.inflate import ENCODINGS, inflate
 from mpspool.router.memory import Admission
+from mpspool.router.rest_listener import STALL_S
 from mpspool.router.rest_path import Wanted, wanted
 from mpspool.router.tfs_grpc import Dataplane, describe, statuses
 
@@ -49,6 +50,8 @@ _CORS = {
 }
 # A shorter one fits into a connection's buffer.
 _LONG_ANSWER_BYTES = 64 * 1024
+# Of a body within STALL_S: a part of it, or so much where that is more; as of a message by gRPC.
+_LEAST_PART, _LEAST_BYTES = 10, 4096
 _ENCODINGS = {"": "identity", "x-gzip": "gzip"}
 
 
@@ -157,17 +160,17 @@ class RestApi:
 
     async def _run(self, asked: Asked, request: web.Request) -> bytes:
         """Raises PoolError, counted."""
+        head = Head(request)
+        body, admission = await self._read(asked, request, head)
         timeout_ms = self._settings.rest_timeout_ms
         deadline_ns = time.monotonic_ns() + timeout_ms * 1_000_000 if timeout_ms else 0
-        end_s = asyncio.get_running_loop().time() + timeout_ms / 1000 if timeout_ms else None
-        head = Head(request)
-        body, admission = await self._read(asked, request, head, end_s)
-        async with _until(end_s):
-            return await self._dataplane.call(asked, body, deadline_ns, admission, head)
+        try:
+            async with asyncio.timeout(timeout_ms / 1000 if timeout_ms else None):
+                return await self._dataplane.call(asked, body, deadline_ns, admission, head)
+        except TimeoutError:
+            raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded") from None
 
-    async def _read(
-        self, asked: Asked, request: web.Request, head: Head, end_s: float | None
-    ) -> tuple[bytes, Admission]:
+    async def _read(self, asked: Asked, request: web.Request, head: Head) -> tuple[bytes, Admission]:
         """The body in plain, and what it was admitted by. Raises PoolError, counted."""
         with self._counted(asked.method):
             self._check_serving()
@@ -176,24 +179,33 @@ class RestApi:
         admission = self._dataplane.admit(asked, request.content_length or 0, b"", head)
         try:
             with self._counted(asked.method):
-                async with _until(end_s):
-                    body = await self._whole(request, admission)
-                    return await self._plain(body, encoding, admission), admission
+                body = await self._whole(request, admission)
+                return await self._plain(body, encoding, admission), admission
         except BaseException:
             admission.release()
             raise
 
     async def _whole(self, request: web.Request, admission: Admission) -> bytes:
-        """The body, which may come now. Raises PoolError."""
+        """The body, which may come now, and has to come at a rate. Raises PoolError."""
         if request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0  # of the answer nothing is sent
+        declared = request.content_length
+        least = due = max((declared or 0) // _LEAST_PART, _LEAST_BYTES)
         body = BytesIO()  # grows in place: putting a long body together at its end would hold up all others
-        async for part in request.content.iter_any():
-            body.write(part)
-            if request.content_length is None:  # in pieces, of which nobody said how many
-                self._check_size(body.tell())
-                admission.grow(len(part))
+        try:
+            async with asyncio.timeout(STALL_S) as limit:
+                async for part in request.content.iter_any():
+                    body.write(part)
+                    if declared is None:  # in pieces, of which nobody said how many
+                        self._check_size(body.tell())
+                        admission.grow(len(part))
+                    if body.tell() >= due:
+                        due = body.tell() + least
+                        limit.reschedule(asyncio.get_running_loop().time() + STALL_S)
+        except TimeoutError:
+            text = f"Nothing of the request came for {STALL_S:g} s, or too little"
+            raise PoolError(Code.DEADLINE_EXCEEDED, text) from None
         return body.getvalue()
 
     async def _plain(self, body: bytes, encoding: str, admission: Admission) -> bytes:
@@ -224,16 +236,6 @@ class RestApi:
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED, f"SERVER: Received message larger than max ({size} vs. {most})"
             )
-
-
-@contextlib.asynccontextmanager
-async def _until(end_s: float | None) -> AsyncIterator[None]:
-    """By the event loop's clock; None for no end. Raises PoolError."""
-    try:
-        async with asyncio.timeout_at(end_s):
-            yield
-    except TimeoutError:
-        raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded") from None
 
 
 def _encoding(request: web.Request) -> str:

@@ -7,6 +7,7 @@ import gzip
 import json
 import logging
 import socket
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from mpspool.router import rest, rest_listener
+from mpspool.router import rest, rest_api, rest_listener
 from tests.integration.test_front import Fronts
 from tests.polling import until
 
@@ -84,11 +85,43 @@ def test_a_client_that_goes(fronts: Fronts) -> None:
         until(lambda: patient.dataplane.cancelled == 1, 5)
 
 
-def test_room_is_asked_for_before_the_body_is_read(fronts: Fronts) -> None:
-    """By its length where that is said; a body that never comes holds its room until the deadline."""
+def test_room_is_asked_for_before_the_body_is_read(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its length where that is said; a body that never comes does not hold its room for ever."""
+    monkeypatch.setattr(rest_api, "STALL_S", 0.5)
     with begin(fronts, b"", size=1000) as client:
         until(lambda: fronts.dataplane.memory.used == 1000)
         assert client.recv(100).startswith(b"HTTP/1.1 504")
+    until(lambda: fronts.dataplane.memory.used == 0)
+
+
+def test_a_body_may_take_longer_than_its_answer(fronts: Fronts) -> None:
+    """The time for an answer begins with the last byte of the request, as in TensorFlow Serving."""
+    begun_s = time.monotonic()
+    with begin(fronts, b"", size=5) as client:
+        until(lambda: time.monotonic() - begun_s > 0.7)
+        client.sendall(b"hello")
+        assert everything(client).endswith(b"\r\n\r\nhello")
+
+
+@pytest.mark.parametrize(("piece", "status"), [(1, 504), (10_000, 200)])
+def test_a_body_has_to_come_at_a_rate(
+    fronts: Fronts, monkeypatch: pytest.MonkeyPatch, piece: int, status: int
+) -> None:
+    """A tenth of it in the time that there is for one; a byte now and then does not do."""
+    monkeypatch.setattr(rest_api, "STALL_S", 0.5)
+    size = 1_000_000
+    with begin(fronts, b"", size=size) as client:
+        client.setblocking(False)
+        left = bytearray(size)
+
+        def answer() -> bytes:
+            with contextlib.suppress(BlockingIOError):
+                del left[: client.send(left[:piece])]
+            with contextlib.suppress(BlockingIOError):
+                return client.recv(100)
+            return b""
+
+        assert until(answer).startswith(b"HTTP/1.1 %d" % status)
     until(lambda: fronts.dataplane.memory.used == 0)
 
 
@@ -176,8 +209,9 @@ def test_what_is_known_of_a_model(fronts: Fronts) -> None:
     assert "invented" not in page
 
 
-def test_what_is_refused_here_is_counted(fronts: Fronts) -> None:
+def test_what_is_refused_here_is_counted(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
     """The data plane has not seen it; with a method's name where the path has one."""
+    monkeypatch.setattr(rest_api, "STALL_S", 0.5)
     assert fronts.get("/v1/models/half/versions/x")[0] == 400
     assert post(fronts, b"x", "Content-Encoding: br")[0] == 400
     assert post(fronts, gzip.compress(b"x")[:-1], "Content-Encoding: gzip")[0] == 400

@@ -234,7 +234,7 @@ class PoolConfig(Placement):
     """Clients may say which models are served: HandleReloadConfigRequest on the gRPC port, as with TensorFlow Serving. Not given, only
     where `host` is this machine's own: whoever may do that has any model loaded that the pool can read."""
     rest_timeout_ms: Annotated[int, Field(ge=0)] = 30_000
-    """Milliseconds after which a request by REST is answered 504, if nothing else has been; 0 for none."""
+    """Milliseconds from a REST request's last byte to an answer, which else is 504; 0 for no end."""
     rest_cors: bool = False
     """REST answers have the headers by which browsers let pages of other hosts read them."""
     allow_labels_for_unavailable: bool = False
