@@ -38,7 +38,7 @@ class RestListener:
     def __init__(self, max_connections: int) -> None:
         self.max_connections = max_connections
         self._complaints = Complaints(asyncio.get_running_loop().time, logger)
-        self.aiohttp_logger = logging.Logger("aiohttp")  # noqa: LOG001  this front's own
+        self.aiohttp_logger = logging.Logger("aiohttp", logging.DEBUG)  # noqa: LOG001  this front's own
         self.aiohttp_logger.parent = logging.getLogger()
         self.aiohttp_logger.addFilter(self._is_ours)
         self._servers: list[asyncio.Server] = []

@@ -276,14 +276,23 @@ def test_a_client_that_asks_nothing_is_left(monkeypatch: pytest.MonkeyPatch, sta
         assert everything(client) == b""
 
 
-def test_what_is_no_http_is_a_line_in_the_log(fronts: Fronts, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n", "Content-Length"),
+        (b"\x16\x03\x01\0\x05hello", "HTTPS"),
+    ],
+)
+def test_what_is_no_http_is_a_line_in_the_log(
+    fronts: Fronts, caplog: pytest.LogCaptureFixture, data: bytes, why: str
+) -> None:
     """And not a stack of calls, of which a scan of ports would fill the disk."""
     with capture_logs() as logs, caplog.at_level(logging.DEBUG), connect(fronts) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nContent-Length: -1\r\n\r\n")
+        client.sendall(data)
         assert everything(client).startswith(b"HTTP/1.0 400")
     (line,) = logs
     assert (line["event"], line["peer"], line["code"]) == ("bad connection", "127.0.0.1", "BAD_REQUEST")
-    assert "Content-Length" in line["why"]
+    assert why in line["why"]
     assert not caplog.records
 
 
