@@ -32,9 +32,9 @@ from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import WorkerState
+from mpspool.router.fronts.tfs_grpc import Head
 from mpspool.router.memory import Admission, Memory
 from mpspool.router.models import VersionStatus
-from mpspool.router.tfs_grpc import Head
 
 _BEAT_S = 0.1
 # As many as the real workers have: one running, one on its way.
@@ -108,8 +108,8 @@ def _router_settings(port: int, folder: Path) -> RouterSettings:
 
 
 async def _front(port: int, answers: Mapping[int, bytes]) -> None:
-    from mpspool.router.metrics import Metrics
-    from mpspool.router.tfs_grpc import GrpcFront
+    from mpspool.router.fronts.tfs_grpc import GrpcFront
+    from mpspool.router.metrics.exposition import Metrics
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

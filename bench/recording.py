@@ -13,12 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mpspool.core.ids import ModelVersion
-from mpspool.router.buckets import Buckets
-from mpspool.router.entry import Entry
-from mpspool.router.load import Device
-from mpspool.router.queues import QueueRules
-from mpspool.router.request_metrics import SECONDS
-from mpspool.router.scheduler import PoolRules, Scheduler, Send
+from mpspool.router.metrics.buckets import Buckets
+from mpspool.router.metrics.requests import SECONDS
+from mpspool.router.scheduling.entry import Entry
+from mpspool.router.scheduling.load import Device
+from mpspool.router.scheduling.queues import QueueRules
+from mpspool.router.scheduling.scheduler import PoolRules, Scheduler, Send
 from mpspool.router.task_log import SIZE, TaskLog
 
 _ROUNDS = 7

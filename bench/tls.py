@@ -27,8 +27,8 @@ from bench.drive import drive
 from bench.echo import EchoDataplane
 from bench.environments import REPOSITORY, BenchError
 from mpspool.core.settings import RouterSettings, TlsSettings
+from mpspool.router.fronts.tfs_grpc import Head
 from mpspool.router.memory import Admission
-from mpspool.router.tfs_grpc import Head
 
 _PATH = "/tensorflow.serving.PredictionService/Predict"
 _HEADERS = ("content-type: application/grpc", "te: trailers")
@@ -150,8 +150,8 @@ def _median(found: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 async def _serve(port: int, files: Sequence[str]) -> None:
-    from mpspool.router.metrics import Metrics
-    from mpspool.router.tfs_grpc import GrpcFront
+    from mpspool.router.fronts.tfs_grpc import GrpcFront
+    from mpspool.router.metrics.exposition import Metrics
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)

@@ -18,7 +18,7 @@ from bench.sim.cell import Key, run_all
 from bench.sim.figures import Figures
 from bench.sim.scenario import Options, Scenario
 from bench.sim.trace import TraceError
-from mpspool.router import policy
+from mpspool.router.scheduling import policy
 
 # By name, and the module.
 SCENARIOS = {

@@ -18,7 +18,7 @@ from bench.sim.setup import Setup
 from bench.sim.trace import Request
 from bench.sim.worker import Run, Worker
 from mpspool.core.errors import Code, PoolError
-from mpspool.router.scheduler import Refuse, Scheduler
+from mpspool.router.scheduling.scheduler import Refuse, Scheduler
 
 _TICK_NS = 100_000_000
 # A body says nothing but how long it is, and longer ones cost memory only.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bench.sim.service import Service
 from bench.sim.trace import Request
-from mpspool.router.entry import Entry
+from mpspool.router.scheduling.entry import Entry
 
 
 class Outcome(enum.IntEnum):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.sim.service import Service
-from mpspool.router import policy as policies
-from mpspool.router.load import Limits
-from mpspool.router.queues import QueueRules
-from mpspool.router.scheduler import PoolRules, Scheduler
+from mpspool.router.scheduling import policy as policies
+from mpspool.router.scheduling.load import Limits
+from mpspool.router.scheduling.queues import QueueRules
+from mpspool.router.scheduling.scheduler import PoolRules, Scheduler
 
 # What evens out how long jobs are; more makes an order of small differences in what alike ones have cost.
 AGING = 3.0

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from bench.sim.device import Device
 from bench.sim.job import Job
 from bench.sim.service import Service
-from mpspool.router.scheduler import Send
+from mpspool.router.scheduling.scheduler import Send
 
 
 class Run:

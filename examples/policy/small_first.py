@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpspool.router.policy import Waiting
+from mpspool.router.scheduling.policy import Waiting
 
 _S_PER_BYTE = 0.5e-6
 

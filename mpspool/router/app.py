@@ -23,11 +23,11 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RouterSettings
 from mpspool.router.allocator import settle_memory
 from mpspool.router.dataplane import Dataplane
+from mpspool.router.fronts.reload import PoolReload
+from mpspool.router.fronts.rest import RestFront
+from mpspool.router.fronts.tfs_grpc import GrpcFront
 from mpspool.router.link import Link
-from mpspool.router.metrics import Metrics
-from mpspool.router.reload import PoolReload
-from mpspool.router.rest import RestFront
-from mpspool.router.tfs_grpc import GrpcFront
+from mpspool.router.metrics.exposition import Metrics
 
 # What is unanswered when the order to end comes: whoever stops the pool has drained us before.
 _LAST_CALLS_S = 1.0

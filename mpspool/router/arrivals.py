@@ -12,9 +12,9 @@ from typing import Any
 from mpspool.core import tfs
 from mpspool.core.messages import Outcome, Result
 from mpspool.router.asked import rows_of
-from mpspool.router.entry import Entry
-from mpspool.router.load import Batch
 from mpspool.router.memory import Admission
+from mpspool.router.scheduling.entry import Entry
+from mpspool.router.scheduling.load import Batch
 
 SIZE = 2**15
 # Told so many at a time: the router has other things to do between two parts.

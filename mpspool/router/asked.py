@@ -8,7 +8,7 @@ from mpspool.core import tfs
 from mpspool.core.envelope import ModelSpecPeek, peek, peek_examples, peek_rows, peek_start
 from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings
-from mpspool.router.entry import Kind
+from mpspool.router.scheduling.entry import Kind
 
 # Methods whose answers to some rows go together without being read: protobuf merges messages that follow one another.
 _MERGED = frozenset({Method.CLASSIFY, Method.REGRESS})

@@ -22,20 +22,20 @@ from mpspool.core.join import join
 from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings, QueueSettings, RouterSettings
 from mpspool.core.states import DomainState, VersionPhase, WorkerState
-from mpspool.router import rules
 from mpspool.router.arrivals import Arrivals
 from mpspool.router.asked import EXAMPLES, Asked, rows_of
-from mpspool.router.batching import padding_of, split
 from mpspool.router.capture import Capture
-from mpspool.router.entry import Entry
 from mpspool.router.fault_domains import FaultDomains
 from mpspool.router.link import Link
 from mpspool.router.memory import Admission, Memory
 from mpspool.router.models import Models, Version, VersionStatus, Wanted
 from mpspool.router.overview import Overview
 from mpspool.router.pending import Head, Pending, abandoned
-from mpspool.router.scheduler import Refuse, Scheduler
-from mpspool.router.suspicion import Blame
+from mpspool.router.scheduling import rules
+from mpspool.router.scheduling.batching import padding_of, split
+from mpspool.router.scheduling.entry import Entry
+from mpspool.router.scheduling.scheduler import Refuse, Scheduler
+from mpspool.router.scheduling.suspicion import Blame
 from mpspool.router.workers import JUDGE_S, Worker, Workers
 
 logger = log.get("dataplane")

@@ -10,8 +10,8 @@ import msgspec
 
 from mpspool.router.memory import Memory
 from mpspool.router.models import Models
-from mpspool.router.policy import Own
-from mpspool.router.scheduler import Scheduler
+from mpspool.router.scheduling.policy import Own
+from mpspool.router.scheduling.scheduler import Scheduler
 from mpspool.router.task_log import TaskLog
 from mpspool.router.workers import Worker, Workers
 

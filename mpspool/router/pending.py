@@ -9,8 +9,8 @@ from typing import Protocol
 
 from mpspool.core import messages
 from mpspool.core.errors import Code
-from mpspool.router.entry import Entry
 from mpspool.router.memory import Admission
+from mpspool.router.scheduling.entry import Entry
 
 # The deadline we know is later than the client's own by the way that its request took, and by what gRPC's
 # core rounds up on the wire: 1 % at most. A client that goes away so shortly before it has not cancelled.

@@ -22,7 +22,7 @@ from mpspool.core.states import WorkerState
 from mpspool.core.weights import WeightsReport
 from mpspool.router.link import Link
 from mpspool.router.liveness import BEAT_TIMEOUT_NS, LOADING_BEAT_TIMEOUT_NS, hung
-from mpspool.router.suspicion import Blame
+from mpspool.router.scheduling.suspicion import Blame
 
 logger = log.get("workers")
 

@@ -6,10 +6,10 @@ from typing import NamedTuple
 
 from mpspool.core import http2_frames as frames
 from mpspool.core.http2_frames import ErrorCode
-from mpspool.router.http2.connection import Connection
-from mpspool.router.http2.headers import RequestHead, encode
-from mpspool.router.http2.limits import Limits
-from mpspool.router.http2.streams import Buffer, Stream
+from mpspool.router.fronts.http2.connection import Connection
+from mpspool.router.fronts.http2.headers import RequestHead, encode
+from mpspool.router.fronts.http2.limits import Limits
+from mpspool.router.fronts.http2.streams import Buffer, Stream
 
 LEAD = encode((b":status", b"200"))
 TAIL = encode((b"grpc-status", b"0"))

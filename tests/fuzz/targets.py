@@ -21,11 +21,11 @@ from mpspool.core.errors import Code, PoolError, StartError, cut
 from mpspool.core.ids import ModelVersion
 from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings
-from mpspool.router import inflate, reload
 from mpspool.router.asked import Asked
-from mpspool.router.http2 import hello as client_hello
+from mpspool.router.fronts import inflate, reload
+from mpspool.router.fronts.http2 import hello as client_hello
+from mpspool.router.fronts.rest_path import wanted
 from mpspool.router.memory import Memory
-from mpspool.router.rest_path import wanted
 from mpspool.supervisor.config.schema import load_config, pool_fields, read_config
 from mpspool.supervisor.config.tensorflow_serving.convert import convert_files
 from mpspool.supervisor.config.tensorflow_serving.serve import read_serving

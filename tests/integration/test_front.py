@@ -23,9 +23,9 @@ from mpspool import client
 from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError, StartError
 from mpspool.core.settings import RouterSettings
-from mpspool.router.metrics import Metrics
-from mpspool.router.rest import RestFront
-from mpspool.router.tfs_grpc import GrpcFront
+from mpspool.router.fronts.rest import RestFront
+from mpspool.router.fronts.tfs_grpc import GrpcFront
+from mpspool.router.metrics.exposition import Metrics
 from tests.fakes.dataplane import SIGNATURES, FakeDataplane
 
 T = TypeVar("T")

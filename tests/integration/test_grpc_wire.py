@@ -30,7 +30,7 @@ from h2.settings import SettingCodes
 
 from mpspool.core import http2_frames as frames
 from mpspool.core.errors import Code
-from mpspool.router.http2.limits import Limits
+from mpspool.router.fronts.http2.limits import Limits
 from tests.integration.test_front import PREDICT, Fronts, until
 
 HEAD = [

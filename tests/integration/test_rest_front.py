@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from mpspool.router import rest, rest_api, rest_listener
+from mpspool.router.fronts import rest, rest_api, rest_listener
 from tests.integration.test_front import Fronts
 from tests.polling import until
 

@@ -21,10 +21,10 @@ from structlog.testing import capture_logs
 from mpspool.core.errors import Code, StartError
 from mpspool.core.http2_frames import PREFACE
 from mpspool.core.settings import RouterSettings, TlsSettings
-from mpspool.router.http2.limits import Limits
-from mpspool.router.http2.tls_session import TlsSession
-from mpspool.router.metrics import Metrics
-from mpspool.router.tfs_grpc import GrpcFront
+from mpspool.router.fronts.http2.limits import Limits
+from mpspool.router.fronts.http2.tls_session import TlsSession
+from mpspool.router.fronts.tfs_grpc import GrpcFront
+from mpspool.router.metrics.exposition import Metrics
 from tests.certificates import Authority, Pair, ssl_config
 from tests.fakes.dataplane import FakeDataplane
 from tests.integration.test_front import PREDICT, SERVING, Fronts, until

@@ -15,8 +15,8 @@ from mpspool.core.messages import Outcome, Result
 from mpspool.router import arrivals
 from mpspool.router.app import Control
 from mpspool.router.arrivals import PART, Arrivals
-from mpspool.router.entry import Entry
 from mpspool.router.memory import Admission, Memory
+from mpspool.router.scheduling.entry import Entry
 from tests.unit.test_dataplane import (
     MODEL,
     Scene,

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import BatchingSettings
-from mpspool.router import batching
-from mpspool.router.entry import Entry
-from mpspool.router.load import Limits
-from mpspool.router.queues import QueueRules
-from mpspool.router.scheduler import PoolRules, Refuse, Scheduler, Send
+from mpspool.router.scheduling import batching
+from mpspool.router.scheduling.entry import Entry
+from mpspool.router.scheduling.load import Limits
+from mpspool.router.scheduling.queues import QueueRules
+from mpspool.router.scheduling.scheduler import PoolRules, Refuse, Scheduler, Send
 
 MODEL = ModelVersion("m", 1)
 MS = 1_000_000

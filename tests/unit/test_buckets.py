@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpspool.router.buckets import Buckets, exponential, together, united
+from mpspool.router.metrics.buckets import Buckets, exponential, together, united
 
 COARSE, OTHER = (1.0, 10.0, 100.0), (2.0, 10.0, 50.0, 1000.0)
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpspool.router import cost
-from mpspool.router.cost import CostTable
+from mpspool.router.scheduling import cost
+from mpspool.router.scheduling.cost import CostTable
 
 
 @pytest.mark.parametrize("rows", [0, 1])

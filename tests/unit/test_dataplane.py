@@ -29,9 +29,9 @@ from mpspool.core.states import WorkerState
 from mpspool.router.app import Control
 from mpspool.router.asked import PREDICT, Asked
 from mpspool.router.dataplane import Dataplane
-from mpspool.router.entry import Entry
-from mpspool.router.http2.headers import RequestHead
+from mpspool.router.fronts.http2.headers import RequestHead
 from mpspool.router.pending import abandoned
+from mpspool.router.scheduling.entry import Entry
 from tests.fakes.recorder import Recorder
 
 SETTINGS = RouterSettings(run_dir="/nowhere", host="127.0.0.1", grpc_port=0, rest_port=0)

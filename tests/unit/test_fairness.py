@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import BatchingSettings
-from mpspool.router.entry import Entry
-from mpspool.router.line import FairLine
-from mpspool.router.load import Limits
-from mpspool.router.policy import Sjf
-from mpspool.router.queues import QueueRules
-from mpspool.router.scheduler import PoolRules, Scheduler, Send
+from mpspool.router.scheduling.entry import Entry
+from mpspool.router.scheduling.line import FairLine
+from mpspool.router.scheduling.load import Limits
+from mpspool.router.scheduling.policy import Sjf
+from mpspool.router.scheduling.queues import QueueRules
+from mpspool.router.scheduling.scheduler import PoolRules, Scheduler, Send
 
 A = ModelVersion("a", 1)
 B = ModelVersion("b", 1)

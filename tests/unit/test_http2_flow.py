@@ -6,8 +6,8 @@ import pytest
 
 from mpspool.core import http2_frames as frames
 from mpspool.core.http2_frames import ErrorCode, Setting
-from mpspool.router.http2.limits import Limits
-from mpspool.router.http2.streams import Buffer
+from mpspool.router.fronts.http2.limits import Limits
+from mpspool.router.fronts.http2.streams import Buffer
 from tests.fakes.http2 import LEAD, TAIL, Frame, Scene, data, goaway_code, headers, reset_codes
 
 MIB = 2**20

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpspool.core.http2_frames import ErrorCode, ProtocolError
-from mpspool.router.http2.headers import NO_TABLE, HeaderDecoder, RequestHead, encode
+from mpspool.router.fronts.http2.headers import NO_TABLE, HeaderDecoder, RequestHead, encode
 
 BASE = [
     (b":method", b"POST"),

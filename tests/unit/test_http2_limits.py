@@ -6,8 +6,8 @@ import pytest
 
 from mpspool.core import http2_frames as frames
 from mpspool.core.http2_frames import ErrorCode
-from mpspool.router.http2.headers import encode
-from mpspool.router.http2.limits import Limits
+from mpspool.router.fronts.http2.headers import encode
+from mpspool.router.fronts.http2.limits import Limits
 from tests.fakes.http2 import GREETING, REQUEST, Echo, Scene, data, goaway_code, headers, reset_codes
 
 frame = frames.frame

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpspool.core import http2_frames as frames
-from mpspool.router.http2.headers import encode
-from mpspool.router.http2.limits import Limits
+from mpspool.router.fronts.http2.headers import encode
+from mpspool.router.fronts.http2.limits import Limits
 from tests.fakes.http2 import GREETING, Echo, Remembering, Scene, data, headers
 
 HEAD = [(b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/B"), (b":authority", b"x")]

@@ -8,7 +8,7 @@ import gzip
 import pytest
 
 from mpspool.core.errors import PoolError
-from mpspool.router.inflate import begin, inflate
+from mpspool.router.fronts.inflate import begin, inflate
 from mpspool.router.memory import Memory
 
 

@@ -16,7 +16,7 @@ from mpspool.core.methods import Method
 from mpspool.core.settings import RestartSettings, RouterSettings
 from mpspool.core.states import DomainState, SlotState, WorkerState
 from mpspool.mps.telemetry import GpuReading, as_message
-from mpspool.router.metrics import SLOT_STATES, Metrics
+from mpspool.router.metrics.exposition import SLOT_STATES, Metrics
 from mpspool.supervisor.pool import status
 from mpspool.supervisor.pool.reconcile import WorkerReport
 from mpspool.supervisor.pool.slots import Slot, SlotRecord

@@ -11,12 +11,12 @@ from structlog.testing import capture_logs
 
 from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.ids import ModelVersion
-from mpspool.router import policy
-from mpspool.router.entry import Entry
-from mpspool.router.load import Limits
-from mpspool.router.policy import Sjf, edf, fifo
-from mpspool.router.queues import QueueRules
-from mpspool.router.scheduler import PoolRules, Scheduler
+from mpspool.router.scheduling import policy
+from mpspool.router.scheduling.entry import Entry
+from mpspool.router.scheduling.load import Limits
+from mpspool.router.scheduling.policy import Sjf, edf, fifo
+from mpspool.router.scheduling.queues import QueueRules
+from mpspool.router.scheduling.scheduler import PoolRules, Scheduler
 
 A = ModelVersion("a", 1)
 B = ModelVersion("b", 1)

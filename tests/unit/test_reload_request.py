@@ -9,7 +9,7 @@ import pytest
 
 from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError
-from mpspool.router.reload import check_labels, models_of
+from mpspool.router.fronts.reload import check_labels, models_of
 
 
 def request(**values: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpspool.core.errors import Code, PoolError
-from mpspool.router.rest_path import wanted
+from mpspool.router.fronts.rest_path import wanted
 
 
 @pytest.mark.parametrize("text", ["7", "0007", "0" * 8000 + "7"])

@@ -8,10 +8,10 @@ from structlog.testing import capture_logs
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import BatchingSettings, QueueSettings, RouterSettings, SchedulingSettings
-from mpspool.router import rules
-from mpspool.router.entry import Entry
-from mpspool.router.load import Limits
-from mpspool.router.policy import Own, edf
+from mpspool.router.scheduling import rules
+from mpspool.router.scheduling.entry import Entry
+from mpspool.router.scheduling.load import Limits
+from mpspool.router.scheduling.policy import Own, edf
 
 
 def settings(**scheduling: object) -> RouterSettings:

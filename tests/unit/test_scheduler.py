@@ -23,14 +23,14 @@ from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.progress import WHOLE
 from mpspool.core.settings import BatchingSettings
-from mpspool.router.batching import split
-from mpspool.router.entry import Entry
-from mpspool.router.load import Batch, Limits
-from mpspool.router.placement import DISPATCHES
-from mpspool.router.policy import Sjf, edf, fifo
-from mpspool.router.queues import QueueRules
-from mpspool.router.scheduler import PoolRules, Refuse, Scheduler, Send
-from mpspool.router.suspicion import MAX_REMEMBERED, REMEMBERED_NS, Blame, Standing, Suspicions
+from mpspool.router.scheduling.batching import split
+from mpspool.router.scheduling.entry import Entry
+from mpspool.router.scheduling.load import Batch, Limits
+from mpspool.router.scheduling.placement import DISPATCHES
+from mpspool.router.scheduling.policy import Sjf, edf, fifo
+from mpspool.router.scheduling.queues import QueueRules
+from mpspool.router.scheduling.scheduler import PoolRules, Refuse, Scheduler, Send
+from mpspool.router.scheduling.suspicion import MAX_REMEMBERED, REMEMBERED_NS, Blame, Standing, Suspicions
 
 MODEL = ModelVersion("half", 1)
 OTHER = ModelVersion("other", 3)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import BatchingSettings
-from mpspool.router.crowd import Crowd
-from mpspool.router.entry import Entry
-from mpspool.router.fair_share import FairShare
-from mpspool.router.load import Batch, Limits
-from mpspool.router.policy import Sjf, edf
-from mpspool.router.queues import Queue, QueueRules
-from mpspool.router.scheduler import PoolRules, Refuse, Scheduler, Send
+from mpspool.router.scheduling.crowd import Crowd
+from mpspool.router.scheduling.entry import Entry
+from mpspool.router.scheduling.fair_share import FairShare
+from mpspool.router.scheduling.load import Batch, Limits
+from mpspool.router.scheduling.policy import Sjf, edf
+from mpspool.router.scheduling.queues import Queue, QueueRules
+from mpspool.router.scheduling.scheduler import PoolRules, Refuse, Scheduler, Send
 
 MODEL = ModelVersion("half", 1)
 OTHER = ModelVersion("other", 3)

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from mpspool.core.http2_frames import PREFACE
-from mpspool.router.http2 import hello
-from mpspool.router.http2.complaints import Complaints
-from mpspool.router.http2.hello import Kind
+from mpspool.router.fronts.http2 import hello
+from mpspool.router.fronts.http2.complaints import Complaints
+from mpspool.router.fronts.http2.hello import Kind
 
 
 def client_hello(*protocols: str) -> bytes:

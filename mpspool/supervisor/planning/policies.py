@@ -19,7 +19,7 @@ from mpspool.supervisor.config.schema import PoolConfig
 
 GROUP = "mpspool.policies"
 # Part of the router, which is not imported here: it is only named. -P as the router is started.
-PROBE = ("-P", "-m", "mpspool.router.probe")
+PROBE = ("-P", "-m", "mpspool.router.scheduling.probe")
 LIMIT_S = 60.0
 
 _DOTTED = r"[^\W\d]\w*(?:\.[^\W\d]\w*)*"

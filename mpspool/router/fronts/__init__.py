@@ -1,0 +1,1 @@
+"""What clients speak: gRPC over HTTP/2, and REST."""

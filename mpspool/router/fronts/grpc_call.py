@@ -1,0 +1,380 @@
+"""A call of gRPC over HTTP/2: its messages, its deadline and its status.
+
+A unary method takes one message, which was admitted before it was read, and returns one; any other shape is
+a streaming method, which takes an iterator of messages and sends as many as it likes.
+
+A message is admitted when its beginning is there, which says whose it is: a size alone reserves nothing. What was
+admitted has to come at a rate, for others are refused for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from io import BytesIO
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from mpspool.core import log
+from mpspool.core.errors import Code, PoolError, cut
+from mpspool.router.fronts.http2.connection import Connection
+from mpspool.router.fronts.http2.headers import RequestHead, encode
+from mpspool.router.fronts.http2.streams import Stream
+from mpspool.router.fronts.inflate import ENCODINGS, begin, inflate
+from mpspool.router.memory import Admission
+
+if TYPE_CHECKING:
+    from mpspool.router.fronts.grpc_server import Server
+
+logger = log.get("grpc")
+
+# A deadline further away is none: it has to fit into 63 bits of nanoseconds.
+_LONGEST_TIMEOUT_NS = 365 * 86400 * 10**9
+_PREFIX_BYTES = 5
+# Of a message that is not whole at once, to admit it by.
+_START_BYTES = 4096
+# Such a part of a message has to come within Limits.stall_s.
+_LEAST_PART = 10
+# Every printable character of ASCII but "%" is itself in grpc-message.
+_PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
+_NOTHING = BytesIO()
+_CONTENT_TYPE = (b"content-type", b"application/grpc")
+_ACCEPTS = (b"grpc-accept-encoding", ", ".join(ENCODINGS).encode())
+_LEAD = encode((b":status", b"200"), _CONTENT_TYPE)
+_OK = encode((b"grpc-status", b"0"))
+_NOT_GRPC_TEXT = b"This port speaks gRPC: POST with content-type application/grpc\n"
+
+
+# Takes a message's size, what is here of it (4 KiB, or all), and its call's head; raises PoolError to have it refused unread.
+Admit = Callable[[int, bytes, RequestHead], Admission]
+
+
+@dataclass(frozen=True, slots=True)
+class Unary:
+    """A method with one message each way.
+
+    Attributes:
+        call: takes the message, the call and what `admit` returned, which it releases.
+        admit: see above.
+    """
+
+    call: Callable[[bytes, Call, Admission], Awaitable[bytes]]
+    admit: Admit
+
+
+@dataclass(frozen=True, slots=True)
+class Streaming:
+    """A method with any number of messages each way: it reads and sends by its call."""
+
+    call: Callable[[Call], Awaitable[None]]
+    admit: Admit
+
+
+Method = Unary | Streaming
+
+
+class Call(Stream):
+    """One call, from its headers to its status.
+
+    Attributes:
+        deadline_ns: CLOCK_MONOTONIC, 0 for none.
+        unary: its method is one.
+    """
+
+    __slots__ = (
+        "_admission",
+        "_buffer",
+        "_complete",
+        "_compressed",
+        "_inbox",
+        "_left",
+        "_method",
+        "_server",
+        "_start",
+        "_task",
+        "_waiter",
+        "deadline_ns",
+        "led",
+    )  # fmt: skip
+
+    def __init__(self, connection: Connection, stream_id: int, head: RequestHead, server: Server) -> None:
+        super().__init__(connection, stream_id, head)
+        self._server = server
+        self._method: Method | None = None
+        self.deadline_ns = 0
+        self.led = False
+        self._task: asyncio.Task[None] | None = None
+        # The message that is being read: what there is of its prefix and its beginning, then how many bytes are
+        # missing (-1 while there is none), what is here of it, and what it was admitted by.
+        self._start = b""
+        self._left = -1
+        self._buffer = _NOTHING
+        self._compressed = False
+        self._admission: Admission | None = None
+        # Messages that are whole and not taken yet, and who waits for one.
+        self._inbox: deque[tuple[bytes, bool, Admission]] | None = None
+        self._complete: tuple[bytes, bool] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def unary(self) -> bool:
+        return isinstance(self._method, Unary)
+
+    @property
+    def task(self) -> asyncio.Task[None] | None:
+        """What runs for it."""
+        return self._task
+
+    # -- what the connection calls ----------------------------------------------------------------
+
+    def on_head(self) -> None:
+        head, server = self.head, self._server
+        if head.oversized:
+            most = self.connection.limits.header_list_bytes
+            self.refuse(PoolError(Code.RESOURCE_EXHAUSTED, f"The headers are larger than {most} bytes"))
+            return
+        if head.method != "POST" or not head.is_grpc:
+            self._refuse_http()
+            return
+        timeout_ns = head.timeout_ns
+        if timeout_ns is not None:
+            if timeout_ns < 0:
+                self.refuse(PoolError(Code.INVALID_ARGUMENT, "grpc-timeout is malformed"))
+                return
+            if timeout_ns < _LONGEST_TIMEOUT_NS:
+                self.deadline_ns = time.monotonic_ns() + timeout_ns
+                server.watch(self)
+        method = server.methods.get(head.path)
+        if method is None:
+            self.refuse(server.unknown(head.path))
+            return
+        self._method = method
+        if head.encoding not in ENCODINGS:
+            self.refuse(PoolError(Code.UNIMPLEMENTED, f"grpc-encoding {head.encoding} is not supported"))
+        elif isinstance(method, Streaming):
+            self._inbox = deque()
+            self._task = server.loop.create_task(self._stream(method))
+
+    def on_data(self, data: bytes, start: int, stop: int) -> None:
+        while start < stop and self.open and not self.sent_all:
+            if self._left < 0:
+                start = self._on_start(data, start, stop)
+            else:
+                take = min(self._left, stop - start)
+                self._left -= take
+                self._buffer.write(memoryview(data)[start : start + take])
+                start += take
+                if not self._left:
+                    self._on_message(self._buffer.getvalue())
+
+    def _on_start(self, data: bytes, start: int, stop: int) -> int:
+        """The beginning of a message; returns where it has been read to."""
+        if self._start:
+            return self._on_more_of_start(data, start, stop)
+        begun = start + _PREFIX_BYTES
+        if begun > stop:
+            self._start = data[start:stop]
+            return stop
+        flag, size = data[start], int.from_bytes(data[start + 1 : begun], "big")
+        end = min(stop, begun + size)
+        body = data[begun:end]
+        try:
+            if not self._admit(flag, size, body):
+                self._start = data[start:end]
+                return end
+        except PoolError as refusal:
+            self.refuse(refusal)
+            return stop
+        except Exception as error:  # noqa: BLE001 - told to the log, and to the client that there was one
+            self._fail(error)
+            return stop
+        if end - begun == size:
+            self._on_message(body)
+        else:
+            # Made in its size, of pages that come as they are written to, and written in place: its bytes are
+            # copied once, and getvalue() copies nothing.
+            self._buffer = BytesIO(bytes(size))
+            self._buffer.write(body)
+            self._left = size - len(body)
+            self.connection.expect(self, self._left)
+            self.demand(size // _LEAST_PART)
+        return end
+
+    def _on_more_of_start(self, data: bytes, start: int, stop: int) -> int:
+        kept, self._start = self._start, b""
+        more = data[start : min(stop, start + _PREFIX_BYTES + _START_BYTES)]
+        return start + self._on_start(kept + more, 0, len(kept) + len(more)) - len(kept)
+
+    def _admit(self, flag: int, size: int, body: bytes) -> bool:
+        """Whether it is admitted: not while too little of it is here. Raises PoolError where it is refused."""
+        server, method = self._server, self._method
+        assert method is not None
+        if size > server.max_message_bytes:
+            raise server.too_large(self.head.path, size)
+        if self._complete is not None:
+            raise _cardinality("more than one")
+        if flag > 1 or (flag and self.head.encoding == "identity"):
+            raise PoolError(
+                Code.INTERNAL, "A message is marked as compressed, and grpc-encoding says by nothing"
+            )
+        if len(body) < size and len(body) < _START_BYTES:
+            return False
+        self._compressed = bool(flag)
+        if flag:  # it is admitted again when it is inflated
+            body = begin(body, self.head.encoding)
+        self._admission = method.admit(size, body, self.head)
+        return True
+
+    def _on_message(self, body: bytes) -> None:
+        self._buffer, self._left = _NOTHING, -1
+        if self._inbox is None:
+            self._complete = body, self._compressed
+            return
+        admission, self._admission = self._admission, None
+        assert admission is not None
+        self._inbox.append((body, self._compressed, admission))
+        self._wake()
+
+    def on_end(self) -> None:
+        if self.sent_all:
+            return
+        if self._left >= 0 or self._start:
+            self.refuse(PoolError(Code.INTERNAL, "The request ended within a message"))
+        elif self._inbox is not None:
+            self._wake()
+        elif self._complete is None:
+            self.refuse(_cardinality("no"))
+        else:
+            assert isinstance(self._method, Unary)
+            self._task = self._server.loop.create_task(self._run(self._method))
+
+    def on_drained(self) -> None:
+        self._wake()
+
+    def on_reset(self) -> None:
+        self._let_go()
+
+    def on_stalled(self) -> None:
+        if self._inbox is None or self._left >= 0:
+            seconds = self.connection.limits.stall_s
+            text = f"Nothing of the request came for {seconds:g} s, or too little"
+            self.refuse(PoolError(Code.DEADLINE_EXCEEDED, text))
+
+    # -- running ----------------------------------------------------------------------------------
+
+    async def _run(self, method: Unary) -> None:
+        assert self._complete is not None
+        # The server knows the call until its deadline: not to keep its body.
+        (body, compressed), self._complete = self._complete, None
+        try:
+            if compressed:
+                body, self._admission = await self._inflated(method, body, self._admission)
+            admission, self._admission = self._admission, None
+            assert admission is not None
+            answer = await method.call(body, self, admission)
+        except PoolError as refusal:
+            self.refuse(refusal)
+        except Exception as error:  # noqa: BLE001 - told to the log, and to the client that there was one
+            self._fail(error)
+        else:
+            if self.open:
+                prefix = b"\x00" + len(answer).to_bytes(4, "big")
+                self.connection.respond(self, _LEAD, prefix, answer, _OK)
+
+    async def _stream(self, method: Streaming) -> None:
+        try:
+            await method.call(self)
+        except PoolError as refusal:
+            self.refuse(refusal)
+        except Exception as error:  # noqa: BLE001 - told to the log, and to the client that there was one
+            self._fail(error)
+        else:
+            self._end(_OK)
+
+    async def _inflated(
+        self, method: Method, body: bytes, compressed: Admission | None
+    ) -> tuple[bytes, Admission]:
+        """The message in plain, admitted as such; `compressed` is what it was admitted by until then."""
+        assert compressed is not None
+        server = self._server
+        inflated = await inflate(body, self.head.encoding, server.max_message_bytes, compressed)
+        compressed.release()
+        return inflated, method.admit(len(inflated), inflated, self.head)
+
+    async def receive(self) -> bytes | None:
+        """The next message of a streaming call; None after the last."""
+        assert self._inbox is not None
+        while not self._inbox:
+            if not self.receiving:
+                return None
+            await self._wait()
+        body, compressed, admission = self._inbox.popleft()
+        try:
+            if compressed:
+                assert self._method is not None
+                body, admission = await self._inflated(self._method, body, admission)
+        finally:
+            admission.release()
+        self.connection.expect(self, self.connection.limits.window_bytes)
+        return body
+
+    async def send(self, message: bytes) -> None:
+        """A message of a streaming call; returns when the peer has taken it."""
+        prefix = b"\x00" + len(message).to_bytes(4, "big")
+        lead, self.led = b"" if self.led else _LEAD, True
+        self.connection.send(self, lead, (prefix, message), last=False)
+        while self.open and self.queued:
+            await self._wait()
+
+    async def _wait(self) -> None:
+        self._waiter = self._server.loop.create_future()
+        await self._waiter
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- ends -------------------------------------------------------------------------------------
+
+    def expire(self) -> None:
+        """The deadline has passed."""
+        self.refuse(PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded"))
+
+    def refuse(self, refusal: PoolError) -> None:
+        """Ends the call with a status, where it has none yet."""
+        if not self.open or self.sent_all:
+            return
+        text = quote(cut(refusal.message), safe=_PLAIN)
+        self._end(encode((b"grpc-status", b"%d" % refusal.code), (b"grpc-message", text.encode()), _ACCEPTS))
+
+    def _end(self, status: bytes) -> None:
+        self._let_go()
+        self.connection.send(self, tail=status if self.led else _LEAD + status, last=True)
+
+    def _fail(self, error: Exception) -> None:
+        logger.error("call failed", method=self.head.path.rpartition("/")[2], exc_info=error)
+        self.refuse(self._server.failed(self.head.path))
+
+    def _refuse_http(self) -> None:
+        status = b"415" if self.head.method == "POST" else b"405"
+        lead = encode((b":status", status), (b"content-type", b"text/plain"), (b"allow", b"POST"))
+        self.connection.send(self, lead, (_NOT_GRPC_TEXT,), last=True)
+
+    def _let_go(self) -> None:
+        """Nothing more is read or run for it."""
+        task = self._task
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        if self._admission is not None:
+            self._admission.release()
+            self._admission = None
+        self._buffer, self._complete = _NOTHING, None
+        while self._inbox:
+            self._inbox.popleft()[2].release()
+
+
+def _cardinality(count: str) -> PoolError:
+    return PoolError(Code.UNIMPLEMENTED, f"The method takes one message, and {count} came")

@@ -1,0 +1,118 @@
+"""gRPC over HTTP/2: methods on a port, and the deadlines of their calls."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from mpspool.core.errors import Code, PoolError
+from mpspool.router.fronts.deadlines import Deadlines
+from mpspool.router.fronts.grpc_call import Call, Method
+from mpspool.router.fronts.http2.connection import Connection
+from mpspool.router.fronts.http2.headers import RequestHead
+from mpspool.router.fronts.http2.limits import Limits
+from mpspool.router.fronts.http2.listener import Listener
+from mpspool.router.memory import Memory
+
+# The loop's timers count milliseconds, and may be that early.
+_TIMER_S = 0.001
+
+
+class Server:
+    """Serves methods on one port.
+
+    Args:
+        methods: by path.
+        memory: where what is read and what waits to be sent counts.
+        max_message_bytes: of a message, inflated.
+        limits: of each connection.
+
+    Attributes:
+        loop: it lives on.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        memory: Memory,
+        max_message_bytes: int,
+        limits: Limits | None = None,
+    ) -> None:
+        self.methods = methods
+        self.memory = memory
+        self.max_message_bytes = max_message_bytes
+        self.loop = asyncio.get_running_loop()
+        self.listener = Listener(self._open, memory.hold, limits)
+        self._deadlines: Deadlines[Call] = Deadlines()
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Returns the port. Raises OSError."""
+        return await self.listener.start(host, port)
+
+    async def start_at(self, path: str) -> None:
+        """At a UNIX socket, too. Raises OSError."""
+        await self.listener.start_at(path)
+
+    async def quiesce(self, grace_s: float) -> None:
+        """Sends clients elsewhere, and gives the unary calls that there are grace_s to finish."""
+        self.listener.go_away()
+        end_s = self.loop.time() + grace_s
+        while self.loop.time() < end_s and any(call.unary for call in self._calls()):
+            await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        """Ends all connections; what runs is cancelled."""
+        tasks = [call.task for call in self._calls() if call.task is not None]
+        await self.listener.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _calls(self) -> list[Any]:
+        return [call for link in self.listener.links for call in link.connection.streams.values()]
+
+    def _open(self, connection: Connection, stream_id: int, head: RequestHead) -> Call:
+        return Call(connection, stream_id, head, self)
+
+    # -- refusals, which those who count them override --------------------------------------------
+
+    def unknown(self, path: str) -> PoolError:
+        """Of a method that is not there."""
+        return PoolError(Code.UNIMPLEMENTED, f"{path} is not implemented here")
+
+    def too_large(self, path: str, size: int) -> PoolError:  # noqa: ARG002
+        """Of a message over the limit, not read."""
+        return PoolError(
+            Code.RESOURCE_EXHAUSTED,
+            f"SERVER: Received message larger than max ({size} vs. {self.max_message_bytes})",
+        )
+
+    def failed(self, path: str) -> PoolError:
+        """Of a method that raised what it should not have."""
+        return PoolError(Code.INTERNAL, f"{path.rpartition('/')[2]} failed inside the server")
+
+    # -- deadlines --------------------------------------------------------------------------------
+
+    def watch(self, call: Call) -> None:
+        """Ends the call when its deadline has passed."""
+        if self._deadlines.add(call.deadline_ns, call):
+            self._arm()
+
+    def _arm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        next_ns = self._deadlines.next_ns()
+        if next_ns is not None:
+            self._timer = self.loop.call_later(
+                max(0.0, (next_ns - time.monotonic_ns()) / 1e9) + _TIMER_S, self._expire
+            )
+
+    def _expire(self) -> None:
+        self._timer = None
+        for call in self._deadlines.due(time.monotonic_ns()):
+            call.expire()
+        self._arm()

@@ -1,0 +1,126 @@
+"""A socket with its HTTP/2 connection."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, cast
+
+from mpspool.core import log
+from mpspool.core.http2_frames import ErrorCode
+from mpspool.router.fronts.http2.connection import Connection
+from mpspool.router.fronts.http2.sending import Output
+
+if TYPE_CHECKING:
+    from mpspool.router.fronts.http2.listener import Listener
+
+logger = log.get("http2")
+
+# A socket's buffer of our own, past the kernel's, before answers wait in their streams.
+_HIGH_WATER_BYTES = 2**18
+
+
+class Link(asyncio.Protocol):
+    """One socket with its Connection."""
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._stuck_s: float | None = None
+        # In the transport's buffer, as far as it is counted as held.
+        self._buffered = 0
+        self._over_s: float | None = None
+        self._said = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
+        listener = self._listener
+        self.connection = Connection(
+            self.output(transport),
+            listener.open_stream,
+            listener.limits,
+            peer=peer_name(transport.get_extra_info("peername")),
+            held=listener.held,
+            complain=self.complain,
+            now_s=listener.now_s(),
+        )
+        if len(listener.links) >= listener.max_connections:
+            self.complain(ErrorCode.REFUSED_STREAM, f"{listener.max_connections} connections are open")
+            self.connection.over = True
+            transport.abort()
+            return
+        transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
+        listener.joined(self)
+
+    def output(self, transport: asyncio.Transport) -> Output:
+        """Where the connection's bytes go."""
+        return transport
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.connection.receive(data)
+        except Exception:
+            logger.exception("connection failed")
+            self.connection.fail(ErrorCode.INTERNAL_ERROR, "the server failed")
+
+    def pause_writing(self) -> None:
+        self.connection.pause()
+        self._stuck_s = self._listener.now_s()
+        self._count(self._transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        self._stuck_s = None
+        self._count(self._transport.get_write_buffer_size())
+        self.connection.resume()
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._listener.links.discard(self)
+        self._count(0)
+        self.connection.lost()
+
+    def _count(self, buffered: int) -> None:
+        """What was handed to the transport and has not gone waits for the peer, as what is queued here does."""
+        if buffered != self._buffered:
+            self._listener.held(buffered - self._buffered)
+            self._buffered = buffered
+
+    def tick(self, now_s: float) -> None:
+        self.connection.tick(now_s)
+        buffered = self._transport.get_write_buffer_size()
+        if self._stuck_s is not None and buffered < self._buffered:
+            self._stuck_s = now_s
+        self._count(buffered)
+        if self._stuck_s is not None and now_s - self._stuck_s >= self._listener.limits.stall_s:
+            self.complain(ErrorCode.NO_ERROR, "it takes nothing of what is sent")
+            self._transport.abort()
+        if self.connection.over:
+            self._over_s = self._over_s or now_s
+            if now_s - self._over_s >= self._listener.limits.greeting_s:
+                self._transport.abort()
+
+    def end(self) -> None:
+        """Sends what there is, and says that nothing follows; the peer then closes."""
+        self.connection.go_away()
+        self.connection.lost()
+        self.write_end()
+
+    def write_end(self) -> None:
+        if self._transport.can_write_eof() and not self._transport.is_closing():
+            self._transport.write_eof()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def complain(self, code: ErrorCode, text: str) -> None:
+        """The peer did something wrong."""
+        if not self._said:
+            self._said = True
+            self._listener.complaints.say(
+                peer_name(self._transport.get_extra_info("peername")), code.name, text
+            )
+
+
+def peer_name(address: object) -> str:
+    """As "127.0.0.1:1234"; empty for what is gone already."""
+    if not isinstance(address, tuple):
+        return ""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,170 @@
+"""HTTP/2 connections on asyncio: sockets, the clock, and what all connections share."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import socket
+import ssl
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from mpspool.core import unix_socket
+from mpspool.router.fronts.http2.complaints import Complaints
+from mpspool.router.fronts.http2.connection import Connection
+from mpspool.router.fronts.http2.headers import RequestHead
+from mpspool.router.fronts.http2.limits import Limits
+from mpspool.router.fronts.http2.link import Link
+from mpspool.router.fronts.http2.streams import Stream
+from mpspool.router.fronts.http2.tls_link import TlsLink
+
+TICK_S = 1.0
+# In the kernel's queue, until we accept them.
+BACKLOG = 1024
+# For a peer to take the last bytes and close its side.
+_LINGER_S = 0.5
+# Addresses that a name may stand for on a machine that does not have them all.
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+class Listener:
+    """Takes connections.
+
+    Args:
+        open_stream: makes the Stream of a request.
+        held: told how many bytes more, or fewer, wait for peers to take them.
+        limits: of each connection.
+        max_connections: at once.
+
+    Attributes:
+        links: the connections that are open.
+        tls: of connections from now on; None for clear text.
+        complaints: of bad connections.
+    """
+
+    def __init__(
+        self,
+        open_stream: Callable[[Connection, int, RequestHead], Stream],
+        held: Callable[[int], None],
+        limits: Limits | None = None,
+        max_connections: int = 10_000,
+    ) -> None:
+        self.open_stream = open_stream
+        self.held = held
+        self.limits = limits or Limits()
+        self.max_connections = max_connections
+        self.links: set[Link] = set()
+        self.tls: ssl.SSLContext | None = None
+        self._loop = asyncio.get_running_loop()
+        self._servers: list[asyncio.Server] = []
+        self._paths: list[str] = []
+        self._ticker: asyncio.TimerHandle | None = None
+        self.complaints = Complaints(self.now_s)
+        # Signing takes as long as a hundred requests: so many clients that come at once are not to hold up others.
+        self._signers: ThreadPoolExecutor | None = None
+
+    def now_s(self) -> float:
+        return self._loop.time()
+
+    async def start(self, host: str, port: int) -> int:
+        """Listens at every address that the host stands for; returns the port. Raises OSError."""
+        for listening in bind(host, port):
+            self._servers.append(await self._loop.create_server(self._link, sock=listening, backlog=BACKLOG))
+            port = port or listening.getsockname()[1]
+        return port
+
+    async def start_at(self, path: str) -> None:
+        """Listens at a UNIX socket, too. Raises OSError."""
+        listening = unix_socket.bind(path)
+        self._servers.append(await self._loop.create_unix_server(self._link, sock=listening, backlog=BACKLOG))
+        self._paths.append(path)
+
+    def _link(self) -> Link:
+        return Link(self) if self.tls is None else TlsLink(self, self.tls)
+
+    def in_thread(self, work: Callable[[], bool]) -> asyncio.Future[bool]:
+        """Has it done beside the event loop; one at a time, in the order in which they come."""
+        if self._signers is None:
+            self._signers = ThreadPoolExecutor(1, "handshakes")
+        return self._loop.run_in_executor(self._signers, work)
+
+    def joined(self, link: Link) -> None:
+        self.links.add(link)
+        if self._ticker is None:
+            self._ticker = self._loop.call_later(TICK_S, self._tick)
+
+    def _tick(self) -> None:
+        now_s = self.now_s()
+        for link in list(self.links):
+            link.tick(now_s)
+        self.complaints.tick()
+        self._ticker = self._loop.call_later(TICK_S, self._tick) if self.links else None
+
+    def go_away(self) -> None:
+        """Tells all peers to begin nothing more on the connections that they have; new ones are taken."""
+        for link in list(self.links):
+            link.connection.go_away()
+
+    async def close(self) -> None:
+        """Ends everything: what has been answered is sent, what runs is reset."""
+        for server in self._servers:
+            server.close()
+        for path in self._paths:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        for link in list(self.links):
+            link.end()
+        end_s = self.now_s() + _LINGER_S
+        while self.links and self.now_s() < end_s:
+            await asyncio.sleep(0.005)
+        for link in list(self.links):
+            link.abort()
+        while self.links:
+            await asyncio.sleep(0)
+        if self._ticker is not None:
+            self._ticker.cancel()
+            self._ticker = None
+        self.complaints.flush()
+        if self._signers is not None:
+            self._signers.shutdown(cancel_futures=True)
+            self._signers = None
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """A socket for every address of a name, all with one port. "::" takes IPv4, too.
+
+    Raises:
+        OSError: none of them can be had, or one is taken.
+    """
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    problem: OSError | None = None
+    for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
+        try:
+            sockets.append(_bind(family, address, port))
+        except OSError as error:
+            if error.errno not in _NOT_HERE:
+                for bound in sockets:
+                    bound.close()
+                raise
+            problem = error
+            continue
+        port = port or sockets[0].getsockname()[1]
+    if not sockets:
+        raise problem or OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
+    return sockets
+
+
+def _bind(family: int, address: tuple[object, ...], port: int) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
+        bound.bind((address[0], port, *address[2:]))
+    except OSError:
+        bound.close()
+        raise
+    return bound

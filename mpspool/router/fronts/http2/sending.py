@@ -1,0 +1,255 @@
+"""What a connection sends: small answers at once, the rest as the peer takes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from mpspool.core import http2_frames as frames
+from mpspool.core.http2_frames import (
+    DATA,
+    DEFAULT_FRAME_BYTES,
+    DEFAULT_WINDOW,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_HEADER,
+    HEADERS,
+    LARGEST_FRAME_BYTES,
+    MAX_WINDOW,
+    ErrorCode,
+    ProtocolError,
+)
+from mpspool.router.fronts.http2.headers import NO_TABLE
+from mpspool.router.fronts.http2.streams import Buffer, Stream
+
+# Handed to the transport at once: it says after each whether it takes more.
+_PIECE_BYTES = 2**18
+# Below this, one buffer that is copied together is cheaper than several.
+_JOIN_BYTES = 8 * 1024
+_END = END_HEADERS | END_STREAM
+
+
+# Told how many bytes more, or fewer, wait for the peer to take them.
+Held = Callable[[int], None]
+
+
+class Output(Protocol):
+    """Where a connection's bytes go; an asyncio transport is one."""
+
+    def write(self, data: bytes) -> None: ...
+
+    def writelines(self, list_of_data: list[Buffer]) -> None: ...
+
+    def close(self) -> None:
+        """Once all is sent."""
+
+
+class Sender:
+    """The sending half of a connection, and the streams that it sends for.
+
+    Attributes:
+        output: takes what is to be sent.
+        now_s: of the last tick.
+        streams: those that are open, by number.
+        peer_window: that a stream begins with.
+        out_window: what may be sent on all streams together.
+        paused: the transport takes nothing more for now.
+        useless: frames that the peer has sent since the last one that brought something, or took something.
+    """
+
+    def __init__(self, output: Output, held: Held, control_bytes: int, now_s: float) -> None:
+        self.output = output
+        self.now_s = now_s
+        self.streams: dict[int, Stream] = {}
+        self.peer_window = self.out_window = DEFAULT_WINDOW
+        self.useless = 0
+        self._held = held
+        self._frame_bytes = DEFAULT_FRAME_BYTES
+        self.paused = False
+        self._control_bytes = control_bytes
+        self._control_waiting = 0
+        # Those with something queued, in the order of their turns.
+        self._waiting: dict[Stream, None] = {}
+        self._table_told = False
+
+    # -- what streams call ------------------------------------------------------------------------
+
+    def respond(self, stream: Stream, lead: bytes, prefix: bytes, body: bytes, tail: bytes) -> None:
+        """A whole response: header block, DATA, trailers."""
+        size = len(prefix) + len(body)
+        if (
+            size <= _JOIN_BYTES
+            and size <= self.out_window
+            and size <= stream.out_window
+            and not self.paused
+            and self._table_told
+            and stream.queue is None
+        ):
+            self.out_window -= size
+            stream_id = stream.id
+            self.output.write(
+                b"".join(
+                    (
+                        FRAME_HEADER.pack(len(lead) << 8 | HEADERS, END_HEADERS, stream_id),
+                        lead,
+                        FRAME_HEADER.pack(size << 8, 0, stream_id),
+                        prefix,
+                        body,
+                        FRAME_HEADER.pack(len(tail) << 8 | HEADERS, _END, stream_id),
+                        tail,
+                    )
+                )
+            )
+            self._finish(stream)
+        else:
+            self.send(stream, lead, (prefix, body), tail, last=True)
+
+    def send(
+        self,
+        stream: Stream,
+        lead: bytes = b"",
+        chunks: tuple[Buffer, ...] = (),
+        tail: bytes = b"",
+        *,
+        last: bool,
+    ) -> None:
+        """A part of a response: a header block to begin with, DATA, trailers; empty for none.
+
+        What the peer does not take yet is kept, not copied, and counted as held: each chunk until all of it has gone.
+        """
+        if not stream.open:
+            return
+        if not self._table_told:
+            self._table_told = True
+            lead, tail = (NO_TABLE + lead, tail) if lead else (lead, NO_TABLE + tail)
+        stream.enqueue(lead, chunks, tail, last)
+        stream.touched_s = self.now_s
+        self.push(stream)
+
+    def push(self, stream: Stream) -> None:
+        """Sends what the windows and the transport allow of a stream's queue."""
+        waited = stream in self._waiting
+        while not self.paused:
+            pieces, size = self._next(stream)
+            if size:
+                self.useless = 0
+                stream.touched_s = self.now_s
+            if pieces:
+                self.output.writelines(pieces)
+            if stream.sent_all and not (stream.queued or stream.lead or stream.tail):
+                self._finish(stream)
+                return
+            if size < _PIECE_BYTES:
+                break
+        if stream.queued or stream.lead or stream.tail:
+            self._waiting.pop(stream, None)
+            self._waiting[stream] = None
+        elif waited:
+            del self._waiting[stream]
+            stream.on_drained()
+        self._account(stream)
+
+    def _next(self, stream: Stream) -> tuple[list[Buffer], int]:
+        """What can go to the transport in one piece, and the bytes of DATA in it."""
+        pieces: list[Buffer] = []
+        if stream.lead:
+            pieces.append(stream.lead)
+            stream.lead = b""
+        total = 0
+        while stream.queued and total < _PIECE_BYTES:
+            size = min(stream.queued, self._frame_bytes, stream.out_window, self.out_window)
+            if size <= 0:
+                return pieces, total
+            stream.out_window -= size
+            self.out_window -= size
+            total += size
+            taken = stream.take(size)
+            last = stream.sent_all and not stream.queued and not stream.tail
+            pieces.append(FRAME_HEADER.pack(size << 8 | DATA, END_STREAM if last else 0, stream.id))
+            pieces += taken
+        if stream.tail and not stream.queued:
+            pieces.append(stream.tail)
+            stream.tail = b""
+        return pieces, total
+
+    def _account(self, stream: Stream) -> None:
+        held = stream.queued + stream.cut
+        if held != stream.held:
+            self._held(held - stream.held)
+            stream.held = held
+
+    def _finish(self, stream: Stream) -> None:
+        """The response has gone. What the peer still sends is not wanted."""
+        self.forget(stream)
+        if stream.receiving:
+            self.write_control(frames.rst_stream(stream.id, ErrorCode.NO_ERROR))
+            self.remember_reset(stream.id)
+
+    def remember_reset(self, stream_id: int) -> None:
+        """What the peer still sends on this stream is no fault of its."""
+        raise NotImplementedError
+
+    def forget(self, stream: Stream) -> None:
+        """Lets go of a stream and of what it has queued."""
+        stream.open = False
+        self.streams.pop(stream.id, None)
+        if stream.queue is not None:
+            self._waiting.pop(stream, None)
+            stream.queue.clear()
+            stream.queued = stream.cut = 0
+            self._account(stream)
+
+    # -- what the peer and the transport allow ----------------------------------------------------
+
+    def pause(self) -> None:
+        """The transport takes nothing more for now."""
+        self.paused = True
+
+    def resume(self) -> None:
+        """The transport takes more again."""
+        self.paused = False
+        self._control_waiting = 0
+        self._push_all()
+
+    def write_control(self, frame: bytes) -> None:
+        """An answer that the peer provoked; where it reads none of them, the connection ends."""
+        if self.paused:
+            self._control_waiting += len(frame)
+            if self._control_waiting > self._control_bytes:
+                self.fail(ErrorCode.ENHANCE_YOUR_CALM, "it does not read the answers to its frames")
+                return
+        self.output.write(frame)
+
+    def fail(self, code: ErrorCode, text: str) -> None:
+        """Ends the connection, and says why."""
+        raise NotImplementedError
+
+    def open_out_window(self, increment: int) -> None:
+        """Raises ProtocolError where that is more than there can be."""
+        self.out_window += increment
+        if self.out_window > MAX_WINDOW:
+            raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window beyond 2**31-1")
+        self._push_all()
+
+    def resize_windows(self, size: int) -> None:
+        """INITIAL_WINDOW_SIZE, which is of the streams that are open, too. Raises ProtocolError."""
+        change = size - self.peer_window
+        self.peer_window = size
+        for stream in self.streams.values():
+            stream.out_window += change
+            if stream.out_window > MAX_WINDOW:
+                raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, "a stream's window beyond 2**31-1")
+        self._push_all()
+
+    def resize_frames(self, size: int) -> None:
+        """MAX_FRAME_SIZE. Raises ProtocolError."""
+        if not DEFAULT_FRAME_BYTES <= size <= LARGEST_FRAME_BYTES:
+            raise ProtocolError(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE of {size}")
+        self._frame_bytes = size
+
+    def _push_all(self) -> None:
+        for stream in list(self._waiting):
+            if self.paused:
+                return
+            if stream.open and (not stream.queued or (self.out_window > 0 and stream.out_window > 0)):
+                self.push(stream)

@@ -1,0 +1,281 @@
+"""TensorFlow Serving's REST API: what HTTP says, and no further. A request's JSON goes to a worker as it came."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from http import HTTPStatus
+from io import BytesIO
+from typing import Any, Protocol
+
+import orjson
+from aiohttp import HttpVersion11, web
+from google.protobuf import json_format
+
+from mpspool.core import tfs
+from mpspool.core.envelope import ModelSpecPeek
+from mpspool.core.errors import Code, PoolError, cut
+from mpspool.core.methods import Method
+from mpspool.core.settings import RouterSettings
+from mpspool.router.asked import Asked
+from mpspool.router.fronts.http2.link import peer_name
+from mpspool.router.fronts.inflate import ENCODINGS, inflate
+from mpspool.router.fronts.rest_listener import STALL_S
+from mpspool.router.fronts.rest_path import Wanted, wanted
+from mpspool.router.fronts.tfs_grpc import Dataplane, describe, statuses
+from mpspool.router.memory import Admission
+
+# TensorFlow Serving's (model_servers/http_server.cc). A client that has gone is told nothing.
+_STATUS = {
+    Code.INVALID_ARGUMENT: HTTPStatus.BAD_REQUEST,
+    Code.FAILED_PRECONDITION: HTTPStatus.BAD_REQUEST,
+    Code.OUT_OF_RANGE: HTTPStatus.BAD_REQUEST,
+    Code.UNAUTHENTICATED: HTTPStatus.UNAUTHORIZED,
+    Code.PERMISSION_DENIED: HTTPStatus.FORBIDDEN,
+    Code.NOT_FOUND: HTTPStatus.NOT_FOUND,
+    Code.ALREADY_EXISTS: HTTPStatus.CONFLICT,
+    Code.ABORTED: HTTPStatus.CONFLICT,
+    Code.RESOURCE_EXHAUSTED: HTTPStatus.TOO_MANY_REQUESTS,
+    Code.UNIMPLEMENTED: HTTPStatus.NOT_IMPLEMENTED,
+    Code.UNAVAILABLE: HTTPStatus.SERVICE_UNAVAILABLE,
+    Code.DEADLINE_EXCEEDED: HTTPStatus.GATEWAY_TIMEOUT,
+}
+_JSON = "application/json"
+_CORS = {
+    "Access-Control-Allow-Origin": "*",
+    "Access-Control-Allow-Methods": "POST, GET",
+    "Access-Control-Allow-Headers": "Content-Type",
+}
+# A shorter one fits into a connection's buffer.
+_LONG_ANSWER_BYTES = 64 * 1024
+# Of a body within STALL_S: a part of it, or so much where that is more; as of a message by gRPC.
+_LEAST_PART, _LEAST_BYTES = 10, 4096
+_ENCODINGS = {"": "identity", "x-gzip": "gzip"}
+
+
+class Recorder(Protocol):
+    """Where answers are counted that the data plane does not see."""
+
+    def answered(self, method: str, code: Code, model: str = "", version: int | None = None) -> None: ...
+
+    def looked_up(self, model: str, code: Code, total_s: float) -> None: ...
+
+
+class Head:
+    """What a request says of itself besides its body.
+
+    Attributes:
+        peer: who sent it, as "127.0.0.1:1234".
+    """
+
+    __slots__ = ("_request", "peer")
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        self.peer = peer_name(request.transport and request.transport.get_extra_info("peername"))
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The headers by lower-case name."""
+        return {name.lower(): value for name, value in self._request.headers.items()}
+
+
+class RestApi:
+    """Answers everything under /v1/.
+
+    Args:
+        dataplane: what answers.
+        settings: the router's.
+        metrics: where answers are counted.
+    """
+
+    def __init__(self, dataplane: Dataplane, settings: RouterSettings, metrics: Recorder) -> None:
+        self._dataplane = dataplane
+        self._metrics = metrics
+        self._settings = settings
+
+    def configure(self, settings: RouterSettings) -> None:
+        """Takes other limits while it serves."""
+        self._settings = settings
+
+    async def answer(self, request: web.Request) -> web.Response:
+        """The answer, an error's among them."""
+        cors = _CORS if self._settings.rest_cors else {}
+        if request.method == "OPTIONS":
+            return _preflight(request, cors)
+        try:
+            found = wanted(request.method, request.rel_url.raw_path)
+        except PoolError as error:
+            self._metrics.answered("", error.code)
+            self._metrics.looked_up("", error.code, 0.0)
+            return _refusal(error, cors)
+        try:
+            if found.method is None:
+                body = self._known(found)
+            else:
+                body = await self._run(Asked(found.method, found.model), request)
+        except PoolError as error:
+            return _refusal(error, cors)
+        answer = web.Response(body=body, content_type=_JSON, headers=cors)
+        if len(body) >= _LONG_ANSWER_BYTES:
+            await self._send(answer, request, len(body))
+        return answer
+
+    async def _send(self, answer: web.Response, request: web.Request, size: int) -> None:
+        """Counts it until its client has taken it, but for what the kernel holds."""
+        memory = self._dataplane.memory
+        memory.hold(size)
+        try:
+            with contextlib.suppress(ConnectionError):  # it has gone
+                await answer.prepare(request)
+                await answer.write_eof()
+        finally:
+            memory.hold(-size)
+
+    def _known(self, what: Wanted) -> bytes:
+        """Status or metadata. Raises PoolError, counted."""
+        method = "GetModelMetadata" if what.metadata else "GetModelStatus"
+        start = time.monotonic()
+        try:
+            self._check_serving()
+            found, version = self._metadata(what.model) if what.metadata else self._status(what.model)
+        except PoolError as error:
+            self._metrics.answered(method, error.code)
+            self._metrics.looked_up("", error.code, time.monotonic() - start)
+            raise
+        self._metrics.answered(method, Code.OK, what.model.name, version)
+        self._metrics.looked_up(what.model.name, Code.OK, time.monotonic() - start)
+        return orjson.dumps(found, option=orjson.OPT_INDENT_2)
+
+    def _status(self, model: ModelSpecPeek) -> tuple[dict[str, Any], int | None]:
+        """As gRPC: a version label is ignored."""
+        message = statuses(self._dataplane.status(model.name, model.version))
+        return _dictionary(message, names=False), model.version
+
+    def _metadata(self, model: ModelSpecPeek) -> tuple[dict[str, Any], int]:
+        version, signatures = self._dataplane.metadata(model.name, model.version, model.label)
+        return _as_json(describe(model.name, version), signatures), version
+
+    async def _run(self, asked: Asked, request: web.Request) -> bytes:
+        """Raises PoolError, counted."""
+        head = Head(request)
+        body, admission = await self._read(asked, request, head)
+        timeout_ms = self._settings.rest_timeout_ms
+        deadline_ns = time.monotonic_ns() + timeout_ms * 1_000_000 if timeout_ms else 0
+        try:
+            async with asyncio.timeout(timeout_ms / 1000 if timeout_ms else None):
+                return await self._dataplane.call(asked, body, deadline_ns, admission, head)
+        except TimeoutError:
+            raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded") from None
+
+    async def _read(self, asked: Asked, request: web.Request, head: Head) -> tuple[bytes, Admission]:
+        """The body in plain, and what it was admitted by. Raises PoolError, counted."""
+        with self._counted(asked.method):
+            self._check_serving()
+            encoding = _encoding(request)
+            self._check_size(request.content_length or 0)
+        admission = self._dataplane.admit(asked, request.content_length or 0, b"", head)
+        try:
+            with self._counted(asked.method):
+                body = await self._whole(request, admission)
+                return await self._plain(body, encoding, admission), admission
+        except BaseException:
+            admission.release()
+            raise
+
+    async def _whole(self, request: web.Request, admission: Admission) -> bytes:
+        """The body, which may come now, and has to come at a rate. Raises PoolError."""
+        if request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0  # of the answer nothing is sent
+        declared = request.content_length
+        least = due = max((declared or 0) // _LEAST_PART, _LEAST_BYTES)
+        body = BytesIO()  # grows in place: putting a long body together at its end would hold up all others
+        try:
+            async with asyncio.timeout(STALL_S) as limit:
+                async for part in request.content.iter_any():
+                    body.write(part)
+                    if declared is None:  # in pieces, of which nobody said how many
+                        self._check_size(body.tell())
+                        admission.grow(len(part))
+                    if body.tell() >= due:
+                        due = body.tell() + least
+                        limit.reschedule(asyncio.get_running_loop().time() + STALL_S)
+        except TimeoutError:
+            text = f"Nothing of the request came for {STALL_S:g} s, or too little"
+            raise PoolError(Code.DEADLINE_EXCEEDED, text) from None
+        return body.getvalue()
+
+    async def _plain(self, body: bytes, encoding: str, admission: Admission) -> bytes:
+        """Raises PoolError."""
+        try:
+            return await inflate(body, encoding, self._settings.max_message_bytes, admission)
+        except PoolError as error:
+            if error.code is Code.INTERNAL:  # gRPC's word for what is not of the format that it says
+                raise PoolError(Code.INVALID_ARGUMENT, error.message) from None
+            raise
+
+    @contextlib.contextmanager
+    def _counted(self, method: Method) -> Iterator[None]:
+        """Counts a request that is refused before the data plane has seen it."""
+        try:
+            yield
+        except PoolError as error:
+            self._metrics.answered(method.api, error.code)
+            raise
+
+    def _check_serving(self) -> None:
+        if self._dataplane.draining:
+            raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
+
+    def _check_size(self, size: int) -> None:
+        most = self._settings.max_message_bytes
+        if size > most:
+            raise PoolError(
+                Code.RESOURCE_EXHAUSTED, f"SERVER: Received message larger than max ({size} vs. {most})"
+            )
+
+
+def _encoding(request: web.Request) -> str:
+    """Of the body, of ENCODINGS. Raises PoolError."""
+    given = request.headers.get("Content-Encoding", "").strip().lower()
+    encoding = _ENCODINGS.get(given, given)
+    if encoding not in ENCODINGS:
+        text = f"Content-Encoding {given} is not supported; there are gzip and deflate"
+        raise PoolError(Code.INVALID_ARGUMENT, text)
+    return encoding
+
+
+def error_document(status: int, message: str, headers: Mapping[str, str] = {}) -> web.Response:
+    """An error as TensorFlow Serving's REST API words them: {"error": message}."""
+    body = orjson.dumps({"error": cut(message)})
+    return web.Response(body=body, status=status, content_type=_JSON, headers=headers)
+
+
+def _refusal(error: PoolError, headers: Mapping[str, str]) -> web.Response:
+    status = _STATUS.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
+    return error_document(status, error.message, headers)
+
+
+def _preflight(request: web.Request, cors: Mapping[str, str]) -> web.Response:
+    origin = request.headers.get("Origin", "")
+    allowed = "http://" in origin or "https://" in origin
+    return web.Response(status=HTTPStatus.OK if allowed else HTTPStatus.BAD_REQUEST, headers=cors)
+
+
+def _as_json(spec: Any, signatures: bytes) -> dict[str, Any]:
+    """As GetModelMetadata's answer is printed, the Any in it spelled out."""
+    found = _dictionary(tfs.SignatureDefMap.FromString(signatures), names=True)
+    return {"model_spec": _dictionary(spec, names=True), "metadata": {tfs.SIGNATURE_DEF: found}}
+
+
+def _dictionary(message: Any, *, names: bool) -> dict[str, Any]:
+    found: dict[str, Any] = json_format.MessageToDict(
+        message,
+        always_print_fields_with_no_presence=True,
+        preserving_proto_field_name=names,
+        descriptor_pool=tfs.POOL,
+    )
+    return found

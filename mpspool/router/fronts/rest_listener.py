@@ -1,0 +1,113 @@
+"""The REST port: its sockets, and what bounds the connections that aiohttp itself leaves open."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import cast
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from mpspool.core import log
+from mpspool.router.fronts.http2.complaints import Complaints
+from mpspool.router.fronts.http2.link import peer_name
+from mpspool.router.fronts.http2.listener import BACKLOG, TICK_S, bind
+
+logger = log.get("rest")
+
+# Without a whole request, or between two of them. Longer than the proxies before us keep theirs: it is they who close.
+IDLE_S = 120.0
+# With an answer of which nothing is taken.
+STALL_S = 60.0
+# Of one line of a request's head; as many as all the headers of a request have by gRPC.
+LINE_BYTES = 16 * 1024
+
+
+class RestListener:
+    """Takes connections for an aiohttp server. One too many is closed, and so is one whose client takes nothing of an answer.
+
+    Args:
+        max_connections: at once.
+
+    Attributes:
+        max_connections: the same; it may change.
+        aiohttp_logger: for aiohttp to write to; what is no HTTP gets a few lines there, and not each a stack of calls.
+    """
+
+    def __init__(self, max_connections: int) -> None:
+        self.max_connections = max_connections
+        self._complaints = Complaints(asyncio.get_running_loop().time, logger)
+        self.aiohttp_logger = logging.Logger("aiohttp", logging.DEBUG)  # noqa: LOG001  this front's own
+        self.aiohttp_logger.parent = logging.getLogger()
+        self.aiohttp_logger.addFilter(self._is_ours)
+        self._servers: list[asyncio.Server] = []
+        self._ticker: asyncio.TimerHandle | None = None
+        # What each connection's client has still to take, and since when it is so much.
+        self._stuck: dict[web.RequestHandler, tuple[int, float]] = {}
+
+    async def start(self, server: web.Server, host: str, port: int) -> int:
+        """Listens at every address that the host stands for; returns the port. Raises OSError."""
+        self._server = server
+        self._loop = asyncio.get_running_loop()
+        for listening in bind(host, port):
+            self._servers.append(
+                await self._loop.create_server(self._connection, sock=listening, backlog=BACKLOG)
+            )
+            port = port or listening.getsockname()[1]
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+        return port
+
+    def close(self) -> None:
+        """Takes no more connections; those that there are go on."""
+        for server in self._servers:
+            server.close()
+        if self._ticker is not None:
+            self._ticker.cancel()
+        self._complaints.flush()
+
+    def _connection(self) -> asyncio.Protocol:
+        if len(self._server.connections) < self.max_connections:
+            return self._server()
+        return _TooMany(self._complaints, self.max_connections)
+
+    def _tick(self) -> None:
+        now_s = self._loop.time()
+        stuck = {}
+        for connection in self._server.connections:
+            if connection.transport is None or not connection.writing_paused:
+                continue
+            left = connection.transport.get_write_buffer_size()
+            before, since_s = self._stuck.get(connection, (left + 1, now_s))
+            stuck[connection] = left, now_s if left < before else since_s
+            if now_s - stuck[connection][1] >= STALL_S:
+                self._complaints.say(_peer(connection.transport), "STALLED", "it takes nothing of its answer")
+                connection.transport.abort()
+        self._stuck = stuck
+        self._complaints.tick()
+        self._ticker = self._loop.call_later(TICK_S, self._tick)
+
+    def _is_ours(self, record: logging.LogRecord) -> bool:
+        """Whether aiohttp writes of a failure, and not of what anyone may send."""
+        error = record.exc_info[1] if record.exc_info else None
+        if not isinstance(error, HttpProcessingError):
+            return True
+        peer = record.args[0] if isinstance(record.args, tuple) and record.args else ""
+        self._complaints.say(str(peer), "BAD_REQUEST", " ".join(error.message.split()))
+        return False
+
+
+class _TooMany(asyncio.Protocol):
+    """A connection that is not taken."""
+
+    def __init__(self, complaints: Complaints, most: int) -> None:
+        self._complaints = complaints
+        self._most = most
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._complaints.say(_peer(transport), "REFUSED", f"{self._most} connections are open")
+        cast("asyncio.WriteTransport", transport).abort()  # uvloop's is none by its class
+
+
+def _peer(transport: asyncio.BaseTransport) -> str:
+    return peer_name(transport.get_extra_info("peername"))

@@ -1,0 +1,94 @@
+"""When requests of one model version run together, and how many: TensorFlow Serving's rules. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+from mpspool.core.errors import Code, Lack, PoolError
+from mpspool.core.settings import BatchingSettings
+from mpspool.router.scheduling.line import Line
+
+# A worker takes no more than its even part where that ends so much sooner than the whole.
+_WORTH_SPREADING = 0.75
+
+
+def split(rows: int, settings: BatchingSettings) -> list[tuple[int, int]]:
+    """The parts that a request runs in, from and up to; one where it need not be split.
+
+    Raises:
+        PoolError: it has more rows than a request may have.
+    """
+    if rows > settings.max_batch_size:
+        raise PoolError(
+            Code.INVALID_ARGUMENT,
+            f"Task size {rows} is larger than maximum input batch size {settings.max_batch_size}",
+        )
+    most = settings.run_rows
+    if settings.allowed_batch_sizes:  # full ones need no padding
+        return [(start, min(start + most, rows)) for start in range(0, rows, most)]
+    parts = -(-rows // most)
+    return [(rows * part // parts, rows * (part + 1) // parts) for part in range(parts)]
+
+
+def padding_of(rows: int, settings: BatchingSettings) -> int:
+    """How many rows a run of so many lacks to the next size allowed; 0 where it is larger than all."""
+    allowed = settings.allowed_batch_sizes
+    place = bisect_left(allowed, rows)
+    return allowed[place] - rows if place < len(allowed) else 0
+
+
+def fills(rows: int, settings: BatchingSettings) -> bool:
+    """Whether a request of so many rows counts as a batch of its own: no other of its size fits beside it.
+
+    None does where large requests are split: there rows alone count, as in TensorFlow Serving, which cuts any request
+    to fill a batch. Here one that fits into a run is not cut.
+    """
+    return not settings.max_execution_batch_size and 2 * rows > settings.run_rows
+
+
+def check_room(waiting: int, filling: int, rows: int, settings: BatchingSettings) -> PoolError | None:
+    """Whether a request fits among those of its signature: the error where it would begin a batch more than may wait.
+
+    Batches are taken to be as full as they can be, whatever else keeps requests apart.
+
+    Args:
+        waiting: rows that do.
+        filling: requests among those of which each fills a batch.
+        rows: of the request.
+        settings: what holds.
+    """
+    run_rows, most = settings.run_rows, settings.max_enqueued_batches
+    if max(-(-(waiting + rows) // run_rows), filling + fills(rows, settings)) <= most:
+        return None
+    batches = max(-(-waiting // run_rows), filling)
+    text = "The batch scheduling queue to which this task was submitted is full; "
+    if settings.max_execution_batch_size:
+        text += (
+            f"task size is {rows} but scheduling capacity is only {most * run_rows - waiting} (num_enqueued_batches="
+            f"{batches}, max_enqueued_batches={most}, open_batch_size={waiting - (batches - 1) * run_rows}, "
+            f"max_execution_batch_size={run_rows})"
+        )
+    else:
+        text += f"currently {batches} batches enqueued and max_enqueued_batches is {most}"
+    return PoolError(Code.UNAVAILABLE, text, Lack.BATCHES)
+
+
+def due_ns(line: Line, settings: BatchingSettings) -> int:
+    """From when on a worker may take from this line; 0 for at once."""
+    if settings.adaptive or not settings.batch_timeout_us or line.rows >= settings.run_rows:
+        return 0
+    return line.since_ns + settings.batch_timeout_us * 1000
+
+
+def spread(rows: int, part: int, whole_us: float | None, part_us: float | None) -> int:
+    """How many rows a worker takes of those that wait.
+
+    Args:
+        rows: that would make one batch.
+        part: the worker's own, see Placement.
+        whole_us: what the batch is predicted to cost.
+        part_us: what the part is.
+    """
+    if whole_us is not None and part_us is not None and part_us <= _WORTH_SPREADING * whole_us:
+        return part
+    return rows

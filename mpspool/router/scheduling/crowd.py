@@ -1,0 +1,87 @@
+"""Who has how much waiting where room is limited: what leaves for others when it is full. Pure."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Iterator
+
+from mpspool.router.scheduling.entry import Entry
+
+_SLACK = 64
+
+
+class _Part:
+    """What waits of one client, in the order of arrival, and how much that is; listed as so much or more."""
+
+    __slots__ = ("entries", "listed", "much")
+
+    def __init__(self) -> None:
+        self.entries: dict[Entry, int] = {}
+        self.much = 0
+        self.listed = 0
+
+
+class Crowd:
+    """What waits, by client. A change, and to ask who has most, cost the logarithm of the clients."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, _Part] = {}
+        # The one with most is at the front once those have left that are listed as more than they are.
+        self._listed: list[tuple[int, int, _Part]] = []
+        self._serial = itertools.count()
+
+    def of(self, client: str) -> int:
+        """How much waits of a client."""
+        part = self._parts.get(client)
+        return part.much if part is not None else 0
+
+    def add(self, entry: Entry, much: int = 1) -> None:
+        """An entry waits that counts for so much."""
+        part = self._parts.get(entry.client)
+        if part is None:
+            part = self._parts[entry.client] = _Part()
+        part.entries[entry] = much
+        part.much += much
+        if part.much > part.listed:
+            self._list(part)
+            if len(self._listed) > 2 * len(self._parts) + _SLACK:
+                self._listed = []
+                for one in self._parts.values():
+                    self._list(one)
+
+    def discard(self, entry: Entry) -> None:
+        """It waits no more, if it did."""
+        part = self._parts.get(entry.client)
+        if part is not None and entry in part.entries:
+            part.much -= part.entries.pop(entry)
+            if not part.entries:
+                del self._parts[entry.client]
+
+    def last_of_most(self, client: str, much: int) -> Iterator[Entry]:
+        """From the last on, what waits of whoever has most, while that keeps as much as `client` has with so much more."""
+        part = self._most()
+        if part is None:
+            return
+        spare = part.much - self.of(client) - much
+        for entry, weight in reversed(part.entries.items()):
+            spare -= weight
+            if spare < 0:
+                return
+            yield entry
+
+    def _list(self, part: _Part) -> None:
+        part.listed = part.much
+        heapq.heappush(self._listed, (-part.much, next(self._serial), part))
+
+    def _most(self) -> _Part | None:
+        while self._listed:
+            part = self._listed[0][2]
+            if part.much == -self._listed[0][0]:
+                return part
+            much, _, part = heapq.heappop(self._listed)
+            if part.listed == -much:
+                part.listed = 0
+                if part.much:
+                    self._list(part)
+        return None

@@ -1,0 +1,90 @@
+"""A request as the scheduler keeps it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpspool.core.ids import ModelVersion
+from mpspool.core.methods import Method
+
+if TYPE_CHECKING:
+    from mpspool.router.scheduling.line import Line
+
+# Signature, output_filter, and what can be told of the inputs.
+Kind = tuple[str, bytes, bytes]
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One request on its way, or some rows of a large one. The scheduler owns every field from `size` on.
+
+    The body is let go when the request is over and no worker holds it any more: until then a worker may
+    be lost to it. `size` stays its length in bytes.
+
+    Attributes:
+        method: what the body is.
+        arrived_ns, deadline_ns: CLOCK_MONOTONIC; no deadline is 0.
+        rows: dimension 0 of its inputs, where its model version batches; 0 where it shares no batch.
+        kind: what must be the same in a batch.
+        fills: it counts as a batch of its own.
+        part: those rows of the body that are to be run, from and up to; None for all.
+        priority: how many steps it goes before others; where clients share fairly, before others of its client.
+        client: whose it is, where clients share fairly.
+        arrived_s: as arrived_ns.
+        start_s: when it counts as arrived: then, or by its client's share, which has a clock of its own.
+        own_key: where clients share fairly, its place among those of its client.
+        cost_s: of a worker's time, as predicted on arrival; where nobody knew then, as soon as it comes up and somebody
+            does. None while nobody knows.
+        charge_s: what its client was charged for it, where clients share fairly.
+        owed_s: what its client was charged for others while it waited, as far as its key says so.
+        key: its place: what has the least is next.
+        order: among those with the same key.
+        long: it is of those that a slow lane is for.
+        line: where it waits.
+        sent_ns: when it was sent last, 0 before.
+        deaths: workers that were lost while they ran it.
+        suspect: it runs alone, for it or its like was running when a worker was lost.
+        waiting: it is in a queue, and wanted.
+        held: a worker has it.
+        over: nobody waits for its answer any more.
+    """
+
+    model: ModelVersion
+    signature: str
+    body: bytes
+    arrived_ns: int
+    deadline_ns: int = 0
+    method: Method = Method.PREDICT
+    rows: int = 0
+    kind: Kind | None = None
+    part: tuple[int, int] | None = None
+    priority: int = 0
+    client: str = ""
+    size: int = 0
+    arrived_s: float = 0.0
+    start_s: float = 0.0
+    own_key: float = 0.0
+    cost_s: float | None = None
+    charge_s: float = 0.0
+    owed_s: float = 0.0
+    key: float = 0.0
+    order: int = 0
+    fills: bool = False
+    long: bool = False
+    line: Line | None = None
+    sent_ns: int = 0
+    deaths: int = 0
+    suspect: bool = False
+    waiting: bool = False
+    held: bool = False
+    over: bool = False
+
+    @property
+    def deadline_s(self) -> float:
+        """0 for none."""
+        return self.deadline_ns / 1e9
+
+    def let_go(self) -> None:
+        """It is over and no worker holds it."""
+        self.body = b""

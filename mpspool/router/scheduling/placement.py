@@ -1,0 +1,136 @@
+"""The workers of one model version: which takes the next dispatch. Pure.
+
+Choosing costs the same with one worker and with hundreds: those that are idle, and those that will be soon, are in heaps.
+What is in them may be out of date, and is checked when it comes up.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+from mpspool.router.scheduling.load import Device, Limits, WorkerLoad
+
+DISPATCHES = ("least_loaded", "round_robin")
+# A second dispatch is put behind a running one only when that one ends within this time, so that
+# nobody waits behind a busy worker while another may fall idle.
+PIPELINE_NS = 2_000_000
+# A batch that is not full grows while it waits, so that it does so to the last.
+BATCH_PIPELINE_NS = 300_000
+# Where so much waits for each worker that none will be idle long before the others, it may be sooner: router and worker
+# then mostly wake up once for a result and what follows it.
+BACKLOG_PIPELINE_NS = 16_000_000
+# A worker that is late by more may hang.
+_OVERDUE_NS = 20_000_000
+
+
+class Placement:
+    """Who is idle, on which device, and who will be soon.
+
+    Args:
+        dispatch: "least_loaded", a worker on the device that runs least, or "round_robin".
+        limits: what may run on a device.
+
+    Attributes:
+        workers: by name.
+        open_count, idle_count: of them, how many are sent more, and how many are idle.
+        rows: of the batches that they hold.
+    """
+
+    def __init__(self, dispatch: str, limits: Limits) -> None:
+        self.govern(dispatch, limits)
+        self._idle: dict[Device, list[tuple[int, int, WorkerLoad]]] = {}
+        self._soon: list[tuple[int, int, WorkerLoad]] = []
+        self.open_count = self.idle_count = 0
+        self.rows = 0
+        self._serial = itertools.count()
+        self.workers: dict[str, WorkerLoad] = {}
+
+    def govern(self, dispatch: str, limits: Limits) -> None:
+        """What holds from now on, as the class has it."""
+        self._least_loaded = dispatch == "least_loaded"
+        self._limits = limits
+
+    def add(self, worker: WorkerLoad) -> None:
+        self.workers[worker.name] = worker
+        self.settle(worker)
+
+    def remove(self, worker: WorkerLoad) -> None:
+        worker.leaving = True
+        self.settle(worker)
+        self.rows -= worker.counted_rows
+        worker.counted_rows = 0
+        del self.workers[worker.name]
+
+    def idle_part(self, rows: int) -> int:
+        """A part of so many rows that wait, where each idle worker takes one."""
+        return -(-rows // max(1, self.idle_count))
+
+    def even_part(self, rows: int) -> int:
+        """A worker's part of so many rows that wait and of those that run; no more than an idle one's of what waits."""
+        return min(self.idle_part(rows), -(-(rows + self.rows) // max(1, self.open_count)))
+
+    def settle(self, worker: WorkerLoad) -> None:
+        """To be called after anything about a worker has changed."""
+        self.rows += worker.rows - worker.counted_rows
+        worker.counted_rows = worker.rows
+        is_open = not (worker.leaving or worker.reserved)
+        self.open_count += is_open - worker.open
+        worker.open = is_open
+        idle = worker.idle
+        if idle != worker.free:
+            worker.free = idle
+            self.idle_count += 1 if idle else -1
+            if idle:
+                line = self._idle.setdefault(worker.device, [])
+                heapq.heappush(line, (worker.last_sent, next(self._serial), worker))
+        if idle:
+            return
+        if (end_ns := worker.end_ns()) is not None:
+            heapq.heappush(self._soon, (end_ns, next(self._serial), worker))
+            if len(self._soon) > 4 * len(self.workers) + 16:
+                self._soon = [item for item in self._soon if self._holds(item)]
+                heapq.heapify(self._soon)
+
+    def idle(self, long: bool) -> WorkerLoad | None:
+        """An idle worker whose device has room for such a dispatch."""
+        best: WorkerLoad | None = None
+        best_rank = (0, 0)
+        for device, line in self._idle.items():
+            while line and not _is_free(line[0]):
+                heapq.heappop(line)
+            if line and self._limits.allow(device, long):
+                rank = (device.running if self._least_loaded else 0, line[0][0])
+                if best is None or rank < best_rank:
+                    best, best_rank = line[0][2], rank
+        return best
+
+    def soon(self, long: bool, now_ns: int, window_ns: int) -> WorkerLoad | None:
+        """A busy worker that will have run all it holds within that time; not one that should have long ago."""
+        due = self._next_soon()
+        while due is not None and now_ns > due[0] + _OVERDUE_NS:
+            heapq.heappop(self._soon)
+            due = self._next_soon()
+        if due is None or due[0] - window_ns > now_ns:
+            return None
+        worker = due[2]
+        return worker if worker.long or self._limits.allow_long(worker.device, long) else None
+
+    def look_again_ns(self, now_ns: int, window_ns: int) -> int | None:
+        """When soon() will next have one, if nothing else happens before."""
+        due = self._next_soon()
+        at_ns = None if due is None else due[0] - window_ns
+        return at_ns if at_ns is not None and at_ns > now_ns else None
+
+    def _next_soon(self) -> tuple[int, int, WorkerLoad] | None:
+        while self._soon and not self._holds(self._soon[0]):
+            heapq.heappop(self._soon)
+        return self._soon[0] if self._soon else None
+
+    def _holds(self, item: tuple[int, int, WorkerLoad]) -> bool:
+        return item[2].end_ns() == item[0]
+
+
+def _is_free(item: tuple[int, int, WorkerLoad]) -> bool:
+    """Whether a worker is still idle, and has not been sent anything since."""
+    return item[2].free and item[2].last_sent == item[0]

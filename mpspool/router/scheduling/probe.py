@@ -1,0 +1,74 @@
+"""`python -m mpspool.router.scheduling.probe POLICY MODEL...`: whether a user's policy can be had and asked, as one line of JSON.
+
+    {"error": WHY, "" where it can}
+
+It is imported as the router imports it, and asked once for each MODEL@VERSION, of a request of which nothing is known.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+
+from mpspool.core import tfs
+from mpspool.core.ids import ModelVersion
+from mpspool.router.scheduling import policy
+from mpspool.router.scheduling.entry import Entry
+
+_BYTES = 100
+_WANTED = "name a function that takes a waiting request and returns a number"
+
+
+def probe(reference: str, models: Sequence[str]) -> str:
+    """What is wrong with the policy "module:attribute"; "" for nothing."""
+    module, _, attribute = reference.partition(":")
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        whose = "" if f"{module}.".startswith(f"{error.name}.") else f"module {module} cannot be imported: "
+        return f"{whose}there is no module {error.name}; install it beside mpspool, or put its folder on PYTHONPATH"
+    except (Exception, SystemExit) as error:  # noqa: BLE001  it is somebody else's code
+        return f"module {module} cannot be imported: {policy.why(error)}; mend it"
+    try:
+        found = policy.find(reference, aging=0.0)
+    except AttributeError:
+        return f"module {module} has no attribute {attribute}; {_WANTED}"
+    except TypeError as error:
+        return f"{error}; {_WANTED}"
+    assert isinstance(found, policy.Own)
+    for model in models:
+        found(_sample(model))
+        if found.error:
+            return f"{reference} fails on a request for {model}: {found.error}; {_WANTED}"
+    return ""
+
+
+def _sample(model: str) -> Entry:
+    name, _, version = model.rpartition("@")
+    now_ns = time.monotonic_ns()
+    return Entry(
+        ModelVersion(name, int(version)),
+        tfs.DEFAULT_SIGNATURE,
+        b"",
+        now_ns,
+        size=_BYTES,
+        arrived_s=now_ns / 1e9,
+    )
+
+
+def main(reference: str, *models: str) -> int:
+    """What the policy's module prints goes to standard error."""
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    error = probe(reference, models)
+    with answer:
+        print(json.dumps({"error": error}), file=answer)
+    return int(bool(error))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

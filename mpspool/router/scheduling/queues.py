@@ -1,0 +1,572 @@
+"""The queue of one model version: who waits, and what makes the next dispatch. Pure."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from mpspool.core.errors import Code, Lack, PoolError
+from mpspool.core.ids import ModelVersion
+from mpspool.core.settings import BatchingSettings
+from mpspool.router.scheduling import batching
+from mpspool.router.scheduling.cost import CostTable
+from mpspool.router.scheduling.crowd import Crowd
+from mpspool.router.scheduling.entry import Entry
+from mpspool.router.scheduling.fair_share import LEAST_S, FairShare
+from mpspool.router.scheduling.line import FairLine, Line
+from mpspool.router.scheduling.load import Batch
+from mpspool.router.scheduling.placement import (
+    BACKLOG_PIPELINE_NS,
+    BATCH_PIPELINE_NS,
+    PIPELINE_NS,
+    Placement,
+)
+from mpspool.router.scheduling.policy import Policy, fifo, is_time
+
+# Several short requests travel in one dispatch while together they cost no more than this: what a
+# message costs is then shared, and the first of them waits for the last at most this long.
+COALESCE_US = 4_000.0
+# While many wait in the order of their arrival it may be up to so much, but no more than a part of what each worker is to
+# do: who waits that long hardly notices.
+_COALESCE_QUEUED_US = 16_000.0
+_COALESCE_PART = 4
+# A backlog: that many requests, or full batches, wait for each worker, and will keep it busy for that long.
+_BACKLOG_REQUESTS = 4
+_BACKLOG_BATCHES = 2
+_BACKLOG_US = 32_000.0
+# What a client makes up (an output_filter) makes no more lines than this; beyond, requests run one by one.
+_MAX_LINES = 64
+# As many choices of outputs as a worker remembers.
+_MAX_APART = 1024
+# Of the bodies that were answered last, those that are kept: 4 MiB a version at most.
+_LIVED = 256
+_LIVED_BYTES = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRules:
+    """What holds for the queue of one model version.
+
+    Attributes:
+        policy: who is next.
+        max_requests: that may wait.
+        batching: None where requests run one by one.
+        priority_s: by how many seconds of waiting one step of priority goes before.
+        fair: clients share it fairly.
+        refuse_late: what cannot meet its deadline is refused on arrival.
+    """
+
+    policy: Policy = fifo
+    max_requests: int = 10_000
+    batching: BatchingSettings | None = None
+    priority_s: float = 1.0
+    fair: bool = False
+    refuse_late: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Enqueued:
+    """What waits of one signature to be run in batches.
+
+    Attributes:
+        crowd: where clients share fairly, its rows by client.
+        count, rows: of all of it.
+        filling: of those, how many fill a batch each.
+    """
+
+    crowd: Crowd | None
+    count: int = 0
+    rows: int = 0
+    filling: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Queue:
+    """The waiting requests of one model version, and its workers.
+
+    Attributes:
+        placement: its workers.
+        estimate: says of a request what it costs and whether it is long, where that is known.
+        rules: may change at any time; what waits keeps its place.
+        suspects: in order. Those that are over stay in them until they come up.
+        length: requests that wait and are still wanted, suspects among them.
+        waiting_s: what those in the lines are predicted to take of a worker's time.
+        due_ns: when the scheduler looks at it again, at the latest; 0 for when something happens.
+        late: those that have left, for they cannot be in time any more, and are to be refused.
+        lived: the bodies of the last answers.
+        excused: when a body's being in `lived` was made use of.
+        apart: signature and output_filter of requests that a worker could not join.
+    """
+
+    model: ModelVersion
+    placement: Placement
+    costs: CostTable
+    estimate: Callable[[Entry], None]
+    rules: QueueRules = QueueRules()
+    suspects: deque[Entry] = field(default_factory=deque)
+    length: int = 0
+    waiting_s: float = 0.0
+    due_ns: int = 0
+    late: list[Entry] = field(default_factory=list)
+    lived: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LIVED))
+    excused: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
+    apart: set[tuple[str, bytes]] = field(default_factory=set)
+    _lines: dict[tuple[object, bool], Line] = field(default_factory=dict)
+    _shares: FairShare = field(default_factory=FairShare)
+    # Those with a negative priority in the lines, whom others pass.
+    _passed: int = 0
+    # By signature.
+    _enqueued: dict[str, Enqueued] = field(default_factory=dict)
+    # Where clients share fairly: what waits in the lines.
+    _crowd: Crowd = field(default_factory=Crowd)
+    _order: Iterator[int] = field(default_factory=itertools.count)
+
+    # -- arrival ----------------------------------------------------------------------------------
+
+    def check_room(self, entry: Entry) -> Sequence[tuple[Entry, PoolError]]:
+        """Whether a new request fits.
+
+        Returns:
+            Those that have to leave for it, and why, where clients share fairly and another has more waiting than its
+            part.
+
+        Raises:
+            PoolError: it does not.
+        """
+        settings = self.rules.batching
+        if settings is None and self.length < self.rules.max_requests:
+            return ()
+        leaving: list[tuple[Entry, PoolError]] = []
+        if settings is not None and entry.rows:
+            entry.fills = batching.fills(entry.rows, settings)
+            enqueued = self._enqueued.get(entry.signature)
+            # None has more rows than a batch: so many fit, however they are joined.
+            if enqueued is not None and enqueued.count >= settings.max_enqueued_batches:
+                leaving = self._room_for_rows(entry, enqueued, settings)
+        if self.length - len(leaving) >= self.rules.max_requests:
+            text = (
+                f"The queue of {self.model} is full: {self.length} requests wait and max_queued_requests is "
+                f"{self.rules.max_requests}; try again later"
+            )
+            error = PoolError(Code.UNAVAILABLE, text, Lack.REQUESTS)
+            last = next(self._crowd.last_of_most(entry.client, 1), None)
+            if last is None or any(last is other for other, _ in leaving):
+                raise error
+            leaving.append((last, error))
+        return leaving
+
+    def _room_for_rows(
+        self, entry: Entry, enqueued: Enqueued, settings: BatchingSettings
+    ) -> list[tuple[Entry, PoolError]]:
+        """As check_room, among what is to be run in batches."""
+        rows, filling = enqueued.rows, enqueued.filling
+        error = batching.check_room(rows, filling, entry.rows, settings)
+        if error is None:
+            return []
+        leaving = []
+        for last in enqueued.crowd.last_of_most(entry.client, entry.rows) if enqueued.crowd else ():
+            rows -= last.rows
+            filling -= last.fills
+            leaving.append((last, error))
+            if batching.check_room(rows, filling, entry.rows, settings) is None:
+                return leaving
+        raise error
+
+    def check_deadline(self, entry: Entry, now_ns: int) -> None:
+        """Raises PoolError where a request's deadline has passed, or will have before it could have been run."""
+        if not entry.deadline_ns:
+            return
+        left_s = (entry.deadline_ns - now_ns) / 1e9
+        if left_s <= 0:
+            raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded before the request was queued")
+        workers = len(self.placement.workers)
+        if not self.rules.refuse_late or entry.cost_s is None or not workers:
+            return
+        if self.placement.idle_count and not self.length:
+            return  # it keeps nobody waiting, and tells what such a request costs now
+        ahead_s = self._ahead_s(entry) / workers
+        if ahead_s + entry.cost_s > left_s:
+            text = f"Deadline exceeded: it is {left_s * 1e3:.1f} ms away, the request is expected to take {entry.cost_s * 1e3:.1f} ms"
+            if ahead_s:
+                text += f" and what waits before it {ahead_s * 1e3:.1f} ms"
+            raise PoolError(Code.DEADLINE_EXCEEDED, f"{text}; it was not run", Lack.TIME)
+
+    def _ahead_s(self, entry: Entry) -> float:
+        """What is before a new request takes of the workers' time, at least."""
+        if self.rules.policy is not fifo or self.rules.fair or entry.priority or self._passed:
+            return 0.0  # nobody knows who is before it
+        if self.rules.batching is None:
+            return self.waiting_s
+        line = self._lines.get((entry.kind, entry.long)) if entry.rows else None
+        return line.rows * self.costs.least_per_row(self.model, entry.signature) / 1e6 if line else 0.0
+
+    def place(self, entry: Entry) -> None:
+        """Gives a new request its place among those that wait."""
+        rules = self.rules
+        entry.arrived_s = entry.start_s = entry.arrived_ns / 1e9
+        number = rules.policy(entry)
+        entry.key = entry.own_key = number - entry.priority * rules.priority_s
+        if rules.fair:  # anybody can say that a request is urgent
+            entry.charge_s = entry.cost_s or 0.0
+            entry.start_s = self._shares.arrive(entry.client, entry.charge_s)
+            entry.key = number + entry.start_s - entry.arrived_s
+        entry.order = next(self._order)
+
+    def after_s(self, first: Entry) -> float:
+        """How long after its turn among models a request is next by its policy, and by its priority where clients do not share.
+
+        What a policy of a user's own says need not be a time, and means nothing beside other models.
+        """
+        if not is_time(self.rules.policy):
+            return 0.0
+        return (self.rules.policy(first) if self.rules.fair else first.key) - first.arrived_s
+
+    def give_back(self, entry: Entry) -> None:
+        """It leaves without having been run: its client is not charged for it."""
+        if self.rules.fair and not entry.sent_ns:
+            self._shares.refund(entry.client, entry.charge_s)
+
+    def charge(self, entry: Entry, cost_s: float) -> None:
+        """What was sent costs no less than this: its client's others are later by what it was not charged for it so far."""
+        more_s = cost_s - entry.charge_s
+        if more_s <= 0.0 or not self.rules.fair:
+            return
+        entry.charge_s = cost_s
+        self._shares.owe(entry.client, more_s, entry.start_s)
+        for line in self._lines.values():
+            if isinstance(line, FairLine):
+                line.delay(entry.client, more_s)
+
+    def add(self, entry: Entry) -> bool:
+        """Among the suspects, or in its place in a line. Returns whether more of the line could be sent than before."""
+        if self.apart:
+            self.set_apart(entry)
+        entry.waiting = True
+        self.length += 1
+        if entry.suspect:
+            self.suspects.append(entry)
+            return False
+        line = self._join_line(entry)
+        self.waiting_s += entry.cost_s or 0.0
+        self._passed += entry.priority < 0
+        if line.fair:
+            self._crowd.add(entry)
+        if entry.rows:
+            enqueued = self._enqueued.get(entry.signature)
+            if enqueued is None:
+                enqueued = self._enqueued[entry.signature] = Enqueued(Crowd() if line.fair else None)
+            enqueued.count += 1
+            enqueued.rows += entry.rows
+            enqueued.filling += entry.fills
+            if enqueued.crowd is not None:
+                enqueued.crowd.add(entry, entry.rows)
+        settings = self.rules.batching
+        return line.count == 1 or (
+            settings is not None and line.rows - entry.rows < settings.run_rows <= line.rows
+        )
+
+    def _join_line(self, entry: Entry) -> Line:
+        kind = entry.kind if entry.rows else None
+        line = self._lines.get((kind, entry.long))
+        if line is None:
+            if len(self._lines) >= _MAX_LINES:
+                kind = None
+            make = FairLine if self.rules.fair else Line
+            line = self._lines.setdefault((kind, entry.long), make(kind, entry.signature, entry.long))
+        line.add(entry)
+        return line
+
+    def _estimate_again(self, entry: Entry) -> bool:
+        """Of one that is next and of unknown cost. Returns whether that is known by now; what is long waits apart then."""
+        self.estimate(entry)
+        line = entry.line
+        if entry.cost_s is None or line is None:
+            return False
+        self.waiting_s += entry.cost_s
+        if entry.long != line.long:
+            line.leave(entry)
+            if not line.count:
+                self._lines.pop((line.kind, line.long), None)
+            self._join_line(entry)
+        return True
+
+    def discount(self, entry: Entry) -> None:
+        """Counts as waiting no more what is sent or over."""
+        if entry.waiting:
+            entry.waiting = False
+            self.length -= 1
+            if (line := entry.line) is not None:
+                line.leave(entry)
+                self._passed -= entry.priority < 0
+                if line.fair:
+                    self._crowd.discard(entry)
+                if entry.rows:
+                    enqueued = self._enqueued[entry.signature]
+                    enqueued.count -= 1
+                    enqueued.rows -= entry.rows
+                    enqueued.filling -= entry.fills
+                    if enqueued.crowd is not None:
+                        enqueued.crowd.discard(entry)
+                    if not enqueued.count:
+                        del self._enqueued[entry.signature]
+                if not line.count:
+                    self._lines.pop((line.kind, line.long), None)
+                # Small differences of floats do not pile up.
+                self.waiting_s = max(0.0, self.waiting_s - (entry.cost_s or 0.0)) if self._lines else 0.0
+
+    def forget_over(self) -> None:
+        """Keeps what nobody wants any more from piling up behind what is not served."""
+        if len(self.suspects) > 2 * self.length + 64:
+            self.suspects = deque(entry for entry in self.suspects if not entry.over)
+
+    def waiting(self) -> list[Entry]:
+        """All that wait and are wanted, suspects first."""
+        lines = sorted((entry for line in self._lines.values() for entry in line), key=_place)
+        return [entry for entry in self.suspects if not entry.over] + lines
+
+    # -- what cannot be joined --------------------------------------------------------------------
+
+    def keep_apart(self, one: Entry) -> bool:
+        """Whatever asks for the same outputs as this one runs one by one from now on, what waits included.
+
+        Returns:
+            Whether that was not known.
+        """
+        asked = _asked(one)
+        if asked is None or asked in self.apart or len(self.apart) >= _MAX_APART:
+            return False
+        self.apart.add(asked)
+        lines = [line for line in self._lines.values() if line.rows]
+        alike = [entry for line in lines for entry in line if _asked(entry) == asked]
+        for entry in sorted(alike, key=_place):
+            self.discount(entry)
+            self.add(entry)
+        return True
+
+    def set_apart(self, entry: Entry) -> None:
+        """Where a request cannot be joined by what it asks for, it is one without rows."""
+        if entry.rows and _asked(entry) in self.apart:
+            entry.rows = 0
+            entry.fills = False
+
+    # -- what workers were lost to ----------------------------------------------------------------
+
+    def ran(self, body: bytes) -> None:
+        """A worker ran this body and lived."""
+        if len(body) <= _LIVED_BYTES:
+            self.lived.append(body)
+
+    def excuses(self, entry: Entry, now_ns: int) -> bool:
+        """Whether an answer speaks for a body that a worker was lost to.
+
+        It does so once; and for all that were under way by then, which a device that fails for all on it hits together.
+        """
+        body = entry.body
+        if body in self.lived:
+            self.lived = deque((lived for lived in self.lived if lived != body), maxlen=_LIVED)
+            self.excused[body] = now_ns
+            self.excused.move_to_end(body)
+            if len(self.excused) > _LIVED:
+                self.excused.popitem(last=False)
+            return True
+        return entry.sent_ns <= self.excused.get(body, -1)
+
+    def suspect(self, body: bytes) -> None:
+        """A worker was lost to this body: all that wait with it are suspects too."""
+        alike = [entry for line in self._lines.values() for entry in line if entry.body == body]
+        for entry in sorted(alike, key=_place):
+            self.discount(entry)
+            entry.suspect = True
+            self.add(entry)
+
+    def clear(self, body: bytes) -> None:
+        """A worker ran this body alone and lived: who was a suspect for its sake only is one no more."""
+        cleared = {e for e in self.suspects if e.body == body and not e.deaths and not e.over}
+        if cleared:
+            self.suspects = deque(entry for entry in self.suspects if entry not in cleared)
+        for entry in cleared:
+            self.discount(entry)
+            entry.suspect = False
+            self.add(entry)
+
+    # -- dispatch ---------------------------------------------------------------------------------
+
+    def next_line(
+        self, now_ns: int, allowed: Callable[[bool], bool], long_us: Callable[[], float]
+    ) -> tuple[Line, Entry, bool] | None:
+        """The line whose first request is next, that request, and whether the dispatch would be long.
+
+        Args:
+            now_ns: the time.
+            allowed: whether there is a worker for a long dispatch, or for another.
+            long_us: from which predicted cost on a batch is long.
+        """
+        best: tuple[Line, Entry, bool] | None = None
+        learned = False
+        long_from_us = long_us()
+        settings = self.rules.batching
+        for line in list(self._lines.values()):
+            long = line.long
+            if not allowed(long):
+                continue
+            if settings is not None and line.kind is not None:
+                if batching.due_ns(line, settings) > now_ns:
+                    continue
+                if not long and long_from_us < math.inf:
+                    long = self._batch_us(line, settings) >= long_from_us
+                    if long and not allowed(long):
+                        continue
+            first = line.first(now_ns)
+            while first is not None and first.cost_s is None and self._estimate_again(first):
+                learned = True
+                first = line.first(now_ns)
+            if first is not None and (best is None or _place(first) < _place(best[1])):
+                best = line, first, long
+        return self.next_line(now_ns, allowed, long_us) if learned else best
+
+    def take(self, line: Line, now_ns: int, share: int, long: bool) -> Batch:
+        """The next dispatch from a line; empty where all in it are late.
+
+        Args:
+            line: which.
+            now_ns: the time.
+            share: requests for each worker, at most.
+            long: it is of those that a slow lane is for.
+        """
+        settings = self.rules.batching
+        if self.rules.refuse_late:
+            self._leave_hopeless(line, now_ns)
+        if settings is not None and line.kind is not None:
+            entries, cost_us = self._take_batch(line, settings, now_ns)
+            together = True
+        else:
+            entries, cost_us = self._take_short(line, now_ns, share)
+            together = False
+        if self.rules.fair and entries:
+            self._shares.served(entries[0].start_s)
+        if settings is not None:
+            line.renew(settings.run_rows)
+        return Batch(entries, cost_us, together, long)
+
+    def _leave_hopeless(self, line: Line, now_ns: int) -> None:
+        """Whoever is next and can no longer be in time leaves, while others wait that may be."""
+        while line.count > 1 and (entry := line.first(now_ns)) is not None:
+            if not entry.deadline_ns or now_ns + (entry.cost_s or 0.0) * 1e9 <= entry.deadline_ns:
+                return
+            self.discount(entry)
+            self.late.append(entry)
+
+    def _take_batch(
+        self, line: Line, settings: BatchingSettings, now_ns: int
+    ) -> tuple[list[Entry], float | None]:
+        most = self._rows_to_take(line, settings)
+        entries: list[Entry] = []
+        rows = 0
+        while (entry := line.first(now_ns)) is not None:
+            if entry.cost_s is None and self._estimate_again(entry):
+                continue
+            if entries and rows + entry.rows > most:
+                break
+            self.discount(entry)
+            if line.fair and entry.charge_s != entry.cost_s:
+                self.charge(entry, entry.cost_s or LEAST_S * entry.rows / settings.run_rows)
+            entries.append(entry)
+            rows += entry.rows
+        return entries, self.costs.predict(self.model, line.signature, 0, rows) if rows else 0.0
+
+    def _batch_us(self, line: Line, settings: BatchingSettings) -> float:
+        """What the next batch of a line is predicted to cost; 0 where nobody knows."""
+        return self.costs.predict(self.model, line.signature, 0, self._rows_to_take(line, settings)) or 0.0
+
+    def _rows_to_take(self, line: Line, settings: BatchingSettings) -> int:
+        rows = min(line.rows, settings.run_rows)
+        # Where batches wait for a timeout, what is left of one would wait for its own: only who is idle takes a part.
+        timed = bool(settings.batch_timeout_us) and not settings.adaptive
+        if line.rows >= settings.run_rows + (not timed):
+            return rows
+        part = self.placement.idle_part(rows) if timed else self.placement.even_part(rows)
+        if part >= rows:
+            return rows
+        whole_us, part_us = (
+            self.costs.predict(self.model, line.signature, 0, count) for count in (rows, part)
+        )
+        return batching.spread(rows, part, whole_us, part_us)
+
+    def _take_short(self, line: Line, now_ns: int, share: int) -> tuple[list[Entry], float | None]:
+        """Up to `share` short ones."""
+        entries: list[Entry] = []
+        total_us: float | None = 0.0
+        most_us = COALESCE_US
+        while len(entries) < share and (entry := line.first(now_ns)) is not None:
+            if entry.cost_s is None and self._estimate_again(entry):
+                continue
+            cost_us = self.costs.predict(self.model, entry.signature, entry.size)
+            if entries:
+                if cost_us is None or total_us is None or total_us + cost_us > most_us:
+                    break
+            elif cost_us is not None and self.rules.policy is fifo and not self.rules.fair:
+                most_us = max(most_us, min(_COALESCE_QUEUED_US, cost_us * share / _COALESCE_PART))
+            self.discount(entry)
+            if line.fair and entry.charge_s != entry.cost_s:
+                self.charge(entry, entry.cost_s or LEAST_S)
+            entries.append(entry)
+            total_us = None if cost_us is None or total_us is None else total_us + cost_us
+        return entries, total_us
+
+    def share(self) -> int:
+        """How many requests each worker would get if all were sent now, suspects aside."""
+        waiting = self.length - len(self.suspects)
+        return max(1, -(-waiting // max(1, len(self.placement.workers))))
+
+    def look_again_ns(self, now_ns: int) -> int | None:
+        """When more of what waits could be sent, if nothing else happens before."""
+        if not self._lines:
+            return None
+        dues = [self.placement.look_again_ns(now_ns, self.window_ns)]
+        if (settings := self.rules.batching) is not None:
+            dues += [
+                batching.due_ns(line, settings) for line in self._lines.values() if line.kind is not None
+            ]
+        return min((due for due in dues if due is not None and due > now_ns), default=None)
+
+    @property
+    def window_ns(self) -> int:
+        """How long before a worker is idle it may be sent more."""
+        settings = self.rules.batching
+        if settings is not None and all(line.kind is None for line in self._lines.values()):
+            settings = None  # nothing that waits is to be joined
+        if settings is not None and all(line.rows < settings.run_rows for line in self._lines.values()):
+            return BATCH_PIPELINE_NS
+        in_order = self.rules.policy is fifo and not self.rules.fair
+        return BACKLOG_PIPELINE_NS if in_order and self._has_backlog(settings) else PIPELINE_NS
+
+    def _has_backlog(self, settings: BatchingSettings | None) -> bool:
+        workers = self.placement.open_count
+        if settings is None:
+            enough = self.length >= _BACKLOG_REQUESTS * workers
+            return enough and self.waiting_s * 1e6 >= _BACKLOG_US * workers
+        if len(self._lines) > 1:
+            return False  # what of other kinds waits may go in batches that are not full
+        line = next(iter(self._lines.values()))
+        batches = line.rows // settings.run_rows
+        if line.kind is None or batches < _BACKLOG_BATCHES * workers:
+            return False
+        each_us = self.costs.predict(self.model, line.signature, 0, settings.run_rows) or 0.0
+        return batches * each_us >= _BACKLOG_US * workers
+
+    @property
+    def waits(self) -> bool:
+        """Whether anything waits that is no suspect."""
+        return bool(self._lines)
+
+
+def _place(entry: Entry) -> tuple[float, int]:
+    return entry.key, entry.order
+
+
+def _asked(entry: Entry) -> tuple[str, bytes] | None:
+    """The outputs that a request asks for: its signature and its output_filter."""
+    return None if entry.kind is None else entry.kind[:2]

@@ -1,0 +1,633 @@
+"""The scheduler: arrivals, credits, deaths and the clock in; dispatch orders and refusals out.
+
+Pure: no sockets, no clock, no processes. One queue per model version sees every worker of it.
+
+The laws, which the tests hold it to for every order of events:
+
+- A request is answered exactly once: by a worker's result, by a refusal, or not at all because its
+  client cancelled it.
+- A worker never holds more dispatches than it granted credits.
+- What had not been started when its worker was lost runs again elsewhere and is not suspected for that.
+- What had been started is a suspect, whether its client still waits or not, and so is every request
+  with the same body from then on; but not the first time, where that body was one of the last that were
+  answered and the worker may have been lost by chance. Suspects run alone on their worker, and on its
+  device where that fails for all workers on it, one at a time in the whole pool.
+  When that worker is lost too, all with that body are refused, and it is kept out for a while; when the
+  worker lives, those that had not been started themselves are suspects no more.
+
+Times are CLOCK_MONOTONIC nanoseconds, costs microseconds of worker time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from dataclasses import dataclass, field
+
+from mpspool.core.errors import Code, Lack, PoolError
+from mpspool.core.ids import ModelVersion
+from mpspool.core.progress import WHOLE
+from mpspool.core.settings import BatchingSettings
+from mpspool.router.scheduling.cost import CostTable
+from mpspool.router.scheduling.entry import Entry
+from mpspool.router.scheduling.fair_share import LEAST_S, FairShare
+from mpspool.router.scheduling.line import Line
+from mpspool.router.scheduling.load import Batch, Device, Limits, WorkerLoad, by_load
+from mpspool.router.scheduling.placement import Placement
+from mpspool.router.scheduling.policy import Policy, edf
+from mpspool.router.scheduling.queues import Queue, QueueRules
+from mpspool.router.scheduling.suspicion import Blame, Standing, Suspicions
+
+_SLACK = 64
+_QUARANTINED = (
+    "A worker was lost while it ran this request or one with the same body, and another while it ran it "
+    "alone: it is taken for the cause and not run again for now"
+)
+_TOO_LATE = "Deadline exceeded: the request could not have been answered before it, and was not run"
+# Where nobody says from which cost on a job is long: from so many times the average one.
+_LONG_BY = 1.5
+_WEIGHT = 0.02  # of the newest request in that average
+
+
+@dataclass(frozen=True, slots=True)
+class PoolRules:
+    """What holds for all queues.
+
+    Attributes:
+        dispatch: which worker is sent the next dispatch: one of placement.DISPATCHES.
+        limits: what may run on a device at once.
+        long_us: from which predicted cost on a job is long; 0 for one that costs more than others.
+    """
+
+    dispatch: str = "least_loaded"
+    limits: Limits = field(default_factory=Limits)
+    long_us: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Order: these requests, as this dispatch, to this worker; `together` as one batch."""
+
+    worker: str
+    dispatch: int
+    entries: list[Entry]
+    together: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Order: answer this request with an error."""
+
+    entry: Entry
+    error: PoolError
+
+
+class Scheduler:
+    """Who runs what, when.
+
+    Args:
+        rules: what holds for all queues.
+        queue_rules: what holds for each queue that is given none by govern().
+
+    Attributes:
+        hold_suspects: none is run now.
+    """
+
+    def __init__(self, rules: PoolRules, queue_rules: QueueRules) -> None:
+        self._rules = rules
+        self._queue_rules = queue_rules
+        self._queues: dict[ModelVersion, Queue] = {}
+        # Those in which something waits; of them, those that may be sent more than when they were last looked at, those
+        # that an error kept from it (they are next after others have been), those with suspects, and when others are due.
+        self._waits: dict[Queue, None] = {}
+        self._stirred: dict[Queue, None] = {}
+        self._failed: dict[Queue, None] = {}
+        self._suspected: dict[Queue, None] = {}
+        self._dues: list[tuple[int, int, Queue]] = []
+        self._workers: dict[str, WorkerLoad] = {}
+        self._devices: dict[str, Device] = {}
+        self._shares = FairShare()
+        self._starts: dict[
+            Queue, float
+        ] = {}  # of those that wait: where on that clock their next dispatch is
+        self._average_us = 0.0
+        self._dispatches = itertools.count(1)
+        self._deadlines: list[tuple[int, int, Entry]] = []
+        self._tiebreak = itertools.count()
+        self._wanted = 0
+        # What nobody has been given yet. Kept here, so that an error in dispatch() loses none.
+        self._orders: list[Send | Refuse] = []
+        self._trying = False  # a suspect is running
+        # Whose suspect is the next to run, or runs, and the workers that are kept free for it.
+        self._trial: tuple[Queue, list[WorkerLoad]] | None = None
+        self._suspicions = Suspicions()
+        self.costs = CostTable()
+        self.hold_suspects = False
+
+    def govern_all(self, rules: PoolRules) -> None:
+        """What holds for all queues from now on."""
+        self._rules = rules
+        for queue in self._queues.values():
+            queue.placement.govern(rules.dispatch, rules.limits)
+            self._stirred[queue] = None
+
+    def govern(self, model: ModelVersion, rules: QueueRules) -> None:
+        """What holds for the queue of a model version from now on."""
+        queue = self._queue(model)
+        queue.rules = rules
+        self._stirred[queue] = None
+
+    def batching(self, model: ModelVersion) -> BatchingSettings | None:
+        """How requests of a model version are joined; None where they run one by one."""
+        return self._queue(model).rules.batching
+
+    def policy(self, model: ModelVersion) -> Policy:
+        """Who of a model version's requests is next."""
+        return self._queue(model).rules.policy
+
+    def _queue(self, model: ModelVersion) -> Queue:
+        queue = self._queues.get(model)
+        if queue is None:
+            self.costs.take_over(model, sorted(other for other in self._queues if other.name == model.name))
+            placement = Placement(self._rules.dispatch, self._rules.limits)
+            queue = self._queues[model] = Queue(
+                model, placement, self.costs, self._estimate, self._queue_rules
+            )
+        return queue
+
+    # -- requests ---------------------------------------------------------------------------------
+
+    def arrive(self, entry: Entry, now_ns: int) -> bool:
+        """Takes a request into its queue.
+
+        Returns:
+            Whether dispatch() has something to do now. It has not where others of its line wait already, as a rule.
+
+        Raises:
+            PoolError: it is refused at the door.
+        """
+        queue = self._queue(entry.model)
+        entry.size = len(entry.body)
+        if queue.apart:
+            queue.set_apart(entry)
+        self._estimate(entry)
+        leaving = queue.check_room(entry)
+        standing = self._suspicions.standing(entry.model, entry.body, now_ns)
+        if standing is Standing.QUARANTINED:
+            raise PoolError(Code.INTERNAL, _QUARANTINED)
+        entry.suspect = standing is Standing.SUSPECT
+        queue.check_deadline(entry, now_ns)
+        queue.forget_over()
+        self._forget_deadlines()
+        self._wanted += 1
+        for other, error in leaving:
+            self._orders.append(Refuse(other, error))
+            self._end(other)
+        queue.place(entry)
+        self._add(queue, entry)
+        if entry.deadline_ns:
+            heapq.heappush(self._deadlines, (entry.deadline_ns, next(self._tiebreak), entry))
+        return bool(self._stirred or self._suspected or self._orders)
+
+    def _estimate(self, entry: Entry) -> None:
+        """What it will cost, and whether that makes it a long one."""
+        cost_us = self.costs.predict(entry.model, entry.signature, entry.size, entry.rows)
+        if cost_us is None:
+            return
+        entry.cost_s = cost_us / 1e6
+        if self._rules.limits.long:
+            if not entry.rows:
+                self._learn(cost_us)
+            entry.long = cost_us >= self._long_us()
+
+    def _learn(self, cost_us: float) -> None:
+        """What a job costs: a request that runs alone, or a batch."""
+        self._average_us += _WEIGHT * (cost_us - self._average_us) if self._average_us else cost_us
+
+    def _long_us(self) -> float:
+        """From which cost on a job is long."""
+        if not self._rules.limits.long:
+            return math.inf
+        return self._rules.long_us or _LONG_BY * self._average_us or math.inf
+
+    def _add(self, queue: Queue, entry: Entry) -> None:
+        self._waits[queue] = None
+        if queue.add(entry):
+            self._stirred[queue] = None
+        if entry.suspect:
+            self._suspected[queue] = None
+
+    def cancel(self, entry: Entry) -> None:
+        """The client has gone: never run the request if it still waits, never answer it."""
+        if not entry.over:
+            self._end(entry)
+
+    def expire(self, now_ns: int) -> list[Refuse]:
+        """Refuses every request, waiting or running, whose deadline has passed."""
+        refusals = []
+        while self._deadlines and (self._deadlines[0][0] <= now_ns or self._deadlines[0][2].over):
+            entry = heapq.heappop(self._deadlines)[2]
+            if not entry.over:
+                refusals.append(self._refuse(entry, Code.DEADLINE_EXCEEDED, "Deadline exceeded"))
+        return refusals
+
+    def fail(self, model: ModelVersion, reason: str) -> list[Refuse]:
+        """No worker of this version will come back: refuses all that wait for one."""
+        queue = self._queue(model)
+        refusals = [self._refuse(entry, Code.UNAVAILABLE, reason) for entry in queue.waiting()]
+        queue.suspects.clear()
+        return refusals
+
+    def forget(self, model: ModelVersion) -> list[Refuse]:
+        """There is no such version any more, and no worker of it: nothing of it is kept."""
+        queue = self._queues.get(model)
+        if queue is None:
+            return []
+        refusals = self.fail(model, f"{model} is not served any more")
+        del self._queues[model]
+        for kept in (self._waits, self._stirred, self._failed, self._suspected, self._starts):
+            kept.pop(queue, None)
+        if self._trial and self._trial[0] is queue:
+            self._end_trial()
+        self._shares.forget(queue)
+        self.costs.forget(model)
+        return refusals
+
+    def abandon(self, reason: str) -> list[Refuse]:
+        """There is no time left: refuses all that wait or run."""
+        running = [
+            entry
+            for worker in self._workers.values()
+            for batch in worker.batches.values()
+            for entry in batch.entries
+            if not entry.over
+        ]
+        refusals = [self._refuse(entry, Code.UNAVAILABLE, reason) for entry in running]
+        for model in list(self._queues):
+            refusals += self.fail(model, reason)
+        return refusals
+
+    # -- workers ----------------------------------------------------------------------------------
+
+    def join(self, name: str, model: ModelVersion, credit: int, device: str = "", domain: str = "") -> None:
+        """A worker is READY.
+
+        Args:
+            name: the worker's.
+            model: what it runs.
+            credit: how many dispatches it may hold at once.
+            device: what it shares with others that run beside it.
+            domain: what fails for all workers on it at once; "" where each fails by itself.
+        """
+        place = self._devices.setdefault(device, Device(device))
+        worker = self._workers[name] = WorkerLoad(name, model, credit, place, domain)
+        queue = self._queue(model)
+        queue.placement.add(worker)
+        self._stirred[queue] = None
+
+    def leave(self, name: str) -> None:
+        """A worker drains: it finishes what it holds and is sent nothing more."""
+        if worker := self._workers.get(name):
+            worker.leaving = True
+            self._queue(worker.model).placement.settle(worker)
+
+    def lost(
+        self, name: str, started: tuple[int, int] | None, now_ns: int, blame: Blame = Blame.SURELY
+    ) -> list[Refuse]:
+        """A worker died or hangs.
+
+        Args:
+            name: the worker's.
+            started: the (dispatch, index) that it was running, if any; index WHOLE for all of it.
+            now_ns: the time.
+            blame: what that says against what it was running.
+        """
+        worker = self._workers.pop(name, None)
+        if worker is None:
+            return []
+        queue = self._queue(worker.model)
+        queue.placement.remove(worker)
+        if not queue.placement.workers:
+            queue.apart.clear()
+        self._stirred[queue] = None  # its device has room now, for others too
+        blamed: list[tuple[Entry, bool]] = []
+        again: list[Entry] = []
+        for dispatch in list(worker.batches):
+            batch = worker.give_back(dispatch, now_ns)
+            assert batch is not None
+            if batch.suspect:
+                self._end_trial()
+            for index, entry in enumerate(batch.entries):
+                entry.held = False
+                ran = started is not None and started[0] == dispatch and started[1] in (index, WHOLE)
+                if ran and blame is not Blame.NONE:
+                    blamed.append((entry, batch.suspect))
+                elif entry.over:
+                    entry.let_go()
+                else:
+                    again.append(entry)
+        refusals = [refusal for entry in again for refusal in self._again(queue, entry, now_ns)]
+        for entry, alone in blamed:
+            refusals += self._blame(queue, entry, alone, now_ns, chance=blame is Blame.PERHAPS)
+        return refusals
+
+    def finished(self, name: str, dispatch: int, ran: bool = True, now_ns: int = 0) -> Batch | None:
+        """A worker gave a dispatch's credit back.
+
+        Args:
+            name: the worker's.
+            dispatch: which one.
+            ran: whether it ran any of the requests; not where their deadlines had passed.
+            now_ns: the time, from which on it runs what it holds beside.
+
+        Returns:
+            The batch, its requests in order, those that are `over` included (nobody wants their answers);
+            None for a dispatch this worker does not hold: its results are to be dropped.
+        """
+        worker = self._workers.get(name)
+        batch = worker.give_back(dispatch, now_ns) if worker else None
+        if worker is None or batch is None:
+            return None
+        queue = self._queue(worker.model)
+        if batch.suspect:
+            self._end_trial()
+            if ran:
+                body = batch.entries[0].body
+                self._suspicions.clear(worker.model, body)
+                queue.clear(body)
+        queue.placement.settle(worker)
+        self._stirred[queue] = None
+        if batch.charge_s:
+            self._charge(queue, batch.took_s(now_ns) - batch.charge_s)
+        for entry in batch.entries:
+            entry.held = False
+            if entry.cost_s is None:
+                queue.charge(entry, batch.took_s(now_ns) * batch.part(entry))
+            if entry.over:
+                entry.let_go()
+        return batch
+
+    def _charge(self, queue: Queue, more_s: float) -> None:
+        """A dispatch of this queue took so much longer than it was charged for."""
+        if more_s > 0.0:
+            self._shares.owe(queue, more_s)
+            if queue in self._starts:
+                self._starts[queue] += more_s
+
+    def keep_apart(self, entry: Entry) -> bool:
+        """A worker could not join requests of this one's signature and outputs: from now on they run one by one.
+
+        It is forgotten when the last worker of the model version has gone: another may have other files.
+
+        Returns:
+            Whether that was not known.
+        """
+        queue = self._queue(entry.model)
+        news = queue.keep_apart(entry)
+        if news:
+            self._stirred[queue] = None
+        return news
+
+    def answered(self, entry: Entry, *, ran: bool) -> None:
+        """The result of a finished request is being handed to its client. `ran`: a worker ran it."""
+        if ran:
+            self._queue(entry.model).ran(entry.body)
+        self._end(entry)
+
+    # -- dispatch ---------------------------------------------------------------------------------
+
+    def dispatch(self, now_ns: int) -> list[Send | Refuse]:
+        """Every dispatch that can be sent now, and who had to leave. To be called after expire() for the same time."""
+        for queue in list(self._suspected):
+            if queue.suspects or (self._trial and self._trial[0] is queue):
+                self._dispatch_suspect(queue, now_ns)
+            else:
+                del self._suspected[queue]
+        while self._dues and self._dues[0][0] <= now_ns:
+            due_ns, _, queue = heapq.heappop(self._dues)
+            if queue.due_ns == due_ns:
+                queue.due_ns = 0
+            self._stirred[queue] = None
+        limits = self._rules.limits
+        # Where nothing limits a device, the queues do not meet.
+        if not limits.running and not limits.long:
+            while self._stirred:
+                queue, _ = self._stirred.popitem()
+                self._failed[queue] = None
+                self._dispatch_all({queue: queue.share()}, now_ns)
+                del self._failed[queue]
+        elif self._stirred:
+            self._failed |= self._stirred
+            self._stirred.clear()
+            self._dispatch_all({queue: queue.share() for queue in self._waits}, now_ns)
+            self._failed.clear()
+        self._stirred |= self._failed
+        self._failed.clear()
+        orders, self._orders = self._orders, []
+        return orders
+
+    def _dispatch_all(self, queues: dict[Queue, int], now_ns: int) -> None:
+        """Sends all that these queues can be sent now, and notes when there may be more."""
+        while self._dispatch_one(queues, now_ns):
+            pass
+        for queue in queues:
+            if not queue.length:
+                self._waits.pop(queue, None)
+                continue
+            due_ns = queue.look_again_ns(now_ns)
+            if due_ns is not None and not 0 < queue.due_ns <= due_ns:
+                queue.due_ns = due_ns
+                heapq.heappush(self._dues, (due_ns, next(self._tiebreak), queue))
+
+    def _dispatch_one(self, queues: dict[Queue, int], now_ns: int) -> bool:
+        """Sends the dispatch that is next over these queues, each with its share, if one can be sent."""
+        several = len(queues) > 1
+        if several:  # who waits keeps its place while others are served, or it would never come up
+            ready = [queue for queue in queues if queue.waits and queue.placement.workers]
+            self._starts = {queue: self._starts.get(queue, self._shares.now(queue)) for queue in ready}
+        # By policy: the numbers of two need not mean the same, and are not compared.
+        best: dict[Policy, tuple[float, Queue, Line, WorkerLoad, bool]] = {}
+        for queue in queues:
+            if queue.waits and (found := self._next(queue, now_ns, alone=not several)):
+                line, first, worker, long = found
+                rank = self._rank(queue, first, now_ns) if several else 0.0
+                policy = queue.rules.policy
+                if policy not in best or rank < best[policy][0]:
+                    best[policy] = rank, queue, line, worker, long
+        if not best:
+            return False
+        _, queue, line, worker, long = min(best.values(), key=lambda choice: self._starts.get(choice[1], 0.0))
+        batch = queue.take(line, now_ns, queues[queue], long)
+        self._orders += [
+            self._refuse(entry, Code.DEADLINE_EXCEEDED, _TOO_LATE, Lack.TIME) for entry in queue.late
+        ]
+        queue.late.clear()
+        if several:
+            if batch.cost_us is None:
+                batch.charge_s = LEAST_S
+            cost_s = batch.charge_s or (batch.cost_us or 0.0) / 1e6
+            self._starts[queue] = self._shares.serve(queue, self._starts[queue], cost_s)
+        if batch.entries:
+            self._orders.append(self._send(queue, worker, batch, now_ns))
+        return True
+
+    def _rank(self, queue: Queue, first: Entry, now_ns: int) -> float:
+        """How soon a queue's first request is next among those of its policy where queues share a device: the least is."""
+        after_s = queue.after_s(first)
+        if queue.rules.policy is edf:  # a deadline is one whoever is asked, and when
+            return self._shares.clock_s + after_s + first.arrived_s - now_ns / 1e9
+        return self._starts[queue] + after_s
+
+    def _next(self, queue: Queue, now_ns: int, alone: bool) -> tuple[Line, Entry, WorkerLoad, bool] | None:
+        """What a queue would send next, to whom, and whether it is long. `alone`: no other may be kept off a device by that."""
+        place = queue.placement
+        limits = self._rules.limits
+        workers: dict[bool, WorkerLoad | None] = {}
+        for long in (False, True) if limits.long else (False,):
+            workers[long] = place.idle(long)
+            # Who is always sent more before its device is free is the only one who ever runs there.
+            if workers[long] is None and (alone or not (limits.running or (long and limits.long))):
+                workers[long] = place.soon(long, now_ns, queue.window_ns)
+        found = queue.next_line(now_ns, lambda long: workers[long] is not None, self._long_us)
+        if found is None:
+            return None
+        line, first, long = found
+        worker = workers[long]
+        assert worker is not None
+        return line, first, worker, long
+
+    def look_again_ns(self, now_ns: int) -> int | None:
+        """When dispatch() could next send something, if nothing else happens before."""
+        return max(self._dues[0][0], now_ns) if self._dues else None
+
+    def _send(self, queue: Queue, worker: WorkerLoad, batch: Batch, now_ns: int) -> Send:
+        dispatch = next(self._dispatches)
+        if batch.together and batch.cost_us is not None and self._rules.limits.long:
+            self._learn(batch.cost_us)
+        worker.take(dispatch, batch, now_ns)
+        queue.placement.settle(worker)
+        for entry in batch.entries:
+            entry.sent_ns = now_ns
+            entry.held = True
+        return Send(worker.name, dispatch, batch.entries, batch.together)
+
+    # -- suspects ---------------------------------------------------------------------------------
+
+    def _dispatch_suspect(self, queue: Queue, now_ns: int) -> None:
+        """One suspect at a time in the pool, alone on a device or a worker that is emptied for it first."""
+        if self._trying or (self._trial and self._trial[0] is not queue):
+            return
+        while queue.suspects and queue.suspects[0].over:
+            queue.suspects.popleft()
+        staying = [worker for worker in queue.placement.workers.values() if not worker.leaving]
+        kept = [worker for worker in staying if worker.reserved]
+        self._end_trial()
+        if self.hold_suspects or not queue.suspects or not staying:
+            return
+        worker = min(kept or staying, key=by_load)
+        group = [one for one in self._workers.values() if one is worker or one.shares_with(worker)]
+        self._trial = queue, group
+        for one in group:
+            one.reserved = True
+            self._queue(one.model).placement.settle(one)
+        if not any(one.batches for one in group):
+            entry = queue.suspects.popleft()
+            queue.discount(entry)
+            self._trying = True
+            self._orders.append(self._send(queue, worker, Batch([entry], None, suspect=True), now_ns))
+
+    def _end_trial(self) -> None:
+        """What was kept free for a suspect, or ran it, takes other requests again."""
+        for worker in self._trial[1] if self._trial else ():
+            worker.reserved = False
+            queue = self._queue(worker.model)
+            queue.placement.settle(worker)
+            self._stirred[queue] = None
+        self._trial = None
+        self._trying = False
+
+    def _again(self, queue: Queue, entry: Entry, now_ns: int) -> list[Refuse]:
+        """Back to its place in the queue: its worker was lost and had not started it."""
+        standing = self._suspicions.standing(entry.model, entry.body, now_ns)
+        if standing is Standing.QUARANTINED:
+            return [self._refuse(entry, Code.INTERNAL, _QUARANTINED)]
+        entry.suspect = entry.suspect or standing is Standing.SUSPECT
+        self._add(queue, entry)
+        return []
+
+    def _blame(self, queue: Queue, entry: Entry, alone: bool, now_ns: int, *, chance: bool) -> list[Refuse]:
+        """Its worker was lost while it ran this; by chance, perhaps."""
+        entry.deaths += 1
+        body = entry.body
+        if chance and not alone and entry.deaths == 1 and queue.excuses(entry, now_ns):
+            if not entry.over:
+                return self._again(queue, entry, now_ns)
+            entry.let_go()
+            return []
+        standing = self._suspicions.blame(entry.model, body, alone, now_ns)
+        if entry.over:
+            entry.let_go()
+        else:
+            entry.suspect = True
+            self._add(queue, entry)
+        queue.suspect(body)
+        self._suspected[queue] = None
+        if standing is not Standing.QUARANTINED:
+            return []
+        alike = [other for other in queue.suspects if other.body == body and not other.over]
+        return [self._refuse(other, Code.INTERNAL, _QUARANTINED) for other in alike]
+
+    # -- bookkeeping ------------------------------------------------------------------------------
+
+    def _forget_deadlines(self) -> None:
+        """Keeps those of requests that are over from piling up before the ones to come."""
+        if len(self._deadlines) > 2 * self._wanted + _SLACK:
+            self._deadlines = [item for item in self._deadlines if not item[2].over]
+            heapq.heapify(self._deadlines)
+
+    def _refuse(self, entry: Entry, code: Code, text: str, lack: Lack | None = None) -> Refuse:
+        self._end(entry)
+        return Refuse(entry, PoolError(code, text, lack))
+
+    def _end(self, entry: Entry) -> None:
+        entry.over = True
+        queue = self._queue(entry.model)
+        queue.discount(entry)
+        queue.give_back(entry)
+        self._wanted -= 1
+        if not entry.held:
+            entry.let_go()
+
+    def queued(self, model: ModelVersion) -> int:
+        """Requests that wait, not counting those in flight."""
+        return self._queue(model).length
+
+    def in_flight(self, name: str) -> int:
+        """Requests that a worker holds."""
+        worker = self._workers.get(name)
+        return sum(len(batch.entries) for batch in worker.batches.values()) if worker else 0
+
+    def predicted_us(self, name: str) -> float | None:
+        """What the dispatch that a worker runs now was predicted to cost."""
+        worker = self._workers.get(name)
+        return next((batch.cost_us for batch in worker.batches.values()), None) if worker else None
+
+    def devices(self) -> list[Device]:
+        """Every device that has had a worker."""
+        return list(self._devices.values())
+
+    def device(self, name: str) -> Device | None:
+        """What the worker of that name runs on."""
+        worker = self._workers.get(name)
+        return worker.device if worker else None
+
+    def running_since_ns(self, name: str) -> int | None:
+        """Since when that worker has had its present dispatch before it; None where it has none."""
+        worker = self._workers.get(name)
+        batch = next(iter(worker.batches.values()), None) if worker else None
+        return batch.began[0] if batch else None
+
+    def unfinished(self) -> int:
+        """Requests that wait or run and are still wanted."""
+        return self._wanted
