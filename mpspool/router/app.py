@@ -160,9 +160,11 @@ async def serve(config: RouterSettings) -> None:
     _recall(run_dir, dataplane)
     has_grpc = config.grpc_port or config.grpc_socket_path
     grpc = GrpcFront(dataplane, config, metrics, PoolReload(run_dir.pool_control)) if has_grpc else None
-    if grpc is not None:
-        metrics.observe_connections(grpc.listener)
     rest = RestFront(dataplane, config, metrics) if config.rest_port else None
+    if grpc is not None:
+        metrics.observe_connections("grpc", grpc.listener)
+    if rest is not None:
+        metrics.observe_connections("http", rest.listener)
 
     def configure(settings: RouterSettings) -> None:
         dataplane.configure(settings)

@@ -55,8 +55,9 @@ class Fronts:
         self.metrics = Metrics(settings)
         self.metrics.observe(self.dataplane)
         self.grpc = GrpcFront(self.dataplane, settings, self.metrics)
-        self.metrics.observe_connections(self.grpc.listener)
         self.rest = RestFront(self.dataplane, settings, self.metrics)
+        self.metrics.observe_connections("grpc", self.grpc.listener)
+        self.metrics.observe_connections("http", self.rest.listener)
         await self.grpc.start()
         await self.rest.start()
 

@@ -249,6 +249,26 @@ def test_a_connection_too_many_is_closed() -> None:
         assert post(fronts, b"z") == (200, b"z")
 
 
+def test_connections_that_ask_nothing_give_way() -> None:
+    """The one that has asked nothing for the longest: whoever opens them keeps out nobody who asks."""
+    with contextlib.closing(Fronts(max_connections=3)) as fronts, contextlib.ExitStack() as stack:
+        busy = stack.enter_context(begin(fronts, b"", size=1))
+        until(lambda: fronts.dataplane.memory.used == 1)
+        idle = [stack.enter_context(connect(fronts)) for _ in range(2)]
+        until(lambda: fronts.rest.listener.open_connections == 3)
+        idle[0].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert idle[0].recv(1000).startswith(b"HTTP/1.1 200")
+        for _ in range(3):
+            assert fronts.get("/healthz")[0] == 200
+            until(lambda: fronts.rest.listener.open_connections == 2)
+        assert everything(idle[1]) == b""
+        idle[0].sendall(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert idle[0].recv(1000).startswith(b"HTTP/1.1 200")
+        busy.sendall(b"y")
+        assert busy.recv(100).startswith(b"HTTP/1.1 200")
+        assert 'mpspool_bad_connections_total{code="REFUSED",front="http"} 1.0' in fronts.get("/metrics")[1]
+
+
 def test_a_client_that_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer is dropped and no longer counts; one that takes it slowly gets it all."""
     monkeypatch.setattr(rest_listener, "STALL_S", 1.0)

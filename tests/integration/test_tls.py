@@ -239,17 +239,17 @@ def test_clients_with_a_certificate(ca: Authority, server: Pair) -> None:
 
 def test_connections_are_counted(ca: Authority, stranger: Authority, server: Pair) -> None:
     """Those that are open, and by code those that came to nothing."""
-    bad = 'mpspool_bad_connections_total{code="INADEQUATE_SECURITY"}'
+    bad = 'mpspool_bad_connections_total{code="INADEQUATE_SECURITY",front="grpc"}'
     with serving(tls=mutual(server, ca)) as started:
         with channel(started, ca, ca.issue("client")) as found:
             assert found.unary_unary(PREDICT)(b"x", timeout=10) == b"x"
             text = started.get("/metrics")[1]
-            assert "mpspool_connections 1.0\n" in text
-            assert "mpspool_connections_limit 10000.0\n" in text
+            assert 'mpspool_connections{front="grpc"} 1.0\n' in text
+            assert 'mpspool_connections_limit{front="grpc"} 10000.0\n' in text
             assert bad not in text
         refusal(channel(started, ca, stranger.issue("client")))
         until(lambda: bad in started.get("/metrics")[1])
-        until(lambda: "mpspool_connections 0.0\n" in started.get("/metrics")[1])
+        until(lambda: 'mpspool_connections{front="grpc"} 0.0\n' in started.get("/metrics")[1])
 
 
 def test_clients_without_the_right_one(ca: Authority, stranger: Authority, server: Pair) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from aiohttp import web
@@ -13,15 +12,13 @@ from mpspool.core.errors import Code, Problem, StartError
 from mpspool.core.settings import RouterSettings
 from mpspool.router.fronts import openapi
 from mpspool.router.fronts.rest_api import Recorder, RestApi, error_document
-from mpspool.router.fronts.rest_listener import IDLE_S, LINE_BYTES, RestListener
+from mpspool.router.fronts.rest_listener import IDLE_S, LINE_BYTES, Handler, RestListener
 from mpspool.router.fronts.tfs_grpc import Dataplane
 
 logger = log.get("rest")
 
 # What is unanswered when the order to end comes.
 _LAST_CALLS_S = 1.0
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Exposition(Recorder, Protocol):
@@ -41,6 +38,7 @@ class RestFront:
 
     Attributes:
         port: the port bound, which start() chooses where settings.rest_port is 0.
+        listener: its connections.
     """
 
     def __init__(self, dataplane: Dataplane, settings: RouterSettings, metrics: Exposition) -> None:
@@ -49,7 +47,7 @@ class RestFront:
         self._host = settings.host
         self._api = RestApi(dataplane, settings, metrics)
         self._monitoring_path = settings.monitoring_path
-        self._listener = RestListener(settings.max_connections)
+        self.listener = RestListener(settings.max_connections)
         self._runner = web.AppRunner(
             self._app(),
             access_log=None,
@@ -59,14 +57,14 @@ class RestFront:
             keepalive_timeout=IDLE_S,
             max_line_size=LINE_BYTES,
             max_field_size=LINE_BYTES,
-            logger=self._listener.aiohttp_logger,
+            logger=self.listener.aiohttp_logger,
         )
         self.port = settings.rest_port
 
     def configure(self, settings: RouterSettings) -> None:
         """Takes other limits, and another path for TensorFlow Serving's metrics, while it serves."""
         self._monitoring_path = settings.monitoring_path
-        self._listener.max_connections = settings.max_connections
+        self.listener.max_connections = settings.max_connections
         self._api.configure(settings)
 
     async def start(self) -> None:
@@ -75,18 +73,18 @@ class RestFront:
         server = self._runner.server
         assert server is not None
         try:
-            self.port = await self._listener.start(server, self._host, self.port)
+            self.port = await self.listener.start(server, self._host, self.port)
         except OSError as error:
             await self._runner.cleanup()
             raise StartError([_cannot_bind(self._host, self.port, error)]) from error
 
     async def close(self) -> None:
         """Closes the port and ends all connections, once what runs is answered."""
-        self._listener.close()
+        self.listener.close()
         await self._runner.cleanup()
 
     def _app(self) -> web.Application:
-        app = web.Application(middlewares=[self._monitoring, self._errors_as_json])
+        app = web.Application(middlewares=[self.listener.watch, self._monitoring, self._errors_as_json])
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/readyz", self._readyz)
         app.router.add_get("/metrics", self._render_metrics)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from typing import cast
 
 from aiohttp import web
@@ -16,6 +17,8 @@ from mpspool.router.fronts.http2.listener import BACKLOG, TICK_S, bind
 
 logger = log.get("rest")
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
 # Without a whole request, or between two of them. Longer than the proxies before us keep theirs: it is they who close.
 IDLE_S = 120.0
 # With an answer of which nothing is taken.
@@ -25,24 +28,30 @@ LINE_BYTES = 16 * 1024
 
 
 class RestListener:
-    """Takes connections for an aiohttp server. One too many is closed, and so is one whose client takes nothing of an answer.
+    """Takes connections for an aiohttp server. One whose client takes nothing of an answer is closed.
+
+    For one too many, that asks nothing for the longest is closed: who opens connections and does no more is not to keep out
+    those who ask whether this server lives. Where all have requests, it is the new one.
 
     Args:
         max_connections: at once.
 
     Attributes:
         max_connections: the same; it may change.
+        complaints: of bad connections.
         aiohttp_logger: for aiohttp to write to; what is no HTTP gets a few lines there, and not each a stack of calls.
     """
 
     def __init__(self, max_connections: int) -> None:
         self.max_connections = max_connections
-        self._complaints = Complaints(asyncio.get_running_loop().time, logger)
+        self.complaints = Complaints(asyncio.get_running_loop().time, logger)
         self.aiohttp_logger = logging.Logger("aiohttp", logging.DEBUG)  # noqa: LOG001  this front's own
         self.aiohttp_logger.parent = logging.getLogger()
         self.aiohttp_logger.addFilter(self._is_ours)
         self._servers: list[asyncio.Server] = []
         self._ticker: asyncio.TimerHandle | None = None
+        # Without a request, the last to have had one last. Some may be closed.
+        self._idle: dict[web.RequestHandler, None] = {}
         # What each connection's client has still to take, and since when it is so much.
         self._stuck: dict[web.RequestHandler, tuple[int, float]] = {}
 
@@ -64,27 +73,58 @@ class RestListener:
             server.close()
         if self._ticker is not None:
             self._ticker.cancel()
-        self._complaints.flush()
+        self.complaints.flush()
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._server.connections)
+
+    @web.middleware
+    async def watch(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """To be the application's first, for it says which connections have a request."""
+        connection = request.protocol
+        self._idle.pop(connection, None)
+        try:
+            return await handler(request)
+        finally:
+            self._idle[connection] = None
 
     def _connection(self) -> asyncio.Protocol:
-        if len(self._server.connections) < self.max_connections:
-            return self._server()
-        return _TooMany(self._complaints, self.max_connections)
+        if self.open_connections >= self.max_connections and not self._close_idle():
+            return _TooMany(self.complaints, self.max_connections)
+        connection = self._server()
+        self._idle[connection] = None
+        return connection
+
+    def _close_idle(self) -> bool:
+        """Whether there was one to close."""
+        for connection in self._idle:
+            transport = connection.transport
+            if transport is not None and not connection.writing_paused:
+                del self._idle[connection]
+                self.complaints.say(
+                    _peer(transport), "REFUSED", f"{self.max_connections} connections are open"
+                )
+                connection.force_close()
+                return True
+        return False
 
     def _tick(self) -> None:
         now_s = self._loop.time()
         stuck = {}
-        for connection in self._server.connections:
+        connections = set(self._server.connections)
+        self._idle = {one: None for one in self._idle if one in connections}
+        for connection in connections:
             if connection.transport is None or not connection.writing_paused:
                 continue
             left = connection.transport.get_write_buffer_size()
             before, since_s = self._stuck.get(connection, (left + 1, now_s))
             stuck[connection] = left, now_s if left < before else since_s
             if now_s - stuck[connection][1] >= STALL_S:
-                self._complaints.say(_peer(connection.transport), "STALLED", "it takes nothing of its answer")
+                self.complaints.say(_peer(connection.transport), "STALLED", "it takes nothing of its answer")
                 connection.transport.abort()
         self._stuck = stuck
-        self._complaints.tick()
+        self.complaints.tick()
         self._ticker = self._loop.call_later(TICK_S, self._tick)
 
     def _is_ours(self, record: logging.LogRecord) -> bool:
@@ -93,7 +133,7 @@ class RestListener:
         if not isinstance(error, HttpProcessingError):
             return True
         peer = record.args[0] if isinstance(record.args, tuple) and record.args else ""
-        self._complaints.say(str(peer), "BAD_REQUEST", " ".join(error.message.split()))
+        self.complaints.say(str(peer), "BAD_REQUEST", " ".join(error.message.split()))
         return False
 
 

@@ -1,39 +1,59 @@
-"""What Prometheus reads of the connections of gRPC clients."""
+"""What Prometheus reads of clients' connections."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mpspool.router.fronts.http2.listener import Listener
+from mpspool.router.fronts.http2.complaints import Complaints
+
+
+class Connected(Protocol):
+    """What is asked of a port.
+
+    Attributes:
+        open_connections: how many there are.
+        max_connections: at once.
+        complaints: of bad ones.
+    """
+
+    max_connections: int
+    complaints: Complaints
+
+    @property
+    def open_connections(self) -> int: ...
 
 
 class ConnectionCollector(Collector):
-    """Args:
-    listener: whose connections they are.
-    """
+    """Tells the ports apart by the label `front`."""
 
-    def __init__(self, listener: Listener) -> None:
-        self._listener = listener
+    def __init__(self) -> None:
+        self._fronts: dict[str, Connected] = {}
+
+    def add(self, front: str, connected: Connected) -> None:
+        self._fronts[front] = connected
 
     def collect(self) -> Iterator[Metric]:
-        listener = self._listener
-        yield GaugeMetricFamily(
-            "mpspool_connections", "Connections of gRPC clients that are open.", value=len(listener.links)
+        count = GaugeMetricFamily(
+            "mpspool_connections", "Connections of clients that are open.", labels=("front",)
         )
-        yield GaugeMetricFamily(
+        limit = GaugeMetricFamily(
             "mpspool_connections_limit",
-            "max_connections: one more is closed.",
-            value=listener.max_connections,
+            "max_connections: where so many are open, one is closed for each that comes.",
+            labels=("front",),
         )
         bad = CounterMetricFamily(
             "mpspool_bad_connections",
-            "Connections on which something was wrong, by HTTP/2's code for the first of it; INADEQUATE_SECURITY is a TLS "
-            "handshake that failed.",
-            labels=("code",),
+            "Connections on which something was wrong, by what it was first: of gRPC HTTP/2's code, INADEQUATE_SECURITY for a "
+            "TLS handshake that failed; of HTTP BAD_REQUEST, REFUSED or STALLED.",
+            labels=("front", "code"),
         )
-        for code, count in listener.complaints.counts.items():
-            bad.add_metric((code,), count)
-        yield bad
+        for front, connected in self._fronts.items():
+            count.add_metric((front,), connected.open_connections)
+            limit.add_metric((front,), connected.max_connections)
+            for code, times in connected.complaints.counts.items():
+                bad.add_metric((front, code), times)
+        yield from (count, limit, bad)

@@ -24,10 +24,9 @@ from mpspool.core.messages import LoadReport, Outcome
 from mpspool.core.methods import Method
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import ModelVersionState, SlotState, WorkerState
-from mpspool.router.fronts.http2.listener import Listener
 from mpspool.router.metrics import gpus as gpu_metrics
 from mpspool.router.metrics import tensorflow_serving as tfs_metrics
-from mpspool.router.metrics.connections import ConnectionCollector
+from mpspool.router.metrics.connections import Connected, ConnectionCollector
 from mpspool.router.metrics.labels import VERSION, WORKER, worker_labels
 from mpspool.router.metrics.requests import SECONDS, RequestCollector, VersionCounts, WorkerCounts
 
@@ -64,15 +63,17 @@ class Metrics:
         self._collector: _SnapshotCollector | None = None
         self._registry.register(RequestCollector(self._versions, self._workers, self._others))
         self._registry.register(_BuildInfo(settings.simulated))
+        self._connections = ConnectionCollector()
+        self._registry.register(self._connections)
 
     def observe(self, dataplane: Observed) -> None:
         """Adds the data plane's snapshot to what is rendered."""
         self._collector = _SnapshotCollector(dataplane)
         self._registry.register(self._collector)
 
-    def observe_connections(self, listener: Listener) -> None:
-        """Adds the connections of gRPC clients."""
-        self._registry.register(ConnectionCollector(listener))
+    def observe_connections(self, front: str, connected: Connected) -> None:
+        """Adds the connections of one of the fronts: "grpc" or "http"."""
+        self._connections.add(front, connected)
 
     async def measure(self) -> None:
         """Looks at the workers' memory for the next exposition; beside the loop, for it takes milliseconds per GB."""

@@ -65,6 +65,10 @@ class Listener:
         # Signing takes as long as a hundred requests: so many clients that come at once are not to hold up others.
         self._signers: ThreadPoolExecutor | None = None
 
+    @property
+    def open_connections(self) -> int:
+        return len(self.links)
+
     def now_s(self) -> float:
         return self._loop.time()
 
