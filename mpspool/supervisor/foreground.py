@@ -237,6 +237,8 @@ class _Foreground:
                 self._say(f"a status could not be shown: {trouble}")
 
     async def _say_how_to_try(self) -> None:
+        if not self._config.models:
+            return
         model = self._config.models[0].name
         answer = await acall(self._folder.router_control, "signatures", model=model)
         document = example_input(base64.b64decode(answer["signatures"]))

@@ -97,6 +97,9 @@ def _read(
     try:
         with contextlib.chdir(begun.folder):
             serving = None if begun.arguments is None else read_serving(begun.arguments, begun.environ)
+            if models is None and serving and serving.lists_none and not serving.watched_text.strip():
+                text = "is empty, as a file is while it is written; model_config_list {} takes all models out"
+                raise StartError([Problem(serving.watched, text)])
             file = Path(begun.file) if begun.file else None
             if file is not None and file.exists() and not file.is_file():
                 text = "is no regular file, and cannot be read again; name one with --config"

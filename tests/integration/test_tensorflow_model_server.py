@@ -310,6 +310,28 @@ def test_a_model_config_file_is_looked_at(start_pool: PoolStarter, tmp_path: Pat
     until(lambda: models(pool) == ["c"], 60, "a has gone")
 
 
+def test_a_file_that_lists_no_model(start_pool: PoolStarter, tmp_path: Path) -> None:
+    """Nothing is served until it lists one, or a client says which. One that is empty may be half written, and takes nothing out."""
+    listed = Listed(tmp_path)
+    listed.path.touch()
+    pool = listed.start(start_pool)
+    assert "lists no model: none is served until it does" in pool.output.read_text()
+    assert models(pool) == []
+    write_model(tmp_path / "b")
+    ask(pool, {"b": str(tmp_path / "b")})
+    assert models(pool) == ["b"]
+    listed.write("a")
+    assert "a  is added" in reload(pool)
+    assert models(pool) == ["a"]
+    listed.path.write_text("")
+    assert "is empty, as a file is while it is written" in refused(pool)
+    assert models(pool) == ["a"]
+    listed.write()
+    assert "a  is taken out" in reload(pool)
+    assert models(pool) == []
+    assert pool.stop() == 0
+
+
 def test_reload_reads_the_same_files_again(start_pool: PoolStarter, tmp_path: Path) -> None:
     """By the command and by SIGHUP, with the flags of then; a file that is wrong is refused."""
     listed = Listed(tmp_path)

@@ -20,6 +20,7 @@ from mpspool.core.ids import ModelVersion
 from mpspool.core.methods import Method
 from mpspool.worker.engine.base import Array, Signature, TensorSpec
 from mpspool.worker.predict import Predictor
+from mpspool.worker.rest import document as rest_document
 from mpspool.worker.rest import examples, write
 from mpspool.worker.rest.values import Type
 from tests.fakes.engine import FakeEngine
@@ -188,6 +189,15 @@ def test_what_is_refused(case: str) -> None:
     """INVALID_ARGUMENT, in TensorFlow Serving's words."""
     types, document, text = WRONG[case]
     assert text in refused(types, document)
+
+
+def test_too_many_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RESOURCE_EXHAUSTED before it is read, for they take far more than their bytes; as many as there may be are read."""
+    monkeypatch.setattr(rest_document, "MAX_NODES", 22)
+    assert len(read("float", {"instances": [[1.0]] * 20})["x"]) == 20
+    with pytest.raises(PoolError, match="has 23 lists and objects, more than 22") as caught:
+        read("float", {"instances": [[1.0]] * 21})
+    assert caught.value.code is Code.RESOURCE_EXHAUSTED
 
 
 def test_types_without_json() -> None:

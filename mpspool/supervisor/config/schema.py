@@ -356,7 +356,8 @@ def read_config(
     none, config = not entries, None
     while config is None:
         config = _validate(layer, entries)
-    if none and models is None and "models" not in layer.left_out:
+    may_be_none = models is not None or (serving is not None and serving.lists_none)
+    if none and not may_be_none and "models" not in layer.left_out:
         text = f"there is none; give {FLAG} NAME=BASE_PATH, {MODEL}, or models: in a file"
         layer.problems.append(Problem("models", text))
     layer.left_out |= {f"models.{entry.name}.base_path" for entry in entries if entry.unplaced}

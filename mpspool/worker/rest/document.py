@@ -11,6 +11,8 @@ import orjson
 
 from mpspool.core.errors import Code, PoolError
 
+# Lists and objects of a document: empty ones take 30 times their two or three bytes while it is read.
+MAX_NODES = 2**24
 _MAX_SHOWN_BYTES = 256
 _INDENT = 4
 _SIGNATURE = "signature_name"
@@ -40,8 +42,11 @@ def parse(body: bytes) -> dict[str, Any]:
     """The document, which has to be an object.
 
     Raises:
-        PoolError: INVALID_ARGUMENT, it is none.
+        PoolError: INVALID_ARGUMENT, it is none; RESOURCE_EXHAUSTED, it has more than MAX_NODES lists and objects.
     """
+    if len(body) > MAX_NODES and (nodes := body.count(b"[") + body.count(b"{")) > MAX_NODES:
+        text = f"The document has {nodes} lists and objects, more than {MAX_NODES}; send fewer rows at once, or use gRPC"
+        raise PoolError(Code.RESOURCE_EXHAUSTED, text)
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -110,6 +110,10 @@ def _put_together(made: _Converted) -> None:
 
 def _models(text: str, file: str, made: _Converted) -> None:
     read_models(text, file, made.told)
+    if made.told.lists_none:
+        made.told.refuse(
+            file, "lists no model; give model_config_list { config { name: ... base_path: ... } }"
+        )
 
 
 def _platform(text: str, file: str, made: _Converted) -> None:

@@ -37,11 +37,10 @@ def read_models(text: str, file: str, told: Told) -> None:
         told.refuse(
             file, "custom_model_config is for servers of one's own; list the models in model_config_list"
         )
-    elif kind is None or not config.model_config_list.config:
-        told.refuse(file, "lists no model; give model_config_list { config { name: ... base_path: ... } }")
-    if kind != "model_config_list" or not config.model_config_list.config:
         told.left_out.add("models")
-    for listed in config.model_config_list.config if kind == "model_config_list" else ():
+    elif not config.model_config_list.config:
+        told.lists_none = file
+    for listed in config.model_config_list.config:
         _read_model(listed, Source(file, line_of(text, listed.name)), told)
 
 

@@ -43,6 +43,7 @@ class Serving:
         below: what files and defaults say, as the pool file would.
         above: what flags say.
         environ: the environment, without what stands in `below`.
+        lists_none: the model_config_file lists no model: there is to be none until it does, or a client says which.
         every_model: what is said of a model that is not listed, and that a client has served.
         notes: what has another meaning here or none, a line each.
         watched: the model_config_file; "" for none.
@@ -55,6 +56,7 @@ class Serving:
     below: Layer
     above: Layer
     environ: Mapping[str, str]
+    lists_none: bool = False
     every_model: Mapping[str, object] = field(default_factory=dict)
     notes: Sequence[str] = ()
     watched: str = ""
@@ -125,6 +127,7 @@ def read_serving(
         below=below,
         above=above,
         environ=left,
+        lists_none=bool(reading.files.lists_none),
         every_model=other.values,
         notes=[*reading.flags.notes, *reading.files.notes],
         watched=given.text(_MODEL_FILE),
@@ -192,6 +195,10 @@ def _read_all_models(reading: _Reading) -> list[Model]:
         else:
             reading.watched = text
             read_models(text, given.text(_MODEL_FILE), told)
+            if told.lists_none:
+                told.note(
+                    f"{told.lists_none} lists no model: none is served until it does, or a client says which"
+                )
         _ignored(reading, ("model_name", "model_base_path", "processor_config_file"), f"--{_MODEL_FILE}")
     elif given.text("processor_config_file"):
         if (text := reading.text("processor_config_file")) is None:

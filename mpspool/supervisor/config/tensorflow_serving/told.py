@@ -55,6 +55,7 @@ class Told:
         notes: what has no equivalent, or comes to something else, a line each.
         problems: what cannot be served.
         left_out: keys that could not be read at all.
+        lists_none: a model_config_file that lists no model; "" for none.
     """
 
     pool: dict[str, tuple[object, Source]] = field(default_factory=dict)
@@ -62,6 +63,7 @@ class Told:
     notes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     left_out: set[str] = field(default_factory=set)
+    lists_none: str = ""
 
     def put(self, key: str, value: object, source: Source) -> None:
         """Sets a key of the pool."""
