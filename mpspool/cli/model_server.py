@@ -78,7 +78,9 @@ def serve(arguments: Sequence[str]) -> None:
         serving = read_serving(arguments, os.environ)
         for line in serving.notes:
             click.echo(f"note: {line}", err=True)
-        settings, planned = resolve(None, {}, os.environ, serving=serving, orders=orders, say=click.echo)
+        settings, planned = resolve(
+            None, {}, os.environ, serving=serving, orders=orders, patient=not serving.check, say=click.echo
+        )
         begun = _origin(arguments, serving)
         begin(settings, planned, begun, orders, check=serving.check, detach=serving.detach)
     except StartError as error:

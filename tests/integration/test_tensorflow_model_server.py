@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import struct
@@ -308,6 +309,43 @@ def test_a_model_config_file_is_looked_at(start_pool: PoolStarter, tmp_path: Pat
     assert models(pool) == ["a", "c"]
     listed.write("c")
     until(lambda: models(pool) == ["c"], 60, "a has gone")
+
+
+class Waiting(ModelServer):
+    """One that is there as soon as it waits for a version."""
+
+    def _answers(self) -> bool:
+        return "waiting for a version of " in self.output.read_text()
+
+
+def test_first_versions_are_waited_for(start_pool: PoolStarter, tmp_path: Path) -> None:
+    """As there, before it listens: of a base path that is not there, and of one without a version that may be served."""
+    listed = Listed(tmp_path)
+    listed.write("a", "b", more="model_version_policy { specific { versions: 1 } }")
+    shutil.rmtree(tmp_path / "a")
+    (tmp_path / "b" / "1").rename(tmp_path / "b" / "2")
+    pool = start_pool(f"--model_config_file={listed.path}", "--cpu_slots=1", kind=Waiting, env=LIGHT)
+    until(lambda: "waiting for a version of b:" in pool.output.read_text())
+    output = pool.output.read_text()
+    assert f"waiting for a version of a: no such path: {tmp_path}/a" in output
+    assert f"{tmp_path}/b has no version 1" in output
+    with socket.socket() as client:
+        assert client.connect_ex(("127.0.0.1", pool.grpc_port))
+    (tmp_path / "b" / "2").rename(tmp_path / "b" / "1")
+    write_model(tmp_path / "a")
+    pool.wait()
+    assert models(pool) == ["a", "b"]
+    assert pool.stop() == 0
+
+
+def test_a_server_that_waits_can_be_ended(start_pool: PoolStarter, tmp_path: Path) -> None:
+    """By SIGTERM, as one that serves; where base paths are looked at once alone it does not wait."""
+    base = f"--model_base_path={tmp_path}/m"
+    pool = start_pool(base, kind=Waiting)
+    assert pool.stop() == 0
+    once = serve(base, "--file_system_poll_wait_seconds=0", f"--run_dir={tmp_path}/run")
+    assert once.returncode == 2
+    assert f"no such path: {tmp_path}/m" in once.stderr
 
 
 def test_a_file_that_lists_no_model(start_pool: PoolStarter, tmp_path: Path) -> None:

@@ -16,6 +16,10 @@ class BasePathError(Exception):
     """A base_path that cannot be served; the text names the folder and the remedy."""
 
 
+class NoVersionError(BasePathError):
+    """It has no version that may be served, and may come to have one."""
+
+
 def latest_version(base_path: Path, specific: Collection[int] = ()) -> tuple[int, Path]:
     """Finds the latest version and its folder, which holds a saved_model.pb or .pbtxt.
 
@@ -26,15 +30,16 @@ def latest_version(base_path: Path, specific: Collection[int] = ()) -> tuple[int
     Which folders count is version_folders()' to say.
 
     Raises:
-        BasePathError: nothing there, not a folder, not readable, no version, or no SavedModel in it.
+        NoVersionError: nothing there, or no version.
+        BasePathError: not a folder, not readable, or no SavedModel in it.
     """
     base_path = Path(os.path.abspath(base_path))
     versions = version_folders(base_path, _names(base_path))
     if not versions:
-        raise BasePathError(_no_version(base_path))
+        raise _no_version(base_path)
     if specific and not (versions := {number: versions[number] for number in specific if number in versions}):
         asked = ", ".join(map(str, specific))
-        raise BasePathError(
+        raise NoVersionError(
             f"{base_path} has no version {asked}; put it there, or ask for another in version_policy"
         )
     latest = max(versions)
@@ -51,7 +56,7 @@ def _names(folder: Path) -> list[str]:
     try:
         return sorted(os.listdir(folder))
     except FileNotFoundError:
-        raise BasePathError(_no_such_path(folder)) from None
+        raise _no_such_path(folder) from None
     except NotADirectoryError:
         raise BasePathError(
             f"{folder} is not a folder; name the one that holds the version folders"
@@ -60,14 +65,14 @@ def _names(folder: Path) -> list[str]:
         raise BasePathError(f"{folder} cannot be read: {error.strerror}") from None
 
 
-def _no_such_path(folder: Path) -> str:
+def _no_such_path(folder: Path) -> BasePathError:
     if re.search(r"(^|/)[A-Za-z][A-Za-z0-9+]*:/", str(folder)):
-        return f"{folder} is not a local folder; copy or mount the model first"
+        return BasePathError(f"{folder} is not a local folder; copy or mount the model first")
     there = next((parent for parent in folder.parents if parent.is_dir()), folder.parent)
     missing = folder.relative_to(there).parts[0]
     near = nearest(missing, _folders(there))
     remedy = f"did you mean {near}?" if near else "name the folder that holds the model's version folders"
-    return f"no such path: {folder} ({there} is there, {missing} is not); {remedy}"
+    return NoVersionError(f"no such path: {folder} ({there} is there, {missing} is not); {remedy}")
 
 
 def _folders(there: Path) -> list[str]:
@@ -76,9 +81,15 @@ def _folders(there: Path) -> list[str]:
     return []
 
 
-def _no_version(base_path: Path) -> str:
+def _no_version(base_path: Path) -> BasePathError:
     if any((base_path / name).exists() for name in SAVED_MODEL_FILES):
         if is_number(base_path.name):
-            return f"{base_path} is one version of a model; give {base_path.parent}, the folder that holds it"
-        return f"{base_path} is itself a SavedModel, but should hold version folders; move it to {base_path / '1'}"
-    return f"no version folder in {base_path}; a SavedModel belongs in a folder named by a number, such as {base_path / '1'}"
+            return BasePathError(
+                f"{base_path} is one version of a model; give {base_path.parent}, the folder that holds it"
+            )
+        return BasePathError(
+            f"{base_path} is itself a SavedModel, but should hold version folders; move it to {base_path / '1'}"
+        )
+    return NoVersionError(
+        f"no version folder in {base_path}; a SavedModel belongs in a folder named by a number, such as {base_path / '1'}"
+    )

@@ -11,6 +11,7 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings
 from mpspool.supervisor import foreground
 from mpspool.supervisor.config import schema
+from mpspool.supervisor.first_versions import await_first_versions
 from mpspool.supervisor.orders import Orders
 from mpspool.supervisor.planning import preflight
 from mpspool.supervisor.planning.plan import Plan
@@ -30,6 +31,7 @@ def resolve(
     models: schema.Models | None = None,
     serving: Serving | None = None,
     orders: Orders | None = None,
+    patient: bool = False,
     say: Callable[[str], None] | None = None,
 ) -> tuple[PoolSettings, Plan]:
     """Reads, checks and plans the whole.
@@ -41,7 +43,8 @@ def resolve(
         running: it is for a pool that runs.
         models: as schema.read_config() takes them.
         serving: as schema.read_config() takes it.
-        orders: end the copying of what is remote.
+        orders: end the copying of what is remote, and the waiting.
+        patient: a model that has no version yet is waited for.
         say: is told what takes long.
 
     Raises:
@@ -49,6 +52,8 @@ def resolve(
     """
     wanted, findings = schema.read_config(file, flags, environ, models, serving)
     found = foreground.check(RunDir(wanted.run_dir))
+    if patient and orders is not None and say is not None and not findings.told(found):
+        await_first_versions(wanted, orders, say)
     away = [shown(remote.url) for remote in to_copy(wanted, running=running)]
     if away and say is not None:
         say(copying(away))
