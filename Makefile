@@ -1,4 +1,4 @@
-# Every target sets up what it needs: a fresh machine has Python 3.11 to 3.13, make and PyPI; for the tests, g++ and openssl too.
+# Every target sets up what it needs: a fresh machine has Python 3.11 to 3.13, make and PyPI; for the tests, g++, curl and openssl too.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
@@ -9,7 +9,7 @@ DEMO := demo
 CUDA ?= $(shell { ls /dev/nvidia[0-9]* || nvidia-smi -L; } >/dev/null 2>&1 && echo 1)
 GPU := $(if $(filter 1,$(CUDA)),$(VENV)/.cuda)
 
-.PHONY: serve test test-conformance test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler openssl prometheus
+.PHONY: serve test test-conformance test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler curl openssl prometheus
 
 serve: $(VENV)/.runtime $(GPU) $(DEMO)/half_plus_two
 	@exec $(BIN)/mpspool start --model half_plus_two=$(DEMO)/half_plus_two
@@ -27,12 +27,12 @@ DROP_IN := tests/integration/test_tensorflow_model_server.py tests/integration/t
 	tests/integration/test_prometheus.py tests/integration/test_parameters.py tests/integration/test_refusals.py
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
-test: $(VENV)/.dev $(GPU) compiler openssl
+test: $(VENV)/.dev $(GPU) compiler curl openssl
 	$(PYTEST) $(PARALLEL) tests/unit tests/integration $(UNLOADED) $(VERSIONS:%=--ignore %) $(DROP_IN:%=--ignore %)
 	$(PYTEST) tests/gpu
 
 # TensorFlow Serving's API, command line, files and batching parameters; TLS; bytes of any kind.
-test-conformance: $(VENV)/.dev $(GPU) compiler openssl prometheus
+test-conformance: $(VENV)/.dev $(GPU) compiler curl openssl prometheus
 	$(PYTEST) $(PARALLEL) tests/conformance tests/fuzz $(DROP_IN)
 
 # What dies, hangs or floods under load.
@@ -44,7 +44,7 @@ test-versions: $(VENV)/.dev $(GPU) compiler
 	$(PYTEST) $(VERSIONS)
 
 # What starts pools, once more with workers that are processes of their own, as on GPUs.
-test-exec: $(VENV)/.dev $(GPU) compiler openssl
+test-exec: $(VENV)/.dev $(GPU) compiler curl openssl
 	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) tests/conformance tests/integration $(DROP_IN:%=--ignore %)
 	MPSPOOL_WORKERS_START=exec $(PYTEST) tests/chaos tests/mps/chaos
 
@@ -113,6 +113,11 @@ compiler:
 	@command -v g++ >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
 		&& apt-get install -y -qq g++; } || { echo "the tests compile operators of their own, and there is no g++:" \
 		"install it (apt-get install g++, dnf install gcc-c++), then run make $(MAKECMDGOALS) again" >&2; exit 1; }
+
+curl:
+	@command -v curl >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \
+		&& apt-get install -y -qq --no-install-recommends curl; } || { echo "the tests ask as people do, by the curl program, and there is none:" \
+		"install it (apt-get install curl, dnf install curl), then run make $(MAKECMDGOALS) again" >&2; exit 1; }
 
 openssl:
 	@command -v openssl >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \

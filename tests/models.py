@@ -89,11 +89,11 @@ def flip_byte(path: Path) -> None:
     path.write_bytes(content)
 
 
-def _half_plus_two(tf: Any, path: str) -> None:
+def _half_plus_two(tf: Any, path: str, offset: float = 2.0) -> None:
     class Half(tf.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.a, self.b = tf.Variable(0.5), tf.Variable(2.0)
+            self.a, self.b = tf.Variable(0.5), tf.Variable(offset)
 
         @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
         def predict(self, x: Any) -> Any:
@@ -101,6 +101,10 @@ def _half_plus_two(tf: Any, path: str) -> None:
 
     half = Half()
     tf.saved_model.save(half, path, signatures={"serving_default": half.predict})
+
+
+def _half_plus_three(tf: Any, path: str) -> None:
+    _half_plus_two(tf, path, offset=3.0)
 
 
 def _half_plus_two_wide(tf: Any, path: str) -> None:
@@ -784,6 +788,7 @@ def _gigabyte(tf: Any, path: str) -> None:
 _BUILDERS: dict[str, Callable[[Any, str], None]] = {
     "half_plus_two_wide": _half_plus_two_wide,
     "half_plus_two": _half_plus_two,
+    "half_plus_three": _half_plus_three,
     "half_plus_two_tf1": _half_plus_two_tf1,
     "dice": _dice,
     "endless": _endless,

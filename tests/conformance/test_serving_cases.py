@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ ModelDir = Callable[[str], Path]
 # Of each model, and how many digits its folder has there.
 VERSION, FOLDER = 123, "00000123"
 INSTALLED = str(Path(sys.executable).with_name("tensorflow_model_server"))
-SAVED = ["half_plus_two", "unknown_rank", "constants", "sequential", "mirrored"]
+SAVED = ["half_plus_two", "half_plus_three", "unknown_rank", "constants", "sequential", "mirrored"]
 
 
 class Installed(ModelServer):
@@ -202,6 +203,7 @@ def test_what_is_told_by_rest(server: Pool) -> None:
     [
         ("half_plus_two", 3.0, {}),
         ("half_plus_two", 3.0, {"filtered": True}),
+        ("half_plus_three", 4.0, {}),
         ("unknown_rank", 12.0, {}),
         ("constants", 1.0, {"filtered": True}),
         ("constants", 2.0, {"filtered": True, "signature": "custom_signature_key"}),
@@ -212,3 +214,51 @@ def test_what_is_told_by_rest(server: Pool) -> None:
 def test_saved_models(several: Pool, apis: Any, model: str, wanted: float, asked: dict[str, Any]) -> None:
     """Of a function of any shape, of constants, of Keras as such and over two devices, all in one file."""
     verify(apis, several.address, model, wanted, **asked)
+
+
+NOT_FOUND = {"error": "Could not find any versions of model half_plus_four"}
+STATUS = {
+    "model_version_status": [
+        {"version": str(VERSION), "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "code", "answer"),
+    [
+        ("half_plus_three", [], 200, STATUS),
+        (f"half_plus_three/versions/{VERSION}", [], 200, STATUS),
+        ("half_plus_four", [], 404, NOT_FOUND),
+        (
+            "half_plus_three:predict",
+            ["-X", "POST", "-d", '{"instances": [1.0, 2.0, 5.0]}'],
+            200,
+            {"predictions": [3.5, 4.0, 5.5]},
+        ),
+        (
+            f"half_plus_three/versions/{VERSION}:predict",
+            ["-H", "Content-Type: application/json", "-d", '{"inputs": {"x": [1.0, 2.0, 5.0]}}'],
+            200,
+            {"outputs": [3.5, 4.0, 5.5]},
+        ),
+        (
+            "half_plus_three:predict",
+            ["-H", "Content-Encoding: gzip", "--compressed", "--data-binary", "@request.gz"],
+            200,
+            {"predictions": [3.5]},
+        ),
+        ("half_plus_three:predict", ["-d", '{"instances": "x"}'], 400, None),
+    ],
+)
+def test_curl(
+    several: Pool, tmp_path: Path, path: str, options: list[str], code: int, answer: dict[str, Any] | None
+) -> None:
+    """The commands of TensorFlow Serving's own pages."""
+    (tmp_path / "request.gz").write_bytes(gzip.compress(b'{"instances": [1.0]}'))
+    url = f"http://127.0.0.1:{several.rest_port}/v1/models/{path}"
+    command = ["curl", "-s", "-S", "-m", "30", "-w", "\n%{http_code}", *options, url]
+    done = subprocess.run(command, check=True, cwd=tmp_path, capture_output=True, text=True)
+    body, _, status = done.stdout.rpartition("\n")
+    assert int(status) == code
+    assert json.loads(body) == answer or (answer is None and "error" in json.loads(body))

@@ -388,7 +388,7 @@ def test_status_json_has_the_promised_shape(pool: Pool) -> None:
     status = until(lambda: (s := pool.status())["pool"]["state"] == "RUNNING" and s, 10)
     assert status["pool"] == {
         "state": "RUNNING", "pid": pool.pid, "run_dir": str(pool.run_dir), "grpc_port": pool.grpc_port,
-        "rest_port": pool.rest_port, "mps": "off",
+        "rest_port": pool.rest_port, "mps": "off", "tls": "off", "grpc_socket_path": "",
     }  # fmt: skip
     model = next(model for model in status["models"] if model["name"] == "half_plus_two")
     [version] = model["versions"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-import shutil
 import socket
 import subprocess
 import time
@@ -552,7 +551,6 @@ def test_http_1_is_answered_in_http_1(fronts: Fronts) -> None:
     assert b"gRPC" in said
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_curl_is_told(fronts: Fronts) -> None:
     """With either version of HTTP it shows what this port is for."""
     url = f"http://127.0.0.1:{fronts.grpc.port}/v1/models/half"
