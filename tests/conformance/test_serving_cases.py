@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 import urllib.request
-import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,29 +34,6 @@ class Installed(ModelServer):
             INSTALLED,
             *words[words.index("tensorflow_model_server") + 1 :],
         ]
-
-
-@pytest.fixture(scope="module")
-def apis() -> Any:
-    """The stock client's modules."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from tensorflow_serving.apis import (
-            get_model_metadata_pb2,
-            get_model_status_pb2,
-            model_service_pb2_grpc,
-            predict_pb2,
-            prediction_service_pb2_grpc,
-        )
-
-    class Apis:
-        metadata = get_model_metadata_pb2.GetModelMetadataRequest
-        status = get_model_status_pb2.GetModelStatusRequest
-        predict = predict_pb2.PredictRequest
-        model_service = model_service_pb2_grpc.ModelServiceStub
-        service = prediction_service_pb2_grpc.PredictionServiceStub
-
-    return Apis
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +85,7 @@ def verify(apis: Any, address: str, model: str, wanted: float, **asked: Any) -> 
     """
     signature = asked.get("signature", "serving_default")
     x, y = asked.get("x", "x"), asked.get("y", "y")
-    request = apis.predict()
+    request = apis.predict.PredictRequest()
     request.model_spec.name, request.model_spec.signature_name = model, signature
     request.inputs[x].dtype = 1
     request.inputs[x].float_val.append(2.0)
@@ -118,7 +94,7 @@ def verify(apis: Any, address: str, model: str, wanted: float, **asked: Any) -> 
     if asked.get("filtered"):
         request.output_filter.append(y)
     with grpc.insecure_channel(address) as channel:
-        answer = apis.service(channel).Predict(request, timeout=30)
+        answer = apis.service.PredictionServiceStub(channel).Predict(request, timeout=30)
     assert list(answer.outputs) == [y]
     assert (answer.outputs[y].dtype, list(answer.outputs[y].float_val)) == (1, [wanted])
     spec = answer.model_spec
@@ -151,21 +127,28 @@ def test_predict(server: Pool, apis: Any, root: Path, *, filtered: bool) -> None
 
 def test_a_client_that_waits_for_the_server(server: Pool, apis: Any) -> None:
     """It asks for a model that is not there until the text is about a servable."""
-    request = apis.predict()
+    request = apis.predict.PredictRequest()
     request.model_spec.name = "intentionally_missing_model"
     with grpc.insecure_channel(server.address) as channel, pytest.raises(grpc.RpcError) as caught:
-        apis.service(channel).Predict(request, timeout=10)
+        apis.service.PredictionServiceStub(channel).Predict(request, timeout=10)
     error: Any = caught.value
     assert "Servable" in error.details()
 
 
 def test_status_and_metadata(server: Pool, apis: Any) -> None:
     """One version, whose folder has leading zeros, without an error; its signatures under the one field there is."""
-    status, metadata = apis.status(), apis.metadata(metadata_field=["signature_def"])
+    status, metadata = (
+        apis.status.GetModelStatusRequest(),
+        apis.metadata.GetModelMetadataRequest(metadata_field=["signature_def"]),
+    )
     status.model_spec.name = metadata.model_spec.name = "default"
     with grpc.insecure_channel(server.address) as channel:
-        (version,) = apis.model_service(channel).GetModelStatus(status, timeout=10).model_version_status
-        answer = apis.service(channel).GetModelMetadata(metadata, timeout=10)
+        (version,) = (
+            apis.model_service.ModelServiceStub(channel)
+            .GetModelStatus(status, timeout=10)
+            .model_version_status
+        )
+        answer = apis.service.PredictionServiceStub(channel).GetModelMetadata(metadata, timeout=10)
     assert (version.version, version.status.error_code) == (VERSION, 0)
     assert (answer.model_spec.name, answer.model_spec.version.value) == ("default", VERSION)
     assert list(answer.metadata) == ["signature_def"]
