@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from mpspool.core import log
 from mpspool.core.http2_frames import PREFACE
+from mpspool.router.fronts.complaints import Complaints
 from mpspool.router.fronts.http2 import hello
-from mpspool.router.fronts.http2.complaints import Complaints
 from mpspool.router.fronts.http2.hello import Kind
 
 
@@ -89,7 +90,7 @@ def test_whatever_comes(noise: bytes, start: int, stop: int) -> None:
 def test_a_flood_of_bad_connections_is_a_few_lines() -> None:
     """And at the end of its time one line with the number of the others."""
     now_s = [0.0]
-    complaints = Complaints(lambda: now_s[0])
+    complaints = Complaints(lambda: now_s[0], log.get("http2"))
     with capture_logs() as logs:
         for number in range(500):
             complaints.say(f"10.0.0.1:{number}", "NO_ERROR", "why")

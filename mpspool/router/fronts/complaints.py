@@ -6,10 +6,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from mpspool.core import log
-
-_http2 = log.get("http2")
-
 _PERIOD_S = 10.0
 _LINES = 20
 
@@ -25,7 +21,7 @@ class Complaints:
         counts: of all connections, by code.
     """
 
-    def __init__(self, now_s: Callable[[], float], logger: Any = _http2) -> None:
+    def __init__(self, now_s: Callable[[], float], logger: Any) -> None:
         self._logger = logger
         self._now_s = now_s
         self._begun_s = now_s()

@@ -20,10 +20,10 @@ from mpspool.core.errors import Code, PoolError, cut
 from mpspool.core.methods import Method
 from mpspool.core.settings import RouterSettings
 from mpspool.router.asked import Asked
-from mpspool.router.fronts.http2.link import peer_name
 from mpspool.router.fronts.inflate import ENCODINGS, inflate
 from mpspool.router.fronts.rest_listener import STALL_S
 from mpspool.router.fronts.rest_path import Wanted, wanted
+from mpspool.router.fronts.sockets import peer_name
 from mpspool.router.fronts.tfs_grpc import Dataplane, describe, statuses
 from mpspool.router.memory import Admission
 

@@ -11,9 +11,9 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from mpspool.core import log
-from mpspool.router.fronts.http2.complaints import Complaints
-from mpspool.router.fronts.http2.link import peer_name
-from mpspool.router.fronts.http2.listener import BACKLOG, TICK_S, bind
+from mpspool.router.fronts.complaints import Complaints
+from mpspool.router.fronts.http2.listener import TICK_S
+from mpspool.router.fronts.sockets import BACKLOG, bind, peer_name
 
 logger = log.get("rest")
 

@@ -8,7 +8,7 @@ from typing import Protocol
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from mpspool.router.fronts.http2.complaints import Complaints
+from mpspool.router.fronts.complaints import Complaints
 
 
 class Connected(Protocol):

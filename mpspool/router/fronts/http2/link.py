@@ -9,6 +9,7 @@ from mpspool.core import log
 from mpspool.core.http2_frames import ErrorCode
 from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.sending import Output
+from mpspool.router.fronts.sockets import peer_name
 
 if TYPE_CHECKING:
     from mpspool.router.fronts.http2.listener import Listener
@@ -116,11 +117,3 @@ class Link(asyncio.Protocol):
             self._listener.complaints.say(
                 peer_name(self._transport.get_extra_info("peername")), code.name, text
             )
-
-
-def peer_name(address: object) -> str:
-    """As "127.0.0.1:1234"; empty for what is gone already."""
-    if not isinstance(address, tuple):
-        return ""
-    host, port = address[:2]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

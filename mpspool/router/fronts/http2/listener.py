@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
-import socket
 import ssl
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from mpspool.core import unix_socket
-from mpspool.router.fronts.http2.complaints import Complaints
+from mpspool.core import log, unix_socket
+from mpspool.router.fronts.complaints import Complaints
 from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.headers import RequestHead
 from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.link import Link
 from mpspool.router.fronts.http2.streams import Stream
 from mpspool.router.fronts.http2.tls_link import TlsLink
+from mpspool.router.fronts.sockets import BACKLOG, bind
+
+logger = log.get("http2")
 
 TICK_S = 1.0
-# In the kernel's queue, until we accept them.
-BACKLOG = 1024
 # For a peer to take the last bytes and close its side.
 _LINGER_S = 0.5
-# Addresses that a name may stand for on a machine that does not have them all.
-_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 class Listener:
@@ -61,7 +58,7 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._paths: list[str] = []
         self._ticker: asyncio.TimerHandle | None = None
-        self.complaints = Complaints(self.now_s)
+        self.complaints = Complaints(self.now_s, logger)
         # Signing takes as long as a hundred requests: so many clients that come at once are not to hold up others.
         self._signers: ThreadPoolExecutor | None = None
 
@@ -134,41 +131,3 @@ class Listener:
         if self._signers is not None:
             self._signers.shutdown(cancel_futures=True)
             self._signers = None
-
-
-def bind(host: str, port: int) -> list[socket.socket]:
-    """A socket for every address of a name, all with one port. "::" takes IPv4, too.
-
-    Raises:
-        OSError: none of them can be had, or one is taken.
-    """
-    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    sockets: list[socket.socket] = []
-    problem: OSError | None = None
-    for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
-        try:
-            sockets.append(_bind(family, address, port))
-        except OSError as error:
-            if error.errno not in _NOT_HERE:
-                for bound in sockets:
-                    bound.close()
-                raise
-            problem = error
-            continue
-        port = port or sockets[0].getsockname()[1]
-    if not sockets:
-        raise problem or OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
-    return sockets
-
-
-def _bind(family: int, address: tuple[object, ...], port: int) -> socket.socket:
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
-        bound.bind((address[0], port, *address[2:]))
-    except OSError:
-        bound.close()
-        raise
-    return bound

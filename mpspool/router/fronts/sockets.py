@@ -1,0 +1,57 @@
+"""What the sockets of all fronts have in common: where they listen, and what a peer is called."""
+
+from __future__ import annotations
+
+import errno
+import socket
+
+# In the kernel's queue, until we accept them.
+BACKLOG = 1024
+# Addresses that a name may stand for on a machine that does not have them all.
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def bind(host: str, port: int) -> list[socket.socket]:
+    """A socket for every address of a name, all with one port. "::" takes IPv4, too.
+
+    Raises:
+        OSError: none of them can be had, or one is taken.
+    """
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    problem: OSError | None = None
+    for family, address in dict.fromkeys((entry[0], entry[4]) for entry in found):
+        try:
+            sockets.append(_bind(family, address, port))
+        except OSError as error:
+            if error.errno not in _NOT_HERE:
+                for bound in sockets:
+                    bound.close()
+                raise
+            problem = error
+            continue
+        port = port or sockets[0].getsockname()[1]
+    if not sockets:
+        raise problem or OSError(errno.EADDRNOTAVAIL, f"{host} has no address")
+    return sockets
+
+
+def _bind(family: int, address: tuple[object, ...], port: int) -> socket.socket:
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
+        bound.bind((address[0], port, *address[2:]))
+    except OSError:
+        bound.close()
+        raise
+    return bound
+
+
+def peer_name(address: object) -> str:
+    """As "127.0.0.1:1234"; empty for what is gone already."""
+    if not isinstance(address, tuple):
+        return ""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
