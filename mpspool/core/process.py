@@ -100,9 +100,9 @@ def give_way(nice: int = 19, *, idle_s: float = 0.0) -> None:
 
     Args:
         nice: of the child and its session.
-        idle_s: more than 0 for one that gets nothing but what nobody else wants (SCHED_IDLE): others are put beside
-            it as on an idle processor. If it wants a processor for so long and gets less than a quarter of one, it is
-            killed, and begins again without.
+        idle_s: more than 0 for one that gets nothing but what nobody else wants (SCHED_IDLE), and only on half of the
+            processors: others are put beside it as on an idle one. If it wants a processor for so long and gets less
+            than a quarter of one, it is killed, and begins again without.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = os.getpid()
@@ -116,6 +116,7 @@ def give_way(nice: int = 19, *, idle_s: float = 0.0) -> None:
             if policy == os.SCHED_IDLE:
                 with contextlib.suppress(OSError):
                     os.sched_setscheduler(0, policy, os.sched_param(0))
+                    _keep_to_half()
             _say_session_nice(nice)
             return
         if policy == os.SCHED_OTHER or not _starves(child, idle_s):
@@ -124,6 +125,12 @@ def give_way(nice: int = 19, *, idle_s: float = 0.0) -> None:
         status = os.waitpid(child, 0)[1]
         if not os.WIFSIGNALED(status):  # it has come through after all
             _end_as(status)
+
+
+def _keep_to_half() -> None:
+    """Of the processors that this thread may use, the last: the first have most of the interrupts."""
+    processors = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, processors[-max(1, len(processors) // 2) :])
 
 
 def _say_session_nice(nice: int) -> None:

@@ -96,13 +96,15 @@ def test_shows_as(shown: list[str], name: str, command: list[bytes] | None) -> N
 
 
 def giving_way(then: str, idle_s: float = 0.0, before: str = "") -> subprocess.Popen[str]:
-    """A process that gives way, and says what it is then: its policy and nice values, its own and its session's."""
+    """A process that gives way, and says what it is then: its policy, its nice values and its session's, its processors."""
     code = (
         "import os, signal; from pathlib import Path; from mpspool.core import process\n"
         f"{before}process.give_way(idle_s={idle_s})\n"
         "group = Path('/proc/self/autogroup')\n"
         "nice = group.read_text().split()[-1] if group.exists() else '19'\n"
-        "print(os.sched_getscheduler(0), os.nice(0), nice, os.getsid(0) == os.getpid(), os.getpid(), flush=True)\n"
+        "processors = ','.join(map(str, sorted(os.sched_getaffinity(0))))\n"
+        "alone = os.getsid(0) == os.getpid()\n"
+        "print(os.sched_getscheduler(0), os.nice(0), nice, alone, processors, os.getpid(), flush=True)\n"
         + then
     )
     # As supervisord's children are: the leader of a process group.
@@ -116,9 +118,12 @@ def giving_way(then: str, idle_s: float = 0.0, before: str = "") -> subprocess.P
 )
 def test_gives_way(idle_s: float, policy: int, then: str, status: int) -> None:
     """In a session of its own, where a nice value counts beside others; and its end is its caller's."""
+    every = sorted(os.sched_getaffinity(0))
+    mine = every[-max(1, len(every) // 2) :] if policy == os.SCHED_IDLE else every
     with giving_way(then, idle_s) as child:
         assert child.stdout is not None
-        assert child.stdout.read().split()[:4] == [str(policy), "19", "19", "True"]
+        said = child.stdout.read().split()
+        assert said[:5] == [str(policy), "19", "19", "True", ",".join(map(str, mine))]
         assert child.wait(10) == status
 
 

@@ -12,8 +12,8 @@ from mpspool.core.messages import LoadReport, Outcome
 from mpspool.core.methods import Method
 from mpspool.core.settings import RouterSettings
 from mpspool.router.metrics import tensorflow_serving as tfs_metrics
+from mpspool.router.metrics.bounds import MAX_SIZES
 from mpspool.router.metrics.exposition import Metrics
-from mpspool.router.metrics.tensorflow_serving import MAX_SIZES
 from tests.pool import ROOT
 from tests.serving_metrics import BOUNDS, DASHBOARD, LEFT_OUT, SERVED
 

@@ -14,7 +14,15 @@ from prometheus_client.utils import floatToGoString
 
 from mpspool.core.errors import Code, Lack
 from mpspool.core.methods import Method
-from mpspool.router.metrics import tensorflow_serving as tfs
+from mpspool.router.metrics.bounds import (
+    BATCH_SIZES,
+    EXAMPLES,
+    GRAPH_RUN_US,
+    LATENCY_US,
+    MAX_SIZES,
+    QUEUING_US,
+    seconds,
+)
 from mpspool.router.metrics.buckets import Bounds, Buckets, together, united
 from mpspool.router.metrics.labels import VERSION, WORKER, worker_labels
 
@@ -28,9 +36,9 @@ SIZES = tuple(float(2**power) for power in range(13))
 
 
 # What TensorFlow Serving's metrics tell by bounds of their own, too.
-_LATENCIES = united(SECONDS, tfs.seconds(tfs.LATENCY_US))
-_QUEUED = united(SECONDS, tfs.seconds(tfs.QUEUING_US))
-_RUNS = united(SECONDS, tfs.seconds(tfs.LATENCY_US), tfs.seconds(tfs.GRAPH_RUN_US))
+_LATENCIES = united(SECONDS, seconds(LATENCY_US))
+_QUEUED = united(SECONDS, seconds(QUEUING_US))
+_RUNS = united(SECONDS, seconds(LATENCY_US), seconds(GRAPH_RUN_US))
 
 
 class MethodCounts:
@@ -100,9 +108,9 @@ class VersionCounts:
         self.effective, self.waiting = Buckets(SECONDS), Buckets(SECONDS)
         self.batch_requests, self.batch_rows = Buckets(SIZES), Buckets(SIZES)
         self.batch_runs = Buckets(_RUNS)
-        self.batch_sizes, self.input_rows = Buckets(tfs.BATCH_SIZES), Buckets(tfs.BATCH_SIZES)
+        self.batch_sizes, self.input_rows = Buckets(BATCH_SIZES), Buckets(BATCH_SIZES)
         self.paddings: dict[int, Buckets] = {}
-        self.examples = Buckets(tfs.EXAMPLES)
+        self.examples = Buckets(EXAMPLES)
 
     def method(self, method: Method) -> MethodCounts:
         """That method's own."""
@@ -120,8 +128,8 @@ class VersionCounts:
         self.batch_sizes.observe(size)
         found = self.paddings.get(size)
         if found is None:
-            size = size if len(self.paddings) < tfs.MAX_SIZES else 0
-            found = self.paddings.setdefault(size, Buckets(tfs.BATCH_SIZES))
+            size = size if len(self.paddings) < MAX_SIZES else 0
+            found = self.paddings.setdefault(size, Buckets(BATCH_SIZES))
         found.observe(padding)
 
     def add(self, other: VersionCounts) -> None:
@@ -129,7 +137,7 @@ class VersionCounts:
         for method, counts in other.asked():
             self.method(method).add(counts)
         for size, padding in other.paddings.items():
-            self.paddings.setdefault(size, Buckets(tfs.BATCH_SIZES)).add(padding)
+            self.paddings.setdefault(size, Buckets(BATCH_SIZES)).add(padding)
         for name in ("joined_queue", "batch_runs", "batch_sizes", "input_rows", "examples"):
             getattr(self, name).add(getattr(other, name))
 

@@ -9,24 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from mpspool.core.errors import Code
 from mpspool.core.methods import Method
-from mpspool.router.metrics.buckets import Bounds, Buckets, exponential, together
-
-if TYPE_CHECKING:
-    from mpspool.router.metrics.requests import VersionCounts
-
-_US = 1e6
-# Times are in microseconds there.
-LATENCY_US = exponential(10, 1.8, 33)
-QUEUING_US = exponential(100, 1.2, 52)
-GRAPH_RUN_US = exponential(1000, 2, 20)
-BATCH_SIZES = exponential(1, 2, 14)
-EXAMPLES = exponential(1, 2, 15)
-# Sizes of batches that have a series of their own; others share one.
-MAX_SIZES = 100
+from mpspool.router.metrics.bounds import (
+    BATCH_SIZES,
+    EXAMPLES,
+    GRAPH_RUN_US,
+    LATENCY_US,
+    QUEUING_US,
+    US,
+    seconds,
+)
+from mpspool.router.metrics.buckets import Bounds, Buckets, together
+from mpspool.router.metrics.requests import VersionCounts
 
 # A BatchingSession is given no name for its threads there, however they are called in the parameters.
 _THREAD_POOL = ""
@@ -130,11 +127,6 @@ RUNTIME_LATENCY = Family(
 FAMILIES = tuple(sorted(value for value in globals().values() if isinstance(value, Family)))
 
 
-def seconds(bounds_us: Bounds) -> Bounds:
-    """Bounds as what is counted in seconds is counted by."""
-    return tuple(bound / _US for bound in bounds_us)
-
-
 @dataclass(slots=True)
 class Loads:
     """What became of the workers of a model version as they started."""
@@ -210,7 +202,7 @@ _Samples = list[tuple[tuple[str, ...], _Value]]
 
 def _of_us(buckets: Buckets, bounds_us: Bounds) -> _Histogram:
     """What was counted in seconds."""
-    return _Histogram(bounds_us, buckets.cumulated(seconds(bounds_us)), buckets.total * _US)
+    return _Histogram(bounds_us, buckets.cumulated(seconds(bounds_us)), buckets.total * US)
 
 
 def _as_it_is(buckets: Buckets, bounds: Bounds) -> _Histogram:
@@ -247,7 +239,7 @@ def _of_runs(counted: Counted) -> dict[Family, _Samples]:
     return {
         SESSION_RUNS: [((), whole.count)],
         GRAPH_RUNS: [((), whole.count)],
-        GRAPH_RUN_TIME: [((), round(whole.total * _US))],
+        GRAPH_RUN_TIME: [((), round(whole.total * US))],
         GRAPH_RUN_TIMES: [((), _of_us(whole, GRAPH_RUN_US))],
     }
 
