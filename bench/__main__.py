@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import environments, report, sharing, sharing_report, swap, swap_report
+from bench import environments, processors, report, sharing, sharing_report, swap, swap_report
 from bench.environments import BenchError
 from bench.front import LAYERS
 from bench.guard import running
@@ -53,6 +53,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--seconds", type=float, help="of load in each cell and round; default: 3")
     add("--repeat", type=int, help="rounds; default: 3")
     add("--only", choices=("front", "pool", "inprocess", "sharing", "swap"), help="one part of it")
+    processors.add_option(parser)
     add("--quick", action="store_true", help="concurrency 32, one round of 1 s: does everything run?")
     add("--name", help="of the files; default: the time, or quick")
     add("--results", type=Path, default=_RESULTS, help="where they go; default: bench/results")
@@ -73,6 +74,7 @@ def _run(options: argparse.Namespace) -> int:
         concurrency=sorted(options.concurrency),
         seconds=options.seconds,
         repeat=options.repeat,
+        load_cpus=options.load_cpus,
     )
     results = Results()
     try:
@@ -86,7 +88,7 @@ def _run(options: argparse.Namespace) -> int:
 def _run_parts(options: argparse.Namespace, plan: Plan, results: Results) -> None:
     highest = dataclasses.replace(plan, concurrency=plan.concurrency[-1:])
     peers = [OURS, OURS_BATCHING, *(peer for group in options.peers for peer in GROUPS[group])]
-    with running(options.cache.resolve()) as run:
+    with running(options.cache.resolve(), options.load_cpus) as run:
         if options.only in (None, "front"):
             run_part("front", LAYERS, highest, results, run, limit=False)
         if options.only in (None, "pool"):
@@ -116,6 +118,7 @@ def _write(results: Results, plan: Plan, folder: Path, name: str) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     options = _arguments(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    options.load_cpus = processors.divide(options.server_cpus)
     try:
         return _run(options)
     except BenchError as error:

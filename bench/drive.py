@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.environments import BenchError
+from bench.processors import Processors, on
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ def drive(
     log: Path,
     http1: bool,
     rate: float = 0.0,
+    cpus: Processors = (),
 ) -> Driven:
     """Drives the URL for some seconds, without a warm-up of its own: what it counts is all it sent.
 
@@ -55,6 +57,7 @@ def drive(
         log: where h2load may write its record of each request; removed afterwards.
         http1: speak HTTP/1.1, not HTTP/2.
         rate: requests a second over all connections, at even times; 0: the next one when one is answered.
+        cpus: processors of its own; none: any.
 
     Raises:
         BenchError: h2load did not run, or its output was not understood.
@@ -67,7 +70,9 @@ def drive(
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     try:
         limit_s = seconds + 60
-        done = subprocess.run([*command, url], capture_output=True, text=True, timeout=limit_s, check=False)
+        done = subprocess.run(
+            on(cpus, [*command, url]), capture_output=True, text=True, timeout=limit_s, check=False
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         if done.returncode:
             raise BenchError(f"h2load ended with status {done.returncode}: {done.stderr or done.stdout}")

@@ -20,6 +20,7 @@ from pathlib import Path
 from bench import measure
 from bench.environments import REPOSITORY
 from bench.models import ensure_exported
+from bench.processors import Processors
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +32,18 @@ class Run:
         folder: for temporary files.
         models: the folder of base paths.
         cache: where the environments are.
+        load_cpus: processors of the load's own; none: any.
     """
 
     mark: str
     folder: Path
     models: Path
     cache: Path
+    load_cpus: Processors = ()
 
 
 @contextmanager
-def running(cache: Path) -> Iterator[Run]:
+def running(cache: Path, load_cpus: Processors = ()) -> Iterator[Run]:
     """A run, with the models exported; its processes and its folder are gone afterwards."""
     models = ensure_exported(cache)
     mark = uuid.uuid4().hex
@@ -50,7 +53,7 @@ def running(cache: Path) -> Iterator[Run]:
     # Reads from the pipe that we hold, so its stdin ends when we do.
     guard = subprocess.Popen(command, cwd=REPOSITORY, stdin=subprocess.PIPE, start_new_session=True)
     try:
-        yield Run(mark, folder, models, cache)
+        yield Run(mark, folder, models, cache, load_cpus)
     finally:
         assert guard.stdin is not None
         guard.stdin.close()

@@ -18,6 +18,7 @@ from typing import Any
 from bench import sharing_report, swap_report
 from bench.cell import Sample
 from bench.environments import REPOSITORY
+from bench.processors import sentence
 from bench.suite import PAIRS, STEADY, Cell, Pair, Plan, Results
 from bench.tables import table
 
@@ -82,7 +83,7 @@ def _head(plan: Plan) -> Iterator[str]:
     yield f"{facts['cpus']} CPUs ({facts['cpu']}), {facts['system']}, Python {facts['python']}, TensorFlow"
     yield f"{facts['tensorflow']}, mpspool {facts['commit']}, {facts['time']}. {plan.repeat} rounds of"
     yield f"{plan.seconds:g} s a cell; medians. Two model processes with one TensorFlow thread each, everywhere."
-    yield "The load driver runs on the same machine. What the figures mean: bench/README.md."
+    yield f"{sentence(plan.load_cpus)} What the figures mean: bench/README.md."
 
 
 def machine() -> dict[str, Any]:

@@ -44,6 +44,7 @@ class Server:
         self._model = MODELS[model]
         number = next(_numbers)
         self._mark = f"{run.mark}.{number}."
+        self._load_cpus = run.load_cpus
         self._place = Place(model, free_ports(), run.folder / str(number), run.models, run.cache)
         self._log = run.folder / f"{number}.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -189,7 +190,9 @@ class Server:
         pids = self.pids()
         server, machine, start = measure.cpu_by_pid(pids), measure.machine_busy_s(), time.monotonic()
         headers = self.peer.protocol.headers
-        driven = drive(url, headers, body, concurrency, seconds, log=log, http1=http1, rate=rate)
+        driven = drive(
+            url, headers, body, concurrency, seconds, log=log, http1=http1, rate=rate, cpus=self._load_cpus
+        )
         elapsed = time.monotonic() - start
         used = measure.by_role(server, measure.cpu_by_pid(pids))
         busy = measure.machine_busy_s() - machine

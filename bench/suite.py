@@ -25,6 +25,7 @@ from bench.guard import Run
 from bench.inprocess import InProcess
 from bench.models import MODELS
 from bench.peers import FOREIGN, Peer
+from bench.processors import Processors
 from bench.server import Server
 from bench.sharing import Sharing
 from bench.swap_report import Swaps
@@ -122,6 +123,7 @@ class Plan:
         batches: of these, each model has those it is measured with.
         repeat: rounds.
         seconds: of load in each cell and round.
+        load_cpus: processors of the load's own; none: any.
     """
 
     models: Sequence[str]
@@ -129,6 +131,7 @@ class Plan:
     concurrency: Sequence[int]
     seconds: float
     repeat: int
+    load_cpus: Processors = ()
 
 
 def run_part(

@@ -20,10 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bench import embedding, environments, measure, report, swap_load, swap_report
+from bench import embedding, environments, measure, processors, report, swap_load, swap_report
 from bench.drive import drive
 from bench.environments import REPOSITORY, BenchError
 from bench.guard import Run, running
+from bench.processors import on
 from bench.protocols import Tfs
 from bench.server import check_counts
 from bench.swap_load import Requests
@@ -92,6 +93,8 @@ def _measure(run: Run, server: Swapping, base_path: BasePath, plan: Plan) -> Swa
         sent=len(requests),
         failed=requests.failed,
         failures=requests.failures,
+        steady_ms=_p99_of_all(requests, [(one.steady, one.begin) for one in seen]),
+        during_ms=_p99_of_all(requests, [(one.begin, one.end) for one in seen]),
         swaps=[figures(requests, one, cpu) for one in seen],
         bins=_bins(requests),
     )
@@ -117,6 +120,7 @@ def _capacity(run: Run, port: int, seconds: float) -> float:
             duration,
             log=run.folder / "h2load",
             http1=False,
+            cpus=run.load_cpus,
         )
     check_counts(address, driven, frame_bytes, http1=False)
     return driven.ok / seconds
@@ -127,7 +131,9 @@ def _loaded(run: Run, port: int, rate: float, record: Path) -> Iterator[None]:
     """Afterwards the record is there. Raises BenchError."""
     command = [sys.executable, "-m", "bench.swap_load", str(port), str(rate), str(record)]
     environment = os.environ | {measure.MARK: f"{run.mark}.load."}
-    process = subprocess.Popen(command, env=environment, cwd=REPOSITORY, stdin=subprocess.PIPE)
+    process = subprocess.Popen(
+        on(run.load_cpus, command), env=environment, cwd=REPOSITORY, stdin=subprocess.PIPE
+    )
     try:
         yield
     finally:
@@ -177,6 +183,10 @@ def figures(requests: Requests, seen: Seen, cpu: measure.CpuMeter) -> Swap:
     )
 
 
+def _p99_of_all(requests: Requests, times: Sequence[tuple[float, float]]) -> float:
+    return _p99(np.concatenate([requests.due_in(*each).latencies_ms for each in times]))
+
+
 def _p99(values: swap_load.Floats) -> float:
     return float(np.percentile(values, 99))
 
@@ -208,7 +218,7 @@ def _bins(requests: Requests) -> list[Bin]:
 
 def _write(found: Sequence[Swaps], options: argparse.Namespace) -> None:
     # Both first: a file that is written anew makes the clone differ from its commit.
-    facts = report.machine()
+    facts = report.machine() | {"load_cpus": options.load_cpus}
     parts = swap_report.head(facts), swap_report.tables(found), swap_report.target_lines(found)
     table = "\n".join([*itertools.chain(*parts), ""])
     whole = {"machine": facts, "swaps": swap_report.as_dict(found)}
@@ -227,6 +237,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--in-process", type=int, help="of the one process, 0 for none; default: 5")
     add("--steady", type=float, help="seconds before each swap; default: 5")
     add("--quick", action="store_true", help="two swaps each, a second before them: does everything run?")
+    processors.add_option(parser)
     add("--name", default=time.strftime("%Y%m%d-%H%M%S-swap"), help="of the files; default: the time")
     add("--results", type=Path, default=_RESULTS, help="where they go; default: bench/results")
     add("--cache", type=Path, default=environments.DEFAULT_CACHE, help="for the model")
@@ -241,9 +252,10 @@ def _plan(options: argparse.Namespace) -> Plan:
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _arguments(argv)
+    options.load_cpus = processors.divide(options.server_cpus)
     try:
         environments.ensure_h2load()
-        with running(options.cache.resolve()) as run:
+        with running(options.cache.resolve(), options.load_cpus) as run:
             found = measure_swaps(run, _plan(options))
         _write(found, options)
     except BenchError as error:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.processors import sentence
 from bench.tables import table
 
 _SLOWER, _GROWN = 1.5, 1.03
@@ -76,6 +78,7 @@ class Swaps:
         rate: of the load, a second.
         sent, failed: requests, from its begin to its end.
         failures: how they failed.
+        steady_ms, during_ms: p99 of all requests before the swaps, and of all in their times.
     """
 
     title: str
@@ -84,8 +87,21 @@ class Swaps:
     sent: int
     failed: int
     failures: Sequence[str]
+    steady_ms: float
+    during_ms: float
     swaps: Sequence[Swap]
     bins: Sequence[Bin]
+
+    @property
+    def ratio(self) -> float:
+        """All swaps taken together."""
+        return self.during_ms / self.steady_ms
+
+    @property
+    def wandering(self) -> Sequence[float]:
+        """What the ratio is where nothing is swapped: of each steady time by the one before it."""
+        steady = [swap.steady_ms for swap in self.swaps]
+        return [later / earlier for earlier, later in itertools.pairwise(steady)]
 
     @property
     def grown(self) -> float:
@@ -104,7 +120,8 @@ def head(facts: Mapping[str, Any]) -> Iterator[str]:
     yield "# What requests see of a new version"
     yield ""
     yield f"{facts['cpus']} CPUs ({facts['cpu']}), {facts['system']}, Python {facts['python']}, TensorFlow"
-    yield f"{facts['tensorflow']}, mpspool {facts['commit']}, {facts['time']}. What the figures mean: bench/README.md."
+    yield f"{facts['tensorflow']}, mpspool {facts['commit']}, {facts['time']}."
+    yield f"{sentence(facts['load_cpus'])} What the figures mean: bench/README.md."
 
 
 def tables(found: Sequence[Swaps]) -> Iterator[str]:
@@ -122,6 +139,8 @@ def tables(found: Sequence[Swaps]) -> Iterator[str]:
             "p99 before, ms",
             "p99 in it, ms",
             "in it / before",
+            "all in them / all before",
+            "before / before the last",
             "sent late in it, ms",
             "others' cores",
         ),
@@ -150,6 +169,8 @@ def _row(found: Swaps) -> tuple[str, ...]:
         _both([swap.steady_ms for swap in swaps], 2),
         _both([swap.during_ms for swap in swaps], 2),
         _both([swap.ratio for swap in swaps], 2),
+        f"{found.ratio:.2f}",
+        _both(found.wandering, 2) if found.wandering else "",
         _both([swap.late_ms for swap in swaps], 2),
         _both([swap.foreign_cores for swap in swaps], 2),
         _both([swap.first_ms for swap in swaps], 2),
@@ -184,6 +205,7 @@ def targets(found: Sequence[Swaps]) -> Iterator[tuple[str, str, str, str]]:
         (f"failed requests in {len(ratios)} swaps", 0, ours.failed),
         ("p99 in a swap / before it, median", _SLOWER, statistics.median(ratios)),
         ("p99 in a swap / before it, worst", _SLOWER, max(ratios)),
+        ("p99 in all swaps / before all of them", _SLOWER, ours.ratio),
         ("a version's first answer / p99 before it, median", 1, statistics.median(firsts)),
         ("a version's first answer / p99 before it, worst", 1, max(firsts)),
         ("PSS after the last swap / the first", _GROWN, ours.grown),
