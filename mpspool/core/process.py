@@ -176,7 +176,7 @@ def _end_as(status: int) -> NoReturn:
 
 
 def wake_first() -> None:
-    """Has this thread, and those that it starts, take a processor when they wake, from who has long work there.
+    """Has this process's threads, and those that they start, take a processor when they wake, from who has long work there.
 
     By asking for short slices: a kernel that hands out processors by deadline (EEVDF) lets whoever runs go on to the end of
     the shortest slice among those that wait, and that is some milliseconds where nobody asks. It changes nobody's share. A
@@ -187,9 +187,12 @@ def wake_first() -> None:
     call = _SCHED_SETATTR.get(os.uname().machine)
     if call is None:
         return
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
-    attributes = _SCHED_ATTR.pack(_SCHED_ATTR.size, os.sched_getscheduler(0), 0, nice, 0, _SLICE_NS, 0, 0)
-    ctypes.CDLL(None).syscall(call, 0, attributes, 0)
+    syscall = ctypes.CDLL(None).syscall
+    for thread in _threads():
+        with contextlib.suppress(ProcessLookupError):
+            policy, nice = os.sched_getscheduler(thread), os.getpriority(os.PRIO_PROCESS, thread)
+            attributes = _SCHED_ATTR.pack(_SCHED_ATTR.size, policy, 0, nice, 0, _SLICE_NS, 0, 0)
+            syscall(call, thread, attributes, 0)
 
 
 def set_session_nice(nice: int) -> bool:
@@ -209,6 +212,24 @@ def set_session_nice(nice: int) -> bool:
     except OSError:  # a kernel that knows no such thing
         return True
     return True
+
+
+def end_giving_way(nice: int) -> None:
+    """Has the end of this process, in which the kernel frees its memory, take less of the processors than others get.
+
+    Whichever of its threads is the last one frees it, so all of them are told.
+
+    Args:
+        nice: of its threads, and of its session where that is its own.
+    """
+    set_session_nice(nice)
+    for thread in _threads():
+        with contextlib.suppress(ProcessLookupError):
+            os.setpriority(os.PRIO_PROCESS, thread, max(nice, os.getpriority(os.PRIO_PROCESS, thread)))
+
+
+def _threads() -> list[int]:
+    return list(map(int, os.listdir("/proc/self/task")))
 
 
 def become_subreaper() -> None:

@@ -142,6 +142,7 @@ class Worker:
         # What loading made stays: to go through it in search of garbage takes 0.14 s, and a request would wait for that.
         gc.freeze()
         self._yields = not process.set_session_nice(0)
+        process.wake_first()
         self._state.to(WorkerState.READY, "warm")
         report = LoadReport(
             path=str(path),

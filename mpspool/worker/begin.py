@@ -13,7 +13,7 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import SlotSettings, WorkerSettings
 from mpspool.worker import device
 
-# Of one that gives way until it is READY: it gets about a tenth of a processor that all want.
+# Of one that gives way until it is READY, and of each that leaves: about a tenth of a processor that all want.
 _NICE = 10
 
 
@@ -25,9 +25,10 @@ def work(settings_file: Path) -> NoReturn:
     """
     config = settings.load(settings_file, WorkerSettings)
     log.configure(worker=config.worker, generation=config.generation)
-    process.wake_first()
     if config.gives_way:
         process.set_session_nice(_NICE)
+    else:
+        process.wake_first()
     if config.slot.simulated:
         log.get("worker").warning(f"SIMULATED: {_stand_in(config.slot)}", device=config.slot.device)
     program = WorkerId.parse(config.worker).program
@@ -41,6 +42,7 @@ def work(settings_file: Path) -> NoReturn:
     status = main(config)
     sys.stdout.flush()
     sys.stderr.flush()
+    process.end_giving_way(_NICE)
     # Without TensorFlow's own teardown: it may hang and has nothing left to save.
     os._exit(status)
 

@@ -16,7 +16,7 @@ import grpc
 import pytest
 
 from mpspool.core import tfrecord, tfs
-from tests import models
+from tests import models, slices
 from tests.conftest import PoolStarter, short_dir
 from tests.light import metric
 from tests.polling import until
@@ -627,6 +627,9 @@ def test_workers_come_and_go_one_after_another(
         publish(root, root / "1", 2)
         serves(pool, 2)
         running.end_clean()
+        if slices.KNOWN:  # those that gave way until they served, too
+            pids = [worker["pid"] for worker in pool.workers().values()]
+            assert [slices.slices_ns(pid) for pid in pids] == 2 * [{slices.SHORT_NS}]
 
         def order(version: int, *kinds: str) -> list[str]:
             """The kinds of what the pool noted of this version's workers, as it came, each once for each worker."""

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import os
 import signal
 import socket
-import struct
 import subprocess
 import sys
-import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from mpspool.core import process
+from tests import slices
 from tests.polling import until
 
 
@@ -173,38 +173,44 @@ def test_who_never_gets_a_processor_begins_again() -> None:
             one.wait()
 
 
-def slice_ns() -> int:
-    """What this thread has asked for; 0 where it has not, or the kernel does not know of it."""
-    attributes = bytearray(48)
-    buffer = (ctypes.c_char * len(attributes)).from_buffer(attributes)
-    get = {"x86_64": 315, "aarch64": 275}[os.uname().machine]
-    assert ctypes.CDLL(None).syscall(get, 0, buffer, len(attributes), 0) == 0
-    return int(struct.unpack_from("=Q", attributes, 24)[0])
+@contextlib.contextmanager
+def threads_of_one_that(does: str) -> Iterator[list[int]]:
+    """The threads of a process that leads a session, and did this: its first, one from before it and one from after it."""
+    code = (
+        "import sys, threading\nfrom mpspool.core import process\n"
+        "start = lambda: threading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+        f"start()\n{does}\nstart()\nprint(flush=True)\nsys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, start_new_session=True) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert child.stdout.readline() == "\n"
+        threads = sorted(map(int, os.listdir(f"/proc/{child.pid}/task")))
+        assert len(threads) == 3
+        yield threads
+        child.stdin.close()
 
 
-@pytest.mark.skipif(
-    tuple(int(part) for part in os.uname().release.split(".")[:2]) < (6, 12),
-    reason="Linux before 6.12 has no slices of a process' own",
-)
-@pytest.mark.skipif(os.uname().machine not in ("x86_64", "aarch64"), reason="the call's number is not known")
+@pytest.mark.skipif(not slices.KNOWN, reason="this kernel has no slices of a thread's own")
 def test_who_wakes_first_asks_for_short_slices() -> None:
-    """Its later threads do, too; its nice value stays, and who is not asked has the kernel's own."""
-    asked: list[int] = []
-
-    def ask() -> None:
-        before = slice_ns()
-        os.nice(1)
-        process.wake_first()
-        later = threading.Thread(target=lambda: asked.append(slice_ns()))
-        later.start()
-        later.join()
-        asked.extend([slice_ns(), before])
-        assert os.getpriority(os.PRIO_PROCESS, 0) == nice + 1
-
+    """All its threads do; its nice value stays, and who is not asked has the kernel's own."""
     nice = os.getpriority(os.PRIO_PROCESS, 0)
-    thread = threading.Thread(target=ask)
-    thread.start()
-    thread.join()
-    short, same, before = asked
-    assert short == same == 100_000
-    assert before == slice_ns() != short
+    with threads_of_one_that("process.os.nice(1)\nprocess.wake_first()") as threads:
+        assert {slices.slice_ns(thread) for thread in threads} == {slices.SHORT_NS}
+        # The thread from before it has a nice value of its own, and keeps that.
+        assert sorted(os.getpriority(os.PRIO_PROCESS, thread) for thread in threads) == [
+            nice,
+            nice + 1,
+            nice + 1,
+        ]
+    assert slices.slice_ns(0) != slices.SHORT_NS
+
+
+def test_who_ends_giving_way_does_so_in_all_threads() -> None:
+    """Its session does, too; a thread that gave way more than that goes on doing so."""
+    with threads_of_one_that("process.os.nice(12)\nprocess.end_giving_way(10)") as threads:
+        assert [os.getpriority(os.PRIO_PROCESS, thread) for thread in threads] == [12, 10, 12]
+        group = Path(f"/proc/{threads[0]}/autogroup")
+        assert not group.exists() or group.read_text().split()[-1] == "10"
