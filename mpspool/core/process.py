@@ -91,35 +91,55 @@ def show_as(name: str, *arguments: str) -> None:
         ctypes.memmove(begin, shown[: room - 1].ljust(room, b"\0"), room)
 
 
-def give_way(nice: int = 19, *, idle_s: float = 0.0) -> None:
+def lead_session() -> None:
+    """Leaves for a session of this process's own. Does nothing where it leads one.
+
+    Where the kernel shares the processors out among sessions first (sched_autogroup_enabled), what a process gets beside
+    others is a matter of its session: in one with others it takes their part, and they its.
+
+    supervisord makes each of its children the leader of a process group, which must not begin a session: so it first joins
+    its parent's group.
+    """
+    if os.getsid(0) != os.getpid():
+        with contextlib.suppress(OSError):  # the parent has just ended
+            os.setpgid(0, os.getpgid(os.getppid()))
+            os.setsid()
+
+
+def give_way(nice: int) -> None:
+    """Leaves the processors to others, for good: by a nice value, and by that of a session of its own."""
+    lead_session()
+    with contextlib.suppress(OSError):  # a sandbox that forbids it does not keep it from its work
+        os.nice(nice)
+    for _ in range(_ASKED):
+        if set_session_nice(nice):
+            return
+        time.sleep(_ASK_AGAIN_S)
+
+
+def give_way_to_all(starving_s: float) -> None:
     """Leaves the processors to all others, for good. Comes back in a child of the caller, which waits for it.
 
-    Where the kernel shares the processors out among sessions first (sched_autogroup_enabled) a nice value counts
-    within a session only: so this needs one of its own, which the leader of a process group cannot have. The caller
-    ends as the child does, and the child with the caller.
+    The child gets nothing but what nobody else wants (SCHED_IDLE), and only on half of the processors: others are put
+    beside it as on an idle one. It ends with the caller, and the caller as the child does.
 
     Args:
-        nice: of the child and its session.
-        idle_s: more than 0 for one that gets nothing but what nobody else wants (SCHED_IDLE), and only on half of the
-            processors: others are put beside it as on an idle one. If it wants a processor for so long and gets less
-            than a quarter of one, it is killed, and begins again without.
+        starving_s: if it wants a processor for so long and gets less than a quarter of one, it is killed, and begins again
+            with a nice value alone.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     parent = os.getpid()
-    for policy in (os.SCHED_IDLE, os.SCHED_OTHER) if idle_s else (os.SCHED_OTHER,):
+    for policy in (os.SCHED_IDLE, os.SCHED_OTHER):
         child = os.fork()
         if not child:
             die_with_parent(parent)
-            os.setsid()
-            with contextlib.suppress(OSError):  # a sandbox that forbids it does not keep it from its work
-                os.nice(nice)
             if policy == os.SCHED_IDLE:
                 with contextlib.suppress(OSError):
                     os.sched_setscheduler(0, policy, os.sched_param(0))
                     _keep_to_half()
-            _say_session_nice(nice)
+            give_way(19)
             return
-        if policy == os.SCHED_OTHER or not _starves(child, idle_s):
+        if policy == os.SCHED_OTHER or not _starves(child, starving_s):
             _end_as(os.waitpid(child, 0)[1])
         os.kill(child, signal.SIGKILL)
         status = os.waitpid(child, 0)[1]
@@ -131,13 +151,6 @@ def _keep_to_half() -> None:
     """Of the processors that this thread may use, the last: the first have most of the interrupts."""
     processors = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, processors[-max(1, len(processors) // 2) :])
-
-
-def _say_session_nice(nice: int) -> None:
-    for _ in range(_ASKED):
-        if set_session_nice(nice):
-            return
-        time.sleep(_ASK_AGAIN_S)
 
 
 def _starves(child: int, for_s: float) -> bool:
@@ -195,15 +208,19 @@ def wake_first() -> None:
             syscall(call, thread, attributes, 0)
 
 
-def set_session_nice(nice: int) -> bool:
+def set_session_nice(nice: int, *, shared: bool = False) -> bool:
     """Says how much of the processors our session gets beside others, where it is ours and the kernel asks that.
 
     Unlike a process's nice value it can be lowered again by everybody, down to 0.
 
+    Args:
+        nice: of the session.
+        shared: say it for the others in it, too, whoever leads it.
+
     Returns:
         False if it should be said again: the kernel takes ten a second from all who are not root.
     """
-    if os.getsid(0) != os.getpid():
+    if not shared and os.getsid(0) != os.getpid():
         return True
     try:
         Path("/proc/self/autogroup").write_text(str(nice), encoding="ascii")

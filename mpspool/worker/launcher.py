@@ -1,7 +1,9 @@
 """Stands for a forked worker under supervisord: has the nursery fork it, passes signals on, ends as it ends.
 
 Run as a file, `python -I -S launcher.py NURSERY_SOCKET SETTINGS`: there is one for each worker for as long as
-it lives, so it imports nothing but the standard library, and little of that.
+it lives, and each new version starts some beside those that serve: so it imports nothing but the standard library, and
+little of that. `signal` and `socket` make enums of the constants of `_signal` and `_socket`, which takes as long as Python's
+start.
 
 What is said on the socket (SOCK_SEQPACKET): the launcher sends PROTOCOL and five descriptors: the request
 (the settings file's path and the environment, NUL-separated), standard input, output and error, and the
@@ -19,15 +21,17 @@ from __future__ import annotations
 import ctypes
 import os
 import select
-import signal
-import socket
 import sys
 import time
-from contextlib import suppress
 
 TYPE_CHECKING = False  # `typing` alone takes as long to import as Python to start
 if TYPE_CHECKING:
+    import signal
+    import socket
     from typing import NoReturn
+else:
+    import _signal as signal
+    import _socket as socket
 
 PROTOCOL = b"mpspool nursery 1"
 DESCRIPTORS = 5
@@ -45,6 +49,7 @@ _RETRY_S = 0.05
 # How long a nursery may take to say how its worker ended; one that is replacing itself is silent meanwhile.
 _LAST_WORD_S = 30.0
 _MAX_ANSWER_BYTES = 64 * 1024
+_DESCRIPTOR_BYTES = 4
 _RELAYED = (
     signal.SIGTERM,
     signal.SIGINT,
@@ -137,10 +142,13 @@ def _ask_once(nursery: str, settings: str, timeout_s: float) -> _Worker:
         connection.settimeout(timeout_s)
         connection.connect(nursery)
         os.write(request, b"\0".join([os.fsencode(settings), *map(b"=".join, os.environb.items())]))
-        socket.send_fds(connection, [PROTOCOL], [request, 0, 1, 2, workers_end.fileno()])
-        data, descriptors, _, _ = socket.recv_fds(connection, _MAX_ANSWER_BYTES, 1, socket.MSG_CMSG_CLOEXEC)
+        handed = b"".join(map(_descriptor, (request, 0, 1, 2, workers_end.fileno())))
+        connection.sendmsg([PROTOCOL], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, handed)])
+        data, ancillary, _, _ = connection.recvmsg(
+            _MAX_ANSWER_BYTES, socket.CMSG_SPACE(_DESCRIPTOR_BYTES), socket.MSG_CMSG_CLOEXEC
+        )
         _check(data)
-        return _Worker(connection, lifeline, descriptors[0])
+        return _Worker(connection, lifeline, int.from_bytes(ancillary[0][2], sys.byteorder))
     except BaseException:
         connection.close()
         lifeline.close()
@@ -148,6 +156,11 @@ def _ask_once(nursery: str, settings: str, timeout_s: float) -> _Worker:
     finally:
         os.close(request)
         workers_end.close()
+
+
+def _descriptor(number: int) -> bytes:
+    """As SCM_RIGHTS has it."""
+    return number.to_bytes(_DESCRIPTOR_BYTES, sys.byteorder)
 
 
 def _check(answer: bytes) -> None:
@@ -204,8 +217,10 @@ def _note_signals() -> int:
 
 def _relay(signums: bytes, pidfd: int) -> None:
     for signum in signums:
-        with suppress(ProcessLookupError):
+        try:  # noqa: SIM105  contextlib takes long to import, too
             signal.pidfd_send_signal(pidfd, signum)
+        except ProcessLookupError:
+            pass
 
 
 def _ended(connection: socket.socket) -> int | None:
@@ -222,15 +237,19 @@ def _end_as(status: int) -> NoReturn:
     if os.WIFSIGNALED(status):
         signum = os.WTERMSIG(status)
         _prctl(_PR_SET_DUMPABLE, 0)
-        with suppress(OSError):  # the disposition of SIGKILL cannot be set
+        try:  # noqa: SIM105
             signal.signal(signum, signal.SIG_DFL)
+        except OSError:  # the disposition of SIGKILL cannot be set
+            pass
         os.kill(os.getpid(), signum)
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
 def _say(text: str) -> None:
-    with suppress(OSError):
+    try:  # noqa: SIM105
         os.write(2, f"launcher: {text}\n".encode(errors="replace"))
+    except OSError:
+        pass
 
 
 if __name__ == "__main__":

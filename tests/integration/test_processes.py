@@ -134,6 +134,28 @@ def test_what_is_killed_comes_back_once(light_pool: LightStarter, victim: str) -
     assert pool.output.read_text().count(told) == 1
 
 
+def autogroup(pid: int) -> str:
+    """The kernel's name of a process's session, and its nice value."""
+    return Path(f"/proc/{pid}/autogroup").read_text()
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not share by sessions")
+def test_who_serves_shares_no_session(light_pool: LightStarter) -> None:
+    """Router and workers have each their own; supervisord's gives way to them, unless somebody waits for it."""
+    pool = light_pool().wait()
+    serving = [pool.process_pid("router"), *(worker["pid"] for worker in pool.status()["workers"])]
+    assert [os.getsid(pid) for pid in serving] == serving
+    assert {autogroup(pid).split()[-1] for pid in serving} == {"0"}
+    assert os.getsid(pool.process_pid("pool")) == pool.supervisord_pid()
+    until(lambda: autogroup(pool.supervisord_pid()).split()[-1] == "10")
+    behave(pool, ONE, "slow")
+    kill(pool.workers()[ONE]["pid"])
+    until(lambda: autogroup(pool.supervisord_pid()).split()[-1] == "0")
+    slow = until(lambda: pool.workers()[ONE]["pid"])
+    kill(slow)
+    until(lambda: autogroup(pool.supervisord_pid()).split()[-1] == "10")
+
+
 def test_counts_survive_the_pool_process(light_pool: LightStarter) -> None:
     """A worker dies, the pool dies, the worker dies again: generations and restarts go on."""
     pool = light_pool().wait()

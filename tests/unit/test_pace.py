@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mpspool.core.ids import ModelVersion, WorkerId
+from mpspool.core.process import EXIT_NEVER
 from mpspool.core.settings import ModelSettings, RestartSettings
-from mpspool.core.states import VersionPhase
+from mpspool.core.states import SlotState, VersionPhase
 from mpspool.supervisor.pool import pace
 from mpspool.supervisor.pool.slots import Slot
 from mpspool.supervisor.pool.status import Servable
@@ -61,6 +62,33 @@ def test_what_has_failed_leaves_at_once() -> None:
     known = [servable(ONE, VersionPhase.SERVING), servable(TWO, VersionPhase.FAILED)]
     slots = {worker(ONE): slot(ready=True), worker(TWO): slot(ready=True)}
     assert pace.giving_way(known, slots) == {ONE}
+
+
+def test_who_is_missed() -> None:
+    """Whoever was READY and is not; and whoever is on its way, but for one of a version that nobody waits for."""
+    slots = {worker(ONE): slot(ready=True), worker(TWO): slot(started=True)}
+
+    def missed(going: set[WorkerId] | None = None) -> bool:
+        return pace.missed(slots, going or set(), {ONE, TWO})
+
+    assert not missed()
+    assert pace.missed(slots, set(), {ONE})
+    slots[worker(ONE)].ended(-9, 2.0)
+    assert missed()
+    assert not missed({worker(ONE)})
+    slots[worker(ONE)].started(2, 2, 3.0)
+    assert missed()
+    slots[worker(ONE)].ready(4.0)
+    assert not missed()
+
+
+def test_one_that_is_given_up_is_not_waited_for() -> None:
+    """Else those that start workers would never give way again."""
+    slots = {worker(ONE): slot(ready=True), worker(OTHER): slot(started=True)}
+    assert pace.missed(slots, set(), {ONE})
+    slots[worker(OTHER)].ended(EXIT_NEVER, 2.0)
+    assert slots[worker(OTHER)].state is SlotState.FATAL
+    assert not pace.missed(slots, set(), {ONE})
 
 
 @pytest.mark.parametrize(("cores", "limit"), [(1, 1), (2, 1), (3, 1), (4, 2), (64, 32)])

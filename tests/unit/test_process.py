@@ -95,11 +95,48 @@ def test_shows_as(shown: list[str], name: str, command: list[bytes] | None) -> N
         child.stdin.close()
 
 
-def giving_way(then: str, idle_s: float = 0.0, before: str = "") -> subprocess.Popen[str]:
-    """A process that gives way, and says what it is then: its policy, its nice values and its session's, its processors."""
+SAY_IF_ALONE = "import os; print(os.getsid(0) == os.getpgid(0) == os.getpid(), flush=True)\n"
+
+
+def test_who_leads_a_session_has_it_for_itself() -> None:
+    """Whether it leads a process group, as supervisord's children do, or is in its parent's; and a second time changes nothing."""
+    code = "from mpspool.core import process\nprocess.lead_session()\n" + SAY_IF_ALONE
+    for group in (0, -1):
+        with subprocess.Popen(
+            [sys.executable, "-c", code + code], stdout=subprocess.PIPE, text=True, process_group=group
+        ) as child:
+            assert child.stdout is not None
+            assert child.stdout.read().split() == ["True", "True"]
+            assert child.wait(10) == 0
+
+
+@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not ask it")
+def test_a_nice_value_of_a_session_that_is_shared() -> None:
+    """One that leads none says nothing of its session, unless it speaks for all in it; and it is lowered again."""
+    code = (
+        "import os, sys; from mpspool.core import process\n"
+        "nice = lambda: open('/proc/self/autogroup').read().split()[-1]\n"
+        "os.setsid()\n"
+        "if os.fork(): sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+        "process.set_session_nice(3)\n"
+        "said = [nice()]\n"
+        "process.set_session_nice(3, shared=True)\n"
+        "said.append(nice())\n"
+        "while not process.set_session_nice(0, shared=True): pass\n"
+        "print(*said, nice())\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "3", "0"]
+
+
+def giving_way(then: str, starving_s: float = 0.0, before: str = "") -> subprocess.Popen[str]:
+    """A process that gives way, to all where it may starve, and says what it is then: its policy, its nice values and its
+    session's, its processors.
+    """
+    gives_way = f"give_way_to_all({starving_s})" if starving_s else "give_way(19)"
     code = (
         "import os, signal; from pathlib import Path; from mpspool.core import process\n"
-        f"{before}process.give_way(idle_s={idle_s})\n"
+        f"{before}process.{gives_way}\n"
         "group = Path('/proc/self/autogroup')\n"
         "nice = group.read_text().split()[-1] if group.exists() else '19'\n"
         "processors = ','.join(map(str, sorted(os.sched_getaffinity(0))))\n"
@@ -111,16 +148,16 @@ def giving_way(then: str, idle_s: float = 0.0, before: str = "") -> subprocess.P
     return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, process_group=0)
 
 
-@pytest.mark.parametrize(("idle_s", "policy"), [(0.0, os.SCHED_OTHER), (60.0, os.SCHED_IDLE)])
+@pytest.mark.parametrize(("starving_s", "policy"), [(0.0, os.SCHED_OTHER), (60.0, os.SCHED_IDLE)])
 @pytest.mark.parametrize(
     ("then", "status"),
     [("raise SystemExit(7)", 7), ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL)],
 )
-def test_gives_way(idle_s: float, policy: int, then: str, status: int) -> None:
+def test_gives_way(starving_s: float, policy: int, then: str, status: int) -> None:
     """In a session of its own, where a nice value counts beside others; and its end is its caller's."""
     every = sorted(os.sched_getaffinity(0))
     mine = every[-max(1, len(every) // 2) :] if policy == os.SCHED_IDLE else every
-    with giving_way(then, idle_s) as child:
+    with giving_way(then, starving_s) as child:
         assert child.stdout is not None
         said = child.stdout.read().split()
         assert said[:5] == [str(policy), "19", "19", "True", ",".join(map(str, mine))]
@@ -137,7 +174,7 @@ def test_gives_way_as_far_as_it_may() -> None:
 
 
 def test_who_gave_way_dies_with_who_waits() -> None:
-    with giving_way("signal.pause()") as child:
+    with giving_way("signal.pause()", 60.0) as child:
         assert child.stdout is not None
         forked = int(child.stdout.readline().split()[-1])
         assert process.children(child.pid) == [forked]
@@ -147,7 +184,7 @@ def test_who_gave_way_dies_with_who_waits() -> None:
 
 def test_who_waits_for_something_else_does_not_begin_again() -> None:
     """It gets little of a processor, and wants no more; on a busy machine it needs seconds to get so far."""
-    with giving_way("import time; time.sleep(6); raise SystemExit(7)", idle_s=5.0) as child:
+    with giving_way("import time; time.sleep(6); raise SystemExit(7)", starving_s=5.0) as child:
         assert child.stdout is not None
         assert [line.split()[0] for line in child.stdout.read().splitlines()] == [str(os.SCHED_IDLE)]
         assert child.wait(10) == 7
@@ -162,7 +199,7 @@ def test_who_never_gets_a_processor_begins_again() -> None:
         until(lambda: all(os.sched_getaffinity(one.pid) == {processor} for one in spinners))
         wanting = f"os.sched_setaffinity(0, {{{processor}}})\n"
         wanting += f"while os.sched_getscheduler(0) == {os.SCHED_IDLE}: pass\nraise SystemExit(7)"
-        with giving_way(wanting, idle_s=2.0) as child:
+        with giving_way(wanting, starving_s=2.0) as child:
             assert child.stdout is not None
             assert child.wait(60) == 7
             policies = [line.split()[0] for line in child.stdout.read().splitlines()]

@@ -25,6 +25,25 @@ def giving_way(servables: Iterable[Servable], slots: Mapping[WorkerId, Slot]) ->
     return {one.id for one in known if one.id.name in serving and one.phase is not VersionPhase.FAILED}
 
 
+def missed(
+    slots: Mapping[WorkerId, Slot], going: Collection[WorkerId], giving_way: Collection[ModelVersion]
+) -> bool:
+    """Whether a worker is waited for, and so are those that start it.
+
+    Args:
+        slots: the pool's.
+        going: the workers that are being ended, or are to be.
+        giving_way: the versions that nobody waits for; a worker that was READY is missed in these, too.
+    """
+    return any(
+        not slot.serves
+        and slot.state is not SlotState.FATAL
+        and worker not in going
+        and (slot.proved or worker.model_version not in giving_way)
+        for worker, slot in slots.items()
+    )
+
+
 def at_once(cores: int) -> int:
     """How many workers of a model may be on their way in, or out, at a time: each takes a processor meanwhile.
 

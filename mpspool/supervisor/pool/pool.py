@@ -47,6 +47,8 @@ _SOON_S = 0.02
 _TOLD_S = 5.0
 # Beyond what a request may take: a worker's way out.
 _GO_S = 10.0
+# Of the session of supervisord, of us and of what both start, while nobody waits for that.
+_NICE = 10
 _NOT_WANTED = "its version is not served any more"
 # Rounds after which it knows what this pool process began with.
 _TOLD_AFTER = 2
@@ -97,6 +99,7 @@ class Pool:
         self._router = RouterLink(self._run, self._on_snapshot, self._look)
         self._successions = Successions(self._servables.settings, self._router.signatures)
         self._giving_way: set[ModelVersion] = set()
+        self._nice: int | None = None
         self._at_once = pace.at_once(cpus.read_topology().cores)
         self._stopping = False
         self._rounds = 0
@@ -288,6 +291,7 @@ class Pool:
             if slot.state is SlotState.OCCUPIED and self._processes_pid(worker) == slot.pid:
                 self._workers.watch(worker, slot.pid)
         moved = not self._stopping and await self._step()
+        unwanted = self._unwanted()
         actions = reconcile.reconcile(
             self._slots,
             self._processes,
@@ -297,11 +301,12 @@ class Pool:
             reports=self._router.reports(),
             heard_since=self._router.heard_since(),
             ending=self._endings,
-            unwanted=self._unwanted(),
+            unwanted=unwanted,
             held=self._held(),
             now=time.monotonic(),
         )
         self._giving_way = pace.giving_way(self._servables.all(), self._slots)
+        self._yield(missed=pace.missed(self._slots, unwanted.union(self._endings), self._giving_way))
         done = False
         for action in actions:
             if not self._stopping or isinstance(action, reconcile.Ended | reconcile.Adopt):
@@ -310,6 +315,12 @@ class Pool:
             records = {str(worker): slot.record() for worker, slot in self._slots.items()}
             settings.save(self._run.settings_file(_RECORDS), _Records(records))
         return done or moved
+
+    def _yield(self, *, missed: bool) -> None:
+        """What is in this session, supervisord, the nursery and launchers, leaves the processors to router and workers."""
+        nice = 0 if missed or self._stopping else _NICE
+        if nice != self._nice and process.set_session_nice(nice, shared=True):
+            self._nice = nice
 
     # -- versions ---------------------------------------------------------------------------------
 

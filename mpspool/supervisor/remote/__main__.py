@@ -6,8 +6,7 @@ import sys
 from mpspool.core import process
 
 process.die_with_parent(os.getppid())
-# Whoever serves goes first. Before the other imports: the process that waits for this one would keep them.
-process.give_way(10)
+process.give_way(10)  # whoever serves goes first
 
 from mpspool.supervisor.remote.fetch import main  # noqa: E402
 

@@ -34,6 +34,7 @@ from mpspool.worker.weights.checkpoint import (
 from mpspool.worker.weights.handover import HandoverError, offer
 from mpspool.worker.weights.huge_pages import HugePages
 from mpspool.worker.weights.layout import lay_out
+from mpspool.worker.weights.rests import Rests
 
 logger = log.get("publish")
 
@@ -41,6 +42,8 @@ logger = log.get("publish")
 _CHUNK_BYTES = 2**20
 # With less to share a worker's own copy is the cheaper one.
 _WORTH_BYTES = 2**20
+# Of one that rests: so much longer, at most, and at most this part of the time that a start may take.
+_RESTS_S, _RESTS_PART = 60.0, 0.25
 _AGAIN = "export the model again, or copy its whole variables folder"
 
 
@@ -48,8 +51,12 @@ class NothingToShareError(Exception):
     """Why there is no segment for a model."""
 
 
-def publish(model: ModelSettings) -> tuple[int, Manifest]:
+def publish(model: ModelSettings, *, gives_way: bool = False) -> tuple[int, Manifest]:
     """Makes a model version's segment.
+
+    Args:
+        model: of that version.
+        gives_way: whether it takes its time, for the sake of those that serve.
 
     Returns:
         Its descriptor, sealed and read-only, and its manifest.
@@ -69,7 +76,8 @@ def publish(model: ModelSettings) -> tuple[int, Manifest]:
     descriptor = segment.create(model.weights.backing, model.weights.folder, manifest.size, name)
     try:
         with HugePages(descriptor, manifest.size) as huge:
-            _fill(descriptor, huge, prefix, checkpoint, manifest)
+            rests = Rests(min(_RESTS_S, _RESTS_PART * model.start_timeout_s) if gives_way else 0.0)
+            _fill(descriptor, huge, rests, prefix, checkpoint, manifest)
         segment.complete(descriptor, manifest.size)
     except BaseException:
         os.close(descriptor)
@@ -99,7 +107,9 @@ def _require_worth(manifest: Manifest, shared: str) -> None:
         raise NothingToShareError(f"only {total:,} bytes of it are worth sharing")
 
 
-def _fill(descriptor: int, huge: HugePages, prefix: Path, checkpoint: Checkpoint, manifest: Manifest) -> None:
+def _fill(
+    descriptor: int, huge: HugePages, rests: Rests, prefix: Path, checkpoint: Checkpoint, manifest: Manifest
+) -> None:
     """The header, the tensors shard by shard, and the magic last."""
     head = header(manifest)
     huge.prepare(0, len(MAGIC) + len(head))
@@ -111,19 +121,19 @@ def _fill(descriptor: int, huge: HugePages, prefix: Path, checkpoint: Checkpoint
         if placed is not None:
             shards.setdefault(tensor.shard, []).append((tensor, placed))
     for shard, tensors in sorted(shards.items()):
-        _copy_shard(descriptor, huge, shard_file(prefix, shard, checkpoint.shards), tensors)
+        _copy_shard(descriptor, huge, rests, shard_file(prefix, shard, checkpoint.shards), tensors)
     segment.write(descriptor, MAGIC, 0)
 
 
 def _copy_shard(
-    descriptor: int, huge: HugePages, path: Path, tensors: Iterable[tuple[Tensor, Placed]]
+    descriptor: int, huge: HugePages, rests: Rests, path: Path, tensors: Iterable[tuple[Tensor, Placed]]
 ) -> None:
     try:
         with open(path, "rb", buffering=0) as shard:
             source = shard.fileno()
             os.posix_fadvise(source, 0, 0, os.POSIX_FADV_SEQUENTIAL)
             for tensor, placed in sorted(tensors, key=lambda pair: pair[0].offset):
-                checksum = _copy(source, tensor, descriptor, huge, placed.offset, path)
+                checksum = _copy(source, tensor, descriptor, huge, rests, placed.offset, path)
                 if masked(checksum) != tensor.crc32c:
                     raise CheckpointError(
                         f"{path} is damaged: {tensor.key} does not match its checksum: {_AGAIN}"
@@ -134,7 +144,9 @@ def _copy_shard(
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _copy(source: int, tensor: Tensor, descriptor: int, huge: HugePages, place: int, path: Path) -> int:
+def _copy(
+    source: int, tensor: Tensor, descriptor: int, huge: HugePages, rests: Rests, place: int, path: Path
+) -> int:
     """Copies a tensor's bytes and returns their checksum."""
     checksum = done = 0
     while done < tensor.size:
@@ -145,10 +157,11 @@ def _copy(source: int, tensor: Tensor, descriptor: int, huge: HugePages, place: 
         huge.prepare(place + done, place + done + len(data))
         segment.write(descriptor, data, place + done)
         done += len(data)
+        rests.rest()
     return checksum
 
 
-def main(config: PublishSettings) -> int:
+def main(config: PublishSettings, *, gives_way: bool = False) -> int:
     """Publishes, hands over and returns the exit status."""
     _end_first()
     model = ModelVersion(config.model.name, config.model.version)
@@ -161,7 +174,7 @@ def main(config: PublishSettings) -> int:
 
     run_dir.set_last_words(model.publisher, "")
     try:
-        _publish_and_offer(config.model, run_dir.weights_socket)
+        _publish_and_offer(config.model, run_dir.weights_socket, gives_way=gives_way)
     except CheckpointError as error:
         return failed(str(error), process.EXIT_NEVER)
     except NothingToShareError as error:
@@ -174,10 +187,10 @@ def main(config: PublishSettings) -> int:
     return 0
 
 
-def _publish_and_offer(model: ModelSettings, path: Path) -> None:
+def _publish_and_offer(model: ModelSettings, path: Path, *, gives_way: bool) -> None:
     start = time.monotonic()
     try:
-        descriptor, manifest = publish(model)
+        descriptor, manifest = publish(model, gives_way=gives_way)
     except NothingToShareError as error:
         if model.weights.shared == "on":
             raise
