@@ -139,7 +139,9 @@ def autogroup(pid: int) -> str:
     return Path(f"/proc/{pid}/autogroup").read_text()
 
 
-@pytest.mark.skipif(not Path("/proc/self/autogroup").exists(), reason="this kernel does not share by sessions")
+@pytest.mark.skipif(
+    not Path("/proc/self/autogroup").exists(), reason="this kernel does not share by sessions"
+)
 def test_who_serves_shares_no_session(light_pool: LightStarter) -> None:
     """Router and workers have each their own; supervisord's gives way to them, unless somebody waits for it."""
     pool = light_pool().wait()
