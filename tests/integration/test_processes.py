@@ -153,8 +153,8 @@ def test_who_serves_shares_no_session(light_pool: LightStarter) -> None:
     behave(pool, ONE, "slow")
     kill(pool.workers()[ONE]["pid"])
     until(lambda: autogroup(pool.supervisord_pid()).split()[-1] == "0")
-    slow = until(lambda: pool.workers()[ONE]["pid"])
-    kill(slow)
+    until(lambda: not (pool.run_dir / "behave" / ONE).exists())  # it is the slow one
+    kill(until(lambda: pool.workers()[ONE]["pid"]))
     until(lambda: autogroup(pool.supervisord_pid()).split()[-1] == "10")
 
 
