@@ -8,10 +8,12 @@ DEMO := demo
 # them out, CUDA=1 has them in any case. /proc/driver/nvidia tells nothing: containers without the GPU have it as well.
 CUDA ?= $(shell { ls /dev/nvidia[0-9]* || nvidia-smi -L; } >/dev/null 2>&1 && echo 1)
 GPU := $(if $(filter 1,$(CUDA)),$(VENV)/.cuda)
+# What requests pass through is compiled to C where there is a compiler (docs/adr/0026): COMPILED=0 runs it as it is written.
+export MPSPOOL_COMPILED := $(COMPILED)
 
-.PHONY: serve test test-conformance test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler curl openssl prometheus
+.PHONY: serve test test-conformance test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler curl openssl prometheus compiled
 
-serve: $(VENV)/.runtime $(GPU) $(DEMO)/half_plus_two
+serve: $(VENV)/.runtime $(GPU) compiled $(DEMO)/half_plus_two
 	@exec $(BIN)/mpspool start --model half_plus_two=$(DEMO)/half_plus_two
 
 $(DEMO)/half_plus_two: $(VENV)/.runtime
@@ -27,37 +29,38 @@ DROP_IN := tests/integration/test_tensorflow_model_server.py tests/integration/t
 	tests/integration/test_prometheus.py tests/integration/test_parameters.py tests/integration/test_refusals.py
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
-test: $(VENV)/.dev $(GPU) compiler curl openssl
+test: $(VENV)/.dev $(GPU) compiler compiled curl openssl
 	$(PYTEST) $(PARALLEL) tests/unit tests/integration $(UNLOADED) $(VERSIONS:%=--ignore %) $(DROP_IN:%=--ignore %)
 	$(PYTEST) tests/gpu
 
 # TensorFlow Serving's API, command line, files and batching parameters; TLS; bytes of any kind.
-test-conformance: $(VENV)/.dev $(GPU) compiler curl openssl prometheus
+test-conformance: $(VENV)/.dev $(GPU) compiler compiled curl openssl prometheus
 	$(PYTEST) $(PARALLEL) tests/conformance tests/fuzz $(DROP_IN)
 
 # What dies, hangs or floods under load.
-test-chaos: $(VENV)/.dev $(GPU) compiler
+test-chaos: $(VENV)/.dev $(GPU) compiler compiled
 	$(PYTEST) tests/chaos $(UNLOADED:%=--ignore %) $(VERSIONS:%=--ignore %)
 
 # Model versions, and the configuration, that change under load.
-test-versions: $(VENV)/.dev $(GPU) compiler
+test-versions: $(VENV)/.dev $(GPU) compiler compiled
 	$(PYTEST) $(VERSIONS)
 
-# What starts pools, once more with workers that are processes of their own, as on GPUs.
+# What starts pools, once more with workers that are processes of their own, as on GPUs, and with nothing compiled.
+test-exec: export MPSPOOL_COMPILED := 0
 test-exec: $(VENV)/.dev $(GPU) compiler curl openssl
 	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) tests/conformance tests/integration $(DROP_IN:%=--ignore %)
 	MPSPOOL_WORKERS_START=exec $(PYTEST) tests/chaos tests/mps/chaos
 
 # Pools on stand-ins for GPUs: MPS and its faults, shares, daemons of others, the pod, the doctor.
-test-mps: $(VENV)/.dev $(GPU) compiler
+test-mps: $(VENV)/.dev $(GPU) compiler compiled
 	$(PYTEST) $(PARALLEL) tests/mps --ignore tests/mps/chaos
 	$(PYTEST) tests/mps/chaos
 
 # Do the benchmarks run, peers aside? Their figures are nobody's business here.
-test-bench: $(VENV)/.dev $(GPU) compiler openssl
+test-bench: $(VENV)/.dev $(GPU) compiler compiled openssl
 	$(PYTEST) tests/bench
 
-test-gpu: $(VENV)/.dev $(GPU)
+test-gpu: $(VENV)/.dev $(GPU) compiled
 	$(PYTEST) tests/gpu
 
 check: $(VENV)/.dev
@@ -66,10 +69,10 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-bench: $(VENV)/.dev $(GPU)
+bench: $(VENV)/.dev $(GPU) compiled
 	$(BIN)/python -m bench $(BENCH_ARGS)
 
-bench-gpu: $(VENV)/.dev $(GPU)
+bench-gpu: $(VENV)/.dev $(GPU) compiled
 	$(BIN)/python -m bench.gpu $(BENCH_ARGS)
 
 format: $(VENV)/.dev
@@ -108,6 +111,10 @@ $(VENV)/.cuda: constraints-cuda.txt $(VENV)/.runtime
 $(VENV)/.dev: constraints-dev.txt $(VENV)/.runtime
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r constraints-dev.txt
 	@touch $@
+
+# Does nothing where nothing has changed, and says so where there is nothing to compile with.
+compiled: $(VENV)/.runtime
+	@$(BIN)/python hatch_build.py
 
 compiler:
 	@command -v g++ >/dev/null || { test "$$(id -u)" = 0 && command -v apt-get >/dev/null && apt-get update -qq \

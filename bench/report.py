@@ -21,6 +21,7 @@ from bench.environments import REPOSITORY
 from bench.processors import sentence
 from bench.suite import PAIRS, STEADY, Cell, Pair, Plan, Results
 from bench.tables import table
+from mpspool import compiled
 
 OURS, OURS_BATCHING, LIMIT = "mpspool", "mpspool_batch", "inprocess"
 
@@ -98,7 +99,7 @@ def machine() -> dict[str, Any]:
         "system": platform.system(),
         "python": platform.python_version(),
         "tensorflow": metadata.version("tensorflow"),
-        "commit": commit or "unknown",
+        "commit": (commit or "unknown") + (" as it is written" if compiled.why_not() else ""),
     }
 
 

@@ -2,8 +2,9 @@
 
     python -m bench.where --model widedeep --batch 512
 
-py-spy is put into an environment of its own under the benchmark's cache. The stacks are kept under
-bench/results/where/raw in collapsed form, one "frame;frame;... samples" a line, which speedscope.app opens.
+py-spy sees Python alone: so the pool runs as it is written, not as it is compiled. It is put into an environment of its
+own under the benchmark's cache. The stacks are kept under bench/results/where/raw in collapsed form, one
+"frame;frame;... samples" a line, which speedscope.app opens.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench import environments, measure
@@ -200,7 +201,8 @@ def _run(options: argparse.Namespace) -> None:
         "raw",
     ]
     spy += ["--rate", str(_RATE_HZ)]
-    with running(cache) as run, Server(OURS, options.model, run) as server:
+    ours = replace(OURS, environment={**OURS.environment, "MPSPOOL_COMPILED": "0"})
+    with running(cache) as run, Server(ours, options.model, run) as server:
         one = server.measure(options.batch, options.concurrency, 3.0)
         print(
             f"{options.model}, batch {options.batch}, concurrency {options.concurrency}: {one.rate:.0f} answers/s,"

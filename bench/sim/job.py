@@ -25,7 +25,7 @@ class Outcome(enum.IntEnum):
     REFUSED_FULL = 3
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class Job(Entry):
     """What the scheduler is given.
 

@@ -129,6 +129,7 @@ def test_without_a_gpu_it_says_so_and_looks_at_the_rest() -> None:
     )
     rest = [
         "tensorflow",
+        "compiled",
         "cpus",
         "memory",
         "shared_memory",
@@ -483,6 +484,15 @@ def test_limits_of_memory() -> None:
     assert host.memory(WELL, HOST, replace(TF, available_bytes=None)).status is Status.OK
 
 
+def test_what_is_not_compiled() -> None:
+    """It says why, and what to do."""
+    found = host.compiled(replace(HOST, why_not_compiled="they are not compiled"))
+    assert found.status is Status.WARNING
+    assert found.evidence.endswith("answers fewer of them: they are not compiled")
+    assert "gcc" in found.remedy
+    assert host.compiled(HOST).status is Status.OK
+
+
 @pytest.mark.parametrize(
     ("given", "used", "status"),
     [
@@ -532,6 +542,7 @@ def test_stand_ins_are_marked_wherever_they_are_looked_at() -> None:
     marked = {check["name"] for check in report["checks"] if check["evidence"].startswith("SIMULATED: ")}
     plain = {
         "tensorflow",
+        "compiled",
         "cpus",
         "memory",
         "shared_memory",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mypy_extensions import mypyc_attr
+
 from mpspool.core.ids import ModelVersion
 from mpspool.core.methods import Method
 
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 Kind = tuple[str, bytes, bytes]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # the simulator has one
 @dataclass(slots=True, eq=False)
 class Entry:
     """One request on its way, or some rows of a large one. The scheduler owns every field from `size` on.

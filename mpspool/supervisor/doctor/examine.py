@@ -29,6 +29,7 @@ CHECKS = (
     "user",
     "tensorflow",
     "tensorflow_gpu",
+    "compiled",
     "cpus",
     "memory",
     "shared_memory",
@@ -76,6 +77,7 @@ def _checks(facts: Facts) -> Iterator[Finding]:
         yield from _gpu_checks(facts)
     yield tensorflow.installed(tf)
     yield from tensorflow.sees_gpus(uses, tf)
+    yield host.compiled(around)
     yield host.cpus(machine.topology)
     yield host.memory(facts.intent, around, tf)
     yield host.shared_memory(facts.intent, around)

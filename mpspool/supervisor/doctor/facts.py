@@ -58,6 +58,7 @@ class Host:
         nvidia_devices: NVIDIA's display devices on the PCI bus, seen from a container too.
         cuda_library: the driver's libcuda.so.1 is where the linker looks.
         environ: the variables of CUDA, of MPS and of the container toolkit.
+        why_not_compiled: why what requests pass through runs as Python; empty where it runs as C.
     """
 
     uid: int
@@ -70,6 +71,7 @@ class Host:
     nvidia_devices: int = 0
     cuda_library: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
+    why_not_compiled: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,8 @@ def look() -> Code:
 
     Taken before the imports, so that what is replaced in their course is found to have changed.
     """
-    paths = {sys.executable, *map(str, Path(mpspool.__file__).parent.rglob("*.py"))}
+    package = Path(mpspool.__file__).parent
+    paths = {sys.executable, *map(str, [*package.rglob("*.py"), *package.rglob("*.so")])}
     tensorflow = importlib.util.find_spec("tensorflow")
     if tensorflow is not None and tensorflow.origin:
         paths.add(str(Path(tensorflow.origin).parents[1]))
@@ -49,7 +50,11 @@ def imported(found: Code) -> Code:
     """What look() found, without the modules that were not imported since; those it did not see as they are now."""
     names = [name for name in sys.modules if name.partition(".")[0] in {"mpspool", "__main__"}]
     modules = {file for name in names if (file := getattr(sys.modules[name], "__file__", None))}
-    kept = {path: version for path, version in found.items() if path in modules or not path.endswith(".py")}
+    kept = {
+        path: version
+        for path, version in found.items()
+        if path in modules or not path.endswith((".py", ".so"))
+    }
     return kept | {path: _version(path) for path in modules - found.keys()}
 
 
