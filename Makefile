@@ -9,6 +9,7 @@ DEMO := demo
 CUDA ?= $(shell { ls /dev/nvidia[0-9]* || nvidia-smi -L; } >/dev/null 2>&1 && echo 1)
 GPU := $(if $(filter 1,$(CUDA)),$(VENV)/.cuda)
 # What requests pass through is compiled to C where there is a compiler (docs/adr/0026): COMPILED=0 runs it as it is written.
+COMPILED ?= $(MPSPOOL_COMPILED)
 export MPSPOOL_COMPILED := $(COMPILED)
 
 .PHONY: serve test test-conformance test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler curl openssl prometheus compiled

@@ -1,7 +1,7 @@
-"""The build's own step: the modules that requests pass through are compiled to C, where there is a compiler.
+"""The build's own step: the modules that requests pass through are compiled to C (docs/adr/0026).
 
-They are plain Python, and run as such where they are not compiled (docs/adr/0026). MPSPOOL_COMPILED=0 leaves them alone, 1
-refuses to go on without; else a text says why it was not done.
+They are plain Python, and run as such where that does not come off, for want of a compiler say: then a text says why.
+MPSPOOL_COMPILED=0 leaves them alone, 1 refuses to go on without.
 
     python hatch_build.py       compiles in place, for an installation in place
 """
@@ -15,7 +15,7 @@ import shutil
 import sys
 import sysconfig
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ _OPTIMISED = "1"
 
 def obstacle() -> str:
     """What there is not to compile with; "" for nothing."""
-    compiler = (os.environ.get("CC") or "cc").split()[0]
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
     if shutil.which(compiler) is None:
         return f"there is no C compiler ({compiler}; apt-get install gcc)"
     headers = Path(sysconfig.get_path("include"), "Python.h")
@@ -43,14 +43,33 @@ def obstacle() -> str:
     return ""
 
 
-def clear() -> None:
-    """Removes what was compiled in place."""
-    for file in [*ROOT.glob(f"{compiled.LIBRARY}.*.so"), *PACKAGE.rglob("*.so")]:
-        file.unlink()
+def attempt(folder: Path) -> tuple[Mapping[Path, Path], str]:
+    """Compiles them as far as that is wanted and can be done.
+
+    Returns:
+        Each file that was made -> where it belongs, from the repository's root; and, where there is none, why.
+
+    Raises:
+        SystemExit: MPSPOOL_COMPILED is 1, and it cannot be done.
+    """
+    wanted = os.environ.get(compiled.VARIABLE, "")
+    if wanted == "0":
+        return {}, f"{compiled.VARIABLE}=0"
+    if not (reason := obstacle()):
+        try:
+            return compile_into(folder), ""
+        except (Exception, SystemExit) as error:  # noqa: BLE001  whatever the tools raise; mypy, SystemExit
+            reason = f"{type(error).__name__}: {error}"
+    if wanted == "1":
+        sys.exit(f"mpspool cannot be compiled: {reason}")
+    return {}, reason
 
 
-def compile_in_place() -> list[Path]:
-    """Compiles them; all files that are then to be installed.
+def compile_into(folder: Path) -> dict[Path, Path]:
+    """The library, and for each module one that refers to it.
+
+    Returns:
+        Each file -> where it belongs, from the repository's root; the library last.
 
     Raises:
         SystemExit: mypy found an error.
@@ -78,14 +97,15 @@ def compile_in_place() -> list[Path]:
             ext.sources = []
             super().build_extension(ext)
 
-    clear()
-    with contextlib.chdir(ROOT), tempfile.TemporaryDirectory() as folder:
+    with contextlib.chdir(ROOT):
         extensions = _to_c(mypycify, f"{folder}/c")
         command = Build(Distribution({"name": "mpspool", "ext_modules": extensions, "packages": []}))
-        command.inplace, command.build_temp, command.build_lib = True, f"{folder}/o", f"{folder}/lib"
+        command.build_temp, command.build_lib = f"{folder}/o", f"{folder}/lib"
         command.ensure_finalized()
         command.run()
-        return [ROOT / command.get_ext_filename(one.name) for one in extensions]
+    names = [command.get_ext_filename(one.name) for one in extensions]
+    names.sort(key=lambda name: name.startswith(compiled.LIBRARY))
+    return {folder / "lib" / name: Path(name) for name in names}
 
 
 def _to_c(mypycify: Callable[..., list[Any]], folder: str) -> list[Any]:
@@ -115,31 +135,35 @@ class CompiledBuildHook(BuildHookInterface):  # type: ignore[type-arg,misc]
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel" or version == "editable":  # which `make compiled` does
             return
-        wanted = os.environ.get(compiled.VARIABLE, "")
-        reason = f"{compiled.VARIABLE}=0" if wanted == "0" else obstacle()
+        self._folder = tempfile.TemporaryDirectory()
+        files, reason = attempt(Path(self._folder.name))
         if reason:
-            clear()
-            if wanted == "1":
-                raise RuntimeError(f"mpspool cannot be compiled: {reason}")
             self.app.display_warning(f"mpspool is not compiled: {reason}")
             return
-        files = compile_in_place()
         build_data["pure_python"], build_data["infer_tag"] = False, True
-        build_data["force_include"] |= {str(file): str(file.relative_to(ROOT)) for file in files}
+        build_data["force_include"] |= {str(file): str(place) for file, place in files.items()}
+
+    def finalize(self, version: str, _build_data: dict[str, Any], _artifact: str) -> None:
+        if self.target_name == "wheel" and version != "editable":
+            self._folder.cleanup()
 
 
-def main() -> str:
-    """Compiles in place what is not, or has changed since; why not, if there is something to say."""
+def main() -> None:
+    """Compiles in place, if it is not or something has changed since."""
     if not compiled.obstacle(PACKAGE, os.environ) or os.environ.get(compiled.VARIABLE) == "0":
-        return ""
-    if reason := obstacle():
-        clear()
-        return f"mpspool is not compiled, and runs all the same: {reason}"
+        return
+    # The library says that all is there: it goes first and comes last.
+    for file in [*ROOT.glob(f"{compiled.LIBRARY}.*.so"), *PACKAGE.rglob("*.so")]:
+        file.unlink()
     print("compiling what requests pass through", flush=True)
-    compile_in_place()
-    return ""
+    with tempfile.TemporaryDirectory() as folder:
+        files, reason = attempt(Path(folder))
+        for file, place in files.items():
+            shutil.copyfile(file, ROOT / f"{place}.new")
+            os.replace(ROOT / f"{place}.new", ROOT / place)
+    if reason:
+        print(f"mpspool is not compiled, and runs all the same: {reason}")
 
 
 if __name__ == "__main__":
-    if said := main():
-        print(said)
+    main()

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 # By folder of this package; those of a folder but for its __init__.py. hatch_build.py compiles them as one library.
 MODULES = (
@@ -58,6 +59,7 @@ MODULES = (
     "worker/runner.py",
     "worker/varints.py",
     "worker/engine/session.py",
+    "worker/examples/*.py",
 )
 
 VARIABLE = "MPSPOOL_COMPILED"
@@ -65,15 +67,23 @@ VARIABLE = "MPSPOOL_COMPILED"
 LIBRARY = "mpspool__mypyc"
 
 _PACKAGE = Path(__file__).parent
+_AGAIN = "mpspool again (in a checkout: make compiled)"
 
 
-def why_not() -> str:
-    """Why this process does not run them as C; "" where it does."""
+class Obstacle(NamedTuple):
+    """Why they do not run as C, and what to do about it."""
+
+    reason: str
+    remedy: str
+
+
+def why_not() -> Obstacle | None:
+    """Why this process does not run them as C; None where it does."""
     return _why_not
 
 
-def obstacle(package: Path, environ: Mapping[str, str]) -> str:
-    """Why those of an installed package are not to run as C; "" where they are.
+def obstacle(package: Path, environ: Mapping[str, str]) -> Obstacle | None:
+    """Why those of an installed package are not to run as C; None where they are.
 
     In an installation in place a module may have been changed since it was compiled: then all run as they are written.
     """
@@ -82,15 +92,15 @@ def obstacle(package: Path, environ: Mapping[str, str]) -> str:
         (file for suffix in suffixes if (file := package.parent / f"{LIBRARY}{suffix}").exists()), None
     )
     if library is None:
-        return "they are not compiled"
+        return Obstacle("they are not compiled", f"install gcc and Python's headers, then {_AGAIN}")
     if environ.get(VARIABLE) == "0":
-        return f"{VARIABLE}=0"
+        return Obstacle(f"{VARIABLE}=0", f"unset {VARIABLE}")
     if (package.parent / "pyproject.toml").exists():
         compiled_ns = library.stat().st_mtime_ns
         for file in [*files(package), package / Path(__file__).name]:
             if file.stat().st_mtime_ns > compiled_ns:
-                return f"{file} is newer than what was compiled of it"
-    return ""
+                return Obstacle(f"{file} is newer than what was compiled of it", "make compiled")
+    return None
 
 
 def files(package: Path) -> list[Path]:
@@ -99,14 +109,14 @@ def files(package: Path) -> list[Path]:
     return sorted(file for file in found if file.name != "__init__.py")
 
 
-def _settle() -> str:
+def _settle() -> Obstacle | None:
     """Before any of them is imported: where they are not to run as C, they are looked for as Python alone."""
-    reason = obstacle(_PACKAGE, os.environ)
-    if reason:
+    found = obstacle(_PACKAGE, os.environ)
+    if found is not None:
         sys.path_hooks.insert(0, _finder)
         for path in [path for path in sys.path_importer_cache if _is_ours(path)]:
             del sys.path_importer_cache[path]
-    return reason
+    return found
 
 
 def _finder(path: str) -> importlib.machinery.FileFinder:

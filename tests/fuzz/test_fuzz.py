@@ -12,19 +12,19 @@ from tests.fuzz.targets import TARGETS, seeds
 from tests.models import REPOSITORY
 
 SECONDS = 8
+# With what is compiled as it is installed: here it is looked into, and so runs as it is written, unless it is there before.
+AS_INSTALLED = "import mpspool, runpy; runpy.run_module('tests.fuzz', run_name='__main__', alter_sys=True)"
+COMPILED = ("routed", "predict", "classify", "regress", "multi_inference", "http2", "hello")
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_nothing_is_found(target: str, tmp_path: Path) -> None:
-    """No input raises, or is answered INTERNAL."""
+def fuzz(program: list[str], target: str, seconds: int, artifacts: Path) -> None:
     found = subprocess.run(
         [
             sys.executable,
-            "-m",
-            "tests.fuzz",
+            *program,
             target,
-            f"-max_total_time={SECONDS}",
-            f"-artifact_prefix={tmp_path}/",
+            f"-max_total_time={seconds}",
+            f"-artifact_prefix={artifacts}/",
         ],
         check=False,
         cwd=REPOSITORY,
@@ -34,6 +34,18 @@ def test_nothing_is_found(target: str, tmp_path: Path) -> None:
     )
     assert found.returncode == 0, found.stderr
     assert "Done" in found.stderr
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_nothing_is_found(target: str, tmp_path: Path) -> None:
+    """No input raises, or is answered INTERNAL."""
+    fuzz(["-m", "tests.fuzz"], target, SECONDS, tmp_path)
+
+
+@pytest.mark.parametrize("target", COMPILED)
+def test_nothing_is_found_where_it_is_compiled(target: str, tmp_path: Path) -> None:
+    """Nor does C that was made of it. The fuzzer does not see which ways it goes there, and tries less of use."""
+    fuzz(["-c", AS_INSTALLED], target, SECONDS // 2, tmp_path)
 
 
 @pytest.mark.parametrize("target", TARGETS)

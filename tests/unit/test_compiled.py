@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import pkgutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -14,13 +17,19 @@ import mpspool
 from mpspool import compiled
 
 PACKAGE = Path(mpspool.__file__).parent
-# What a process says of each of its modules that may be compiled, by the end of the file that it came from.
+WRITTEN = {
+    ".".join(("mpspool", *file.relative_to(PACKAGE).with_suffix("").parts))
+    for file in compiled.files(PACKAGE)
+}
+# Which kinds of file a process has them of.
 SAY = """
-import sys, mpspool
+import importlib, sys
+from pathlib import Path
 from mpspool import compiled
-import mpspool.router.dataplane, mpspool.worker.codec
-print(compiled.why_not())
-print({Path(module.__file__).suffix for name, module in sys.modules.items() if name in NAMES})
+for name in sys.argv[1:]:
+    importlib.import_module(name)
+print(compiled.why_not().reason if compiled.why_not() else "")
+print(*{Path(sys.modules[name].__file__).suffix for name in sys.argv[1:]})
 """
 
 
@@ -42,6 +51,13 @@ def installed(tmp_path: Path) -> Path:
     return package
 
 
+def reason(package: Path, environ: Mapping[str, str] | None = None) -> str:
+    found = compiled.obstacle(package, environ or {})
+    assert found is not None
+    assert found.remedy
+    return found.reason
+
+
 def test_every_line_of_the_list_names_files() -> None:
     for pattern in compiled.MODULES:
         assert list(PACKAGE.glob(pattern)), pattern
@@ -49,45 +65,66 @@ def test_every_line_of_the_list_names_files() -> None:
 
 
 def test_what_is_compiled_runs_as_c(installed: Path) -> None:
-    assert not compiled.obstacle(installed, {})
-    assert not compiled.obstacle(installed, {compiled.VARIABLE: "1"})
+    assert compiled.obstacle(installed, {}) is None
+    assert compiled.obstacle(installed, {compiled.VARIABLE: "1"}) is None
 
 
 def test_what_is_not_compiled_runs_as_it_is_written(installed: Path) -> None:
     """Also where it was compiled for another Python alone."""
     library = installed.parent / f"{compiled.LIBRARY}{EXTENSION_SUFFIXES[0]}"
     library.rename(library.with_name(f"{compiled.LIBRARY}.cpython-35m-x86_64-linux-gnu.so"))
-    assert compiled.obstacle(installed, {}) == "they are not compiled"
+    assert reason(installed) == "they are not compiled"
 
 
 def test_the_environment_has_it_run_as_it_is_written(installed: Path) -> None:
-    assert compiled.obstacle(installed, {compiled.VARIABLE: "0"}) == "MPSPOOL_COMPILED=0"
+    assert reason(installed, {compiled.VARIABLE: "0"}) == "MPSPOOL_COMPILED=0"
 
 
 def test_what_was_changed_since_runs_as_it_is_written(installed: Path) -> None:
     """In a checkout; an installed package's files have whatever times they were unpacked with."""
     changed = installed / "core/envelope.py"
     os.utime(changed, (3, 3))
-    assert compiled.obstacle(installed, {}) == f"{changed} is newer than what was compiled of it"
+    assert reason(installed) == f"{changed} is newer than what was compiled of it"
     (installed.parent / "pyproject.toml").unlink()
-    assert not compiled.obstacle(installed, {})
+    assert compiled.obstacle(installed, {}) is None
 
 
-@pytest.mark.parametrize(("value", "suffixes"), [("0", {".py"}), ("1", {".so"})])
-def test_a_process_imports_them_all_from_one_kind_of_file(value: str, suffixes: set[str]) -> None:
-    if value == "1" and (why := compiled.obstacle(PACKAGE, {})):
+@pytest.mark.parametrize("value", ["0", ""])
+def test_a_process_has_all_of_them_of_one_kind(value: str) -> None:
+    """Wherever there is something to compile with, make has compiled them."""
+    sys.path.insert(0, str(PACKAGE.parent))
+    try:
+        import hatch_build
+    finally:
+        sys.path.pop(0)
+    if value != "0" and (os.environ.get(compiled.VARIABLE) == "0" or (why := hatch_build.obstacle())):
         pytest.skip(why)
-    names = {
-        ".".join(("mpspool", *file.relative_to(PACKAGE).with_suffix("").parts))
-        for file in compiled.files(PACKAGE)
-    }
     done = subprocess.run(
-        [sys.executable, "-c", f"from pathlib import Path\nNAMES = {names!r}\n{SAY}"],
+        [sys.executable, "-c", SAY, *sorted(WRITTEN)],
         env={**os.environ, compiled.VARIABLE: value},
         capture_output=True,
         text=True,
         check=True,
     )
-    reason, found = done.stdout.splitlines()
-    assert reason == ("MPSPOOL_COMPILED=0" if value == "0" and not compiled.obstacle(PACKAGE, {}) else reason)
-    assert found == str(suffixes)
+    reason, suffixes = done.stdout.splitlines()
+    assert (reason, suffixes) == (("MPSPOOL_COMPILED=0", ".py") if value == "0" else ("", ".so"))
+
+
+def test_what_is_written_derives_from_nothing_that_is_compiled() -> None:
+    """For a compiled class takes none but compiled ones for its own, and says so only when such a one is called."""
+    modules = [module.name for module in pkgutil.walk_packages(mpspool.__path__, "mpspool.")]
+    classes = [
+        found
+        for name in modules
+        if not name.endswith("__main__")
+        for found in vars(importlib.import_module(name)).values()
+        if isinstance(found, type) and str(found.__module__).startswith("mpspool.")
+    ]
+    derived = {
+        (found.__qualname__, base.__qualname__)
+        for found in classes
+        if found.__module__ not in WRITTEN
+        for base in found.__mro__[1:]
+        if base.__module__ in WRITTEN and not getattr(base, "_is_protocol", False)
+    }
+    assert not derived

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from mpspool.cli import main
+from mpspool.compiled import Obstacle
 from mpspool.core.errors import Problem
 from mpspool.core.rundir import RunDir
 from mpspool.mps.device_state import GpuState, Survey
@@ -486,10 +487,10 @@ def test_limits_of_memory() -> None:
 
 def test_what_is_not_compiled() -> None:
     """It says why, and what to do."""
-    found = host.compiled(replace(HOST, why_not_compiled="they are not compiled"))
+    found = host.compiled(replace(HOST, not_compiled=Obstacle("they are not compiled", "install gcc")))
     assert found.status is Status.WARNING
     assert found.evidence.endswith("answers fewer of them: they are not compiled")
-    assert "gcc" in found.remedy
+    assert found.remedy == "install gcc"
     assert host.compiled(HOST).status is Status.OK
 
 

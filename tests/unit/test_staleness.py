@@ -38,6 +38,24 @@ def test_what_was_imported_and_has_changed(package: Path) -> None:
     assert staleness.changed(staleness.imported(found)) == str(package / "one.py")
 
 
+@pytest.mark.parametrize("name", ["one.py", "one.cpython-311-x86_64-linux-gnu.so"])
+def test_what_was_imported_compiled_and_has_changed(
+    package: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """So has it where what it was compiled of has, or was compiled anew."""
+    for module in ("one", "two"):
+        (package / f"{module}.cpython-311-x86_64-linux-gnu.so").touch()
+    monkeypatch.setattr(
+        sys.modules["mpspool.one"], "__file__", str(package / "one.cpython-311-x86_64-linux-gnu.so")
+    )
+    found = staleness.look()
+    assert staleness.changed(staleness.imported(found)) == ""
+    os.utime(package / "two.cpython-311-x86_64-linux-gnu.so", (1, 1))
+    assert staleness.changed(staleness.imported(found)) == ""
+    os.utime(package / name, (1, 1))
+    assert staleness.changed(staleness.imported(found)) == str(package / name)
+
+
 def test_what_was_not_seen_counts_from_now_on(package: Path) -> None:
     """A module of this package that was imported from elsewhere."""
     (package / "one.py").unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mpspool.compiled import Obstacle
 from mpspool.core.errors import Problem
 from mpspool.mps.device_state import GpuState, Survey
 from mpspool.mps.devices import GpuDevice
@@ -58,7 +59,7 @@ class Host:
         nvidia_devices: NVIDIA's display devices on the PCI bus, seen from a container too.
         cuda_library: the driver's libcuda.so.1 is where the linker looks.
         environ: the variables of CUDA, of MPS and of the container toolkit.
-        why_not_compiled: why what requests pass through runs as Python; empty where it runs as C.
+        not_compiled: why what requests pass through runs as Python; None where it runs as C.
     """
 
     uid: int
@@ -71,7 +72,7 @@ class Host:
     nvidia_devices: int = 0
     cuda_library: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
-    why_not_compiled: str = ""
+    not_compiled: Obstacle | None = None
 
 
 @dataclass(frozen=True, slots=True)

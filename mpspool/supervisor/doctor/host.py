@@ -24,10 +24,10 @@ _CAPABILITIES = "NVIDIA_DRIVER_CAPABILITIES"
 
 def compiled(host: Host) -> Finding:
     """Slower, and as good, without."""
-    if not host.why_not_compiled:
+    if host.not_compiled is None:
         return Finding("compiled", Status.OK, "what requests pass through is compiled")
-    text = f"what requests pass through runs as Python, which answers fewer of them: {host.why_not_compiled}"
-    remedy = "install gcc and Python's headers, then mpspool again (in a checkout: make compiled)"
+    reason, remedy = host.not_compiled
+    text = f"what requests pass through runs as Python, which answers fewer of them: {reason}"
     return Finding("compiled", Status.WARNING, text, remedy)
 
 

@@ -30,7 +30,7 @@ def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> Host:
         nvidia_devices=_nvidia_devices(root),
         cuda_library=_cuda_library(environ, root),
         environ={name: value for name, value in environ.items() if name.startswith(_VARIABLES)},
-        why_not_compiled=compiled.why_not(),
+        not_compiled=compiled.why_not(),
     )
 
 

@@ -306,7 +306,7 @@ class Pool:
             now=time.monotonic(),
         )
         self._giving_way = pace.giving_way(self._servables.all(), self._slots)
-        self._yield(missed=pace.missed(self._slots, unwanted.union(self._endings), self._giving_way))
+        self._yield(missed=pace.missed(self._there(), unwanted.union(self._endings), self._giving_way))
         done = False
         for action in actions:
             if not self._stopping or isinstance(action, reconcile.Ended | reconcile.Adopt):
@@ -335,10 +335,13 @@ class Pool:
                     await asyncio.sleep(_SOON_S)
         return answer
 
+    def _there(self) -> dict[WorkerId, Slot]:
+        """The slots of all devices but those that are lost."""
+        return {worker: slot for worker, slot in self._slots.items() if not self._gpus.lost(worker.device)}
+
     async def _step(self) -> bool:
         """Takes every version as far as it can go. True when one has moved."""
-        there = {worker: slot for worker, slot in self._slots.items() if not self._gpus.lost(worker.device)}
-        facts = status.facts(there or self._slots)
+        facts = status.facts(self._there() or self._slots)
         for model, fact in facts.items():
             if (other := self._servables.to_replace(model)) is not None and fact.ready:
                 facts[model] = dataclasses.replace(fact, unfit=await self._successions.unfit(other, model))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import mpspool
+from mpspool.compiled import LIBRARY
 
 # The variables that the imports look up, in C and in Python: a child's own would come too late. What is not
 # here is read by a worker when it uses it: devices, thread counts, allocators, XLA's and TensorFlow's flags.
@@ -39,7 +40,8 @@ def look() -> Code:
     Taken before the imports, so that what is replaced in their course is found to have changed.
     """
     package = Path(mpspool.__file__).parent
-    paths = {sys.executable, *map(str, [*package.rglob("*.py"), *package.rglob("*.so")])}
+    libraries = [*package.rglob("*.so"), *package.parent.glob(f"{LIBRARY}.*.so")]
+    paths = {sys.executable, *map(str, [*package.rglob("*.py"), *libraries])}
     tensorflow = importlib.util.find_spec("tensorflow")
     if tensorflow is not None and tensorflow.origin:
         paths.add(str(Path(tensorflow.origin).parents[1]))
@@ -48,14 +50,21 @@ def look() -> Code:
 
 def imported(found: Code) -> Code:
     """What look() found, without the modules that were not imported since; those it did not see as they are now."""
-    names = [name for name in sys.modules if name.partition(".")[0] in {"mpspool", "__main__"}]
+    names = [name for name in sys.modules if name.partition(".")[0] in {"mpspool", "__main__", LIBRARY}]
     modules = {file for name in names if (file := getattr(sys.modules[name], "__file__", None))}
+    modules |= {written for file in modules if (written := _written(file)) in found}
     kept = {
         path: version
         for path, version in found.items()
         if path in modules or not path.endswith((".py", ".so"))
     }
     return kept | {path: _version(path) for path in modules - found.keys()}
+
+
+def _written(file: str) -> str:
+    """What a compiled module's file was compiled of; another's name is as it was."""
+    folder, name = os.path.split(file)
+    return os.path.join(folder, f"{name.partition('.')[0]}.py")
 
 
 def changed(code: Code) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, cast
 
+from mypy_extensions import mypyc_attr
+
 from mpspool.core.http2_frames import END_HEADERS, END_STREAM, FRAME_HEADER, HEADERS
 from mpspool.router.fronts.http2.headers import RequestHead
 
@@ -18,6 +20,7 @@ _LARGE_BYTES = 2**22
 _COPIED_BYTES = 2**19
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # the fuzzer has one
 class Stream:
     """A request that came in and the response that goes out.
 
