@@ -25,7 +25,7 @@ class Outcome(enum.IntEnum):
     REFUSED_FULL = 3
 
 
-@dataclass(eq=False)
+@dataclass(eq=False)  # slots would hide those of a compiled Entry
 class Job(Entry):
     """What the scheduler is given.
 
