@@ -129,6 +129,8 @@ def test_a_flood_of_large_requests_stays_within_the_bound(pool: Pool, tmp_path: 
             others += 1
     print(f"beside it {others} answered")
     flood.check()
+    texts = [failure["text"] for failure in flood.level["failures"]]
+    assert any(re.match(rf"Requests for flooded hold \d+ of {BOUND // 2} bytes", text) for text in texts)
     assert flood.most_bytes <= BOUND + OVERHEAD
     assert others > 20
 
