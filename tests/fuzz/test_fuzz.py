@@ -24,6 +24,7 @@ def fuzz(program: list[str], target: str, seconds: int, artifacts: Path) -> None
             *program,
             target,
             f"-max_total_time={seconds}",
+            f"-timeout={2 * SECONDS}",
             f"-artifact_prefix={artifacts}/",
         ],
         check=False,

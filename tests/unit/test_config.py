@@ -430,6 +430,37 @@ def test_a_name_too_long_for_files() -> None:
     assert "too long" in problems(flags={"model": ["ü" * 40 + "=/m"]})[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("p" * 200, "too long to be part of file names"),
+        ("/" * 70, "too long to be part of file names"),
+        ("\\ud800", "must be a valid string"),
+    ],
+)
+def test_a_refused_name_of_a_mapping(tmp_path: Path, name: str, why: str) -> None:
+    """What else is wrong with the model is told beside it, and nothing of it twice."""
+    found = problems(write(tmp_path, f'models:\n  "{name}": {{base_path: /m, gpus: x}}'))
+    assert len(found) == 2
+    assert ".gpus: 'x' in pool.yaml line 2: expected" in found[0]
+    assert why in found[1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'run_dir: "/a\\0b"',
+        'models: [{name: a, base_path: /a, custom_ops: ["/a", "/a\\0b"]}]',
+        'batching: {parameters_file: "/a\\0b"}',
+        'models: [{name: a, base_path: "/a\\0b"}]',
+        'models: {"a\\0b": /a}',
+    ],
+)
+def test_a_nul(tmp_path: Path, text: str) -> None:
+    """YAML, JSON and a reload's request can have one; no path can, and is not tried."""
+    assert any("has a NUL character in it" in problem for problem in problems(write(tmp_path, text)))
+
+
 def test_a_message_limit_above_grpcs() -> None:
     """2 GiB - 1 is the most a message can have."""
     assert (

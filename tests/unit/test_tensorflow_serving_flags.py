@@ -205,6 +205,7 @@ def test_defaults_are_those_of_tensorflow_serving() -> None:
         (["--grpc_port=1"], "--grpc_port: unknown flag; did you mean --port=1?"),
         (["--port=x"], "--port: 'x': must be a whole number of 32 bits"),
         (["--port=1.5"], "--port: '1.5': must be a whole number of 32 bits"),
+        (["--port=\x1e0"], r"--port: '\x1e0': must be a whole number of 32 bits"),
         (["--port=2147483648"], "--port: '2147483648': must be a whole number of 32 bits"),
         (["--load_retry_interval_micros=9223372036854775808"], "must be a whole number of 64 bits"),
         (["--per_process_gpu_memory_fraction=half"], "'half': must be a number"),

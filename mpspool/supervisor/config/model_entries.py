@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mpspool.core.errors import Problem
 from mpspool.supervisor.config.layers import Layer, Location, Source, dotted, rebase, source_of
+from mpspool.supervisor.config.values import MAX_NAME_BYTES
 
 FLAG = "--model"
 _REQUEST = "the request"
@@ -34,6 +36,14 @@ class Entry:
         return self.values.get("name") if isinstance(self.values, dict) else None
 
     @property
+    def stand_in_name(self) -> str:
+        """Where the model stands. The refused name may be part of that: nothing is left in it that is ever refused."""
+        name = dotted(self.location)
+        if isinstance(self.location[-1], int):
+            return name
+        return re.sub(r"[^A-Za-z0-9_.]", "_", name)[:MAX_NAME_BYTES]
+
+    @property
     def unplaced(self) -> bool:
         """Its base_path is a stand-in."""
         return isinstance(self.values, dict) and self.values["base_path"] == _STAND_IN
@@ -41,14 +51,13 @@ class Entry:
     def fill(self) -> None:
         """Stand-ins for what a model cannot be without, where that was left out."""
         if isinstance(self.values, dict):
-            self.values.setdefault("name", dotted(self.location))
+            self.values.setdefault("name", self.stand_in_name)
             self.values.setdefault("base_path", _STAND_IN)
 
     def places(self) -> dict[str, tuple[str, Source]]:
         """By the path of a problem with a value: the path as its author sees it, and where the value stands."""
         assert isinstance(self.values, dict)
-        own = dotted(self.location)
-        above = own if self.name == own else f"models.{self.name}"
+        above = dotted(self.location) if self.name == self.stand_in_name else f"models.{self.name}"
         fields: list[Location] = [(field,) for field in self.values]
         for section, value in self.values.items():
             fields += [(section, field) for field in value] if isinstance(value, dict) else []
@@ -168,5 +177,5 @@ def check_names(entries: list[Entry]) -> list[Problem]:
             text = f"{entry.name!r} in {source}: {dotted(other.location)} has this name already; rename one"
             problems.append(Problem(where, text, source.line))
             assert isinstance(entry.values, dict)
-            entry.values["name"] = dotted(entry.location)
+            entry.values["name"] = entry.stand_in_name
     return problems

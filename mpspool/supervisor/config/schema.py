@@ -452,7 +452,8 @@ def _with_parameters(*layers: Layer) -> list[Layer]:
     for index in reversed(range(len(told))):
         section = told[index].values.get("batching")
         if isinstance(section, dict) and (named := section.get("parameters_file")):
-            told[index] = _below(told[index], _read_parameters(str(named)))
+            if "\0" not in str(named):  # refused with the other values
+                told[index] = _below(told[index], _read_parameters(str(named)))
             break
     return told
 

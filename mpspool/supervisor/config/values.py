@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainValidator,
+    field_validator,
+)
 
 from mpspool.core.ids import escape
 from mpspool.core.settings import VersionPolicy
@@ -14,7 +22,7 @@ from mpspool.supervisor.cpus import MAX_CPUS, parse_cpusets
 from mpspool.supervisor.version_folders import MAX_VERSION
 
 # A name, escaped, is part of file names, which end at 255 bytes.
-_MAX_NAME_BYTES = 180
+MAX_NAME_BYTES = 180
 # Of a URL, as it arrives: nothing that is escaped, and no query.
 _PATH = re.compile(r"/[A-Za-z0-9._~:@!$&()*+,;=/-]*")
 _OUR_PATHS = ("/healthz", "/readyz", "/metrics", "/v1")
@@ -24,6 +32,15 @@ class Section(BaseModel):
     """Fields that stand together."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_nul(cls, value: object) -> object:
+        """What is one text to YAML and JSON cannot be given to the operating system: as a path, an argument or a variable."""
+        texts = value if isinstance(value, list | tuple) else (value,)
+        if any("\0" in text for text in texts if isinstance(text, str)):
+            raise ValueError("has a NUL character in it, which nothing here may have; leave it out")
+        return value
 
 
 def _read_gpus(value: object) -> object:
@@ -55,8 +72,8 @@ def _read_cpusets(value: object) -> object:
 
 
 def _read_name(value: str) -> str:
-    if len(escape(value)) > _MAX_NAME_BYTES:
-        raise ValueError(f"too long to be part of file names; keep it within {_MAX_NAME_BYTES} bytes")
+    if len(escape(value)) > MAX_NAME_BYTES:
+        raise ValueError(f"too long to be part of file names; keep it within {MAX_NAME_BYTES} bytes")
     return value
 
 

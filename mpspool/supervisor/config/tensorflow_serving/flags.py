@@ -28,7 +28,7 @@ _NOT_OURS = {"grpc_port": "port", "rest_port": "rest_api_port", "model": "model_
 _SWITCH = {"true": True, "1": True, "false": False, "0": False}
 _BITS = {"int32": 32, "int64": 64}
 # As scanf reads it, and nothing behind it.
-_WHOLE = re.compile(r"\s*[+-]?[0-9]+")
+_WHOLE = re.compile(r"\s*[+-]?[0-9]+", re.ASCII)
 _SHOWN = 200
 
 
