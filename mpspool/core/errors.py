@@ -33,11 +33,12 @@ class Code(enum.IntEnum):
 
 
 class Lack(enum.Enum):
-    """What there is too little of for a request: room for it in the queue, as a batch, or among the bytes; or time."""
+    """What there is too little of for a request: room for it in the queue, as a batch, among the bytes, or for its answer; or time."""
 
     REQUESTS = "queue_requests"
     BATCHES = "queue_batches"
     BYTES = "bytes"
+    ANSWERS = "answers"
     TIME = "late"
 
 

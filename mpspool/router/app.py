@@ -18,7 +18,6 @@ import msgspec
 from mpspool.core import log, settings
 from mpspool.core.control import ControlServer, Message, Watch
 from mpspool.core.errors import PoolError, StartError
-from mpspool.core.ids import ModelVersion
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RouterSettings
 from mpspool.router.allocator import settle_memory
@@ -114,18 +113,20 @@ class Control:
         yield {"ended": True}
 
     async def capture(self, request: Message) -> AsyncIterator[Message]:
-        """Requests that a model version answers, so many or for so long: "requests", each its method and, in base64, its body."""
+        """Requests that a model answers, so many or for so long: "requests", each the version that answered, its method and, in base64,
+        its body. So many are those of "version": the one that is asked for, or that answers most of what names none, now.
+        """
         end_s = time.monotonic() + request["for_s"]
-        with self._dataplane.capturing(
-            ModelVersion(request["model"], request["version"]), request["count"]
-        ) as found:
+        name, asked = request["model"], request["version"]
+        with self._dataplane.capturing(name, asked, request["count"]) as found:
             while True:
-                requests: list[tuple[int, str]] = []
+                requests: list[tuple[int, int, str]] = []
                 while len(requests) < _BODIES and (taken := found.take()) is not None:
-                    method, body = taken
-                    requests.append((method.value, base64.b64encode(body).decode()))
-                yield {"requests": requests}
-                if not requests and (not found.left or time.monotonic() > end_s):
+                    version, method, body = taken
+                    requests.append((version, method.value, base64.b64encode(body).decode()))
+                present = self._dataplane.answers_most(name) if asked is None else asked
+                yield {"requests": requests, "version": present}
+                if not requests and (found.has_all_of(present) or time.monotonic() > end_s):
                     return
                 await asyncio.sleep(0 if requests else _ARRIVALS_S)
 

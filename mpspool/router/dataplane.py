@@ -189,7 +189,11 @@ class Dataplane:
             self._cancel(first)
             raise
         except _MovedError:
-            room = self.memory.admit(len(body), first.model.name, first.client if self._fair else None)
+            try:
+                room = self.memory.admit(len(body), first.model.name, first.client if self._fair else None)
+            except PoolError as error:
+                self._refused(asked.method, first.model, error)
+                raise
             return await self.call(asked, body, deadline_ns, room, head)
         finally:
             first.future = self._over
@@ -493,10 +497,14 @@ class Dataplane:
         finally:
             self._recordings.remove(found)
 
+    def answers_most(self, name: str) -> int | None:
+        """Of a model, as Models.answers_most()."""
+        return self._models.answers_most(name)
+
     @contextlib.contextmanager
-    def capturing(self, model: ModelVersion, count: int) -> Iterator[Capture]:
-        """Keeps what a model version answers, until it is left."""
-        found = Capture(model, count)
+    def capturing(self, name: str, version: int | None, count: int) -> Iterator[Capture]:
+        """Keeps what a model answers, in one version or in any, until it is left."""
+        found = Capture(name, version, count)
         self._captures.append(found)
         try:
             yield found

@@ -7,32 +7,110 @@ from collections import defaultdict
 from mpspool.core.errors import Code, Lack, PoolError
 
 
+class _Counts:
+    """Bytes in all, of each model, and of each client that has a share.
+
+    Attributes:
+        used: in all.
+        by_model: by its name.
+    """
+
+    __slots__ = ("_by_client", "by_model", "used")
+
+    def __init__(self) -> None:
+        self.used = 0
+        self.by_model: defaultdict[str, int] = defaultdict(int)
+        # By model and client; by None and client in all.
+        self._by_client: dict[tuple[str | None, str], int] = {}
+
+    def of_client(self, model: str | None, client: str) -> int:
+        """What it holds of a model's; of None in all."""
+        return self._by_client.get((model, client), 0)
+
+    def add(self, size: int, model: str | None, client: str | None) -> None:
+        """Fewer for a negative size; for no model, or client, where that is None."""
+        self.used += size
+        if client is not None:
+            self._note(None, client, size)
+        self.move(size, model, client)
+
+    def move(self, size: int, model: str | None, client: str | None) -> None:
+        """To a model, or from it for a negative size, of what counts in all."""
+        if model is not None:
+            self.by_model[model] += size
+            if client is not None:
+                self._note(model, client, size)
+
+    def _note(self, model: str | None, client: str, size: int) -> None:
+        """Clients come and go: of those that hold nothing nothing is kept."""
+        held = self._by_client.get((model, client), 0) + size
+        if held:
+            self._by_client[model, client] = held
+        else:
+            self._by_client.pop((model, client), None)
+
+
 class Memory:
     """Counts bytes, in all and for each model, and for each client where they share fairly.
 
     A client that holds something is given more only while as much as it then holds stays free: by itself it has
     half of a bound, and there is room for another. One that holds nothing is given what fits.
 
+    Answers that wait for their clients count as the requests do. Of each bound they have half: what would have to wait
+    beyond that is not kept, so that clients which take nothing do not keep out those which do.
+
     Args:
-        limit_bytes: more is refused to requests. An answer is counted all the same: it is there already.
+        limit_bytes: more is refused.
 
     Attributes:
-        used: bytes counted now.
-        limits: of the requests of one model, by its name, and of those of which it is not known yet, by ""; without one
+        limits: of one model, by its name, and of the requests of which it is not known yet, by ""; without one
             the limit of all holds.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
-        self.used = 0
         self.limits: dict[str, int] = {}
-        self._by_model: defaultdict[str, int] = defaultdict(int)
-        # By model and client; by None and client in all.
-        self._by_client: dict[tuple[str | None, str], int] = {}
+        self._all = _Counts()
+        self._answers = _Counts()
 
-    def hold(self, size: int) -> None:
-        """Counts what is there, whatever the limit; fewer for a negative size."""
-        self.used += size
+    @property
+    def used(self) -> int:
+        """Bytes counted now."""
+        return self._all.used
+
+    def hold(self, size: int, model: str | None = None, client: str | None = None) -> None:
+        """Counts what waits for a client, whatever the limits; fewer for a negative size."""
+        self._all.add(size, model, client)
+        self._answers.add(size, model, client)
+
+    def check_answer(self, size: int, model: str | None, client: str | None) -> None:
+        """For an answer that will have to wait for its client. The last one may be of any size, so that each can be given.
+
+        Raises:
+            PoolError: RESOURCE_EXHAUSTED, there is no room for it.
+        """
+        limits: list[tuple[str | None, int, int]] = [(None, self.limit_bytes, self._answers.used)]
+        if model is not None:
+            limit = self.limits.get(model, self.limit_bytes)
+            limits.append((model, limit, self._answers.by_model[model]))
+        for whose, limit, held in limits:
+            free = limit // 2 - held
+            if free <= 0:
+                raise PoolError(
+                    Code.RESOURCE_EXHAUSTED,
+                    f"Answers of {_named(whose)} that their clients have not taken hold {held} of {limit // 2} bytes, so "
+                    f"this one of {size} is not kept; take answers sooner, or raise max_queued_bytes",
+                    Lack.ANSWERS,
+                )
+            if client is not None:
+                mine = self._answers.of_client(whose, client)
+                if mine and mine + size > free - size:
+                    raise PoolError(
+                        Code.RESOURCE_EXHAUSTED,
+                        f"Answers of {_named(whose)} that this client has not taken hold {mine} bytes, {free} are free and "
+                        f"this one has {size}: it is not kept; take answers sooner",
+                        Lack.ANSWERS,
+                    )
 
     def admit_any(self, size: int, _start: bytes, _head: object) -> Admission:
         """admit(), for methods that do not look at the message."""
@@ -49,53 +127,44 @@ class Memory:
         Raises:
             PoolError: RESOURCE_EXHAUSTED.
         """
-        free = self.limit_bytes - self.used
+        used = self._all.used
+        free = self.limit_bytes - used
         if size > self.limit_bytes:
             raise _never(size, "max_queued_bytes", self.limit_bytes)
         if size > free:
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED,
-                f"Requests and answers hold {self.used} of {self.limit_bytes} bytes and this one has {size}; "
+                f"Requests and answers hold {used} of {self.limit_bytes} bytes and this one has {size}; "
                 "try again later, or raise max_queued_bytes",
                 Lack.BYTES,
             )
         if client is not None:
             self._check_share(None, client, size, free)
-        counted = self._count(model, client, size)
-        self.used += size
-        if client is not None:
-            self._note(None, client, size)
+        counted = self._whose(model, client, size)
+        self._all.add(size, counted, client)
         return Admission(self, size, counted, client)
 
-    def _count(self, model: str | None, client: str | None, size: int) -> str | None:
-        """Counts it for a model that has a limit, which nobody can make up; None for any other."""
+    def _whose(self, model: str | None, client: str | None, size: int) -> str | None:
+        """The model that it counts for, which has a limit and is none that clients make up; else None. Raises PoolError."""
         if model is None or (limit := self.limits.get(model)) is None:
             return None
-        used = self._by_model[model]
+        used = self._all.by_model[model]
         if size > limit:
             raise _never(size, f"max_queued_bytes for {_named(model)}", limit)
         if used + size > limit:
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED,
-                f"Requests for {_named(model)} hold {used} of {limit} bytes and this one has {size}; "
+                f"Requests and answers of {_named(model)} hold {used} of {limit} bytes and this one has {size}; "
                 "try again later, or raise the model's max_queued_bytes",
                 Lack.BYTES,
             )
         if client is not None:
             self._check_share(model, client, size, limit - used)
-            self._note(model, client, size)
-        self._by_model[model] = used + size
         return model
-
-    def _discount(self, model: str | None, client: str | None, size: int) -> None:
-        if model is not None:
-            self._by_model[model] -= size
-            if client is not None:
-                self._note(model, client, -size)
 
     def _check_share(self, model: str | None, client: str, size: int, free: int) -> None:
         """Raises PoolError where a client would hold more than it leaves free for others."""
-        held = self._by_client.get((model, client), 0)
+        held = self._all.of_client(model, client)
         if held and held + size > free - size:
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED,
@@ -104,21 +173,21 @@ class Memory:
                 Lack.BYTES,
             )
 
-    def _note(self, model: str | None, client: str, size: int) -> None:
-        """Clients come and go: of those that hold nothing nothing is kept."""
-        held = self._by_client.get((model, client), 0) + size
-        if held:
-            self._by_client[model, client] = held
-        else:
-            self._by_client.pop((model, client), None)
+    def belong(self, admission: Admission, model: str) -> None:
+        """What was admitted before it was known whose it is, is this model's. Raises PoolError, and counts as before."""
+        counted = self._whose(model, admission.client, admission.size)
+        self._all.move(-admission.size, admission.model, admission.client)
+        self._all.move(admission.size, counted, admission.client)
+        admission.model = counted
 
-    def _release(self, model: str | None, client: str | None, size: int) -> None:
-        self.used -= size
-        if client is not None:
-            self._discount(model, client, size)
-            self._note(None, client, -size)
-        elif model is not None:
-            self._by_model[model] -= size
+    def grow(self, admission: Admission, size: int) -> None:
+        """What was admitted has become larger by so much. Raises PoolError, and counts as before."""
+        more = self.admit(size, admission.model, admission.client)
+        if more.model != admission.model:  # which has no limit any more
+            self._all.move(size, admission.model, admission.client)
+
+    def release(self, admission: Admission) -> None:
+        self._all.add(-admission.size, admission.model, admission.client)
 
 
 class Admission:
@@ -141,15 +210,13 @@ class Admission:
 
     def grow(self, size: int) -> None:
         """Counts as many more. Raises PoolError, and counts as before."""
-        self._memory.admit(size, self.model, self.client)
+        self._memory.grow(self, size)
         self.size += size
 
     def belong(self, model: str) -> None:
         """It is this model's. Raises PoolError, and counts as before."""
         if model != self.model:
-            counted = self._memory._count(model, self.client, self.size)  # noqa: SLF001  one class in two
-            self._memory._discount(self.model, self.client, self.size)  # noqa: SLF001
-            self.model = counted
+            self._memory.belong(self, model)
 
     def share(self, holders: int) -> None:
         """So many will release it."""
@@ -160,8 +227,16 @@ class Admission:
         self._holders -= 1
         if self._holders > 0:
             return
-        self._memory._release(self.model, self.client, self.size)  # noqa: SLF001
+        self._memory.release(self)
         self.size = 0
+
+    def check_answer(self, size: int) -> None:
+        """For its answer, which will have to wait for the client. Raises PoolError where there is no room."""
+        self._memory.check_answer(size, self.model, self.client)
+
+    def hold(self, size: int) -> None:
+        """Counts what waits of its answer, whatever the limits; fewer for a negative size."""
+        self._memory.hold(size, self.model, self.client)
 
 
 def _never(size: int, limit: str, limit_bytes: int) -> PoolError:

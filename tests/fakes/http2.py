@@ -63,10 +63,11 @@ class Sink:
 class Remembering(Stream):
     """Keeps what it is told, and answers nothing by itself."""
 
-    __slots__ = ("body", "told")
+    __slots__ = ("body", "scene", "told")
 
-    def __init__(self, connection: Connection, stream_id: int, head: RequestHead) -> None:
+    def __init__(self, connection: Connection, stream_id: int, head: RequestHead, scene: Scene) -> None:
         super().__init__(connection, stream_id, head)
+        self.scene = scene
         self.body = b""
         self.told: list[str] = []
 
@@ -90,6 +91,10 @@ class Remembering(Stream):
 
     def on_stalled(self) -> None:
         self.told.append("stalled")
+
+    def on_held(self, change: int) -> None:
+        self.scene.held += change
+        assert self.scene.held >= 0
 
 
 class Echo(Remembering):
@@ -122,17 +127,12 @@ class Scene:
             self._open,
             limits or Limits(),
             peer="1.2.3.4:5",
-            held=self._hold,
             complain=lambda code, text: self.complaints.append((code, text)),
         )
 
     def _open(self, connection: Connection, stream_id: int, head: RequestHead) -> Stream:
-        stream = self.all[stream_id] = self._kind(connection, stream_id, head)
+        stream = self.all[stream_id] = self._kind(connection, stream_id, head, self)
         return stream
-
-    def _hold(self, size: int) -> None:
-        self.held += size
-        assert self.held >= 0
 
     def greet(self) -> Scene:
         """Exchanges prefaces; the server's frames of that are not shown any more."""

@@ -29,6 +29,7 @@ from h2.settings import SettingCodes
 
 from mpspool.core import http2_frames as frames
 from mpspool.core.errors import Code
+from mpspool.core.http2_frames import ErrorCode
 from mpspool.router.fronts.http2.limits import Limits
 from tests.integration.test_front import PREDICT, Fronts, until
 
@@ -142,6 +143,10 @@ def raw(fronts: Fronts) -> Iterator[Raw]:
     client = Raw(fronts.grpc.port)
     yield client
     client.socket.close()
+
+
+def to(path: str) -> list[tuple[str, str]]:
+    return [(name, path if name == ":path" else value) for name, value in HEAD]
 
 
 def message(body: bytes, flag: int = 0) -> bytes:
@@ -397,6 +402,36 @@ def test_a_client_that_goes_away_within_its_message(fronts: Fronts) -> None:
     until(lambda: fronts.dataplane.memory.used == 0)
 
 
+def test_a_method_that_takes_one_message_refuses_a_second(fronts: Fronts, raw: Raw) -> None:
+    """Of watchers nobody would read it: it would be kept for as long as they watch."""
+    number = raw.begin(head=to("/grpc.health.v1.Health/Watch"))
+    raw.data(number, message(b""))
+    while not raw.answers[number].body:
+        raw.step()
+    raw.data(number, message(bytes(5000)))
+    answer = raw.answer(number)
+    assert (answer.code, answer.headers["grpc-message"]) == (
+        Code.UNIMPLEMENTED,
+        "The method takes one message, and more than one came",
+    )
+    assert fronts.dataplane.memory.used == 0
+
+
+def test_messages_that_wait_to_be_read_are_few(raw: Raw) -> None:
+    """Of a streaming method, for those without a byte count nowhere; as many as there may be are all answered."""
+    path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
+    number = raw.begin(head=to(path))
+    raw.data(number, message(b"") * 16, end=True)
+    answer = raw.answer(number)
+    assert answer.code is Code.OK
+    assert answer.body.count(b"invalid argument") == 16
+    number = raw.begin(head=to(path))
+    raw.data(number, message(b"") * 17, end=True)
+    answer = raw.answer(number)
+    assert answer.code is Code.RESOURCE_EXHAUSTED
+    assert "16 messages" in answer.headers["grpc-message"]
+
+
 def test_an_answer_that_waits_for_its_client_is_counted(fronts: Fronts) -> None:
     """Until it is taken, or the client goes."""
     raw = Raw(fronts.grpc.port)
@@ -404,6 +439,37 @@ def test_an_answer_that_waits_for_its_client_is_counted(fronts: Fronts) -> None:
     raw.data(number, message(bytes(200_000)), end=True)
     until(lambda: fronts.dataplane.memory.used == 200_000)
     raw.socket.close()
+
+
+def test_an_answer_that_there_is_no_room_for(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where answers that are not taken have half of all, another that would have to wait is not kept; one that goes at once is sent."""
+    monkeypatch.setattr(fronts.dataplane.memory, "limit_bytes", 400_000)
+    raw = Raw(fronts.grpc.port)
+    waits = raw.begin()
+    raw.data(waits, message(bytes(200_000)), end=True)
+    until(lambda: fronts.dataplane.memory.used >= 200_000)
+    other = Raw(fronts.grpc.port)
+    refused = other.call(message(bytes(100_000)))
+    assert refused.code is Code.RESOURCE_EXHAUSTED
+    assert "not taken hold 200000 of 200000" in refused.headers["grpc-message"]
+    assert other.call(message(bytes(1000))).body == message(bytes(1000))
+    counted = 'mpspool_refusals_total{model="",reason="answers",version=""} 1.0'
+    assert counted in fronts.get("/metrics")[1]
+    assert len(raw.answer(waits).body) == 200_005
+    assert len(other.call(message(bytes(100_000))).body) == 100_005
+    raw.socket.close()
+    other.socket.close()
+
+
+def test_an_answer_that_waits_ends_with_its_deadline(fronts: Fronts, raw: Raw) -> None:
+    """Its client waits no longer, whatever it has taken of it."""
+    number = raw.begin(("grpc-timeout", "300m"))
+    raw.data(number, message(bytes(200_000)), end=True)
+    until(lambda: fronts.dataplane.memory.used >= 200_000)
+    until(lambda: fronts.dataplane.memory.used == 0)
+    answer = raw.answer(number)
+    assert answer.reset == ErrorCode.CANCEL
+    assert len(answer.body) == 65_535
 
 
 def test_what_the_socket_does_not_take_is_counted(fronts: Fronts) -> None:

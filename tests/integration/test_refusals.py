@@ -149,7 +149,7 @@ REFUSALS = {
         "plain",
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         Lack.BYTES,
-        "Requests for plain hold * of 100000 bytes and this one has *; try again later, or raise the model's "
+        "Requests and answers of plain hold * of 100000 bytes and this one has *; try again later, or raise the model's "
         "max_queued_bytes",
         shape=(1, 15_000),
         waiting=((1, 15_000),),
@@ -158,7 +158,7 @@ REFUSALS = {
         "small",
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         Lack.BYTES,
-        "Requests for small hold * of 50000 bytes and this one has *; try again later, or raise the model's "
+        "Requests and answers of small hold * of 50000 bytes and this one has *; try again later, or raise the model's "
         "max_queued_bytes",
         shape=(1, 7_500),
         waiting=((1, 7_500),),
@@ -349,7 +349,7 @@ def test_another_model_is_served(pool: LightPool) -> None:
         call = pool.queue("small", x)
         refused = pool.send("small", pool.values(1))
         assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert refused.details().startswith("Requests for small hold ")
+        assert refused.details().startswith("Requests and answers of small hold ")
         pool.learn("plain")
         assert not call.done()
     assert answer(call) == half(x)

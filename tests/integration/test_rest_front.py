@@ -157,6 +157,20 @@ def test_a_long_answer_counts_until_it_is_taken(fronts: Fronts) -> None:
     assert fronts.dataplane.memory.used == 0
 
 
+def test_a_long_answer_that_there_is_no_room_for(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another client takes nothing of as much as answers may have; a short one is sent all the same."""
+    size = 32 * 2**20
+    monkeypatch.setattr(fronts.dataplane.memory, "limit_bytes", 2 * size)
+    with begin(fronts, b"x" * size):
+        until(lambda: fronts.dataplane.heads and fronts.dataplane.memory.used == size)
+        status, text = post(fronts, b"y" * 100_000)
+        assert status == 429
+        assert f"hold {size} of {size} bytes" in json.loads(text)["error"]
+        assert post(fronts, b"z") == (200, b"z")
+        assert 'mpspool_refusals_total{model="",reason="answers",version=""} 1.0' in fronts.get("/metrics")[1]
+    until(lambda: fronts.dataplane.memory.used == 0)
+
+
 def test_a_client_that_goes_as_it_is_answered(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no failure of the server, and nothing to write down."""
 
@@ -277,8 +291,14 @@ def test_a_client_that_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
         memory = fronts.dataplane.memory
         with begin(fronts, b"x" * size) as idle, begin(fronts, b"y" * size) as slow:
             until(lambda: len(fronts.dataplane.heads) == 2 and memory.used == 2 * size)
-            taken = bytearray()
-            until(lambda: taken.extend(slow.recv(2**16)) or memory.used == size)
+            taken, start_s = bytearray(), time.monotonic()
+
+            def left() -> bool:
+                while len(taken) < (time.monotonic() - start_s) * size // 8:
+                    taken.extend(slow.recv(2**18))
+                return memory.used == size
+
+            until(left)
             assert len(taken) < size
             taken.extend(everything(slow))
             assert taken.endswith(b"\r\n\r\n" + b"y" * size)

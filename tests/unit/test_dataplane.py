@@ -789,6 +789,28 @@ def test_loads_are_counted(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_what_moves_to_the_next_version_and_finds_no_room(tmp_path: Path) -> None:
+    """It is refused for its bytes, as at the door, and counted."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([MODEL], {})
+        last = scene.hello(0, "LOADING")
+        waiting = scene.ask()
+        await settle()
+        scene.dataplane.memory.limit_bytes = 1
+        scene.dataplane.want([{**MODEL, "phase": "LEAVING"}, {**MODEL, "version": 2}], {})
+        worker = scene.dataplane._workers.get(last)
+        assert worker is not None
+        scene.dataplane._workers.lose(worker, "died")
+        with pytest.raises(PoolError, match="max_queued_bytes"):
+            await waiting
+        assert scene.recorder.codes == [Code.RESOURCE_EXHAUSTED]
+        assert scene.recorder.lacks == [Lack.BYTES]
+        assert scene.dataplane.memory.used == 0
+
+    play(tmp_path, story)
+
+
 def test_examples_are_counted_once_they_are_answered(tmp_path: Path) -> None:
     """Of a request of Classify; not of one that fails, and none of Predict."""
 

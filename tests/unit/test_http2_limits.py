@@ -250,7 +250,8 @@ def test_an_answer_that_is_not_taken() -> None:
         for number in ids:
             scene.connection.respond(scene.all[number], b"", b"", bytes(70_000), b"x")
         scene.sent()
-        scene.connection.tick(59.0)
+        for now_s in (0.0, 59.0):
+            scene.connection.tick(now_s)
         assert scene.sent() == []
         scene.connection.tick(60.0)
         sent = scene.sent()
@@ -260,28 +261,54 @@ def test_an_answer_that_is_not_taken() -> None:
 
 
 def test_an_answer_that_took_long_to_make_has_its_time_as_well() -> None:
-    """The minute begins when there is something to take; one that waits for the transport has no such end."""
+    """The minute begins when there is something to take."""
     scene = Scene().greet()
     scene.send(frames.settings([(4, 0)]), headers(1, end=True))
     scene.connection.tick(300.0)
     scene.connection.respond(scene.all[1], b"", b"", b"x", b"x")
     scene.connection.tick(359.0)
     assert scene.all[1].open
-    scene.connection.pause()
-    scene.connection.tick(400.0)
-    assert scene.all[1].open
-    scene.connection.resume()
-    scene.connection.tick(401.0)
+    scene.connection.tick(360.0)
     assert not scene.all[1].open
 
 
-def test_one_that_is_taken_slowly_is_left_alone() -> None:
-    """A byte in not quite a minute is enough."""
+@pytest.mark.parametrize("size", [600, 700])
+def test_an_answer_that_is_taken_slowly(size: int) -> None:
+    """A tenth of what waits, or 4 KiB, has to be taken in each minute, however often it is a little."""
     scene = Scene().greet()
-    scene.send(headers(1, end=True))
-    scene.connection.respond(scene.all[1], b"", b"", bytes(70_000), b"x")
-    for minute in range(1, 11):
-        scene.connection.tick(55.0 * minute)
-        scene.send(frames.window_update(0, 1), frames.window_update(1, 1))
+    scene.send(frames.window_update(0, 10**6), headers(1, end=True))
+    scene.connection.respond(scene.all[1], b"", b"", bytes(65_535 + 400_000), b"x")
+    for now_s in range(1, 121):
+        scene.connection.tick(float(now_s))
+        scene.send(frames.window_update(1, size))
     assert not scene.connection.over
-    assert scene.all[1].open
+    assert scene.all[1].open is (size == 700)
+
+
+@pytest.mark.parametrize("size", [600, 800])
+def test_answers_that_a_connection_takes_slowly(size: int) -> None:
+    """The same of all together where it is the connection's window, or its socket, that is shut."""
+    scene = Scene().greet()
+    scene.send(frames.settings([(4, 10**6)]), headers(1, end=True), headers(3, end=True))
+    for number in (1, 3):
+        scene.connection.respond(scene.all[number], b"", b"", bytes(65_535 // number + 200_000), b"x")
+    for now_s in range(1, 121):
+        scene.connection.tick(float(now_s))
+        scene.send(frames.window_update(0, size))
+    assert scene.connection.over is (size == 600)
+    assert scene.held == (0 if size == 600 else scene.all[1].held + scene.all[3].held)
+
+
+def test_one_stream_that_is_shut_beside_one_that_is_taken() -> None:
+    """It is reset though the socket takes no more at the moment; the other goes on."""
+    scene = Scene().greet()
+    scene.send(frames.settings([(4, 0)]), headers(1, end=True), headers(3, end=True))
+    for number in (1, 3):
+        scene.connection.respond(scene.all[number], b"", b"", bytes(200_000), b"x")
+    for now_s in range(1, 121):
+        scene.connection.resume()
+        scene.send(frames.window_update(0, 1000), frames.window_update(3, 1000))
+        scene.connection.pause()
+        scene.connection.tick(float(now_s))
+    assert (scene.all[1].open, scene.all[3].open) == (False, True)
+    assert scene.held == scene.all[3].held

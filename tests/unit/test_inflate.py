@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import random
+import zlib
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from mpspool.core.errors import PoolError
+from mpspool.router.fronts import inflate as inflate_module
 from mpspool.router.fronts.inflate import begin, inflate
 from mpspool.router.memory import Memory
 
@@ -26,8 +31,38 @@ def test_what_is_inflated_counts_for_its_model() -> None:
     memory.limits = {"m": 2**22, "other": 2**29}
     message = gzip.compress(bytes(2**24))
     admission = memory.admit(len(message), "m")
-    with pytest.raises(PoolError, match=f"Requests for m hold {3 * 2**20 + len(message)} of {2**22} bytes"):
+    with pytest.raises(
+        PoolError, match=f"Requests and answers of m hold {3 * 2**20 + len(message)} of {2**22} bytes"
+    ):
         asyncio.run(inflate(message, "gzip", 2**30, admission))
     assert memory.used == admission.size == 3 * 2**20 + len(message)
     admission.release()
     assert memory.used == 0
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**18, 3 * 2**20 + 5])
+@pytest.mark.parametrize("repeats", [1, 50])
+def test_a_message_is_inflated_in_pieces(monkeypatch: pytest.MonkeyPatch, size: int, repeats: int) -> None:
+    """Whatever it is of, and the library is never given so much that what it leaves of that is long to copy."""
+    plain = random.Random(size).randbytes(size) * repeats
+    given = []
+
+    class Inflater:
+        def __init__(self, bits: int) -> None:
+            self._inflater = zlib.decompressobj(bits)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._inflater, name)
+
+        def decompress(self, data: bytes, most: int) -> bytes:
+            given.append(len(data))
+            return self._inflater.decompress(data, most)
+
+    message = gzip.compress(plain, 1)
+    monkeypatch.setattr(inflate_module, "zlib", SimpleNamespace(decompressobj=Inflater, error=zlib.error))
+    admission = Memory(2**30).admit(len(message))
+    assert asyncio.run(inflate(message, "gzip", 2**30, admission)) == plain
+    assert max(given) <= 2**18
+    for broken in (message[:-1], message + b"x"):
+        with pytest.raises(PoolError, match=r"cut off|past its end"):
+            asyncio.run(inflate(broken, "gzip", 2**30, admission))

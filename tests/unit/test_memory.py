@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Collection
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpspool.core.errors import Code, PoolError
-from mpspool.router.memory import Admission, Memory
+from mpspool.core.errors import Code, Lack, PoolError
+from mpspool.router.memory import Admission, Memory, _Counts
 
 
 def test_what_does_not_fit_is_refused() -> None:
@@ -28,7 +29,7 @@ def test_one_model_does_not_take_all() -> None:
     memory = Memory(100)
     memory.limits = {"a": 10, "b": 10}
     memory.admit(10, "a")
-    with pytest.raises(PoolError, match="Requests for a hold 10 of 10 bytes"):
+    with pytest.raises(PoolError, match="Requests and answers of a hold 10 of 10 bytes"):
         memory.admit(1, "a")
     memory.admit(10, "b")
 
@@ -67,7 +68,7 @@ def test_a_client_leaves_as_much_free_as_it_holds() -> None:
     assert (flood("b"), flood("c")) == (30, 15)
     for admission in (one for admissions in held.values() for one in admissions):
         admission.release()
-    assert not memory._by_client
+    assert not memory._all._by_client
 
 
 def test_a_client_leaves_room_at_each_model() -> None:
@@ -75,7 +76,7 @@ def test_a_client_leaves_room_at_each_model() -> None:
     memory = Memory(1000)
     memory.limits = {"m": 100, "n": 100}
     large = memory.admit(100, "m", "a")
-    with pytest.raises(PoolError, match="Requests for m hold 100 of 100 bytes"):
+    with pytest.raises(PoolError, match="Requests and answers of m hold 100 of 100 bytes"):
         memory.admit(1, "m", "b")
     large.release()
     memory.admit(40, "m", "a")
@@ -105,9 +106,10 @@ def test_it_all_adds_up(data: st.DataObject) -> None:
     memory = Memory(100)
     memory.limits = {"a": 40, "b": 60, "": 70}
     held: list[Admission] = []
+    answers: list[tuple[int, str | None, str | None]] = []
     for _ in range(data.draw(st.integers(0, 30))):
         try:
-            match data.draw(st.sampled_from(["admit", "belong", "grow", "release"])):
+            match data.draw(st.sampled_from(["admit", "belong", "grow", "release", "hold", "taken"])):
                 case "admit":
                     model = data.draw(st.sampled_from(["", "a", "b", "unknown"]))
                     client = data.draw(st.sampled_from([None, "", "c"]))
@@ -118,20 +120,99 @@ def test_it_all_adds_up(data: st.DataObject) -> None:
                     data.draw(st.sampled_from(held)).grow(data.draw(st.integers(0, 50)))
                 case "release" if held:
                     held.pop(data.draw(st.integers(0, len(held) - 1))).release()
+                case "hold" if held:  # the answer to a request, which counts no more
+                    admission = held.pop(data.draw(st.integers(0, len(held) - 1)))
+                    admission.release()
+                    size = data.draw(st.integers(0, 50))
+                    admission.check_answer(size)
+                    admission.hold(size)
+                    answers.append((size, admission.model, admission.client))
+                case "taken" if answers:
+                    size, taken, client = answers.pop()
+                    memory.hold(-size, taken, client)
         except PoolError:
             pass
-        assert memory.used == sum(admission.size for admission in held) <= 100
+        requests = [(admission.size, admission.model, admission.client) for admission in held]
+        add_up(memory._answers, answers)
+        add_up(memory._all, requests + answers)
+        assert memory.used == memory._all.used
+        # One answer may be as long as it likes.
+        assert sum(size for size, _, _ in answers[:-1]) < 50 + 50
+        assert sum(size for size, _, _ in requests) <= 100
         for model, limit in memory.limits.items():
-            counted = sum(admission.size for admission in held if admission.model == model)
-            assert memory._by_model[model] == counted <= limit
-        shares: defaultdict[tuple[str | None, str], int] = defaultdict(int)
-        for admission in held:
-            if admission.client is not None and admission.size:
-                for model in {None, admission.model}:
-                    shares[model, admission.client] += admission.size
-        assert memory._by_client == shares
+            assert sum(size for size, whose, _ in requests if whose == model) <= limit
     for admission in held:
         admission.release()
-    assert memory.used == 0
-    assert not any(memory._by_model.values())
-    assert not memory._by_client
+    for size, whose, client in answers:
+        memory.hold(-size, whose, client)
+    for counts in (memory._all, memory._answers):
+        add_up(counts, [])
+        assert not counts._by_client
+
+
+def add_up(counts: _Counts, held: Collection[tuple[int, str | None, str | None]]) -> None:
+    """They are what is held: (bytes, model, client)."""
+    by_model: defaultdict[str, int] = defaultdict(int)
+    shares: defaultdict[tuple[str | None, str], int] = defaultdict(int)
+    for size, model, client in held:
+        if model is not None:
+            by_model[model] += size
+        if client is not None and size:
+            for whose in {None, model}:
+                shares[whose, client] += size
+    assert counts.used == sum(size for size, _, _ in held)
+    assert {model: size for model, size in counts.by_model.items() if size} == {
+        model: size for model, size in by_model.items() if size
+    }
+    assert counts._by_client == shares
+
+
+def test_answers_that_are_not_taken_have_half() -> None:
+    """Of all, and of their model's: then none is kept any more, and requests find the other half; the last may be of any size."""
+    memory = Memory(200)
+    memory.limits = {"a": 40, "b": 180}
+    first = memory.admit(1, "a")
+    for size in (19, 50):
+        first.check_answer(size)
+        first.hold(size)
+    with pytest.raises(
+        PoolError, match=r"Answers of a that .* hold 69 of 20 bytes, so this one of 1 is not kept"
+    ):
+        first.check_answer(1)
+    memory.check_answer(1, "b", None)
+    memory.hold(31, "b")
+    with pytest.raises(PoolError, match=r"Answers of any model that .* hold 100 of 100 bytes") as refused:
+        memory.check_answer(1, "b", None)
+    assert (refused.value.code, refused.value.lack) == (Code.RESOURCE_EXHAUSTED, Lack.ANSWERS)
+    with pytest.raises(PoolError, match="Requests and answers of a hold 70 of 40 bytes"):
+        memory.admit(1, "a")
+    memory.admit(99, "b")
+    first.hold(-50)
+    first.check_answer(1)
+    memory.check_answer(1, "b", None)
+
+
+def test_clients_share_what_answers_may_have() -> None:
+    """One that takes nothing has half of that, and leaves the rest to others."""
+    memory = Memory(100)
+    slow = memory.admit(1, None, "slow")
+    for _ in range(5):
+        slow.check_answer(5)
+        slow.hold(5)
+    with pytest.raises(
+        PoolError, match="Answers of any model that this client has not taken hold 25 bytes, 25 are free"
+    ):
+        slow.check_answer(5)
+    memory.check_answer(20, None, "quick")
+
+
+def test_what_grows_when_its_model_has_no_limit_any_more() -> None:
+    """It is the model's as before, and nothing is left of it."""
+    memory = Memory(100)
+    memory.limits = {"a": 40}
+    admission = memory.admit(10, "a", "c")
+    memory.limits = {}
+    admission.grow(10)
+    add_up(memory._all, [(20, "a", "c")])
+    admission.release()
+    add_up(memory._all, [])

@@ -22,7 +22,7 @@ from mpspool.core import log
 from mpspool.core.errors import Code, PoolError, cut
 from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.headers import RequestHead, encode
-from mpspool.router.fronts.http2.streams import Stream
+from mpspool.router.fronts.http2.streams import LEAST_PART, Stream
 from mpspool.router.fronts.inflate import ENCODINGS, begin, inflate
 from mpspool.router.memory import Admission
 
@@ -36,8 +36,8 @@ _LONGEST_TIMEOUT_NS = 365 * 86400 * 10**9
 _PREFIX_BYTES = 5
 # Of a message that is not whole at once, to admit it by.
 _START_BYTES = 4096
-# Such a part of a message has to come within Limits.stall_s.
-_LEAST_PART = 10
+# Messages of a streaming method that may wait to be taken: what it costs to know one of no bytes is not counted.
+_MOST_WAITING = 16
 # Every printable character of ASCII but "%" is itself in grpc-message.
 _PLAIN = "".join(map(chr, range(0x20, 0x7F))).replace("%", "")
 _NOTHING = BytesIO()
@@ -67,10 +67,17 @@ class Unary:
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """A method with any number of messages each way: it reads and sends by its call."""
+    """A method that reads and sends messages by its call, any number of them.
+
+    Attributes:
+        call: takes the call.
+        admit: see above; what it returned is released when the message is read.
+        one: it takes one message.
+    """
 
     call: Callable[[Call], Awaitable[None]]
     admit: Admit
+    one: bool = False
 
 
 Method = Unary | Streaming
@@ -86,6 +93,7 @@ class Call(Stream):
 
     __slots__ = (
         "_admission",
+        "_answered",
         "_buffer",
         "_complete",
         "_compressed",
@@ -94,6 +102,7 @@ class Call(Stream):
         "_method",
         "_server",
         "_start",
+        "_taken",
         "_task",
         "_waiter",
         "deadline_ns",
@@ -114,8 +123,11 @@ class Call(Stream):
         self._buffer = _NOTHING
         self._compressed = False
         self._admission: Admission | None = None
+        # What the message was admitted by that its answer answers: that counts with it.
+        self._answered: Admission | None = None
         # Messages that are whole and not taken yet, and who waits for one.
         self._inbox: deque[tuple[bytes, bool, Admission]] | None = None
+        self._taken = False
         self._complete: tuple[bytes, bool] | None = None
         self._waiter: asyncio.Future[None] | None = None
 
@@ -200,7 +212,7 @@ class Call(Stream):
             self._buffer.write(body)
             self._left = size - len(body)
             self.connection.expect(self, self._left)
-            self.demand(size // _LEAST_PART)
+            self.demand(size // LEAST_PART)
         return end
 
     def _on_more_of_start(self, data: bytes, start: int, stop: int) -> int:
@@ -216,6 +228,8 @@ class Call(Stream):
             raise server.too_large(self.head.path, size)
         if self._complete is not None:
             raise _cardinality("more than one")
+        if isinstance(method, Streaming):
+            self._check_waiting(method)
         if flag > 1 or (flag and self.head.encoding == "identity"):
             raise PoolError(
                 Code.INTERNAL, "A message is marked as compressed, and grpc-encoding says by nothing"
@@ -228,6 +242,14 @@ class Call(Stream):
         self._admission = method.admit(size, body, self.head)
         return True
 
+    def _check_waiting(self, method: Streaming) -> None:
+        """Raises PoolError for a message too many."""
+        if method.one and self._taken:
+            raise _cardinality("more than one")
+        if self._inbox is not None and len(self._inbox) >= _MOST_WAITING:
+            text = f"{_MOST_WAITING} messages of this call wait to be read; send them as they are answered"
+            raise PoolError(Code.RESOURCE_EXHAUSTED, text)
+
     def _on_message(self, body: bytes) -> None:
         self._buffer, self._left = _NOTHING, -1
         if self._inbox is None:
@@ -235,6 +257,7 @@ class Call(Stream):
             return
         admission, self._admission = self._admission, None
         assert admission is not None
+        self._taken = True
         self._inbox.append((body, self._compressed, admission))
         self._wake()
 
@@ -257,8 +280,14 @@ class Call(Stream):
     def on_reset(self) -> None:
         self._let_go()
 
+    def on_held(self, change: int) -> None:
+        if self._answered is not None:
+            self._answered.hold(change)
+        else:
+            self._server.memory.hold(change)
+
     def on_stalled(self) -> None:
-        if self._inbox is None or self._left >= 0:
+        if self._inbox is None or self._left >= 0 or self._start:
             seconds = self.connection.limits.stall_s
             text = f"Nothing of the request came for {seconds:g} s, or too little"
             self.refuse(PoolError(Code.DEADLINE_EXCEEDED, text))
@@ -274,7 +303,10 @@ class Call(Stream):
                 body, self._admission = await self._inflated(method, body, self._admission)
             admission, self._admission = self._admission, None
             assert admission is not None
+            self._answered = admission
             answer = await method.call(body, self, admission)
+            if self.open and not self.connection.takes(self, len(answer)):
+                self._server.keep(admission, len(answer))
         except PoolError as refusal:
             self.refuse(refusal)
         except Exception as error:  # noqa: BLE001 - told to the log, and to the client that there was one
@@ -340,7 +372,10 @@ class Call(Stream):
     # -- ends -------------------------------------------------------------------------------------
 
     def expire(self) -> None:
-        """The deadline has passed."""
+        """The deadline has passed, and with it what its client waits for."""
+        if self.sent_all:
+            self.connection.cancel(self)
+            return
         self.refuse(PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded"))
 
     def refuse(self, refusal: PoolError) -> None:

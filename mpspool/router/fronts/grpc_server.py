@@ -14,7 +14,7 @@ from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.headers import RequestHead
 from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.listener import Listener
-from mpspool.router.memory import Memory
+from mpspool.router.memory import Admission, Memory
 
 # The loop's timers count milliseconds, and may be that early.
 _TIMER_S = 0.001
@@ -93,6 +93,10 @@ class Server:
     def failed(self, path: str) -> PoolError:
         """Of a method that raised what it should not have."""
         return PoolError(Code.INTERNAL, f"{path.rpartition('/')[2]} failed inside the server")
+
+    def keep(self, admission: Admission, size: int) -> None:
+        """An answer of so many bytes has to wait for its client. Raises PoolError where there is no room."""
+        admission.check_answer(size)
 
     # -- deadlines --------------------------------------------------------------------------------
 

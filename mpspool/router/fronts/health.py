@@ -41,7 +41,7 @@ class Health:
     def methods(self, admit: Admit) -> dict[str, Method]:
         return {
             f"/{SERVICE}/Check": Unary(self._check, admit),
-            f"/{SERVICE}/Watch": Streaming(self._watch, admit),
+            f"/{SERVICE}/Watch": Streaming(self._watch, admit, one=True),
         }
 
     def stop(self) -> None:

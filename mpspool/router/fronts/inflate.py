@@ -14,6 +14,8 @@ _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 ENCODINGS = ("identity", *_WINDOW_BITS)
 # Inflated at once: some milliseconds of the event loop.
 _STEP_BYTES = 2**20
+# Given to the library at once: of what it does not take yet it makes a copy, each time.
+_GIVEN_BYTES = 2**18
 # Of what a message begins with.
 _BEGIN_BYTES = 4096
 
@@ -43,10 +45,15 @@ async def inflate(body: bytes, encoding: str, max_bytes: int, admission: Admissi
         return body
     inflater = zlib.decompressobj(_WINDOW_BITS[encoding])
     plain = BytesIO()  # grows in place: putting a long message together at its end would hold up all others
+    given, left = 0, b""
+    step = 0
     try:
         while not inflater.eof:
-            part = inflater.decompress(body, _STEP_BYTES)
-            body = inflater.unconsumed_tail
+            if not left:
+                left = body[given : given + _GIVEN_BYTES]
+                given += len(left)
+            part = inflater.decompress(left, _STEP_BYTES)
+            left = inflater.unconsumed_tail
             if plain.tell() + len(part) > max_bytes:
                 raise PoolError(
                     Code.RESOURCE_EXHAUSTED,
@@ -54,11 +61,13 @@ async def inflate(body: bytes, encoding: str, max_bytes: int, admission: Admissi
                 )
             admission.grow(len(part))
             plain.write(part)
-            if not body and not part and not inflater.eof:
+            if given == len(body) and not left and not part and not inflater.eof:
                 raise PoolError(Code.INTERNAL, f"A message in {encoding} is cut off")
-            if len(part) == _STEP_BYTES:
+            step += len(part)
+            if step >= _STEP_BYTES:
+                step = 0
                 await asyncio.sleep(0)
-        if inflater.unused_data:
+        if inflater.unused_data or given < len(body):
             raise PoolError(Code.INTERNAL, f"A message in {encoding} has bytes past its end")
         return plain.getvalue()
     except zlib.error as error:

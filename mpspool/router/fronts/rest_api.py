@@ -21,7 +21,7 @@ from mpspool.core.methods import Method
 from mpspool.core.settings import RouterSettings
 from mpspool.router.asked import Asked
 from mpspool.router.fronts.inflate import ENCODINGS, inflate
-from mpspool.router.fronts.rest_listener import STALL_S
+from mpspool.router.fronts.rest_listener import LEAST_BYTES, LEAST_PART, STALL_S
 from mpspool.router.fronts.rest_path import Wanted, wanted
 from mpspool.router.fronts.sockets import peer_name
 from mpspool.router.fronts.tfs_grpc import Dataplane, describe, statuses
@@ -50,8 +50,6 @@ _CORS = {
 }
 # A shorter one fits into a connection's buffer.
 _LONG_ANSWER_BYTES = 64 * 1024
-# Of a body within STALL_S: a part of it, or so much where that is more; as of a message by gRPC.
-_LEAST_PART, _LEAST_BYTES = 10, 4096
 _ENCODINGS = {"": "identity", "x-gzip": "gzip"}
 
 
@@ -61,6 +59,8 @@ class Recorder(Protocol):
     def answered(self, method: str, code: Code, model: str = "", version: int | None = None) -> None: ...
 
     def looked_up(self, model: str, code: Code, total_s: float) -> None: ...
+
+    def unkept(self, model: str) -> None: ...
 
 
 class Head:
@@ -113,26 +113,32 @@ class RestApi:
             return _refusal(error, cors)
         try:
             if found.method is None:
-                body = self._known(found)
+                body, admission = self._known(found), None
             else:
-                body = await self._run(Asked(found.method, found.model), request)
+                body, admission = await self._run(Asked(found.method, found.model), request)
+            answer = web.Response(body=body, content_type=_JSON, headers=cors)
+            if admission is not None and len(body) >= _LONG_ANSWER_BYTES:
+                await self._send(answer, request, len(body), admission)
         except PoolError as error:
             return _refusal(error, cors)
-        answer = web.Response(body=body, content_type=_JSON, headers=cors)
-        if len(body) >= _LONG_ANSWER_BYTES:
-            await self._send(answer, request, len(body))
         return answer
 
-    async def _send(self, answer: web.Response, request: web.Request, size: int) -> None:
-        """Counts it until its client has taken it, but for what the kernel holds."""
-        memory = self._dataplane.memory
-        memory.hold(size)
+    async def _send(
+        self, answer: web.Response, request: web.Request, size: int, admission: Admission
+    ) -> None:
+        """Counts it until its client has taken it, but for what the kernel holds. Raises PoolError where there is no room."""
+        try:
+            admission.check_answer(size)
+        except PoolError:
+            self._metrics.unkept(admission.model or "")
+            raise
+        admission.hold(size)
         try:
             with contextlib.suppress(ConnectionError):  # it has gone
                 await answer.prepare(request)
                 await answer.write_eof()
         finally:
-            memory.hold(-size)
+            admission.hold(-size)
 
     def _known(self, what: Wanted) -> bytes:
         """Status or metadata. Raises PoolError, counted."""
@@ -158,15 +164,15 @@ class RestApi:
         version, signatures = self._dataplane.metadata(model.name, model.version, model.label)
         return _as_json(describe(model.name, version), signatures), version
 
-    async def _run(self, asked: Asked, request: web.Request) -> bytes:
-        """Raises PoolError, counted."""
+    async def _run(self, asked: Asked, request: web.Request) -> tuple[bytes, Admission]:
+        """The answer, and what its request was admitted by. Raises PoolError, counted."""
         head = Head(request)
         body, admission = await self._read(asked, request, head)
         timeout_ms = self._settings.rest_timeout_ms
         deadline_ns = time.monotonic_ns() + timeout_ms * 1_000_000 if timeout_ms else 0
         try:
             async with asyncio.timeout(timeout_ms / 1000 if timeout_ms else None):
-                return await self._dataplane.call(asked, body, deadline_ns, admission, head)
+                return await self._dataplane.call(asked, body, deadline_ns, admission, head), admission
         except TimeoutError:
             raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded") from None
 
@@ -191,7 +197,7 @@ class RestApi:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0  # of the answer nothing is sent
         declared = request.content_length
-        least = due = max((declared or 0) // _LEAST_PART, _LEAST_BYTES)
+        least = due = max((declared or 0) // LEAST_PART, LEAST_BYTES)
         body = BytesIO()  # grows in place: putting a long body together at its end would hold up all others
         try:
             async with asyncio.timeout(STALL_S) as limit:

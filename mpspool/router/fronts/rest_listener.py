@@ -21,14 +21,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 # Without a whole request, or between two of them. Longer than the proxies before us keep theirs: it is they who close.
 IDLE_S = 120.0
-# With an answer of which nothing is taken.
+# With a body, or an answer, of which less than such a part comes, or is taken, or less than so many bytes.
 STALL_S = 60.0
+LEAST_PART, LEAST_BYTES = 10, 4096
 # Of one line of a request's head; as many as all the headers of a request have by gRPC.
 LINE_BYTES = 16 * 1024
 
 
 class RestListener:
-    """Takes connections for an aiohttp server. One whose client takes nothing of an answer is closed.
+    """Takes connections for an aiohttp server. One whose client takes nothing of an answer, or too little, is closed.
 
     For one too many, that asks nothing for the longest is closed: who opens connections and does no more is not to keep out
     those who ask whether this server lives. Where all have requests, it is the new one.
@@ -52,7 +53,7 @@ class RestListener:
         self._ticker: asyncio.TimerHandle | None = None
         # Without a request, the last to have had one last. Some may be closed.
         self._idle: dict[web.RequestHandler, None] = {}
-        # What each connection's client has still to take, and since when it is so much.
+        # What each connection's client has still to take when it has taken enough, and since when it has not.
         self._stuck: dict[web.RequestHandler, tuple[int, float]] = {}
 
     async def start(self, server: web.Server, host: str, port: int) -> int:
@@ -118,10 +119,13 @@ class RestListener:
             if connection.transport is None or not connection.writing_paused:
                 continue
             left = connection.transport.get_write_buffer_size()
-            before, since_s = self._stuck.get(connection, (left + 1, now_s))
-            stuck[connection] = left, now_s if left < before else since_s
-            if now_s - stuck[connection][1] >= STALL_S:
-                self.complaints.say(_peer(connection.transport), "STALLED", "it takes nothing of its answer")
+            least, since_s = self._stuck.get(connection, (left, now_s))
+            if left <= least:
+                least, since_s = left - max(left // LEAST_PART, LEAST_BYTES), now_s
+            stuck[connection] = least, since_s
+            if now_s - since_s >= STALL_S:
+                text = "it takes nothing of its answer, or too little"
+                self.complaints.say(_peer(connection.transport), "STALLED", text)
                 connection.transport.abort()
         self._stuck = stuck
         self.complaints.tick()

@@ -100,6 +100,8 @@ class Recorder(Protocol):
 
     def answered(self, method: str, code: Code, model: str = "", version: int | None = None) -> None: ...
 
+    def unkept(self, model: str) -> None: ...
+
 
 class GrpcFront:
     """gRPC on settings.host and settings.grpc_port.
@@ -331,6 +333,13 @@ class _Server(Server):
     def too_large(self, path: str, size: int) -> PoolError:
         self._count(path, Code.RESOURCE_EXHAUSTED)
         return super().too_large(path, size)
+
+    def keep(self, admission: Admission, size: int) -> None:
+        try:
+            super().keep(admission, size)
+        except PoolError:
+            self._metrics.unkept(admission.model or "")
+            raise
 
     def failed(self, path: str) -> PoolError:
         self._count(path, Code.INTERNAL)

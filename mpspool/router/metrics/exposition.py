@@ -158,6 +158,10 @@ class Metrics:
             counts = self._versions[model, version] = VersionCounts()
         counts.lacks[lack] = counts.lacks.get(lack, 0) + 1
 
+    def unkept(self, model: str) -> None:
+        """Says that an answer, which finished() has counted, was not kept until its client would have taken it."""
+        self.lacked(model, 0, Lack.ANSWERS)
+
     def loaded(self, model: str, version: int, report: LoadReport) -> None:
         """Counts a worker that became READY."""
         loads = self._loads_of(model, version, report.path)

@@ -236,7 +236,8 @@ class RequestCollector(Collector):
         family = CounterMetricFamily(
             "mpspool_refusals",
             "Requests refused for want of room or time: queue_requests (max_queued_requests), queue_batches "
-            "(max_enqueued_batches), bytes (max_queued_bytes), late (could not have met their deadlines).",
+            "(max_enqueued_batches), bytes (max_queued_bytes), late (could not have met their deadlines); and answers that "
+            "were not kept for clients which take none (answers, of no version).",
             labels=(*VERSION, "reason"),
         )
         for key, counts in self._versions.items():

@@ -26,8 +26,8 @@ from mpspool.core.http2_frames import (
 from mpspool.router.fronts.http2.headers import RequestHead
 from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.receiving import Receiver
-from mpspool.router.fronts.http2.sending import Held, Output
-from mpspool.router.fronts.http2.streams import Stream
+from mpspool.router.fronts.http2.sending import Output
+from mpspool.router.fronts.http2.streams import LEAST_PART, Stream
 
 # Streams that we ended early: what the peer still sends on them is no fault of its.
 _REMEMBERED_RESETS = 1024
@@ -44,7 +44,6 @@ class Connection(Receiver):
         open_stream: makes the Stream of a request.
         limits: see there.
         peer: who it is, for RequestHead.
-        held: told how many bytes more, or fewer, wait for the peer to take them.
         complain: told what the peer did wrong; for a stream, or, the last time, for the connection.
         now_s: the time.
     """
@@ -56,11 +55,10 @@ class Connection(Receiver):
         limits: Limits,
         *,
         peer: str = "",
-        held: Held = lambda _bytes: None,
         complain: Callable[[ErrorCode, str], None] = lambda _code, _text: None,
         now_s: float = 0.0,
     ) -> None:
-        super().__init__(output, held, limits, peer, now_s)
+        super().__init__(output, limits, peer, now_s)
         self._open_stream = open_stream
         self._complain = complain
         self._goaway_id: int | None = None
@@ -68,6 +66,9 @@ class Connection(Receiver):
         self._resets_left = limits.resets
         self._heard_s = self._begun_s = now_s
         self._pinged_s: float | None = None
+        # `sent` when enough of what waits for the connection has gone, and when it last had.
+        self._sent_due = 0
+        self._sent_s = now_s
         self._control = {
             frames.PRIORITY: self._on_priority,
             frames.RST_STREAM: self._on_rst_stream,
@@ -101,25 +102,30 @@ class Connection(Receiver):
         self._see_stalls(now_s - self.limits.stall_s)
 
     def _see_stalls(self, before_s: float) -> None:
+        """Who takes too little of what it asked for, or sends too little of what it began, is not waited for."""
+        blocked = self.blocked()
+        if not blocked or self.sent >= self._sent_due:
+            self._sent_due = self.sent + max(blocked // LEAST_PART, self.limits.stall_bytes)
+            self._sent_s = self.now_s
+        elif self._sent_s <= before_s:
+            self.fail(ErrorCode.NO_ERROR, "it takes nothing of what it asked for, or too little")
+            return
         for stream in list(self.streams.values()):
-            if stream.received >= stream.due:
-                stream.due = stream.received + stream.pace
-                stream.touched_s = self.now_s
-            if stream.touched_s > before_s or not stream.open:
+            if not stream.is_late(before_s) or not stream.open:
                 continue
             if stream.queued:
-                if self.paused:
-                    continue  # who takes nothing of any stream is the shell's to see
-                text = f"stream {stream.id}: it takes nothing of what it asked for"
-                if self.out_window <= 0:
-                    self.fail(ErrorCode.NO_ERROR, text)
-                    return
-                self.complain(ErrorCode.CANCEL, text)
-                self._drop(stream)
-                self.write_control(frames.rst_stream(stream.id, ErrorCode.CANCEL))
-                self.remember_reset(stream.id)
+                if stream.out_window <= 0:
+                    text = f"stream {stream.id}: it takes nothing of what it asked for, or too little"
+                    self.complain(ErrorCode.CANCEL, text)
+                    self.cancel(stream)
             elif stream.receiving:
                 stream.on_stalled()
+
+    def cancel(self, stream: Stream) -> None:
+        """Nothing more of a stream is sent, or taken."""
+        self._drop(stream)
+        self.write_control(frames.rst_stream(stream.id, ErrorCode.CANCEL))
+        self.remember_reset(stream.id)
 
     def go_away(self) -> None:
         """Takes no more streams; those that there are go on."""

@@ -21,8 +21,9 @@ class Limits:
         greeting_s: until the preface is there.
         silence_s: after which the peer is asked whether it is alive.
         ping_s: for its answer.
-        stall_s: with less than there has to be of a request that was begun, or nothing taken of a response.
-        stall_bytes: that have to come of a request in this time, or its end, where its stream does not demand more.
+        stall_s: with less than there has to be of a request that was begun, or taken of a response.
+        stall_bytes: that have to come of a request in this time, or its end, or be taken of a response, where no more is
+            demanded.
     """
 
     streams: int = 1024

@@ -9,6 +9,7 @@ from mpspool.core import log
 from mpspool.core.http2_frames import ErrorCode
 from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.sending import Output
+from mpspool.router.fronts.http2.streams import LEAST_PART
 from mpspool.router.fronts.sockets import peer_name
 
 if TYPE_CHECKING:
@@ -25,7 +26,9 @@ class Link(asyncio.Protocol):
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
+        # Since when too little has gone of what the transport has, and what it has when enough has gone.
         self._stuck_s: float | None = None
+        self._least = 0
         # In the transport's buffer, as far as it is counted as held.
         self._buffered = 0
         self._over_s: float | None = None
@@ -39,7 +42,6 @@ class Link(asyncio.Protocol):
             listener.open_stream,
             listener.limits,
             peer=peer_name(transport.get_extra_info("peername")),
-            held=listener.held,
             complain=self.complain,
             now_s=listener.now_s(),
         )
@@ -64,8 +66,8 @@ class Link(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.connection.pause()
-        self._stuck_s = self._listener.now_s()
         self._count(self._transport.get_write_buffer_size())
+        self._demand_taking(self._listener.now_s())
 
     def resume_writing(self) -> None:
         self._stuck_s = None
@@ -83,14 +85,18 @@ class Link(asyncio.Protocol):
             self._listener.held(buffered - self._buffered)
             self._buffered = buffered
 
+    def _demand_taking(self, now_s: float) -> None:
+        self._stuck_s = now_s
+        self._least = self._buffered - max(self._buffered // LEAST_PART, self._listener.limits.stall_bytes)
+
     def tick(self, now_s: float) -> None:
         self.connection.tick(now_s)
         buffered = self._transport.get_write_buffer_size()
-        if self._stuck_s is not None and buffered < self._buffered:
-            self._stuck_s = now_s
         self._count(buffered)
+        if self._stuck_s is not None and buffered <= self._least:
+            self._demand_taking(now_s)
         if self._stuck_s is not None and now_s - self._stuck_s >= self._listener.limits.stall_s:
-            self.complain(ErrorCode.NO_ERROR, "it takes nothing of what is sent")
+            self.complain(ErrorCode.NO_ERROR, "it takes nothing of what is sent, or too little")
             self._transport.abort()
         if self.connection.over:
             self._over_s = self._over_s or now_s

@@ -31,7 +31,7 @@ class Listener:
 
     Args:
         open_stream: makes the Stream of a request.
-        held: told how many bytes more, or fewer, wait for peers to take them.
+        held: told how many bytes more, or fewer, the sockets' buffers have for peers to take them.
         limits: of each connection.
         max_connections: at once.
 

@@ -23,7 +23,7 @@ from mpspool.core.http2_frames import (
 )
 from mpspool.router.fronts.http2.headers import HeaderDecoder, RequestHead
 from mpspool.router.fronts.http2.limits import Limits
-from mpspool.router.fronts.http2.sending import Held, Output, Sender
+from mpspool.router.fronts.http2.sending import Output, Sender
 from mpspool.router.fronts.http2.streams import Stream
 
 # A header block, or SETTINGS, of more bytes than this on the wire ends the connection.
@@ -58,8 +58,8 @@ class Receiver(Sender):
         last_id: the highest stream that the peer has begun.
     """
 
-    def __init__(self, output: Output, held: Held, limits: Limits, peer: str, now_s: float) -> None:
-        super().__init__(output, held, limits.control_bytes, now_s)
+    def __init__(self, output: Output, limits: Limits, peer: str, now_s: float) -> None:
+        super().__init__(output, limits.control_bytes, now_s)
         self.limits = limits
         self.greeted = self.over = False
         self.last_id = 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Protocol
 
 from mpspool.core import http2_frames as frames
@@ -29,10 +28,6 @@ _JOIN_BYTES = 8 * 1024
 _END = END_HEADERS | END_STREAM
 
 
-# Told how many bytes more, or fewer, wait for the peer to take them.
-Held = Callable[[int], None]
-
-
 class Output(Protocol):
     """Where a connection's bytes go; an asyncio transport is one."""
 
@@ -54,18 +49,19 @@ class Sender:
         peer_window: that a stream begins with.
         out_window: what may be sent on all streams together.
         paused: the transport takes nothing more for now.
+        sent: bytes of DATA that were handed to the transport.
         useless: frames that the peer has sent since the last one that brought something, or took something.
     """
 
-    def __init__(self, output: Output, held: Held, control_bytes: int, now_s: float) -> None:
+    def __init__(self, output: Output, control_bytes: int, now_s: float) -> None:
         self.output = output
         self.now_s = now_s
         self.streams: dict[int, Stream] = {}
         self.peer_window = self.out_window = DEFAULT_WINDOW
         self.useless = 0
-        self._held = held
         self._frame_bytes = DEFAULT_FRAME_BYTES
         self.paused = False
+        self.sent = 0
         self._control_bytes = control_bytes
         self._control_waiting = 0
         # Those with something queued, in the order of their turns.
@@ -73,6 +69,10 @@ class Sender:
         self._table_told = False
 
     # -- what streams call ------------------------------------------------------------------------
+
+    def takes(self, stream: Stream, size: int) -> bool:
+        """Whether a response of so many bytes could go now; part of another waits for the peer."""
+        return not self.paused and size <= min(_PIECE_BYTES, self.out_window, stream.out_window)
 
     def respond(self, stream: Stream, lead: bytes, prefix: bytes, body: bytes, tail: bytes) -> None:
         """A whole response: header block, DATA, trailers."""
@@ -86,6 +86,7 @@ class Sender:
             and stream.queue is None
         ):
             self.out_window -= size
+            self.sent += size
             stream_id = stream.id
             self.output.write(
                 b"".join(
@@ -115,7 +116,7 @@ class Sender:
     ) -> None:
         """A part of a response: a header block to begin with, DATA, trailers; empty for none.
 
-        What the peer does not take yet is kept, not copied, and counted as held: each chunk until all of it has gone.
+        What the peer does not take yet is kept, not copied, and told to the stream: each chunk until all of it has gone.
         """
         if not stream.open:
             return
@@ -123,7 +124,7 @@ class Sender:
             self._table_told = True
             lead, tail = (NO_TABLE + lead, tail) if lead else (lead, NO_TABLE + tail)
         stream.enqueue(lead, chunks, tail, last)
-        stream.touched_s = self.now_s
+        stream.demand_taking()
         self.push(stream)
 
     def push(self, stream: Stream) -> None:
@@ -133,7 +134,7 @@ class Sender:
             pieces, size = self._next(stream)
             if size:
                 self.useless = 0
-                stream.touched_s = self.now_s
+                self.sent += size
             if pieces:
                 self.output.writelines(pieces)
             if stream.sent_all and not (stream.queued or stream.lead or stream.tail):
@@ -173,10 +174,10 @@ class Sender:
         return pieces, total
 
     def _account(self, stream: Stream) -> None:
-        held = stream.queued + stream.cut
-        if held != stream.held:
-            self._held(held - stream.held)
-            stream.held = held
+        change = stream.queued + stream.cut - stream.held
+        if change:
+            stream.held += change
+            stream.on_held(change)
 
     def _finish(self, stream: Stream) -> None:
         """The response has gone. What the peer still sends is not wanted."""
@@ -246,6 +247,12 @@ class Sender:
         if not DEFAULT_FRAME_BYTES <= size <= LARGEST_FRAME_BYTES:
             raise ProtocolError(ErrorCode.PROTOCOL_ERROR, f"MAX_FRAME_SIZE of {size}")
         self._frame_bytes = size
+
+    def blocked(self) -> int:
+        """How many bytes wait for the connection's window, or the transport, and not for their streams' own windows."""
+        if not self.paused and self.out_window > 0:
+            return 0
+        return sum(stream.queued for stream in self._waiting if stream.out_window > 0)
 
     def _push_all(self) -> None:
         for stream in list(self._waiting):

@@ -14,10 +14,11 @@ if TYPE_CHECKING:
     from mpspool.router.fronts.http2.connection import Connection
 
 Buffer = bytes | memoryview
-# The last bytes of a large chunk go to the transport as a copy: what of them has not gone yet, of which the transport
-# holds less than this, does not keep all of the chunk.
-_LARGE_BYTES = 2**22
-_COPIED_BYTES = 2**19
+# The transport has copies of the parts of a longer chunk: a part that has not gone yet is not to keep all of it, which counts no
+# more when its stream has ended.
+_LONG_BYTES = 2**18
+# Such a part of what waits for the peer has to be taken within Limits.stall_s.
+LEAST_PART = 10
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # the fuzzer has one
@@ -35,14 +36,15 @@ class Stream:
         received: bytes of DATA so far, without padding.
         pace: how many of them have to come within Limits.stall_s.
         due: `received` when that many have come.
-        touched_s: when they had, or the last of the queue went, as of Connection.now_s.
+        touched_s: when they had, or enough of the queue had gone, as of Connection.now_s.
         queued: bytes of DATA that wait for the peer to take them.
+        least: `queued` when enough of it has gone.
         cut: bytes that were taken of the first chunk, which is there until it has gone to its end.
     """
 
     __slots__ = (
-        "connection", "cut", "due", "head", "held", "id", "in_window", "lead", "open", "opened_s", "out_window", "pace",
-        "queue", "queued", "received", "receiving", "sent_all", "tail", "touched_s",
+        "connection", "cut", "due", "head", "held", "id", "in_window", "lead", "least", "open", "opened_s", "out_window",
+        "pace", "queue", "queued", "received", "receiving", "sent_all", "tail", "touched_s",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, stream_id: int, head: RequestHead) -> None:
@@ -57,7 +59,7 @@ class Stream:
         self.pace = self.due = connection.limits.stall_bytes
         self.opened_s = self.touched_s = connection.now_s
         self.queue: deque[Buffer] | None = None
-        self.queued = self.held = self.cut = 0
+        self.queued = self.least = self.held = self.cut = 0
         self.lead = b""
         self.tail = b""
         self.sent_all = False
@@ -76,6 +78,9 @@ class Stream:
     def on_drained(self) -> None:
         """What was queued has gone."""
 
+    def on_held(self, change: int) -> None:
+        """So many bytes more of its response, or fewer, wait for the peer to take them; called after its end, too."""
+
     def on_reset(self) -> None:
         """The exchange has ended before its response had been sent."""
 
@@ -88,6 +93,23 @@ class Stream:
         """From now on so many bytes have to come within Limits.stall_s, or what its limits demand, if that is more."""
         self.pace = max(pace, self.connection.limits.stall_bytes)
         self.due = self.received + self.pace
+        self.touched_s = self.connection.now_s
+
+    # -- what the connection asks of it -----------------------------------------------------------
+
+    def is_late(self, before_s: float) -> bool:
+        """Whether too little of what waits has been taken since before_s, or has come."""
+        if self.queued:
+            if self.queued <= self.least:
+                self.demand_taking()
+        elif self.received >= self.due:
+            self.due = self.received + self.pace
+            self.touched_s = self.connection.now_s
+        return self.touched_s <= before_s
+
+    def demand_taking(self) -> None:
+        """From now on such a part of what waits has to be taken."""
+        self.least = self.queued - max(self.queued // LEAST_PART, self.connection.limits.stall_bytes)
         self.touched_s = self.connection.now_s
 
     # -- what the connection sends of it ----------------------------------------------------------
@@ -114,8 +136,6 @@ class Stream:
         taken: list[Buffer] = []
         while size:
             chunk = queue.popleft()
-            if self.cut > _LARGE_BYTES and len(chunk) <= _COPIED_BYTES and _is_part(chunk):
-                chunk = bytes(chunk)
             if len(chunk) > size:
                 view = memoryview(chunk)
                 queue.appendleft(view[size:])
@@ -123,14 +143,14 @@ class Stream:
                 self.cut += size
             else:
                 self.cut = 0
-            taken.append(chunk)
+            taken.append(bytes(chunk) if _is_part(chunk) else chunk)
             size -= len(chunk)
         return taken
 
 
 def _is_part(chunk: Buffer) -> bool:
-    """Whether it keeps a large chunk."""
-    return isinstance(chunk, memoryview) and len(cast("bytes", chunk.obj)) > _LARGE_BYTES
+    """Whether it keeps a long chunk."""
+    return isinstance(chunk, memoryview) and len(cast("bytes", chunk.obj)) > _LONG_BYTES
 
 
 def headers_frame(stream_id: int, block: bytes, flags: int = 0) -> bytes:
