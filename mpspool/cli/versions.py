@@ -93,7 +93,12 @@ def model(
 @click.option(
     "--count", type=click.IntRange(1, 1000), default=100, show_default=True, help="How many requests."
 )
-@click.option("--version", type=int, metavar="N", help="Whose file it is.  [default: the latest]")
+@click.option(
+    "--version",
+    type=int,
+    metavar="N",
+    help="Whose requests, and whose file it is.  [default: the one that answers what names none]",
+)
 @click.option(
     "--timeout", type=float, default=60.0, show_default=True, metavar="S", help="Keep what has come by then."
 )

@@ -5,7 +5,7 @@ There is one of these for each capture, and none otherwise.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from mpspool.core.ids import ModelVersion
 from mpspool.core.methods import Method
@@ -15,38 +15,42 @@ _MAX_BYTES = 2**28
 
 
 class Capture:
-    """The requests that a model version answers from now on.
+    """The requests that a model answers from now on.
 
     Args:
-        model: which.
-        count: how many.
-
-    Attributes:
-        left: how many more.
+        name: the model's.
+        version: the one that answers; None for any.
+        count: how many of each version.
     """
 
-    def __init__(self, model: ModelVersion, count: int) -> None:
-        self._model = model
-        self._found: deque[tuple[Method, bytes]] = deque()
+    def __init__(self, name: str, version: int | None, count: int) -> None:
+        self._name = name
+        self._version = version
+        self._count = count
+        self._found: deque[tuple[int, Method, bytes]] = deque()
         self._bytes = 0
-        self.left = count
+        self._kept: Counter[int] = Counter()
 
     def answered(self, model: ModelVersion, method: Method, body: bytes) -> None:
         """A request that a client got an answer to. Where too many bytes wait to be fetched it is passed over.
 
         So is one that came by REST: a warm-up file holds messages.
         """
-        if method.is_rest:
+        if method.is_rest or model.name != self._name or self._version not in (None, model.version):
             return
-        if model == self._model and self.left and body and self._bytes + len(body) <= _MAX_BYTES:
-            self._found.append((method, body))
+        if not self.has_all_of(model.version) and body and self._bytes + len(body) <= _MAX_BYTES:
+            self._found.append((model.version, method, body))
             self._bytes += len(body)
-            self.left -= 1
+            self._kept[model.version] += 1
 
-    def take(self) -> tuple[Method, bytes] | None:
-        """The next one; None where there is none yet."""
+    def has_all_of(self, version: int | None) -> bool:
+        """Whether so many of what this version answers have been kept; of none, they never are."""
+        return version is not None and self._kept[version] >= self._count
+
+    def take(self) -> tuple[int, Method, bytes] | None:
+        """The next one, and the version that answered it; None where there is none yet."""
         if not self._found:
             return None
-        method, body = self._found.popleft()
+        version, method, body = self._found.popleft()
         self._bytes -= len(body)
-        return method, body
+        return version, method, body

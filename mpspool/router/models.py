@@ -50,6 +50,10 @@ class Split:
 
     __hash__ = None  # type: ignore[assignment]
 
+    def largest(self) -> ModelVersion:
+        """The version with the largest share, the newest of several."""
+        return max(self._weights, key=lambda model: (self._weights[model], model.version))
+
     def next(self) -> ModelVersion:
         """Whose turn it is: of all versions the one that is furthest behind its share."""
         for model, weight in self._weights.items():
@@ -237,6 +241,13 @@ class Models:
     def labelled(self, name: str, label: str) -> int | None:
         """The number of the version that this label stands for; None where it stands for none."""
         return self._labels.get((name, label))
+
+    def answers_most(self, name: str) -> int | None:
+        """The version of a model that answers requests which name none, or most of them; None for none."""
+        if (split := self._splits.get(name)) is not None:
+            return split.largest().version
+        routed = self._routed.get(name)
+        return routed.model.version if routed is not None else None
 
     def _answering(self, name: str, metadata: Mapping[str, str] | None) -> Version | None:
         """What answers a request that names no version, as the pool has said; None where that cannot serve."""

@@ -18,7 +18,7 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import ModelSettings, PoolSettings, TlsSettings
 from mpspool.core.states import PoolState, VersionPhase
 from mpspool.supervisor import lock, programs, report
-from mpspool.supervisor.pool.versions import RECORDS, Records
+from mpspool.supervisor.pool.versions import RECORDS, Records, Versions
 from mpspool.supervisor.ports import client_address
 
 _POLL_S = 0.1
@@ -202,7 +202,7 @@ def rest_address(run: RunDir) -> str:
 
 
 def model(run: RunDir, name: str, version: int | None) -> ModelSettings:
-    """A model of the pool that runs there, its latest version by default.
+    """A model of the pool that runs there: of its versions the one that answers most requests which name none, by default.
 
     Raises:
         NoPoolError: there is none.
@@ -213,18 +213,21 @@ def model(run: RunDir, name: str, version: int | None) -> ModelSettings:
     if not versions:
         known = ", ".join(sorted({found.name for found in models}))
         raise NoModelError(f"the pool in {run.root} has no model {name!r}; it has: {known}")
-    wanted = (_served(run, name) or max(versions)) if version is None else version
+    wanted = (_answers(run, versions[max(versions)]) or max(versions)) if version is None else version
     if wanted not in versions:
         known = ", ".join(map(str, sorted(versions)))
         raise NoModelError(f"the pool in {run.root} has no version {wanted} of {name!r}; it has: {known}")
     return versions[wanted]
 
 
-def _served(run: RunDir, name: str) -> int:
-    """The newest version of a model that takes requests; 0 for none."""
+def _answers(run: RunDir, model: ModelSettings) -> int:
+    """The version of a model that answers requests which name none, or most of them; 0 for none."""
     with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):
-        record = settings.load(run.settings_file(RECORDS), Records).models[name]
-        return max((one.number for one in record.versions if one.phase is VersionPhase.SERVING), default=0)
+        versions = Versions(model.name, model.policy)
+        versions.recall(settings.load(run.settings_file(RECORDS), Records).models[model.name])
+        serving = [version for version in versions if version.phase is VersionPhase.SERVING]
+        most = max(serving, key=lambda version: (versions.weight(version), version.number), default=None)
+        return most.number if most else 0
     return 0
 
 

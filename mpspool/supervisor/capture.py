@@ -6,7 +6,6 @@ import base64
 import contextlib
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from mpspool.core import control
@@ -19,6 +18,8 @@ from mpspool.supervisor.version_folders import WARMUP_FILE
 
 # The router says something at least so often.
 _SILENCE_S = 5.0
+
+_Request = tuple[Method, bytes]
 
 
 class CaptureError(Exception):
@@ -33,7 +34,8 @@ def capture(
     Args:
         run: where the pool runs.
         name: the model's.
-        version: whose file it is; None for the latest.
+        version: what it answers is written, to its file; None for the one that answers most of the requests which name none. Where
+            that changes meanwhile, it is the later one.
         count: how many requests.
         timeout_s: how long to wait for them; fewer are kept all the same.
         output: the file; None for the version's own.
@@ -49,16 +51,28 @@ def capture(
     model = ask.model(run, name, version)
     file = output or Path(model.path) / WARMUP_FILE
     _check(file, own=output is None)
-    found = list(_requests(run, name, model.version, count, timeout_s))
+    found, present = _requests(run, name, version, count, timeout_s)
     if not found:
         if output is None:
-            with contextlib.suppress(OSError):  # was made for the try; one with anything in it stays
-                file.parent.rmdir()
+            _forget(file)
         raise CaptureError(
-            f"no request for {name}@{model.version} was answered within {timeout_s:g} s; {file} is as it was"
+            f"no request for {name if version is None else f'{name}@{version}'} was answered within {timeout_s:g} s; "
+            f"{file} is as it was"
         )
-    _write(file, found)
-    return f"{len(found)} requests in {file}"
+    # What another version answers may be no request for this one.
+    number = present if present in found else max(found, key=lambda one: len(found[one]))
+    if output is None and number != model.version:
+        _forget(file)
+        file = Path(ask.model(run, name, number).path) / WARMUP_FILE
+        _check(file, own=True)
+    _write(file, found[number])
+    return f"{len(found[number])} requests in {file}"
+
+
+def _forget(file: Path) -> None:
+    """The folder was made for the try; one with anything in it stays."""
+    with contextlib.suppress(OSError):
+        file.parent.rmdir()
 
 
 def _check(file: Path, *, own: bool) -> None:
@@ -74,22 +88,28 @@ def _check(file: Path, *, own: bool) -> None:
 
 
 def _requests(
-    run: RunDir, name: str, version: int, count: int, timeout_s: float
-) -> Iterator[tuple[Method, bytes]]:
+    run: RunDir, name: str, version: int | None, count: int, timeout_s: float
+) -> tuple[dict[int, list[_Request]], int | None]:
+    """By the version that answered them; and the version that answers now what is asked for, None for none."""
     end = time.monotonic() + timeout_s
     asked = {"model": name, "version": version, "count": count, "for_s": timeout_s}
+    found: dict[int, list[_Request]] = {}
+    present = version
     try:
         stream = control.stream(run.router_control, "capture", timeout_s=_SILENCE_S, **asked)
         with contextlib.closing(stream) as pieces:
             for piece in pieces:
-                yield from ((Method(method), base64.b64decode(body)) for method, body in piece["requests"])
+                present = piece["version"]
+                for number, method, body in piece["requests"]:
+                    found.setdefault(number, []).append((Method(method), base64.b64decode(body)))
                 if time.monotonic() > end:
-                    return
+                    break
     except (ControlError, ValueError) as error:
         raise CaptureError(f"the router does not answer any more: {error}") from error
+    return found, present
 
 
-def _write(file: Path, requests: list[tuple[Method, bytes]]) -> None:
+def _write(file: Path, requests: list[_Request]) -> None:
     temporary = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as records:

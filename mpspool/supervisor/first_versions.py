@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpspool.supervisor.config.schema import ModelConfig, PoolConfig
 from mpspool.supervisor.orders import Orders
-from mpspool.supervisor.planning.base_path import BasePathError, NoVersionError, latest_version
+from mpspool.supervisor.planning.base_path import BasePathError, NoVersionError, first_version
 from mpspool.supervisor.pool.base_paths import BasePath
 from mpspool.supervisor.remote.place import is_remote
 
@@ -18,7 +18,7 @@ _TURN_S = 0.05
 def await_first_versions(config: PoolConfig, orders: Orders, say: Callable[[str], None]) -> None:
     """Returns once there are all, or an order to end has come.
 
-    A version that is being copied is not there yet. A base path that can never have one is not waited for, nor one that is
+    A version that is being copied is not there yet; one that is not whole, and to which nothing comes, is. A base path that can never have one is not waited for, nor one that is
     remote, nor anything where base paths are looked at once alone (file_system_poll_wait_seconds 0).
 
     Args:
@@ -40,7 +40,7 @@ def _is_awaited(model: ModelConfig, say: Callable[[str], None]) -> bool:
     if is_remote(model.base_path):
         return False
     try:
-        latest_version(Path(model.base_path), model.version_policy.specific)
+        first_version(Path(model.base_path), model.version_policy.specific)
     except NoVersionError as error:
         say(f"waiting for a version of {model.name}: {error}")
         return True

@@ -46,8 +46,14 @@ def load(run: RunDir, name: str, version: int | None, timeout_s: float) -> str:
 
 def unload(run: RunDir, name: str, version: int | None, timeout_s: float) -> str:
     """Has a version no longer served, or the whole model, and waits for it. As load()."""
-    _order(run, "unload", name, version)
-    return _wait(run, name, timeout_s, lambda versions: _unloaded(name, version, versions))
+    order = _order(run, "unload", name, version)
+    coming = [] if order["to"] is None else [order["to"]]
+
+    def verdict(versions: dict[int, Message]) -> str | None:
+        _check(name, coming, versions)
+        return _unloaded(name, version, versions)
+
+    return _wait(run, name, timeout_s, verdict)
 
 
 def rollback(run: RunDir, name: str, timeout_s: float) -> str:
@@ -150,17 +156,19 @@ def _versions(run: RunDir, name: str, end: float) -> Iterator[dict[int, Message]
 
 def _loaded(name: str, wanted: Sequence[int], versions: dict[int, Message]) -> str | None:
     """Raises VersionError where one of them has failed."""
-    meant = {number: versions.get(number, {}) for number in wanted}
-    failed = [
-        f"{name}@{number}: {found['error']}"
-        for number, found in meant.items()
-        if found.get("state") == ModelVersionState.END.name
-    ]
-    if failed:
-        raise VersionError("; ".join(failed))
+    meant = _check(name, wanted, versions)
     if all(found.get("state") == ModelVersionState.AVAILABLE.name for found in meant.values()):
         return "\n".join(f"{name}@{number} AVAILABLE" for number in sorted(meant))
     return None
+
+
+def _check(name: str, wanted: Sequence[int], versions: dict[int, Message]) -> dict[int, Message]:
+    """Those of the versions that are wanted. Raises VersionError where one has failed; not where it is to be loaded again."""
+    meant = {number: versions.get(number, {}) for number in wanted}
+    failed = [f"{name}@{number}: {found['error']}" for number, found in meant.items() if found.get("error")]
+    if failed:
+        raise VersionError("; ".join(failed))
+    return meant
 
 
 def _unloaded(name: str, version: int | None, versions: dict[int, Message]) -> str | None:

@@ -125,8 +125,8 @@ class Worker:
             iterations = self._config.model.warmup_iterations
             rules = Rules(self._config.model.tensor_content, self._config.model.check_method_names)
             predictor = Predictor(engine, self._model, rules)
-            calls = warmup.warm_up(predictor, path, others, iterations)
-            recorded = warmup.recorded_requests(path, others) is not None
+            allowed = self._config.model.allow_signature_changes
+            calls, recorded = warmup.warm_up(predictor, path, others, iterations, others_may_fail=allowed)
             warmed = time.monotonic()
         device.require_mps(self._config)
         self._runner = Runner(predictor, self._config.model.batching, self._progress)
@@ -148,7 +148,7 @@ class Worker:
             path=str(path),
             load_us=round((loaded - start) * 1e6),
             warmup_us=round((warmed - loaded) * 1e6),
-            warmup_records=calls if recorded else 0,
+            warmup_records=recorded,
             graphs=COMPILED.count,
             graphs_us=COMPILED.total_us,
         )

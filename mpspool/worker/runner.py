@@ -48,6 +48,8 @@ class Runner:
     ) -> None:
         self._predictor = predictor
         self._batching = Batching(batching or BatchingSettings())
+        # Also what is sent by itself: the model may take no other numbers of rows than are allowed.
+        self._pads = batching is not None
         self._progress = progress
         # Signatures with outputs: of which a run of several told that they cannot share one, or was refused.
         self._apart: set[tuple[str, tuple[str, ...]]] = set()
@@ -71,7 +73,7 @@ class Runner:
         if dispatch.together and len(bodies) > 1:
             outcomes = self._together(dispatch, bodies)
         else:
-            run = functools.partial(self._read_and_run, pad=dispatch.together)
+            run = functools.partial(self._read_and_run, together=dispatch.together)
             outcomes = [
                 self._outcome(dispatch, index, functools.partial(run, request, body))
                 for index, (request, body) in enumerate(zip(dispatch.requests, bodies, strict=True))
@@ -80,7 +82,7 @@ class Runner:
             _framed(outcome, frames) if outcome.body and len(outcome.body) > INLINE_MAX_BYTES else outcome
             for outcome in outcomes
         ]
-        return Ran(outcomes, self._runs, self._found_apart)
+        return Ran(outcomes, self._runs, dispatch.together and self._found_apart)
 
     def _outcome(self, dispatch: Dispatch, index: int, answer: Callable[[], Outcome]) -> Outcome:
         """One request's answer, or why it has none."""
@@ -91,20 +93,20 @@ class Runner:
         self._progress.finish()
         return outcome
 
-    def _read_and_run(self, request: Request, body: bytes, *, pad: bool) -> Outcome:
+    def _read_and_run(self, request: Request, body: bytes, *, together: bool) -> Outcome:
         start = time.perf_counter_ns()
         call = self._read(request, body)
-        return self._alone(call, time.perf_counter_ns() - start, pad=pad)
+        return self._alone(call, time.perf_counter_ns() - start, together=together)
 
     def _read(self, request: Request, body: bytes) -> Call:
         call = self._predictor.read(body, request.method)
         return call if request.rows is None else part(call, request.rows)
 
-    def _alone(self, call: Call, read_ns: int, *, pad: bool = True) -> Outcome:
+    def _alone(self, call: Call, read_ns: int, *, together: bool = True) -> Outcome:
         """Runs one call by itself, padded to a size that is allowed. Raises what the engine does."""
         kind, start = call.kind, time.perf_counter_ns()
-        rows = self._batching.rows(call) if pad else 0
-        apart = pad and self._is_apart(kind)
+        rows = self._batching.rows(call) if self._pads else 0
+        apart = self._pads and self._is_apart(kind)
         self._found_apart |= apart
         if rows > self._batching.run_rows and kind.response.whole:
             joined = time.perf_counter_ns()
@@ -118,7 +120,7 @@ class Runner:
         ran = time.perf_counter_ns()
         response = call.encode(outputs)
         encoded = time.perf_counter_ns()
-        if pad:
+        if together:
             self._runs.append((1, rows or call.first_rows()))
         return Outcome(
             Code.OK,

@@ -164,7 +164,10 @@ def test_a_whole_model_goes_and_comes_by_hand(pool: Pool, file: File, load: Load
 
 
 def test_labels_of_the_configuration(pool: Pool, file: File, load: LoadStarter) -> None:
-    """Whoever asks by a label is answered by its version, from the reload on by another; one that is none is refused."""
+    """Whoever asks by a label is answered by its version, from the reload on by another; one that is none is refused.
+
+    What the configuration moves takes the place of what was said by hand; what it leaves as it was does not.
+    """
     shutil.copytree(file.base / "1", file.base / "2")
     try:
         file.write({MODEL: {"version_policy": "all", "version_labels": {"stable": 1}}})
@@ -176,6 +179,16 @@ def test_labels_of_the_configuration(pool: Pool, file: File, load: LoadStarter) 
             answered_by(pool, "canary")
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "Unrecognized servable version label: canary" in caught.value.details()
+        done = cli("route", MODEL, "--label", "stable=2", "--label", "new=2", "--run-dir", pool.run_dir)
+        assert done.returncode == 0, done.stderr
+        file.write({MODEL: {"version_policy": "all", "version_labels": {"stable": 1, "canary": 2}}})
+        reload(pool)
+        assert (answered_by(pool, "stable"), answered_by(pool, "canary")) == (2, 2)
+        file.write({MODEL: {"version_policy": "all", "version_labels": {"canary": 1, "stable": 2}}})
+        reload(pool)
+        file.write({MODEL: {"version_policy": "all", "version_labels": {"stable": 1}}})
+        reload(pool)
+        assert (answered_by(pool, "stable"), answered_by(pool, "new")) == (1, 2)
         file.write({MODEL: {"version_policy": "all", "version_labels": {"stable": 2, "canary": 1}}})
         assert "version_labels holds at once" in reload(pool)
         assert {answered_by(pool, "stable") for _ in range(5)} == {2}
@@ -239,6 +252,31 @@ def test_a_bad_configuration_is_refused_whole(pool: Pool, file: File, load: Load
     pool.serves_on()
     assert len(pool.workers()) == 2
     running.end_clean()
+
+
+def test_folders_of_models_that_serve_refuse_nothing(
+    pool: Pool, file: File, load: LoadStarter, tmp_path: Path
+) -> None:
+    """A model is added beside whose version a newer one is half copied, others change then, and also when its folder has gone."""
+    base = tmp_path / OTHER
+    shutil.copytree(file.base, base)
+    (base / "2" / "variables").mkdir(parents=True)
+    file.write({MODEL: {}, OTHER: {"base_path": str(base)}})
+    done = cli("reload", "--run-dir", pool.run_dir, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert f"{base / '2'} is not a SavedModel" in done.stderr
+    assert "Version 1 is served until a newer one is whole" in done.stderr
+    running = load(pool, OTHER)
+    pool.serves_on()
+    file.write({MODEL: {"cpu_slots": 3}, OTHER: {"base_path": str(base)}})
+    assert "slots come: cpu0.2" in reload(pool)
+    shutil.rmtree(base)
+    file.write({MODEL: {}, OTHER: {"base_path": str(base)}})
+    assert "slots go: cpu0.2" in reload(pool)
+    pool.serves_on()
+    running.end_clean()
+    file.write({MODEL: {}, OTHER: {"base_path": str(base / "elsewhere")}})
+    assert str(base / "elsewhere") in refused(pool)
 
 
 def test_what_needs_a_new_start_is_refused(pool: Pool, file: File) -> None:

@@ -21,6 +21,7 @@ from tests.conftest import PoolStarter, short_dir
 from tests.light import metric
 from tests.polling import until
 from tests.pool import Load, Pool, cli, processes_of
+from tests.reloading import reload
 
 LoadStarter = Callable[..., Load]
 MODEL = "half_plus_two"
@@ -244,6 +245,35 @@ def test_a_version_whose_warm_up_fails_is_refused(
     assert states(pool)[old] == "AVAILABLE"
     running.end_clean()
     remove(base, old + 1)
+
+
+def test_going_back_to_what_cannot_be_loaded(
+    pool: Pool, base: Path, load: LoadStarter, tmp_path: Path
+) -> None:
+    """The present version serves on, and is wanted as before; the command says why, each time anew, and nothing older is loaded.
+
+    Where it is to be unloaded, an older one comes in its place.
+    """
+    old = newest(base)
+    publish(base, base / str(old), old + 2)
+    serves(pool, old + 2)
+    running = load(pool, MODEL)
+    pool.serves_on()
+    publish(base, models.corrupt(_only(base, old, tmp_path), "flipped", tmp_path / "corrupt") / "1", old + 1)
+    for _ in range(2):
+        done = cli("rollback", MODEL, "--run-dir", pool.run_dir)
+        assert done.returncode == 1, done.stdout
+        assert f"{MODEL}@{old + 1}: " in done.stderr
+        assert "variables" in done.stderr
+    until(lambda: set(states(pool)) == {old + 1, old + 2}, 20)
+    os.kill(pool.process_pid("pool"), signal.SIGKILL)
+    pool.serves_on()
+    assert states(pool) == {old + 1: "END", old + 2: "AVAILABLE"}
+    done = cli("unload", f"{MODEL}@{old + 2}", "--run-dir", pool.run_dir)
+    assert done.returncode == 0, done.stderr
+    until(lambda: states(pool).get(old) == "AVAILABLE", 20)
+    running.end_clean()
+    remove(base, old, old + 1)
 
 
 def test_what_was_captured_warms_the_next_version(pool: Pool, base: Path, load: LoadStarter) -> None:
@@ -551,7 +581,7 @@ def test_without_room_for_two(
 def test_without_room_for_two_a_version_fails(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter, swap: str
 ) -> None:
-    """Its warm-up does, after a worker of the old one has left for it: the places go back, or the old one is loaded again."""
+    """Its warm-up does, or it lacks an input, after workers of the old one have left for it: they come again, and it never answers."""
     with short_dir() as root:
         shutil.copytree(model_dir(MODEL) / "1", root / "1")
         args = ("--model", f"{MODEL}={root}", "--cpu-slots", 2, "--file-system-poll-wait-seconds", 0.2)
@@ -562,6 +592,10 @@ def test_without_room_for_two_a_version_fails(
         assert "typo" in error(pool, 2)
         until(lambda: states(pool) == {1: "AVAILABLE", 2: "END"}, 60, "version 1 serves")
         until(lambda: [w["state"] for w in pool.workers().values()] == ["READY"] * 2, 60, "as before")
+        pool.serves_on()
+        publish(root, model_dir("defaults") / "1", 3)
+        assert "clients of version 1 could not be its clients: it has no input 'x'" in error(pool, 3)
+        until(lambda: states(pool).get(1) == "AVAILABLE" and pool.all_ready(), 60, "version 1 serves")
         pool.serves_on()
         end(running, swap)
 
@@ -592,21 +626,45 @@ def test_a_load_is_tried_again_as_often_as_configured(
 def test_other_inputs_may_be_allowed(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """The version is served, and the log says how it differs; where nobody looks for it, only when it is loaded by hand."""
+    """By a reload: the version is served then, and the log says how it differs, though it fails what was recorded of the other.
+
+    Where nobody looks for it, it is tried only when it is loaded by hand. To go back by hand nothing needs to be allowed.
+    """
     with short_dir() as root:
         shutil.copytree(model_dir(MODEL) / "1", root / "1")
         config = tmp_path / "pool.yaml"
-        allowed = f"{{base_path: {root}, cpu_slots: 1, allow_signature_changes: true}}"
-        config.write_text(f"models: {{{MODEL}: {allowed}}}\nfile_system_poll_wait_seconds: 0\n")
+
+        def configure(more: str = "") -> None:
+            config.write_text(
+                f"models: {{{MODEL}: {{base_path: {root}, cpu_slots: 1{more}}}}}\nfile_system_poll_wait_seconds: 0\n"
+            )
+
+        configure()
         pool = start_pool(config).wait()
         publish(root, model_dir("defaults") / "1", 2)
         with grpc.insecure_channel(pool.address) as channel:
             assert answering(channel, 1000) == {1: 1000}
         assert states(pool) == {1: "AVAILABLE"}
-        assert cli("load", MODEL, "--run-dir", pool.run_dir).returncode == 0
+        entry = tfs.PredictionLog()
+        entry.predict_log.request.CopyFrom(one_row())
+        (root / "1" / "assets.extra").mkdir()
+        (root / "1" / "assets.extra" / "tf_serving_warmup_requests").write_bytes(
+            tfrecord.framed(entry.SerializeToString())
+        )
+        done = cli("load", MODEL, "--run-dir", pool.run_dir)
+        assert done.returncode == 1
+        assert f"{MODEL}@2: clients of version 1 could not be its clients: " in done.stderr
+        assert "it has no input 'x'" in done.stderr
+        configure(", allow_signature_changes: true")
+        reload(pool)
         serves(pool, 2)
+        assert "another version's request failed" in pool.logs()
         (how,) = [event["how"] for event in pool.events() if event["event"].startswith("signatures differ")]
         assert "it has no input 'x'" in how
+        configure()
+        reload(pool)
+        assert cli("rollback", MODEL, "--run-dir", pool.run_dir).returncode == 0
+        serves(pool, 1)
 
 
 def test_workers_come_and_go_one_after_another(

@@ -319,22 +319,27 @@ class Waiting(ModelServer):
 
 
 def test_first_versions_are_waited_for(start_pool: PoolStarter, tmp_path: Path) -> None:
-    """As there, before it listens: of a base path that is not there, and of one without a version that may be served."""
+    """As there, before it listens: of a base path that is not there, of one without a version that may be served, and of one
+    whose version is on its way.
+    """
     listed = Listed(tmp_path)
-    listed.write("a", "b", more="model_version_policy { specific { versions: 1 } }")
+    listed.write("a", "b", "c", more="model_version_policy { specific { versions: 1 } }")
     shutil.rmtree(tmp_path / "a")
     (tmp_path / "b" / "1").rename(tmp_path / "b" / "2")
+    (tmp_path / "c" / "1" / "saved_model.pb").rename(tmp_path / "saved_model.pb")
     pool = start_pool(f"--model_config_file={listed.path}", "--cpu_slots=1", kind=Waiting, env=LIGHT)
-    until(lambda: "waiting for a version of b:" in pool.output.read_text())
+    until(lambda: "waiting for a version of c:" in pool.output.read_text())
     output = pool.output.read_text()
     assert f"waiting for a version of a: no such path: {tmp_path}/a" in output
     assert f"{tmp_path}/b has no version 1" in output
+    assert f"{tmp_path}/c/1 is not a SavedModel" in output
     with socket.socket() as client:
         assert client.connect_ex(("127.0.0.1", pool.grpc_port))
     (tmp_path / "b" / "2").rename(tmp_path / "b" / "1")
+    (tmp_path / "saved_model.pb").rename(tmp_path / "c" / "1" / "saved_model.pb")
     write_model(tmp_path / "a")
     pool.wait()
-    assert models(pool) == ["a", "b"]
+    assert models(pool) == ["a", "b", "c"]
     assert pool.stop() == 0
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 import tensorflow as tf
 
 from mpspool.core import tfs
@@ -35,9 +36,12 @@ class Recording:
         self.signatures = engine.signatures
         self.signature_def_map = engine.signature_def_map
         self.calls: list[tuple[str, Mapping[str, Array]]] = []
+        self.fails_on: list[float] | None = None
 
     def run(self, signature: str, inputs: Mapping[str, Array], outputs: Sequence[str]) -> list[Array]:
         self.calls.append((signature, inputs))
+        if self.fails_on is not None and inputs["x"].tolist() == self.fails_on:
+            raise PoolError(Code.INVALID_ARGUMENT, "a kernel fails")
         return self.engine.run(signature, inputs, outputs)
 
     def run_all(self, wanted: Sequence[tuple[str, Sequence[str]]], value: Array) -> list[Array]:
@@ -85,12 +89,12 @@ def test_recorded_requests(engine: Recording, path: Path) -> None:
 def test_recorded_requests_are_repeated_or_not_sent(engine: Recording, path: Path) -> None:
     """Each as often as is said, one after the other; with no iterations nothing is sent, nor made up."""
     write(path, [predict_log([1]).SerializeToString(), predict_log([3]).SerializeToString()])
-    assert warmup.warm_up(Predictor(engine, MODEL), path, iterations=2) == 4
+    assert warmup.warm_up(Predictor(engine, MODEL), path, iterations=2) == (4, 4)
     assert [inputs["x"].tolist() for _, inputs in engine.calls] == [[1], [1], [3], [3]]
     engine.calls.clear()
-    assert warmup.warm_up(Predictor(engine, MODEL), path, iterations=0) == 0
+    assert warmup.warm_up(Predictor(engine, MODEL), path, iterations=0) == (0, 0)
     (path / warmup.REQUESTS_FILE).unlink()
-    assert warmup.warm_up(Predictor(engine, MODEL), path, iterations=0) == 0
+    assert warmup.warm_up(Predictor(engine, MODEL), path, iterations=0) == (0, 0)
     assert not engine.calls
 
 
@@ -99,6 +103,56 @@ def test_recorded_request_that_fails(engine: Recording, path: Path) -> None:
     write(path, [predict_log([1]).SerializeToString(), predict_log([1], "typo").SerializeToString()])
     with pytest.raises(LoadError, match=r"warm-up record 2 of .* failed: .*typo"):
         warmup.warm_up(Predictor(engine, MODEL), path)
+
+
+def borrowed(path: Path, *records: Any) -> Path:
+    """A file of requests that were recorded for another version than the one in this folder."""
+    write(path, [record.SerializeToString() for record in records])
+    others = (path / warmup.REQUESTS_FILE).rename(path.parent / "others")
+    (path / "assets.extra").rmdir()
+    return others
+
+
+def test_another_versions_request_that_fails(engine: Recording, path: Path) -> None:
+    """It fails the load too, for the model is at fault, but where that is allowed. The version's own may not fail."""
+    others = borrowed(path, predict_log([1]), predict_log([2]))
+    engine.fails_on = [1]
+    with pytest.raises(LoadError, match=r"warm-up record 1 of .*others failed: a kernel fails"):
+        warmup.warm_up(Predictor(engine, MODEL), path, others)
+    with structlog.testing.capture_logs() as logs:
+        assert warmup.warm_up(Predictor(engine, MODEL), path, others, others_may_fail=True) == (1, 1)
+    assert [line["event"] for line in logs if line["log_level"] == "warning"] == [
+        "another version's request failed"
+    ]
+    (path / "assets.extra").mkdir()
+    others.rename(path / warmup.REQUESTS_FILE)
+    with pytest.raises(LoadError, match="warm-up record 1"):
+        warmup.warm_up(Predictor(engine, MODEL), path, others, others_may_fail=True)
+
+
+def test_what_is_no_request_for_these_signatures(engine: Recording, path: Path) -> None:
+    """It is passed over, recorded for another version: signatures are compared elsewhere. With nothing left a call is made up."""
+    other_type = predict_log([5])
+    other_type.predict_log.request.inputs["x"].ParseFromString(
+        tf.make_tensor_proto([5], tf.int64).SerializeToString()
+    )
+    unknown = predict_log([6])
+    unknown.predict_log.request.model_spec.signature_name = "gone"
+    unfit = [predict_log([3], "gone"), other_type, unknown]
+    others = borrowed(path, *unfit, predict_log([2]))
+    assert warmup.warm_up(Predictor(engine, MODEL), path, others) == (1, 1)
+    assert [inputs["x"].tolist() for _, inputs in engine.calls] == [[2]]
+    engine.calls.clear()
+    others = borrowed(path, *unfit)
+    assert warmup.warm_up(Predictor(engine, MODEL), path, others) == (1, 0)
+    assert [inputs["x"].tolist() for _, inputs in engine.calls] == [[0]]
+
+
+def test_a_shape_that_signatures_do_not_allow(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    """The model's kernels refuse it, and are not at fault."""
+    path = Path(shutil.copytree(model_dir("multi_signature") / "1", tmp_path / "1"))
+    others = borrowed(path, predict_log([1]))
+    assert warmup.warm_up(Predictor(loaded(path), MODEL), path, others) == (3, 0)
 
 
 def examples_log(field: str, *signatures: str) -> Any:
@@ -168,11 +222,25 @@ def test_garbage(engine: Recording, path: Path) -> None:
         warmup.warm_up(Predictor(engine, MODEL), path)
 
 
+def test_another_versions_file_that_cannot_be_read(engine: Recording, path: Path) -> None:
+    """It is no fault of this version's: what could be read was sent, and with none of it a call is made up."""
+    unsupported = tfs.PredictionLog()
+    unsupported.session_run_log.SetInParent()
+    others = borrowed(path, predict_log([1]), unsupported, predict_log([2]))
+    assert warmup.warm_up(Predictor(engine, MODEL), path, others) == (1, 1)
+    for data in (b"no record" * 20, others.read_bytes()[:-1]):
+        others.write_bytes(data)
+        with structlog.testing.capture_logs() as logs:
+            calls, _ = warmup.warm_up(Predictor(engine, MODEL), path, others)
+        assert calls == 1
+        assert "another version's requests cannot be read" in [line["event"] for line in logs]
+
+
 def test_synthetic_calls(model_dir: Callable[[str], Path]) -> None:
     """Without recorded requests each signature is called once with a batch of one, where its shapes are known."""
     path = model_dir("multi_signature") / "1"
     engine = loaded(path)
-    assert warmup.warm_up(Predictor(engine, MODEL), path) == 3
+    assert warmup.warm_up(Predictor(engine, MODEL), path) == (3, 0)
     calls = {signature: {alias: x.shape for alias, x in inputs.items()} for signature, inputs in engine.calls}
     assert calls == {
         "serving_default": {"x": (1, 3)},
@@ -188,7 +256,7 @@ def test_synthetic_call_that_fails(capsys: pytest.CaptureFixture[str], engine: R
         raise PoolError(Code.INVALID_ARGUMENT, "zeros mean nothing to me")
 
     engine.run = refuse  # type: ignore[method-assign,assignment]
-    assert warmup.warm_up(Predictor(engine, MODEL), path) == 0
+    assert warmup.warm_up(Predictor(engine, MODEL), path) == (0, 0)
     logged = capsys.readouterr()
     assert "zeros mean nothing to me" in logged.out + logged.err
 

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from mpspool.supervisor.planning.base_path import BasePathError, latest_version
+from mpspool.supervisor.planning.base_path import BasePathError, NoVersionError, first_version, latest_version
+
+# A SavedModel with a graph of no fields.
+WHOLE = b"\x08\x01\x12\x00"
 
 
 def export(base: Path, *versions: str, file: str = "saved_model.pb") -> Path:
@@ -66,6 +69,24 @@ def test_a_version_may_be_a_link(tmp_path: Path) -> None:
     base.mkdir()
     (base / "17").symlink_to(store / "build-17")
     assert latest_version(base) == (17, base / "17")
+
+
+def test_what_is_served_first_is_whole(tmp_path: Path) -> None:
+    """Newer versions that are not may be on their way still; where none is whole, the latest is what is wrong."""
+    export(tmp_path, "1", "3")
+    (tmp_path / "2").mkdir()
+    with pytest.raises(
+        NoVersionError, match=r"3/saved_model.pb is cut short, or no SavedModel; the copy is incomplete"
+    ):
+        first_version(tmp_path)
+    (tmp_path / "1" / "saved_model.pb").write_bytes(WHOLE)
+    number, folder, wrong = first_version(tmp_path)
+    assert (number, folder) == (1, tmp_path / "1")
+    assert wrong.startswith(f"{tmp_path / '3' / 'saved_model.pb'} is cut short")
+    with pytest.raises(NoVersionError, match="2 is not a SavedModel"):
+        first_version(tmp_path, [2])
+    (tmp_path / "3" / "saved_model.pb").write_bytes(WHOLE)
+    assert first_version(tmp_path) == (3, tmp_path / "3", "")
 
 
 def test_no_such_path_says_how_far_it_is_there(tmp_path: Path) -> None:

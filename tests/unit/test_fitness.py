@@ -74,3 +74,10 @@ def test_what_does_clients_no_harm(after: bytes) -> None:
 def test_what_clients_would_stumble_over(after: bytes, why: str) -> None:
     """A signature, input or output that is gone, another input that is needed, another type or shape."""
     assert why in unfit(BEFORE, after)
+
+
+def test_an_input_that_may_not_be_left_out_any_more() -> None:
+    """Clients that leave it out would be refused."""
+    before = signatures(X | EXTRA, Y, defaults="z")
+    assert unfit(before, signatures(X | EXTRA, Y)) == "it needs an input 'z' in signature 'serving_default'"
+    assert unfit(before, before) == ""

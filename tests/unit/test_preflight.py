@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import socket
 import stat
 import struct
@@ -12,12 +13,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from mpspool.core import settings
 from mpspool.core.errors import StartError
 from mpspool.core.rundir import RunDir
+from mpspool.core.settings import PoolSettings, RemoteSettings
+from mpspool.core.states import VersionPhase
 from mpspool.supervisor import lock
-from mpspool.supervisor.config.schema import load_config, read_config
+from mpspool.supervisor.config.schema import PoolConfig, load_config, read_config
 from mpspool.supervisor.planning.preflight import (
     check_all,
     check_library,
@@ -25,9 +30,14 @@ from mpspool.supervisor.planning.preflight import (
     check_weights_folders,
     resolve,
 )
+from mpspool.supervisor.planning.remotes import remotes_of
+from mpspool.supervisor.pool.changes import Changes, compare
+from mpspool.supervisor.pool.versions import RECORDS, ModelRecord, Records, VersionRecord
 from mpspool.supervisor.ports import check_fronts, explain_failure, find_listener
+from mpspool.supervisor.programs import POOL
 from mpspool.supervisor.report import program
 from mpspool.supervisor.saved_model import check_saved_model
+from mpspool.supervisor.version_folders import BATCHING_FILE
 from tests.conftest import short_dir
 
 GRAPH = b"\x08\x01\x12\x04\x0a\x02ab\x12\x00"
@@ -261,7 +271,7 @@ def test_a_run_folder_in_use(root: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as its_front:
             config = load_config(None, {"model": ["m=/m"], "run_dir": root}, {})
             config = config.model_copy(update={"grpc_port": its_front.getsockname()[1], "rest_port": 0})
-            assert [problem.path for problem in check_all(config, {})] == ["run_dir"]
+            assert [problem.path for problem in check_all(config)] == ["run_dir"]
         holder.communicate()
     assert run_dir(root) == []
 
@@ -379,6 +389,81 @@ def test_a_sound_configuration_resolves(root: Path) -> None:
     ]
     assert settings.models == planned.models
     assert not (root / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("interval", "words"),
+    [("1", "Version 7 is served until a newer one is whole"), ("0", "Version 7 is served")],
+)
+def test_a_newer_version_that_is_not_whole_is_said(root: Path, interval: str, words: str) -> None:
+    """It may be on its way still; where nobody looks again, the one before it is what there is."""
+    saved_model(root / "half/7")
+    (root / "half/8").mkdir()
+    flags = {"model": [f"half={root / 'half'}"], "run_dir": str(root / "run"), "gpus": "none"}
+    environ = {"MPSPOOL_FILE_SYSTEM_POLL_WAIT_SECONDS": interval}
+    config = load_config(None, {**flags, "grpc_port": free_port(), "rest_port": 0}, environ)
+    found, planned = resolve(config, os.environ)
+    assert found.models[0].version == 7
+    (text,) = planned.warnings
+    assert text.startswith(f"half: {root}/half/8 is not a SavedModel: ")
+    assert text.endswith(f". {words}")
+
+
+def running(config: PoolConfig, remotes: list[RemoteSettings] | None = None) -> PoolSettings:
+    """The settings of a pool that serves version 7 of each model, as they are in its run folder."""
+    found = msgspec.structs.replace(resolve(config, os.environ)[0], remotes=remotes or [])
+    run = RunDir(config.run_dir)
+    for folder in run.folders():
+        folder.mkdir()
+    records = {
+        model.name: ModelRecord(
+            versions=[VersionRecord(number=7, path=model.path, phase=VersionPhase.SERVING)]
+        )
+        for model in found.models
+    }
+    settings.save(run.settings_file(POOL), found)
+    settings.save(run.settings_file(RECORDS), Records(records))
+    return found
+
+
+def test_folders_of_what_is_served_refuse_no_reload(root: Path) -> None:
+    """Not those with a file of parameters that is of no use, nor where all have gone, or none is of the policy; of a model that
+    comes they do.
+    """
+    folder = saved_model(root / "half/7")
+    (folder / BATCHING_FILE).write_text("max_batch_size { value: 8 }")
+    flags = {"model": [f"half={root / 'half'}"], "run_dir": str(root / "run"), "gpus": "none"}
+    ports = {"grpc_port": free_port(), "rest_port": 0}
+    batched = {"MPSPOOL_ENABLE_BATCHING": "1", "MPSPOOL_ENABLE_PER_MODEL_BATCHING_PARAMETERS": "1"}
+    config = load_config(None, {**flags, **ports}, batched)
+    before = running(config)
+    (saved_model(root / "half/8") / BATCHING_FILE).write_text("nonsense")
+    after, planned = resolve(config, os.environ, running=True)
+    assert (compare(before, after), planned.warnings) == (Changes(), [])
+    two = load_config(None, {**flags, **ports, "model": [*flags["model"], f"more={root / 'half'}"]}, batched)
+    with pytest.raises(StartError, match=r"half/8/batching_params\.pbtxt"):
+        resolve(two, os.environ, running=True)
+    shutil.rmtree(root / "half")
+    after, planned = resolve(config, os.environ, running=True)
+    assert (compare(before, after), after.models[0].path) == (Changes(), str(folder))
+    assert [text.startswith("half: no such path: ") for text in planned.warnings] == [True]
+    with pytest.raises(StartError, match=r"models\.more\.base_path") as refused:
+        resolve(two, os.environ, running=True)
+    assert len(refused.value.problems) == 1
+
+
+def test_a_cache_that_was_emptied_refuses_no_reload(root: Path) -> None:
+    """What the pool copies is left to it; it serves what it has."""
+    flags = {"run_dir": str(root / "run"), "cache_dir": str(root / "cache"), "gpus": "none", "rest_port": 0}
+    config = load_config(None, {**flags, "model": ["m=s3://bucket/m"], "grpc_port": free_port()}, {})
+    (remote,) = remotes_of(config)
+    folder = saved_model(Path(remote.folder) / "7")
+    local = load_config(None, {**flags, "model": [f"m={remote.folder}"], "grpc_port": config.grpc_port}, {})
+    before = running(local, [remote])
+    shutil.rmtree(remote.folder)
+    with lock.held(RunDir(config.run_dir)):
+        after, _ = resolve(config, os.environ, running=True)
+    assert (compare(before, after), after.models[0].path) == (Changes(), str(folder))
 
 
 def test_simulated_devices_take_the_place_of_real_ones(root: Path) -> None:

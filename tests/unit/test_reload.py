@@ -16,6 +16,7 @@ from mpspool.core.control import Message
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings, RemoteSettings
 from mpspool.supervisor.pool import reload
+from mpspool.supervisor.pool.changes import compare
 from mpspool.supervisor.pool.reload import Reload, reload_with
 from mpspool.supervisor.remote import place
 from mpspool.supervisor.supervisord import SupervisordError
@@ -114,3 +115,12 @@ def test_a_check_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monk
     status, why = asyncio.run(reload_with(RunDir(tmp_path), []))
     assert status == 1
     assert "could not be checked in 0.2 s" in why
+
+
+@pytest.mark.parametrize(
+    ("values", "again"),
+    [({"allow_signature_changes": True}, ["m"]), ({"start_timeout_s": 900.0}, ["m"]), ({"quorum": 2}, [])],
+)
+def test_what_failed_may_not_fail_with_other_settings(values: dict[str, object], again: list[str]) -> None:
+    """Where a setting says whether a version is served, one that was refused is tried again; else it is not."""
+    assert reload._reworked(compare(pool(model()), pool(model(**values)))) == again

@@ -97,6 +97,17 @@ def test_requests_are_shared_out_by_weight() -> None:
     assert {models.resolve("m", None, None, {}).model for _ in range(20)} == {V1}
 
 
+def test_what_answers_most_of_what_names_no_version() -> None:
+    """All of it, or the largest share, the newest of several with one; of a model that nobody knows there is none."""
+    models = table(V1, V2)
+    assert [models.answers_most(name) for name in ("m", "o")] == [None, None]
+    found = []
+    for first, second in ((1, 0), (9, 1), (5, 5), (0, 1)):
+        models.want({V1: Wanted(weight=first), V2: Wanted(weight=second)})
+        found.append(models.answers_most("m"))
+    assert found == [1, 1, 2, 2]
+
+
 def test_requests_are_told_apart_by_metadata() -> None:
     """Whatever the weights; what names a version is for that one."""
     models = table(V1, V2)

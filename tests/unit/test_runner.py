@@ -176,6 +176,18 @@ def test_the_runs_that_gave_answers_are_told() -> None:
     assert bench.ran.runs == []
 
 
+def test_what_is_sent_by_itself_is_padded_too() -> None:
+    """A suspect, or one of too many kinds, for the model may take no other numbers of rows; outputs that show it say nothing of others."""
+    bench = Bench(half, allowed_batch_sizes=[4])
+    outcomes = bench.run(asking(1, 2), asking(3, 4, 5), together=False)
+    assert bench.fed == [[1, 2, 1, 1], [3, 4, 5, 3]]
+    assert [answered(outcome) for outcome in outcomes] == [[2.5, 3.0], [3.5, 4.0, 4.5]]
+    bench = Bench(_summed, SUMMED, allowed_batch_sizes=[4])
+    bench.run(asking(1, 2), together=False)
+    assert bench.fed == [[1, 2, 1, 1], [1, 2]]
+    assert (bench.ran.runs, bench.ran.apart) == ([], False)
+
+
 def test_what_cannot_be_joined_is_told() -> None:
     """By the run that finds it out and with every later dispatch, also of one; never of another choice of outputs."""
     bench = Bench(_summed, SUMMED)

@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,14 @@ from mpspool.core.settings import (
     ModelSettings,
     MpsSettings,
     PoolSettings,
+    RemoteSettings,
     RouterSettings,
     SlotSettings,
     VersionBatching,
     VersionPolicy,
 )
 from mpspool.core.states import VersionPhase
+from mpspool.supervisor.pool.base_paths import BasePath
 from mpspool.supervisor.pool.servables import Servables
 from mpspool.supervisor.pool.versions import Fact
 from mpspool.supervisor.version_folders import BATCHING_FILE, WARMUP_FILE
@@ -98,7 +100,12 @@ def base(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def watching(
-    run: RunDir, base: Path, max_clients: int = 0, poll_s: float = 0.1, **changes: Any
+    run: RunDir,
+    base: Path,
+    max_clients: int = 0,
+    poll_s: float = 0.1,
+    remotes: Sequence[RemoteSettings] = (),
+    **changes: Any,
 ) -> Iterator[Watching]:
     """Servables with that base path, to be watched in `with`, on a GPU whose MPS takes so many; `changes` to the model."""
     model = ModelSettings(
@@ -109,7 +116,13 @@ def watching(
         device="gpu0", gpu_uuid="GPU-0", pipe_dir="/p", log_dir="/l", control=[], max_clients=max_clients
     )
     config = PoolSettings(
-        **front, mps="on", models=[model], mps_daemons=[daemon], router=RouterSettings(**front), poll_s=poll_s
+        **front,
+        mps="on",
+        models=[model],
+        mps_daemons=[daemon],
+        router=RouterSettings(**front),
+        poll_s=poll_s,
+        remotes=list(remotes),
     )
     servables = Servables(run, config, lambda: None)
     try:
@@ -163,6 +176,67 @@ def test_without_an_interval_nobody_looks_again(run: RunDir, base: Path) -> None
     with watching(run, base, poll_s=0) as pool:
         asyncio.run(story(pool))
         assert {version.number for _, version in pool.servables} == {1}
+
+
+def test_without_an_interval_a_broken_version_is_told(run: RunDir, base: Path) -> None:
+    """It may be on its way for some seconds: so long is looked."""
+    broken = export(base, 2)
+    (broken / "saved_model.pb").write_bytes(GRAPH[:2])
+
+    async def story(pool: Watching) -> None:
+        async with asyncio.timeout(20):
+            await pool.servables._watch("m")
+        await pool.serves(1)
+
+    with watching(run, base, poll_s=0, policy=VersionPolicy(all=True)) as pool:
+        asyncio.run(story(pool))
+        assert [(model.version, version.phase) for model, version in pool.servables] == [
+            (1, VersionPhase.SERVING),
+            (2, VersionPhase.FAILED),
+        ]
+
+
+def test_without_an_interval_what_comes_from_a_store_is_seen(
+    run: RunDir, base: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As often as the store is looked at, and once more soon after a version has come."""
+    looks, looked = [], BasePath.look
+
+    def look(path: BasePath, *args: Any, **kwargs: Any) -> Any:
+        found = looked(path, *args, **kwargs)
+        looks.append(found)
+        if len(looks) == 1:
+            export(base, 2)
+        return found
+
+    async def story(pool: Watching) -> None:
+        watcher = asyncio.create_task(pool.servables.watch_for_ever())
+        await pool.serves(1)
+        await pool.serves(2)
+        watcher.cancel()
+
+    monkeypatch.setattr(BasePath, "look", look)
+    remote = RemoteSettings(run_dir=str(run.root), model="m", url="s3://b/m", folder=str(base), poll_s=600)
+    with watching(run, base, poll_s=0, remotes=[remote]) as pool:
+        asyncio.run(story(pool))
+    assert len(looks) == 3
+
+
+def test_a_successor_warms_workers_as_before(run: RunDir, base: Path) -> None:
+    """With what was recorded for another version, too, which may have gone by then."""
+
+    async def story(pool: Watching) -> None:
+        watcher = asyncio.create_task(pool.servables.watch_for_ever())
+        await pool.serves(1)
+        (base / "1" / WARMUP_FILE).write_bytes(b"records")
+        export(base, 2)
+        await pool.serves(2)
+        watcher.cancel()
+
+    with watching(run, base) as pool:
+        asyncio.run(story(pool))
+    with watching(run, base) as pool:
+        assert pool.settings(2).warmup == str(base / "1" / WARMUP_FILE)
 
 
 @pytest.mark.parametrize("recorded", [True, False])

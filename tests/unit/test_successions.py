@@ -63,5 +63,27 @@ def test_what_clients_send_has_to_be_taken() -> None:
     assert "no input 'y'" in why
     assert router.asked == 2
     assert router.unfit(msgspec.structs.replace(SETTINGS, allow_signature_changes=True)) == ""
+    assert asyncio.run(Successions(lambda _model: SETTINGS, router).unfit(ONE, TWO, by_hand=True)) == ""
     router.signatures = {ONE: signatures("x"), TWO: signatures("x")}
     assert router.unfit() == ""
+
+
+def test_what_will_have_gone_is_kept() -> None:
+    """What a version had is known when it has left, until its successor's is."""
+    router = Router()
+    router.signatures = {ONE: signatures("x"), TWO: signatures("y")}
+
+    async def story() -> list[str | None]:
+        asked = Successions(lambda _model: SETTINGS, router)
+        await asked.keep([ONE])
+        await asked.keep([])
+        del router.signatures[ONE]
+        before = await asked.unfit(ONE, TWO)
+        await asked.keep([TWO])
+        asked.forget()
+        return [before, await asked.unfit(ONE, TWO)]
+
+    before, after = asyncio.run(story())
+    assert before is not None
+    assert "it has no input 'x'" in before
+    assert after is None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from mpspool.core.settings import VersionPolicy
 from mpspool.core.states import VersionPhase
@@ -42,6 +42,20 @@ def model(*numbers: int, policy: VersionPolicy | None = None) -> Versions:
 
 def phases(versions: Versions) -> dict[int, VersionPhase]:
     return {version.number: version.phase for version in versions}
+
+
+def settle(versions: Versions, facts: dict[int, Fact], ends: dict[int, Fact] | None = None) -> None:
+    """Steps until nothing moves: what leaves goes, what is loaded ends as it is said here or in the facts."""
+    ends = {**facts, **(ends or {})}
+    for _ in range(20):
+        now = {
+            version.number: GONE if version.phase is LEAVING else ends.get(version.number, READY)
+            for version in versions
+            if version.phase is not FAILED
+        }
+        if not versions.step(now, 0.0):
+            return
+    raise AssertionError("it goes on for ever")
 
 
 def routed(versions: Versions) -> int | None:
@@ -237,10 +251,11 @@ def test_where_there_is_no_room_for_two_the_old_one_goes_first() -> None:
     versions.step({1: GONE}, 0.0)
     assert phases(versions) == {2: LOADING}
     versions.step({2: BROKEN}, 0.0)
-    assert (phases(versions), versions.due()) == ({1: LOADING, 2: FAILED}, None)
+    assert phases(versions) == {1: LOADING, 2: FAILED}
     versions.step({1: READY, 2: BROKEN}, 0.0)
     assert (phases(versions), routed(versions)) == ({1: SERVING, 2: FAILED}, 1)
     assert not versions.step({1: READY, 2: BROKEN}, 1e6)
+    assert versions.due() is None
 
 
 def test_slot_by_slot_a_version_takes_over_half_way() -> None:
@@ -381,6 +396,15 @@ def test_a_route_holds_until_one_of_its_versions_goes() -> None:
     assert [(version.number, versions.weight(version)) for version in versions] == [(1, 0), (2, 1)]
 
 
+def test_labels_that_the_configuration_moves_are_its_own_again() -> None:
+    """What it has as before stays as it was said by hand, also where it has no such label at all."""
+    route = Route(labels={"stable": 6, "canary": 8, "mine": 7})
+    before, now = {"stable": 7, "canary": 7}, {"stable": 8, "canary": 7}
+    assert route.under(before, before) == route
+    assert route.under(before, now) == Route(labels={"canary": 8, "mine": 7})
+    assert route.under(before, {}) == Route(labels={"mine": 7})
+
+
 def test_going_back_to_what_cannot_serve_ends_nothing() -> None:
     """The version that was to be left serves on, and so does all where every folder has gone."""
     versions = model(1, 2)
@@ -395,6 +419,107 @@ def test_going_back_to_what_cannot_serve_ends_nothing() -> None:
     several.found = {}
     assert not several.step({1: READY, 2: READY}, 0.0)
     assert phases(several) == {1: SERVING, 2: SERVING}
+
+
+@pytest.mark.parametrize("swap", ["surge", ROLLING, STOP_FIRST])
+def test_going_back_that_comes_to_nothing_is_taken_back(swap: str) -> None:
+    """What was to be left is served, and wanted as before; nothing older is loaded, and why is told until another is asked for."""
+    versions = Versions("m", VersionPolicy(), retries=Retries(2, 60.0), found=found(6, 7, 8), swap=swap)
+    facts = {8: READY}
+    for _ in range(2):
+        settle(versions, facts)
+        assert versions.unload(8, 7) == 7
+        settle(versions, facts, ends={7: BROKEN})
+        version = versions.get(7)
+        assert version is not None
+        assert (version.reason, version.due, versions.unloaded) == ("it does not load", None, set())
+        assert phases(versions) == {7: FAILED, 8: SERVING}
+    versions.try_again()
+    version = versions.get(7)
+    assert version is not None
+    assert (version.reason, versions.due()) == ("it does not load", None), (
+        "nobody wants it: a reload does not wait for it"
+    )
+    facts = {8: BROKEN}  # its workers are given up: it is loaded again as any
+    versions.step(facts, 0.0)
+    assert phases(versions)[8] in (FAILED, LOADING)
+    assert versions.aspired() >= {6}
+    versions = Versions("m", VersionPolicy(), found=found(7, 8), swap=swap)
+    settle(versions, {8: READY})
+    versions.unload(8, 7)
+    settle(versions, {8: READY}, ends={7: READY})
+    assert (phases(versions), versions.unloaded) == ({7: SERVING}, {8})
+
+
+def test_going_back_is_not_held_up_by_what_is_newer_and_fails() -> None:
+    """Whether it is tried again, or visibly broken: the order is for one version."""
+    versions = model(7, 8)
+    versions.found = {**found(7, 8), 9: Found("/m/9", "short", "saved_model.pb is cut short")}
+    versions.step({8: READY}, 0.0)
+    assert phases(versions) == {8: SERVING, 9: FAILED}
+    assert versions.unload(8, 7) == 7
+    versions.step({8: READY}, 0.0)
+    assert phases(versions) == {7: LOADING, 8: SERVING, 9: FAILED}
+    versions.step({7: READY, 8: READY}, 0.0)
+    versions.step({7: READY, 8: READY}, 0.0)
+    assert phases(versions) == {7: SERVING, 8: LEAVING, 9: FAILED}
+
+
+@pytest.mark.parametrize("outcome", [READY, BROKEN])
+def test_unloading_what_stands_in_for_one_that_failed(outcome: Fact) -> None:
+    """That is tried again, for nothing else is to come; where it fails again, the order is off."""
+    versions = model(6)
+    versions.found = found(6, 7)
+    settle(versions, {6: READY}, ends={7: Fact(ready=2, unfit="it has no output 'y'")})
+    assert phases(versions) == {6: SERVING, 7: FAILED}
+    assert versions.unload(6) == 7
+    settle(versions, {6: READY}, ends={7: outcome})
+    assert phases(versions) == ({7: SERVING} if outcome is READY else {6: SERVING, 7: FAILED})
+    assert versions.unloaded == ({6} if outcome is READY else set())
+
+
+def test_where_nothing_serves_stop_first_tries_again_too() -> None:
+    """Nothing is stopped for it: at a first start, and where all workers were given up."""
+    versions = Versions("m", VersionPolicy(), retries=Retries(1, 60.0), found=found(1), swap=STOP_FIRST)
+    versions.step({}, 0.0)
+    versions.step({1: BROKEN}, 0.0)
+    assert (phases(versions), versions.due()) == ({1: FAILED}, 60.0)
+    versions.step({}, 60.0)
+    assert phases(versions) == {1: LOADING}
+
+
+def test_what_was_stopped_says_what_the_next_one_has_to_take() -> None:
+    """It takes no requests before that is known; one that is unfit never does, and what was stopped is loaded again."""
+    versions = Versions("m", VersionPolicy(), found=found(1), swap=STOP_FIRST)
+    settle(versions, {1: READY})
+    versions.found = found(1, 2)
+    versions.step({1: READY}, 0.0)
+    versions.step({1: GONE}, 0.0)
+    version = versions.get(2)
+    assert version is not None
+    assert versions.stopped == {1}
+    assert not versions.opens(version)
+    assert not versions.step({2: Fact(ready=2, unfit=None)}, 0.0)
+    versions.step({2: Fact(ready=2, unfit="it has no input 'x'")}, 0.0)
+    assert phases(versions) == {1: LOADING, 2: FAILED}
+    assert not versions.opens(version), "its workers may be there for a while"
+    first = versions.get(1)
+    assert first is not None
+    assert (versions.stopped, versions.opens(first)) == (set(), True)
+
+
+def test_an_order_to_load_forgets_why_it_failed() -> None:
+    """Whoever waits for it is not told of the time before, while another is loaded first."""
+    versions = model(7)
+    versions.found = found(7, 8)
+    settle(versions, {7: READY}, ends={8: BROKEN})
+    versions.found = found(7, 8, 9)
+    versions.step({7: READY}, 0.0)
+    assert phases(versions) == {7: SERVING, 8: FAILED, 9: LOADING}
+    versions.load(8)
+    version = versions.get(8)
+    assert version is not None
+    assert (version.phase, version.reason) == (FAILED, "")
 
 
 def test_two_versions_that_failed_are_not_loaded_in_turns() -> None:
@@ -457,7 +582,11 @@ def test_a_successor_goes_on_where_the_pool_was() -> None:
 
 
 class Swaps(RuleBasedStateMachine):
-    """Folders come and go, loads succeed and fail: what served a client goes on doing so."""
+    """Folders come and go, loads succeed and fail: what served a client goes on doing so, or is on its way back to it."""
+
+    @initialize(swap=st.sampled_from(["surge", ROLLING, STOP_FIRST]))
+    def begins(self, swap: str) -> None:
+        self.versions.swap = swap
 
     def __init__(self) -> None:
         super().__init__()
@@ -465,6 +594,8 @@ class Swaps(RuleBasedStateMachine):
         self.facts: dict[int, Fact] = {}
         self.now = 0.0
         self.served = False
+        # Whether there was somebody whose clients the next one would have.
+        self.replaces = False
 
     def step(self) -> None:
         before = phases(self.versions)
@@ -476,6 +607,12 @@ class Swaps(RuleBasedStateMachine):
                 if phase is LOADING and before.get(number) is not phase
             ]
             assert not began or LEAVING not in after.values(), "one comes while another goes"
+            serves = {number for number, phase in after.items() if phase is SERVING}
+            new = {number for number in serves if before.get(number) is LOADING}
+            assert not any(self.facts[number].unfit for number in new) or not self.replaces, (
+                "unfit, and served"
+            )
+            self.replaces = bool(serves) or bool(self.versions.stopped)
             before = after
             for version in self.versions:
                 if version.phase is LOADING and self.facts.get(version.number, GONE).reason:
@@ -504,11 +641,20 @@ class Swaps(RuleBasedStateMachine):
 
     @rule(number=st.integers(1, 6), load=st.booleans())
     def by_hand(self, number: int, load: bool) -> None:
-        """To go back, and forward; a model is not unloaded as a whole here."""
+        """To load and to unload; a model is not unloaded as a whole here."""
         if load:
             self.versions.load(number)
         elif chosen(set(self.versions.found) - self.versions.unloaded - {number}, self.versions.policy):
             self.versions.unload(number)
+        self.step()
+
+    @rule()
+    def goes_back(self) -> None:
+        """As the order does."""
+        answers = self.versions.routed()
+        older = {number for number in self.versions.found if answers and number < answers.number}
+        if answers and (to := chosen(older - self.versions.unloaded, self.versions.policy)):
+            self.versions.unload(answers.number, max(to))
         self.step()
 
     @rule()
@@ -526,7 +672,12 @@ class Swaps(RuleBasedStateMachine):
     @precondition(lambda self: self.served)
     @invariant()
     def somebody_serves(self) -> None:
-        assert self.versions.routed() is not None
+        """Or what is to is on its way; where one stops first, and there is nothing then that can be loaded, nobody does."""
+        if self.versions.swap != STOP_FIRST:
+            assert self.versions.routed() is not None
+            return
+        now = set(phases(self.versions).values())
+        assert now & {SERVING, LOADING, LEAVING} or not self.versions.aspired()
 
     @invariant()
     def one_comes_at_a_time(self) -> None:

@@ -68,7 +68,7 @@ def _intent(
     environ: Mapping[str, str],
 ) -> Intent:
     config, problems = remotes.from_cache(config)
-    versions, missing = preflight.find_versions(config)
+    versions, missing, unready = preflight.find_versions(config, {})
     problems += missing
     queues, wrong = preflight.read_queues(config, versions)
     problems += wrong
@@ -79,7 +79,7 @@ def _intent(
     except StartError as error:
         problems += error.problems
     problems += preflight.check_external(planned, environ) if planned else []
-    problems += preflight.check_weights_folders(config) + preflight.check_models(config, versions)
+    problems += preflight.check_weights_folders(config) + preflight.check_libraries(config)
     problems += foreground.check(RunDir(config.run_dir)) + preflight.check_folder(RunDir(config.run_dir))
     ports = {"grpc_port": config.grpc_port, "rest_port": config.rest_port}
     problems += [] if pool else check_fronts(config.host, ports)
@@ -97,7 +97,9 @@ def _intent(
         forked=bool(slots) and all(slot.start == "fork" for slot in slots),
         workers=sum(len(draft.places) for draft in drafts),
         problems=_told(config, findings, problems),
-        warnings=[text for text in planned.warnings if text != without_mps] if planned else (),
+        warnings=[*unready, *(text for text in planned.warnings if text != without_mps)]
+        if planned
+        else unready,
         without_mps=without_mps,
         fronts=", ".join(f"{port} on {config.host}" for port in ports.values() if port),
         tls=secured.fact,

@@ -1,4 +1,4 @@
-"""Where a model lies: base_path holds numeric version folders, the latest of them is served."""
+"""Where a model lies: base_path holds numeric version folders, the latest of them that is whole is served first."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from mpspool.supervisor.config.explain import nearest
+from mpspool.supervisor.saved_model import check_saved_model
 from mpspool.supervisor.version_folders import SAVED_MODEL_FILES, is_number, version_folders
 
 
@@ -30,9 +31,59 @@ def latest_version(base_path: Path, specific: Collection[int] = ()) -> tuple[int
     Which folders count is version_folders()' to say.
 
     Raises:
-        NoVersionError: nothing there, or no version.
-        BasePathError: not a folder, not readable, or no SavedModel in it.
+        NoVersionError: nothing there, no version, or no SavedModel in it.
+        BasePathError: not a folder, or not readable.
     """
+    folders = _folders_of(base_path, specific)
+    latest = max(folders)
+    if wrong := _no_saved_model(latest, folders[latest]):
+        raise NoVersionError(wrong)
+    return latest, folders[latest]
+
+
+def first_version(base_path: Path, specific: Collection[int] = ()) -> tuple[int, Path, str]:
+    """Finds the version to begin with: the latest that looks whole. Those after it may be on their way still.
+
+    Args:
+        base_path: the folder that holds the version folders.
+        specific: where given, the versions that may be served.
+
+    Returns:
+        Its number and its folder, and what is wrong with the latest of all, "" where it is that one.
+
+    Raises:
+        NoVersionError, BasePathError: as latest_version(), and where none looks whole, with what is wrong with the latest.
+    """
+    folders = _folders_of(base_path, specific)
+    wrong: list[BasePathError] = []
+    for number in sorted(folders, reverse=True):
+        error = _what_is_wrong(number, folders[number])
+        if error is None:
+            return number, folders[number], str(wrong[0]) if wrong else ""
+        wrong.append(error)
+    raise wrong[0]
+
+
+def _what_is_wrong(number: int, folder: Path) -> BasePathError | None:
+    try:
+        wrong = _no_saved_model(number, folder) or "; ".join(check_saved_model(folder))
+    except BasePathError as error:
+        return error
+    return NoVersionError(wrong) if wrong else None
+
+
+def _no_saved_model(number: int, folder: Path) -> str:
+    """Why the folder of a version is none, "" where it is one. Raises BasePathError where it cannot be read."""
+    if any(name in _names(folder) for name in SAVED_MODEL_FILES):
+        return ""
+    return (
+        f"{folder} is not a SavedModel: it holds neither {SAVED_MODEL_FILES[0]} nor {SAVED_MODEL_FILES[1]}; "
+        f"export the model there, or remove the folder if version {number} is not to be served"
+    )
+
+
+def _folders_of(base_path: Path, specific: Collection[int]) -> dict[int, Path]:
+    """Of the versions that may be served, which are one at least. Raises as latest_version()."""
     base_path = Path(os.path.abspath(base_path))
     versions = version_folders(base_path, _names(base_path))
     if not versions:
@@ -42,14 +93,7 @@ def latest_version(base_path: Path, specific: Collection[int] = ()) -> tuple[int
         raise NoVersionError(
             f"{base_path} has no version {asked}; put it there, or ask for another in version_policy"
         )
-    latest = max(versions)
-    folder = versions[latest]
-    if not any(name in _names(folder) for name in SAVED_MODEL_FILES):
-        raise BasePathError(
-            f"{folder} is not a SavedModel: it holds neither {SAVED_MODEL_FILES[0]} nor {SAVED_MODEL_FILES[1]}; "
-            f"export the model there, or remove the folder if version {latest} is not to be served"
-        )
-    return latest, folder
+    return versions
 
 
 def _names(folder: Path) -> list[str]:

@@ -8,14 +8,17 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from mpspool.core import unix_socket
+import msgspec
+
+from mpspool.core import settings, unix_socket
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import MAX_SOCKET_PATH_BYTES, RunDir
 from mpspool.core.settings import PoolSettings
+from mpspool.core.states import VersionPhase
 from mpspool.mps import external
 from mpspool.mps.control import Control, control_command, find_program
 from mpspool.mps.device_state import survey
@@ -35,15 +38,16 @@ from mpspool.supervisor.doctor.read_host import read_host
 from mpspool.supervisor.doctor.read_tensorflow import read_tensorflow
 from mpspool.supervisor.orders import Orders
 from mpspool.supervisor.planning import remotes, tls
-from mpspool.supervisor.planning.base_path import BasePathError, latest_version
+from mpspool.supervisor.planning.base_path import BasePathError, first_version
 from mpspool.supervisor.planning.drafts import Machine, draft_places
 from mpspool.supervisor.planning.plan import Plan, plan, resolve_mps, resolved_weights, to_settings
 from mpspool.supervisor.planning.policies import find_policies
 from mpspool.supervisor.planning.queues import Queues, VersionFile, is_wanted
+from mpspool.supervisor.pool.versions import RECORDS, Records
 from mpspool.supervisor.ports import check_fronts
+from mpspool.supervisor.programs import POOL
 from mpspool.supervisor.remote.place import is_remote
 from mpspool.supervisor.report import elsewhere, program
-from mpspool.supervisor.saved_model import check_saved_model
 from mpspool.supervisor.version_folders import BATCHING_FILE
 
 Versions = dict[str, tuple[int, Path]]
@@ -82,19 +86,20 @@ def resolve(
     Raises:
         StartError: with every problem found.
     """
-    brought = remotes.bring(config, orders or Orders(), running=running)
+    served = _served(config) if running else {}
+    brought = remotes.bring(config, orders or Orders(), running=running, served=served)
     config = brought.config
-    versions, problems = find_versions(config)
+    versions, problems, unready = find_versions(config, served)
     problems += brought.problems
     machine = read_machine(config, environ)
-    queues, wrong = read_queues(config, versions)
+    queues, wrong = read_queues(config, versions, served)
     problems += wrong
     planned = None
     try:
         planned = plan(config, machine, versions, queues)
     except StartError as error:
         problems += error.problems
-    problems += check_machine(config, machine, environ) + check_all(config, versions, running=running)
+    problems += check_machine(config, machine, environ) + check_all(config, running=running)
     secured = tls.look(config)
     problems += secured.problems
     if planned is not None:
@@ -107,7 +112,7 @@ def resolve(
     planned = replace(
         planned,
         facts=[*brought.facts, *planned.facts, *filter(None, [secured.fact])],
-        warnings=[*brought.warnings, *planned.warnings, *secured.warnings],
+        warnings=[*brought.warnings, *unready, *planned.warnings, *secured.warnings],
     )
     return to_settings(planned, config, brought.remotes, secured.settings), planned
 
@@ -137,26 +142,75 @@ def read_machine(config: PoolConfig, environ: Mapping[str, str]) -> Machine:
     )
 
 
-def find_versions(config: PoolConfig) -> tuple[Versions, list[Problem]]:
-    """Each model's latest version and its folder, by name; a problem for each that has none. Remote ones are left out."""
+def find_versions(
+    config: PoolConfig, served: Mapping[str, tuple[int, Path]]
+) -> tuple[Versions, list[Problem], list[str]]:
+    """Each model's first version and its folder, by name; a problem for each that has none. Remote ones are left out.
+
+    Args:
+        config: whose models.
+        served: what a pool that runs has of the same base paths. Of these nothing is a problem: it looks at them by itself,
+            and what it serves stays whatever has become of the folders.
+
+    Returns:
+        The versions, the problems, and what is wrong with versions that are newer, as warnings.
+    """
     versions: Versions = {}
-    problems = []
+    problems, warnings = [], []
     for model in config.models:
         if is_remote(model.base_path):
             continue
         try:
-            versions[model.name] = latest_version(Path(model.base_path), model.version_policy.specific)
+            number, folder, wrong = first_version(Path(model.base_path), model.version_policy.specific)
         except BasePathError as error:
-            problems.append(Problem(f"models.{model.name}.base_path", str(error)))
-    return versions, problems
+            if model.name in served:
+                versions[model.name] = served[model.name]
+                warnings.append(f"{model.name}: {error}. What is served of it stays")
+            else:
+                problems.append(Problem(f"models.{model.name}.base_path", str(error)))
+            continue
+        versions[model.name] = number, folder
+        if wrong and model.name not in served:
+            until = " until a newer one is whole" if config.file_system_poll_wait_seconds else ""
+            warnings.append(f"{model.name}: {wrong}. Version {number} is served{until}")
+    return versions, problems, warnings
 
 
-def read_queues(config: PoolConfig, versions: Mapping[str, tuple[int, Path]]) -> tuple[Queues, list[Problem]]:
-    """What versions say of batching where they may, where each policy is; and what of it cannot be used."""
+def _served(config: PoolConfig) -> Versions:
+    """Of each model that the pool in the run folder has from the same base path: the newest version that is there."""
+    run = RunDir(config.run_dir)
+    try:
+        former = settings.load(run.settings_file(POOL), PoolSettings)
+        records = settings.load(run.settings_file(RECORDS), Records).models
+    except (OSError, msgspec.DecodeError):  # it is only starting
+        return {}
+    base_paths = {model.name: os.path.abspath(model.base_path) for model in config.models}
+    base_paths |= {remote.model: remote.folder for remote in remotes.remotes_of(config)}
+    found: Versions = {}
+    for model in former.models:
+        if model.base_path != base_paths.get(model.name):
+            continue
+        there = records[model.name].versions if model.name in records else []
+        serving = [one for one in there if one.phase is VersionPhase.SERVING] or there
+        newest = max(serving, key=lambda one: one.number, default=None)
+        number, path = (newest.number, newest.path) if newest else (model.version, model.path)
+        found[model.name] = number, Path(path)
+    return found
+
+
+def read_queues(
+    config: PoolConfig, versions: Mapping[str, tuple[int, Path]], served: Collection[str] = ()
+) -> tuple[Queues, list[Problem]]:
+    """What versions say of batching where they may, where each policy is; and what of it cannot be used.
+
+    Versions of models that a pool which runs serves are not asked: it reads each one's file by itself.
+    """
     files: dict[str, VersionFile] = {}
     policies, problems = find_policies(config, versions)
     for model in config.models:
-        if not config.batching.per_model or not is_wanted(config, model) or model.name not in versions:
+        if not config.batching.per_model or not is_wanted(config, model):
+            continue
+        if model.name not in versions or model.name in served:
             continue
         path = versions[model.name][1] / BATCHING_FILE
         if path.exists():
@@ -201,15 +255,13 @@ def backings(config: PoolConfig) -> frozenset[str]:
     return frozenset(found.backing for found in weights if found.shared != "off")
 
 
-def check_all(
-    config: PoolConfig, versions: Mapping[str, tuple[int, Path]], *, running: bool = False
-) -> list[Problem]:
-    """Every problem with ports, folders, operator libraries and SavedModels. Changes nothing.
+def check_all(config: PoolConfig, *, running: bool = False) -> list[Problem]:
+    """Every problem with ports, folders and operator libraries. Changes nothing.
 
     Ports and the run folder are not looked at for a pool that is `running`.
     """
     if running:
-        return check_weights_folders(config) + check_models(config, versions)
+        return check_weights_folders(config) + check_libraries(config)
     run_dir = RunDir(config.run_dir)
     ports = {"grpc_port": config.grpc_port, "rest_port": config.rest_port}
     # A pool that runs there has most likely these ports, too: one cause, one problem.
@@ -217,11 +269,11 @@ def check_all(
     if config.grpc_socket_path and (why := unix_socket.refusal(config.grpc_socket_path)):
         problems.append(Problem("grpc_socket_path", why))
     problems += check_run_dir(run_dir)
-    return problems + check_weights_folders(config) + check_models(config, versions)
+    return problems + check_weights_folders(config) + check_libraries(config)
 
 
-def check_models(config: PoolConfig, versions: Mapping[str, tuple[int, Path]]) -> list[Problem]:
-    """Can the operator libraries and the SavedModels be read?"""
+def check_libraries(config: PoolConfig) -> list[Problem]:
+    """Can the operator libraries be read?"""
     problems = []
     for model in config.models:
         path = f"models.{model.name}"
@@ -230,9 +282,6 @@ def check_models(config: PoolConfig, versions: Mapping[str, tuple[int, Path]]) -
             for name in model.custom_ops
             for text in check_library(Path(name))
         ]
-        if model.name in versions:
-            found = check_saved_model(versions[model.name][1])
-            problems += [Problem(f"{path}.base_path", text) for text in found]
     return problems
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -81,10 +81,16 @@ def _watched(remote: RemoteSettings) -> RemoteSettings:
     return msgspec.structs.replace(remote, poll_s=0.0)
 
 
-def bring(config: PoolConfig, orders: Orders, *, running: bool) -> Brought:
+def bring(config: PoolConfig, orders: Orders, *, running: bool, served: Collection[str] = ()) -> Brought:
     """Copies what each model with a remote base path is to serve, but for what to_copy() leaves out.
 
     Takes as long as that takes; an order to end ends it.
+
+    Args:
+        config: what was asked for.
+        orders: those to end.
+        running: as for to_copy().
+        served: the models that a pool which runs has of the same base paths: of what is left to it nothing is a problem.
     """
     remotes = remotes_of(config)
     problems = {remote.model: place.refusal(remote.url) for remote in remotes}
@@ -114,7 +120,7 @@ def bring(config: PoolConfig, orders: Orders, *, running: bool) -> Brought:
                 with child:
                     child.kill()
             orders.obey(lambda: None)
-    return _brought(config, remotes, copied, problems)
+    return _brought(config, remotes, copied, problems, served)
 
 
 def from_cache(config: PoolConfig) -> tuple[PoolConfig, list[Problem]]:
@@ -163,6 +169,7 @@ def _brought(
     remotes: list[RemoteSettings],
     copied: Mapping[str, list[int]],
     problems: Mapping[str, str],
+    served: Collection[str] = (),
 ) -> Brought:
     folders: dict[str, str] = {}
     found = Brought(config, remotes)
@@ -175,6 +182,9 @@ def _brought(
         try:
             latest, _ = latest_version(Path(remote.folder), remote.policy.specific)
         except BasePathError as error:
+            if remote.model in served and not problem:
+                folders[remote.model] = remote.folder
+                continue
             text = problem or f"{remote.url} was not copied: {error}"
             found.problems.append(Problem(f"models.{remote.model}.base_path", text))
             continue

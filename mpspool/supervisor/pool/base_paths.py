@@ -33,9 +33,13 @@ class BasePath:
 
     Args:
         path: the folder that holds the version folders.
+
+    Attributes:
+        waits: the last look has found a version of which it is to be seen whether it is whole.
     """
 
     def __init__(self, path: str) -> None:
+        self.waits = False
         self._path = Path(path)
         self._looks: dict[int, _Look] = {}
 
@@ -80,6 +84,7 @@ class BasePath:
             if one is not None:
                 found[number] = one
         self._looks = looks
+        self.waits = bool(looks.keys() - found.keys())
         return found
 
     def _look_into(self, number: int, folder: Path, looks: dict[int, _Look], now: float) -> Found | None:

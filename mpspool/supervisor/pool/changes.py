@@ -234,9 +234,11 @@ def _compare_models(old: ModelSettings, new: ModelSettings) -> tuple[ModelChange
         )
         for key in _differing(old, new, _FOUND)
     ]
+    # Where versions say for themselves how they are batched, the model's own is the first one's.
+    workers = [key for key in _WORKER if key != "batching" or new.version_batching is None]
     found = ModelChanges(
         told=[_KEYS.get(key, key) for key in _differing(old, new, _TOLD)],
-        renewed=_differing(old, new, _WORKER),
+        renewed=_differing(old, new, workers),
     )
     found.told += [
         {"policy": "scheduling.policy"}.get(key, key)

@@ -40,7 +40,7 @@ def _inputs(old: Any, new: Any) -> Iterator[str]:
         else:
             yield from _tensor("input", alias, old.inputs[alias], new.inputs[alias])
     for alias in sorted(new.inputs):
-        if alias not in old.inputs and alias not in new.defaults:
+        if alias not in new.defaults and (alias not in old.inputs or alias in old.defaults):
             yield f"it needs an input {alias!r}"
 
 

@@ -342,9 +342,15 @@ class Pool:
     async def _step(self) -> bool:
         """Takes every version as far as it can go. True when one has moved."""
         facts = status.facts(self._there() or self._slots)
+        await self._successions.keep(self._servables.stops_first())
+        there = {model for model, _ in self._servables}
         for model, fact in facts.items():
             if (other := self._servables.to_replace(model)) is not None and fact.ready:
-                facts[model] = dataclasses.replace(fact, unfit=await self._successions.unfit(other, model))
+                if other not in there and self._successions.forgot(other):
+                    continue  # nobody will ever know
+                by_hand = self._servables.of(model.name).goes_back(model.version)
+                unfit = await self._successions.unfit(other, model, by_hand=by_hand)
+                facts[model] = dataclasses.replace(fact, unfit=unfit)
         moved = self._servables.step(facts, time.monotonic())
         if moved:
             self._successions.forget()

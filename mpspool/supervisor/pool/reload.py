@@ -36,6 +36,8 @@ logger = log.get("reload")
 
 # To read and check a configuration takes seconds; a folder that hangs, for ever.
 _READ_S = 45.0
+# Whether a version is served depends on these.
+_JUDGED = {"base_path", "allow_signature_changes", "start_timeout_s"}
 _WORDS = "asked to leave, to come back with the settings of another configuration"
 
 
@@ -299,11 +301,11 @@ class Reload:
 
 
 def _reworked(changes: Changes) -> list[str]:
-    """The models whose workers are given something new."""
+    """The models of which a version that failed may not fail now."""
     return [
         name
         for name, found in changes.models.items()
-        if found.renewed or found.slots_added or found.slots_renewed or "base_path" in found.told
+        if found.renewed or found.slots_added or found.slots_renewed or _JUDGED.intersection(found.told)
     ]
 
 

@@ -84,6 +84,7 @@ class Servables:
         for name, versions in self._versions.items():
             if name in records:
                 versions.recall(records[name])
+                versions.route = versions.route.under(records[name].labels, self._models[name].labels)
             else:
                 versions.found = {self._models[name].version: _found(self._models[name])}
             versions.off = versions.off or name in self._taken
@@ -160,18 +161,23 @@ class Servables:
         mine = self._models[model.name]
         batching = version.found.batching if mine.version_batching else mine.batching
         return msgspec.structs.replace(
-            mine, version=model.version, path=version.found.path, batching=batching
+            mine, version=model.version, path=version.found.path, batching=batching, warmup=version.warmup
         )
 
     def to_replace(self, model: ModelVersion) -> ModelVersion | None:
-        """Whose requests that name no version this one would answer, once it is loaded beside it; None for nobody's."""
+        """Whose requests that name no version this one would answer, once it is loaded; None for nobody's."""
         versions = self._versions[model.name]
         version, routed = versions.get(model.version), versions.routed()
-        if version is None or version.phase is not VersionPhase.LOADING or routed is None:
+        if version is None or version.phase is not VersionPhase.LOADING or not versions.would_answer(version):
             return None
-        if not versions.would_answer(version):
-            return None
-        return ModelVersion(model.name, routed.number)
+        number = routed.number if routed else max(versions.stopped - {version.number}, default=None)
+        return None if number is None else ModelVersion(model.name, number)
+
+    def stops_first(self) -> Iterator[ModelVersion]:
+        """The versions that serve, and would leave before what is to replace them is loaded."""
+        for model, version in self:
+            if self._versions[model.name].swap == STOP_FIRST and version.phase is VersionPhase.SERVING:
+                yield model
 
     def turns(self) -> list[tuple[ModelVersion, ModelVersion]]:
         """Of each model that changes slot by slot, the version that has the slots, and the one that takes them over."""
@@ -222,9 +228,10 @@ class Servables:
         placed = {worker.model_version for worker in self.places}
         for model, version in self:
             if version.phase is VersionPhase.LOADING and model not in placed:
-                recorded = self._recorded.get(model.name, set())
-                warmup = _warmup(version, self._versions[model.name], recorded)
-                self.places.update(places([msgspec.structs.replace(self.settings(model), warmup=warmup)]))
+                recorded = self._recorded.get(model.name)
+                if recorded is not None:  # else as a pool before this one knew
+                    version.warmup = _warmup(version, self._versions[model.name], recorded)
+                self.places.update(places([self.settings(model)]))
 
     def _no_room(self, name: str, number: int) -> str:
         """Why MPS would not take the workers of one more version; "" where it would."""
@@ -292,6 +299,11 @@ class Servables:
                 for version in versions
                 if version.phase in (VersionPhase.LOADING, VersionPhase.LEAVING)
             ]
+            waits += [
+                f"{name}@{version.number} has yet to be loaded again"
+                for version in versions
+                if version.phase is VersionPhase.FAILED and not version.reason
+            ]
             if name in self._taken or name in self._unread:
                 continue
             if self._looks.get(name, _LOOKS) < _LOOKS or not (phases or versions.off):
@@ -305,7 +317,7 @@ class Servables:
         return [
             (model.name, f"{model}: {version.reason}")
             for model, version in self
-            if version.phase is VersionPhase.FAILED and model.name not in self._taken
+            if version.phase is VersionPhase.FAILED and version.reason and model.name not in self._taken
         ]
 
     def served(self) -> list[str]:
@@ -325,16 +337,19 @@ class Servables:
         await asyncio.Event().wait()
 
     async def _watch(self, name: str) -> None:
-        """Without an interval just long enough to see what is there at the start."""
+        """Without an interval just long enough to see what is there at the start, whole or broken."""
+        stores = {remote.model: remote.poll_s for remote in self._config.remotes}
+        poll_s = self._config.poll_s or stores.get(name, 0)
         looks = 0
-        while self._config.poll_s or looks < _LOOKS:
+        while poll_s or looks < _LOOKS or self._watched[name].waits:
             async with self._looking[name]:
                 await self._look_at(name, self._versions[name].loaded, self._versions[name].unloaded)
             looks += 1
             self._looks[name] = looks
-            # A version that is there by now is known after two looks.
-            between_s = self._config.poll_s or _BETWEEN_S
-            await asyncio.sleep(between_s if looks >= _LOOKS else min(between_s, _BETWEEN_S))
+            # A version that is there by now is known after two looks; so is one that has come from a store, where only those are awaited.
+            soon = looks < _LOOKS or (self._watched[name].waits and not self._config.poll_s)
+            between_s = poll_s or _BETWEEN_S
+            await asyncio.sleep(min(between_s, _BETWEEN_S) if soon else between_s)
 
     async def _look_at(self, name: str, loaded: Collection[int], unloaded: Collection[int]) -> None:
         """Looks at a base path for what is to be served, with these wishes by hand; held by `_looking`."""
@@ -429,7 +444,10 @@ class Servables:
                     "error": f"version {wanted} of {name} is no whole SavedModel: copy or export it again"
                 }
             logger.info(what, model=name, version=number)
-            (versions.load if what == "load" else versions.unload)(number)
+            if what == "load":
+                versions.load(number)
+            else:
+                to = versions.unload(number, to)
         self._save()
         self._look()
         return {"model": name, "version": number, "to": to, "wanted": sorted(versions.aspired())}
@@ -442,7 +460,10 @@ class Servables:
     # -- the record -------------------------------------------------------------------------------
 
     def _save(self) -> None:
-        records = {name: versions.record() for name, versions in self._versions.items()}
+        records = {
+            name: msgspec.structs.replace(versions.record(), labels=self._models[name].labels)
+            for name, versions in self._versions.items()
+        }
         for name in self._taken:  # one that is put back is wanted
             records[name] = msgspec.structs.replace(records[name], off=False)
         settings.save(self._run.settings_file(RECORDS), Records(records))

@@ -66,6 +66,8 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     failures: int = 0
     due: float | None = None
+    unfit: bool = False
+    warmup: str = ""
     batching: BatchingSettings | None = None
 
 
@@ -95,6 +97,12 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
             metadata=[(*rule, number) for rule, number in rules.items()],
         )
 
+    def under(self, before: Mapping[str, int], now: Mapping[str, int]) -> Route:
+        """What holds of it under other labels of the configuration: those that it has moved since are its own again."""
+        moved = {label for label in self.labels if before.get(label) != now.get(label)}
+        labels = {label: number for label, number in self.labels.items() if label not in moved}
+        return Route(weights=self.weights, labels=labels, metadata=self.metadata)
+
     def without(self, numbers: Collection[int]) -> Route:
         """What is left of it when those versions have gone; weights mean something together only."""
         return Route(
@@ -111,6 +119,9 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
         loaded: by hand, whatever the policy says.
         unloaded: by hand.
         off: by hand, in every version.
+        labels: of the configuration, at the time.
+        instead: of those unloaded, what is to come first.
+        kept: failed, and are not forgotten while another serves: see Versions.
     """
 
     versions: list[VersionRecord] = []
@@ -118,6 +129,9 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     unloaded: list[int] = []
     off: bool = False
     route: Route = Route()
+    labels: dict[str, int] = {}
+    instead: dict[int, int] = {}
+    kept: dict[int, int] = {}
 
 
 class Records(msgspec.Struct, frozen=True):
@@ -152,6 +166,8 @@ class Version:
         reason: why it was not loaded, or is not any more; "" while all is well.
         failures: loads in a row that failed.
         due: when it is loaded again; None where it is not.
+        unfit: it failed because clients of what it was to replace could not be its clients.
+        warmup: another version's recorded requests, with which its workers are warmed; "" for none.
     """
 
     def __init__(self, name: str, number: int, found: Found, record: VersionRecord | None = None) -> None:
@@ -162,6 +178,8 @@ class Version:
         self.reason = record.reason
         self.failures = record.failures
         self.due = record.due
+        self.unfit = record.unfit
+        self.warmup = record.warmup
 
     @property
     def phase(self) -> VersionPhase:
@@ -180,6 +198,8 @@ class Version:
             reason=self.reason,
             failures=self.failures,
             due=self.due,
+            unfit=self.unfit,
+            warmup=self.warmup,
             batching=self.found.batching,
         )
 
@@ -199,6 +219,7 @@ class Versions:
         loaded, unloaded: by hand: what is served, or not, whatever the policy says.
         off: no version of it is wanted.
         route: by hand.
+        stopped: what has made way for the version that is being loaded, and is loaded again where that fails.
     """
 
     name: str
@@ -215,6 +236,11 @@ class Versions:
     _versions: dict[int, Version] = field(default_factory=dict)
     # Unloaded by hand when there was nothing to come in their place.
     _ended: set[int] = field(default_factory=set)
+    stopped: set[int] = field(default_factory=set)
+    # Of those unloaded by hand what is to be served first: where it fails, the order is off.
+    _instead: dict[int, int] = field(default_factory=dict)
+    # For their failures an order by hand came to nothing, and this one serves on: why is told until another does, or is asked for.
+    _kept: dict[int, int] = field(default_factory=dict)
 
     # -- what it was, and is ----------------------------------------------------------------------
 
@@ -222,6 +248,7 @@ class Versions:
         """Goes on from what a pool before this one has recorded."""
         self.loaded, self.unloaded, self.off = set(record.loaded), set(record.unloaded), record.off
         self.route = record.route
+        self._kept, self._instead = dict(record.kept), dict(record.instead)
         self.found = {
             one.number: Found(one.path, one.stamp, batching=one.batching) for one in record.versions
         }
@@ -235,6 +262,8 @@ class Versions:
             unloaded=sorted(self.unloaded),
             off=self.off,
             route=self.route,
+            instead=self._instead,
+            kept=self._kept,
         )
 
     def __iter__(self) -> Iterator[Version]:
@@ -259,6 +288,10 @@ class Versions:
         serving = {other.number for other in self._serving()} | {version.number}
         return version.number == max(serving & meant or serving)
 
+    def goes_back(self, number: int) -> bool:
+        """Whether somebody has ordered this version in the place of a newer one."""
+        return any(new == number < old for old, new in self._instead.items())
+
     def gives_its_slots(self) -> Version | None:
         """What goes when the version that is being loaded has come; None where all stay."""
         going = [version for version in self._serving() if version.number not in self.aspired()]
@@ -277,7 +310,7 @@ class Versions:
     def opens(self, version: Version) -> bool:
         """Whether it takes requests as soon as enough of its workers are READY: nobody else does."""
         if version.phase in (VersionPhase.LOADING, VersionPhase.FAILED):
-            return not self._serving()
+            return not self._serving() and not version.unfit and not self.stopped - {version.number}
         return version.phase is VersionPhase.SERVING
 
     def due(self) -> float | None:
@@ -302,7 +335,12 @@ class Versions:
 
     def _tried(self) -> set[int]:
         """What is served, or loaded as often as it may be."""
-        return self._meant() | self.aspired() | self.loaded_and_found()
+        return (
+            self._meant()
+            | self.aspired()
+            | self.loaded_and_found()
+            | (set(self._instead.values()) & self.found.keys())
+        )
 
     # -- by hand ----------------------------------------------------------------------------------
 
@@ -319,22 +357,49 @@ class Versions:
         self.loaded, self.unloaded = self.wishes("load", number)
         self.off = False
         self._ended -= self._ended if number is None else {number}
-        for version in self._versions.values():
-            if version.phase is VersionPhase.FAILED and number in (None, version.number):
-                version.failures, version.due = 0, 0.0
+        self._kept.clear()
+        self._instead = {old: new for old, new in self._instead.items() if number not in (None, old)}
+        self.try_again(None if number is None else {number})
 
-    def try_again(self) -> None:
-        """Has what failed loaded again at once: it would be given other settings."""
-        for version in self._versions.values():
-            if version.phase is VersionPhase.FAILED:
-                version.failures, version.due = 0, 0.0
+    def try_again(self, numbers: Collection[int] | None = None) -> None:
+        """Has what failed loaded again at once, by an order or with other settings; None for all that is wanted.
 
-    def unload(self, number: int | None) -> None:
-        """Has a version no longer served, whatever the policy says; None for the model."""
+        Why it failed is nobody's answer any more.
+        """
+        wanted = self._tried() if numbers is None else numbers
+        for version in self._versions.values():
+            if version.phase is VersionPhase.FAILED and version.number in wanted:
+                version.failures, version.due, version.reason = 0, 0.0, ""
+
+    def unload(self, number: int | None, to: int | None = None) -> int | None:
+        """Has a version no longer served, whatever the policy says; None for the model.
+
+        What is to come in its place is loaded first, also where that has failed before. Where it fails, the order is off: the
+        version serves on, and is wanted as before.
+
+        Args:
+            number: the version.
+            to: what is to come; None for what the policy means.
+
+        Returns:
+            What is to come; None where nothing is.
+        """
         self.loaded, self.unloaded = self.wishes("unload", number)
         self.off = self.off or number is None
-        if number is not None and not self._meant() | self.loaded_and_found():
+        self._kept.clear()
+        if number is None:
+            self._instead.clear()
+            return None
+        if to is None and number in {version.number for version in self._serving()}:
+            serving = {version.number for version in self._serving()} - {number}
+            coming = self.aspired() or self._meant()
+            to = None if serving & coming else max(coming, default=None)
+        if to is not None:
+            self._instead[number] = to
+            self.try_again({to})
+        if not self._meant() | self.loaded_and_found():
             self._ended.add(number)
+        return to
 
     def why_no_route(self, numbers: Collection[int]) -> str:
         """Why requests cannot be sent to these versions, "" where they can."""
@@ -380,6 +445,8 @@ class Versions:
 
     def _is_past(self, version: Version) -> bool:
         """Whether nobody asks any more why a version failed; else it would be loaded again as one that is new."""
+        if version.number in self._kept and version.number in self.found:
+            return False
         meant = self._meant()
         newer = any(other.number > version.number and other.number in meant for other in self._serving())
         if version.number not in self.found or self._is_unloaded(version):
@@ -389,10 +456,12 @@ class Versions:
     def _judge_loading(self, version: Version, fact: Fact, now: float) -> bool:
         if self._is_unloaded(version):
             version.to(VersionPhase.LEAVING, "not wanted any more")
+            self._instead = {old: new for old, new in self._instead.items() if new != version.number}
             return True
         serving = self._serving()
         if version.number not in self.found and (serving or self.aspired()):
             version.to(VersionPhase.LEAVING, "its folder is gone")
+            self._take_back(version)
             return True
         if serving and fact.reason:
             self.fail(version, fact.reason, now)
@@ -403,13 +472,18 @@ class Versions:
             if fact.reason:
                 self.fail(version, fact.reason, now)
             return bool(fact.reason)  # else its slots have yet to be made
-        if serving and fact.unfit is None:
-            return False
-        if serving and fact.unfit:
-            self.fail(version, fact.unfit, now, again=False)
-            return True
+        if serving or self.stopped:
+            if fact.unfit is None:
+                return False
+            if fact.unfit:
+                version.unfit = True
+                self.fail(version, fact.unfit, now, again=False)
+                return True
         version.failures, version.due = 0, None
         version.to(VersionPhase.SERVING)
+        self.stopped.clear()
+        self._kept = {failed: old for failed, old in self._kept.items() if old == version.number}
+        self._instead = {old: new for old, new in self._instead.items() if new != version.number}
         return True
 
     def _is_half_there(self, fact: Fact) -> bool:
@@ -444,10 +518,21 @@ class Versions:
             again: it may be worth another try.
         """
         version.failures += 1
-        # To try again would be to stop again what serves by then.
-        left = again and version.failures <= self.retries.times and self.swap != STOP_FIRST
+        left = again and version.failures <= self.retries.times
         version.due = now + self.retries.interval_s if left else None
+        was_coming = version.phase is VersionPhase.LOADING
         version.to(VersionPhase.FAILED, reason)
+        if was_coming:
+            self.stopped.clear()
+            self._take_back(version)
+
+    def _take_back(self, failed: Version) -> None:
+        """What was to go by hand for a version that cannot come is wanted as before."""
+        if back := {old for old, new in self._instead.items() if new == failed.number}:
+            self.unloaded -= back
+            self._instead = {old: new for old, new in self._instead.items() if old not in back}
+            self._kept[failed.number] = max(back)
+            failed.due = None
 
     def _begin(self, now: float) -> bool:
         """Begins to load the newest that is wanted and not there, if no other is on its way in or out."""
@@ -493,6 +578,7 @@ class Versions:
         leaving = self._in_the_way(to)
         for version in leaving:
             version.to(VersionPhase.LEAVING, "stopped before another is loaded in its place")
+        self.stopped |= {version.number for version in leaving}
         return bool(leaving)
 
     def _in_the_way(self, to: int) -> list[Version]:
@@ -505,17 +591,23 @@ class Versions:
         if known is None:
             self._versions[number] = Version(self.name, number, found)
         else:
-            known.found, known.due = found, None
+            known.found, known.due, known.unfit = found, None, False
             known.to(VersionPhase.LOADING)
 
     def _again(self, version: Version, found: Found, now: float) -> bool:
         if found.wrong:  # however often it is asked for, nobody makes way for it
             version.found, version.reason, version.due = found, found.wrong, None
+            self._take_back(version)
             return False
         if found.stamp != version.found.stamp or version.found.wrong:
             version.failures = 0
             return True
-        return version.due is not None and now >= version.due
+        if version.due is None or now < version.due:
+            return False
+        if version.failures and self.swap == STOP_FIRST and self._in_the_way(version.number):
+            version.due = None  # it would be to stop again what serves by now
+            return False
+        return True
 
     def _serving(self) -> list[Version]:
         return [version for version in self._versions.values() if version.phase is VersionPhase.SERVING]
