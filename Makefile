@@ -28,6 +28,9 @@ VERSIONS := tests/chaos/test_versions.py tests/chaos/test_many_versions.py tests
 	tests/chaos/test_reload.py tests/integration/test_remote.py
 DROP_IN := tests/integration/test_tensorflow_model_server.py tests/integration/test_tls.py \
 	tests/integration/test_prometheus.py tests/integration/test_parameters.py tests/integration/test_refusals.py
+# They start no pool: to them it is one whether workers are exec'd, and in pytest's own processes nothing is compiled in any case.
+NO_POOL := $(addprefix tests/integration/,test_batch.py test_engine.py test_front.py test_grpc_wire.py test_publish.py \
+	test_saved_model_config.py test_shared_weights.py)
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
 test: $(VENV)/.dev $(GPU) compiler compiled curl openssl
@@ -49,7 +52,7 @@ test-versions: $(VENV)/.dev $(GPU) compiler compiled
 # What starts pools, once more with workers that are processes of their own, as on GPUs, and with nothing compiled.
 test-exec: export MPSPOOL_COMPILED := 0
 test-exec: $(VENV)/.dev $(GPU) compiler curl openssl
-	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) tests/conformance tests/integration $(DROP_IN:%=--ignore %)
+	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) tests/conformance tests/integration $(DROP_IN:%=--ignore %) $(NO_POOL:%=--ignore %)
 	MPSPOOL_WORKERS_START=exec $(PYTEST) tests/chaos tests/mps/chaos
 
 # Pools on stand-ins for GPUs: MPS and its faults, shares, daemons of others, the pod, the doctor.
