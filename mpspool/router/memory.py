@@ -104,7 +104,7 @@ class Memory:
                 )
             if client is not None:
                 mine = self._answers.of_client(whose, client)
-                if mine and mine + size > free - size:
+                if _takes_too_much(mine, size, free):
                     raise PoolError(
                         Code.RESOURCE_EXHAUSTED,
                         f"Answers of {_named(whose)} that this client has not taken hold {mine} bytes, {free} are free and "
@@ -165,7 +165,7 @@ class Memory:
     def _check_share(self, model: str | None, client: str, size: int, free: int) -> None:
         """Raises PoolError where a client would hold more than it leaves free for others."""
         held = self._all.of_client(model, client)
-        if held and held + size > free - size:
+        if _takes_too_much(held, size, free):
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED,
                 f"Requests of this client for {_named(model)} hold {held} bytes, {free} are free and this one has {size}: "
@@ -237,6 +237,11 @@ class Admission:
     def hold(self, size: int) -> None:
         """Counts what waits of its answer, whatever the limits; fewer for a negative size."""
         self._memory.hold(size, self.model, self.client)
+
+
+def _takes_too_much(held: int, size: int, free: int) -> bool:
+    """Whether a client that holds something would hold more than it leaves free."""
+    return held > 0 and held + size > free - size
 
 
 def _never(size: int, limit: str, limit_bytes: int) -> PoolError:

@@ -80,6 +80,15 @@ class Watching:
         """Of a version's workers."""
         return next(model for worker, (model, _) in self.servables.places.items() if worker.version == number)
 
+    async def records_then_serves_another(self, base: Path) -> None:
+        """Requests are recorded for version 1 while it is served, and version 2 comes after it, without any of its own."""
+        watcher = asyncio.create_task(self.servables.watch_for_ever())
+        await self.serves(1)
+        (base / "1" / WARMUP_FILE).write_bytes(b"records")
+        export(base, 2)
+        await self.serves(2)
+        watcher.cancel()
+
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
@@ -147,18 +156,10 @@ def test_folders_are_looked_into_off_the_event_loop(
 
         return spied
 
-    async def story(pool: Watching) -> None:
-        watcher = asyncio.create_task(pool.servables.watch_for_ever())
-        await pool.serves(1)
-        (base / "1" / WARMUP_FILE).write_bytes(b"records")
-        export(base, 2)
-        await pool.serves(2)
-        watcher.cancel()
-
     with watching(run, base) as pool:
         monkeypatch.setattr(os, "stat", spy(stat))
         monkeypatch.setattr(os.path, "exists", spy(exists))
-        asyncio.run(story(pool))
+        asyncio.run(pool.records_then_serves_another(base))
         monkeypatch.undo()
         assert pool.settings(2).warmup == str(base / "1" / WARMUP_FILE)
     assert any(WARMUP_FILE.name in path for _, path in seen)
@@ -224,17 +225,8 @@ def test_without_an_interval_what_comes_from_a_store_is_seen(
 
 def test_a_successor_warms_workers_as_before(run: RunDir, base: Path) -> None:
     """With what was recorded for another version, too, which may have gone by then."""
-
-    async def story(pool: Watching) -> None:
-        watcher = asyncio.create_task(pool.servables.watch_for_ever())
-        await pool.serves(1)
-        (base / "1" / WARMUP_FILE).write_bytes(b"records")
-        export(base, 2)
-        await pool.serves(2)
-        watcher.cancel()
-
     with watching(run, base) as pool:
-        asyncio.run(story(pool))
+        asyncio.run(pool.records_then_serves_another(base))
     with watching(run, base) as pool:
         assert pool.settings(2).warmup == str(base / "1" / WARMUP_FILE)
 

@@ -22,7 +22,7 @@ from mpspool.core import log
 from mpspool.core.errors import Code, PoolError, cut
 from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.headers import RequestHead, encode
-from mpspool.router.fronts.http2.streams import LEAST_PART, Stream
+from mpspool.router.fronts.http2.streams import Stream
 from mpspool.router.fronts.inflate import ENCODINGS, begin, inflate
 from mpspool.router.memory import Admission
 
@@ -212,7 +212,7 @@ class Call(Stream):
             self._buffer.write(body)
             self._left = size - len(body)
             self.connection.expect(self, self._left)
-            self.demand(size // LEAST_PART)
+            self.demand(self.connection.limits.least(size))
         return end
 
     def _on_more_of_start(self, data: bytes, start: int, stop: int) -> int:

@@ -21,7 +21,7 @@ from mpspool.core.methods import Method
 from mpspool.core.settings import RouterSettings
 from mpspool.router.asked import Asked
 from mpspool.router.fronts.inflate import ENCODINGS, inflate
-from mpspool.router.fronts.rest_listener import LEAST_BYTES, LEAST_PART, STALL_S
+from mpspool.router.fronts.rest_listener import STALL_S, least_of
 from mpspool.router.fronts.rest_path import Wanted, wanted
 from mpspool.router.fronts.sockets import peer_name
 from mpspool.router.fronts.tfs_grpc import Dataplane, describe, statuses
@@ -197,7 +197,7 @@ class RestApi:
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0  # of the answer nothing is sent
         declared = request.content_length
-        least = due = max((declared or 0) // LEAST_PART, LEAST_BYTES)
+        least = due = least_of(declared or 0)
         body = BytesIO()  # grows in place: putting a long body together at its end would hold up all others
         try:
             async with asyncio.timeout(STALL_S) as limit:

@@ -23,9 +23,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 IDLE_S = 120.0
 # With a body, or an answer, of which less than such a part comes, or is taken, or less than so many bytes.
 STALL_S = 60.0
-LEAST_PART, LEAST_BYTES = 10, 4096
+_LEAST_PART, _LEAST_BYTES = 10, 4096
 # Of one line of a request's head; as many as all the headers of a request have by gRPC.
 LINE_BYTES = 16 * 1024
+
+
+def least_of(size: int) -> int:
+    """How many of so many bytes have to come, or be taken, within STALL_S."""
+    return max(size // _LEAST_PART, _LEAST_BYTES)
 
 
 class RestListener:
@@ -121,7 +126,7 @@ class RestListener:
             left = connection.transport.get_write_buffer_size()
             least, since_s = self._stuck.get(connection, (left, now_s))
             if left <= least:
-                least, since_s = left - max(left // LEAST_PART, LEAST_BYTES), now_s
+                least, since_s = left - least_of(left), now_s
             stuck[connection] = least, since_s
             if now_s - since_s >= STALL_S:
                 text = "it takes nothing of its answer, or too little"

@@ -27,7 +27,7 @@ from mpspool.router.fronts.http2.headers import RequestHead
 from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.receiving import Receiver
 from mpspool.router.fronts.http2.sending import Output
-from mpspool.router.fronts.http2.streams import LEAST_PART, Stream
+from mpspool.router.fronts.http2.streams import Stream
 
 # Streams that we ended early: what the peer still sends on them is no fault of its.
 _REMEMBERED_RESETS = 1024
@@ -105,7 +105,7 @@ class Connection(Receiver):
         """Who takes too little of what it asked for, or sends too little of what it began, is not waited for."""
         blocked = self.blocked()
         if not blocked or self.sent >= self._sent_due:
-            self._sent_due = self.sent + max(blocked // LEAST_PART, self.limits.stall_bytes)
+            self._sent_due = self.sent + self.limits.least(blocked)
             self._sent_s = self.now_s
         elif self._sent_s <= before_s:
             self.fail(ErrorCode.NO_ERROR, "it takes nothing of what it asked for, or too little")

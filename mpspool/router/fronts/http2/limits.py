@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Such a part of what was begun has to come, or be taken, within Limits.stall_s.
+_LEAST_PART = 10
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -39,3 +42,7 @@ class Limits:
     ping_s: float = 20.0
     stall_s: float = 60.0
     stall_bytes: int = 4096
+
+    def least(self, size: int) -> int:
+        """How many of so many bytes have to come, or be taken, within stall_s."""
+        return max(size // _LEAST_PART, self.stall_bytes)

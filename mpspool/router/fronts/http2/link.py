@@ -9,7 +9,6 @@ from mpspool.core import log
 from mpspool.core.http2_frames import ErrorCode
 from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.sending import Output
-from mpspool.router.fronts.http2.streams import LEAST_PART
 from mpspool.router.fronts.sockets import peer_name
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ class Link(asyncio.Protocol):
 
     def _demand_taking(self, now_s: float) -> None:
         self._stuck_s = now_s
-        self._least = self._buffered - max(self._buffered // LEAST_PART, self._listener.limits.stall_bytes)
+        self._least = self._buffered - self._listener.limits.least(self._buffered)
 
     def tick(self, now_s: float) -> None:
         self.connection.tick(now_s)

@@ -17,8 +17,6 @@ Buffer = bytes | memoryview
 # The transport has copies of the parts of a longer chunk: a part that has not gone yet is not to keep all of it, which counts no
 # more when its stream has ended.
 _LONG_BYTES = 2**18
-# Such a part of what waits for the peer has to be taken within Limits.stall_s.
-LEAST_PART = 10
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # the fuzzer has one
@@ -109,7 +107,7 @@ class Stream:
 
     def demand_taking(self) -> None:
         """From now on such a part of what waits has to be taken."""
-        self.least = self.queued - max(self.queued // LEAST_PART, self.connection.limits.stall_bytes)
+        self.least = self.queued - self.connection.limits.least(self.queued)
         self.touched_s = self.connection.now_s
 
     # -- what the connection sends of it ----------------------------------------------------------
