@@ -23,8 +23,9 @@ from mpspool.supervisor.ports import client_address
 
 _POLL_S = 0.1
 _SILENCE_S = 2.5
-# A pool process that was killed is back by then.
-_PATIENCE_S = 3.0
+# A pool process or router that was killed is back by then, on a busy machine, too.
+PATIENCE_S = 10.0
+_ENDING_S = 3.0
 # After the grace time: supervisord, and MPS daemons that quit.
 STOP_MARGIN_S = 30.0
 
@@ -39,7 +40,7 @@ class NoModelError(Exception):
 
 def status(run: RunDir) -> Message:
     """The pool's status, with each worker's memory. Raises NoPoolError."""
-    end = time.monotonic() + _PATIENCE_S
+    end = time.monotonic() + PATIENCE_S
     while True:
         try:
             return control.call(run.pool_control, "status", memory=True)
@@ -146,7 +147,7 @@ def stop(run: RunDir, timeout_s: float) -> str:
             f"the pool in {run.root} runs on: process {pid}, which holds its lock, is not to be seen from here;"
             " stop it in the container, or pid namespace, that it was started in"
         )
-    if not leftovers.gone(leftovers.find(run), _PATIENCE_S):
+    if not leftovers.gone(leftovers.find(run), _ENDING_S):
         return f"still running: {', '.join(map(str, leftovers.find(run)))}"
     sockets = [str(path) for path in run.sockets() if path.exists()]
     return f"still there: {', '.join(sockets)}" if sockets else ""

@@ -20,8 +20,6 @@ from mpspool.supervisor import ask, durations
 
 # The router tells something ten times a second.
 _SILENCE_S = 10.0
-# A router that was killed is back by then.
-_PATIENCE_S = 3.0
 _POLL_S = 0.1
 
 
@@ -91,7 +89,7 @@ def _asked(run: RunDir, for_s: float) -> Generator[Message, None, None]:
         RecordError: there is no pool, or its router does not answer.
         ControlError: the router went away before the end.
     """
-    end_s = time.monotonic() + _PATIENCE_S
+    end_s = time.monotonic() + ask.PATIENCE_S
     began = False
     while True:
         try:

@@ -18,8 +18,6 @@ from mpspool.supervisor import ask, lock, origin
 
 _ANSWER_S = 30.0
 _POLL_S = 0.1
-# A pool process that was killed is back by then.
-_PATIENCE_S = 5.0
 _SHOWN = 10
 
 Say = Callable[[str], None]
@@ -115,7 +113,7 @@ def _read(
 
 def _call(run: RunDir, op: str, **arguments: Any) -> Message:
     """Asks the pool process, again while it is only beginning: to be asked twice does not matter to it."""
-    end = time.monotonic() + _PATIENCE_S
+    end = time.monotonic() + ask.PATIENCE_S
     while True:
         try:
             return control.call(run.pool_control, op, timeout_s=_ANSWER_S, **arguments)

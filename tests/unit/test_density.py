@@ -24,7 +24,7 @@ from mpspool.core.control import ControlServer
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.router.task_log import SIZE, TaskLog
-from mpspool.supervisor import lock
+from mpspool.supervisor import ask, lock
 from mpspool.supervisor.density import command, draw, figures, read, window
 from mpspool.supervisor.density.errors import DensityError
 from mpspool.supervisor.density.figures import DeviceFigures
@@ -498,7 +498,7 @@ def test_no_pool_is_told_as_everywhere() -> None:
 
 def test_a_router_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """After some patience, with the pool's process and where to look."""
-    monkeypatch.setattr(read, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(ask, "PATIENCE_S", 0.0)
     with short_dir() as root, lock.held(RunDir(root)):
         done = CliRunner().invoke(main, ["density", "--run-dir", str(root)])
     assert done.exit_code == 1

@@ -16,7 +16,7 @@ from bench.sim.trace import Request
 from mpspool.cli import main
 from mpspool.core.control import ControlServer, Message
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import lock, record
+from mpspool.supervisor import ask, lock, record
 from tests.conftest import short_dir
 
 ROWS = [
@@ -142,7 +142,7 @@ def test_without_a_pool_it_says_so(run: RunDir, tmp_path: Path) -> None:
 def test_a_router_that_does_not_answer(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The pool is named, and where to look."""
     monkeypatch.setattr(lock, "holder", lambda _: 4711)
-    monkeypatch.setattr(record, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(ask, "PATIENCE_S", 0.0)
     with pytest.raises(record.RecordError, match="the router of the pool of process 4711 does not answer"):
         record.record(run, "1s", tmp_path / "t.jsonl")
 

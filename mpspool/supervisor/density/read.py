@@ -19,8 +19,6 @@ from mpspool.supervisor import ask
 from mpspool.supervisor.density.errors import DensityError
 
 _ANSWER_S = 10.0
-# A router that was killed is back by then.
-_PATIENCE_S = 3.0
 _POLL_S = 0.1
 # As TaskLog of the router packs it.
 _ROW = np.dtype([("began_ns", "=u8"), ("took_us", "=u4"), ("worker", "=u2"), ("requests", "=u2")])
@@ -61,7 +59,7 @@ class Record:
 
 def ask_router(run: RunDir, last_s: float) -> Record:
     """What ran in the last so many seconds, and some more. Raises DensityError."""
-    end = time.monotonic() + _PATIENCE_S
+    end = time.monotonic() + ask.PATIENCE_S
     while True:
         try:
             return decode(control.stream(run.router_control, "tasks", timeout_s=_ANSWER_S, last_s=last_s))
