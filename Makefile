@@ -24,7 +24,7 @@ $(DEMO)/half_plus_two: $(VENV)/.runtime
 # are no more than 2 cores do in 10 minutes; the targets after this one have the rest.
 PYTEST := $(BIN)/python -m pytest
 UNLOADED := tests/chaos/test_slow_starts.py
-VERSIONS := tests/chaos/test_versions.py tests/chaos/test_many_versions.py tests/chaos/test_remote_versions.py \
+VERSIONS := tests/chaos/test_versions.py tests/chaos/test_unfit_versions.py tests/chaos/test_many_versions.py tests/chaos/test_remote_versions.py \
 	tests/chaos/test_reload.py tests/integration/test_remote.py
 DROP_IN := tests/integration/test_tensorflow_model_server.py tests/integration/test_tls.py \
 	tests/integration/test_prometheus.py tests/integration/test_parameters.py tests/integration/test_refusals.py

@@ -115,7 +115,7 @@ def capture(
 ) -> None:
     """Keep the next requests that a model answers as its warm-up requests.
 
-    A worker answers them before it is READY, and a version that cannot is not served. A new version that has none of
+    By gRPC, or Predict by REST. A worker answers them before it is READY, and a version that cannot is not served. A new version that has none of
     its own is warmed with those of the version before it. The file has clients' data in it.
     """
     from mpspool.supervisor import ask, capture, report

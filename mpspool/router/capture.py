@@ -34,9 +34,13 @@ class Capture:
     def answered(self, model: ModelVersion, method: Method, body: bytes) -> None:
         """A request that a client got an answer to. Where too many bytes wait to be fetched it is passed over.
 
-        So is one that came by REST: a warm-up file holds messages.
+        So are Classify and Regress by REST: a warm-up file holds messages, and of these only Predict is made one.
         """
-        if method.is_rest or model.name != self._name or self._version not in (None, model.version):
+        if (
+            method in (Method.REST_CLASSIFY, Method.REST_REGRESS)
+            or model.name != self._name
+            or self._version not in (None, model.version)
+        ):
             return
         if not self.has_all_of(model.version) and body and self._bytes + len(body) <= _MAX_BYTES:
             self._found.append((model.version, method, body))

@@ -369,6 +369,7 @@ class Dataplane:
             wanted[model] = Wanted(
                 quorum=item["quorum"],
                 failed=item["failed"],
+                refused=item["refused"],
                 opens=item["opens"],
                 leaves=item["phase"] == VersionPhase.LEAVING.value,
                 weight=item["weight"],
@@ -454,7 +455,7 @@ class Dataplane:
 
     def _fail_without_hope(self, version: Version) -> None:
         """Refuses what waits for a version whose last worker has gone and will not be replaced."""
-        if version.failed and not version.workers:
+        if version.failed and not version.leaves and not version.workers:
             self._refuse(self._scheduler.fail(version.model, f"{version.model}: {version.failed}"))
         elif version.leaves and not version.workers:
             self._move(self._scheduler.fail(version.model, f"{version.model} is not served any more"))

@@ -21,6 +21,7 @@ class Wanted:
     Attributes:
         quorum: READY workers that make it AVAILABLE.
         failed: why no worker of it will ever be READY; empty while one may.
+        refused: why it answers no requests but those that ask for it; empty for one that would, or is not to.
         opens: it takes requests, once it is AVAILABLE; not one that is loaded beside another, or leaves.
         leaves: it has taken requests, and takes no more.
         weight: its share of the requests that name no version, beside the other versions' of its model; 0 for none.
@@ -30,6 +31,7 @@ class Wanted:
 
     quorum: int = 1
     failed: str = ""
+    refused: str = ""
     opens: bool = True
     leaves: bool = False
     weight: int = 0
@@ -68,7 +70,7 @@ class Version:
     """One model version as the router knows it.
 
     Attributes:
-        quorum, failed, opens, leaves: as Wanted has them.
+        quorum, failed, refused, opens, leaves: as Wanted has them; one that leaves has failed as it had before.
         workers, ready: its workers that are connected, and those of them that are READY.
         was_available: it has been AVAILABLE, so its requests wait for a worker instead of failing.
         signatures: a serialised SignatureDefMap, from its first READY worker.
@@ -77,6 +79,7 @@ class Version:
     model: ModelVersion
     quorum: int = 1
     failed: str = ""
+    refused: str = ""
     opens: bool = True
     leaves: bool = False
     workers: int = 0
@@ -102,10 +105,14 @@ class Version:
         """Whether a request for this version, or for any, may be for this one: it has been AVAILABLE."""
         return self.was_available and self.opens and number in (None, self.model.version)
 
+    def error(self) -> str:
+        """Why it does not serve, or not all."""
+        return self.refused if self.ready else self.failed
+
     def status(self) -> VersionStatus:
         """What GetModelStatus says of it."""
         code = Code.UNKNOWN if self.failed and not self.ready else Code.OK
-        return VersionStatus(self.model.version, self.state, code, self.failed)
+        return VersionStatus(self.model.version, self.state, code, self.error())
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +150,10 @@ class Models:
         weights: dict[str, dict[ModelVersion, int]] = {}
         for model, wanted in versions.items():
             version = self.get(model)
-            version.quorum, version.failed = wanted.quorum, wanted.failed
+            version.quorum, version.refused = wanted.quorum, wanted.refused
             version.opens, version.leaves = wanted.opens, wanted.leaves
+            if not wanted.leaves:
+                version.failed = wanted.failed
             self.count(model, version.workers, version.ready)
             if wanted.weight:
                 weights.setdefault(model.name, {})[model] = wanted.weight

@@ -55,7 +55,7 @@ class Overview:
                 {
                     "version": version.model.version,
                     "state": version.state.name,
-                    "error": "" if version.ready else version.failed,
+                    "error": version.error(),
                     "queued": self._scheduler.queued(version.model),
                     "policy_failures": own.failures if own else 0,
                     "policy_error": own.error if own else "",

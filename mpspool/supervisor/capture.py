@@ -13,7 +13,7 @@ from mpspool.core.control import ControlError
 from mpspool.core.methods import Method
 from mpspool.core.rundir import RunDir
 from mpspool.core.tfrecord import framed
-from mpspool.supervisor import ask
+from mpspool.supervisor import ask, rest_request
 from mpspool.supervisor.version_folders import WARMUP_FILE
 
 # The router says something at least so often.
@@ -56,8 +56,8 @@ def capture(
         if output is None:
             _forget(file)
         raise CaptureError(
-            f"no request for {name if version is None else f'{name}@{version}'} was answered within {timeout_s:g} s; "
-            f"{file} is as it was"
+            f"no request for {name if version is None else f'{name}@{version}'} was answered within {timeout_s:g} s"
+            f" (Classify and Regress by REST do not count); {file} is as it was"
         )
     # What another version answers may be no request for this one.
     number = present if present in found else max(found, key=lambda one: len(found[one]))
@@ -65,8 +65,9 @@ def capture(
         _forget(file)
         file = Path(ask.model(run, name, number).path) / WARMUP_FILE
         _check(file, own=True)
-    _write(file, found[number])
-    return f"{len(found[number])} requests in {file}"
+    requests = _as_messages(run, name, number, found[number])
+    _write(file, requests)
+    return f"{len(requests)} requests in {file}"
 
 
 def _forget(file: Path) -> None:
@@ -107,6 +108,28 @@ def _requests(
     except (ControlError, ValueError) as error:
         raise CaptureError(f"the router does not answer any more: {error}") from error
     return found, present
+
+
+def _as_messages(run: RunDir, name: str, version: int, requests: list[_Request]) -> list[_Request]:
+    """With what came by REST as what gRPC would have sent. Raises CaptureError: there is nothing left."""
+    if not any(method.is_rest for method, _ in requests):
+        return requests
+    from mpspool.core import tfs
+
+    try:
+        answer = control.call(run.router_control, "signatures", model=name, version=version)
+    except (ControlError, ValueError) as error:
+        raise CaptureError(f"the router does not answer any more: {error}") from error
+    signatures = tfs.SignatureDefMap.FromString(base64.b64decode(answer["signatures"]))
+    found = []
+    for method, body in requests:
+        if not method.is_rest:
+            found.append((method, body))
+        elif (message := rest_request.message(name, body, signatures)) is not None:
+            found.append((Method.PREDICT, message))
+    if not found:
+        raise CaptureError(f"none of {len(requests)} requests, all by REST, can be said in a message")
+    return found
 
 
 def _write(file: Path, requests: list[_Request]) -> None:

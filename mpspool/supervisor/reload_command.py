@@ -132,12 +132,13 @@ def _wait(run: RunDir, answer: Message, timeout_s: float) -> None:
     waits: Sequence[str] = ("the pool process does not answer",)
     while time.monotonic() < end:
         found = _call(run, "reloaded")
-        if found["settings"] == answer["settings"]:
-            waits = found["waits"]
-            if not waits:
-                failed = [text for _, text in found["failed"] if text not in before]
-                if failed:
-                    raise ReloadError("; ".join(failed))
-                return
+        if found["settings"] != answer["settings"]:
+            raise ReloadError("another configuration has been taken up meanwhile, in place of this one")
+        waits = found["waits"]
+        if not waits:
+            failed = [text for _, text in found["failed"] if text not in before]
+            if failed:
+                raise ReloadError("; ".join(failed))
+            return
         time.sleep(_POLL_S)
     raise ReloadError(f"not over after {timeout_s:g} s: {'; '.join(waits[:_SHOWN])}")

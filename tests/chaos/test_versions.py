@@ -8,6 +8,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import struct
+import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,11 +23,22 @@ from tests import models, slices
 from tests.conftest import PoolStarter, short_dir
 from tests.light import metric
 from tests.polling import until
-from tests.pool import Load, Pool, cli, processes_of
-from tests.reloading import reload
+from tests.pool import CLI, ROOT, Load, Pool, cli, processes_of
+from tests.reloading import File, reload
+from tests.versioning import (
+    MODEL,
+    answering,
+    error,
+    folders,
+    newest,
+    one_row,
+    publish,
+    remove,
+    serves,
+    states,
+)
 
 LoadStarter = Callable[..., Load]
-MODEL = "half_plus_two"
 # What may have been sent before a change was known.
 IN_FLIGHT = 20
 
@@ -50,45 +64,6 @@ def whole(pool: Pool, base: Path) -> None:
     remove(base, *(number for number in folders(base) if number != newest(base)))
     cli("load", MODEL, "--run-dir", pool.run_dir)
     until(lambda: states(pool) == {newest(base): "AVAILABLE"} and pool.all_ready(), 60, "one version serves")
-
-
-def folders(base: Path) -> list[int]:
-    return [int(folder.name) for folder in base.iterdir() if folder.name.isdigit()]
-
-
-def newest(base: Path) -> int:
-    return max(folders(base))
-
-
-def versions(pool: Pool) -> dict[int, dict[str, Any]]:
-    (model,) = pool.status()["models"]
-    return {version["version"]: version for version in model["versions"]}
-
-
-def states(pool: Pool) -> dict[int, str]:
-    return {number: version["state"] for number, version in versions(pool).items()}
-
-
-def publish(base: Path, source: Path, number: int) -> Path:
-    """Copies a version into the base path under a name that is none, and renames it."""
-    shutil.copytree(source, base / f"incoming.{number}")
-    return (base / f"incoming.{number}").rename(base / str(number))
-
-
-def remove(base: Path, *numbers: int) -> None:
-    for number in numbers:
-        shutil.rmtree(base / str(number))
-
-
-def serves(pool: Pool, number: int) -> None:
-    until(lambda: states(pool) == {number: "AVAILABLE"}, 60, f"version {number} serves alone")
-    assert {worker["version"] for worker in pool.workers().values()} == {number}
-
-
-def error(pool: Pool, number: int) -> str:
-    """Why a version is not served, once that is known."""
-    found = until(lambda: versions(pool).get(number, {}).get("error"), 60, f"version {number} fails")
-    return str(found)
 
 
 def status_over_grpc(pool: Pool, version: int) -> Any:
@@ -277,20 +252,40 @@ def test_going_back_to_what_cannot_be_loaded(
 
 
 def test_what_was_captured_warms_the_next_version(pool: Pool, base: Path, load: LoadStarter) -> None:
-    """Requests under load go into the version's own file; the next version, which has none, must answer them."""
+    """Requests under load go into the version's own file, by REST, too; the next version, which has none, must answer them."""
     old = newest(base)
     running = load(pool, MODEL)
     pool.serves_on()
-    done = cli("capture", MODEL, "--count", 30, "--run-dir", pool.run_dir)
     file = base / str(old) / "assets.extra" / "tf_serving_warmup_requests"
-    assert (done.returncode, done.stdout.strip()) == (0, f"30 requests in {file}"), done.stderr
+    url = f"http://127.0.0.1:{pool.rest_port}/v1/models/{MODEL}:predict"
+    asked = 0
+
+    def over() -> bool:
+        nonlocal asked
+        with urllib.request.urlopen(url, b'{"instances": [[5.0]]}', 10) as answer:
+            asked += answer.status == 200
+        return capturing.poll() is not None
+
+    capturing = subprocess.Popen(
+        [*CLI, "capture", MODEL, "--count", "300", "--run-dir", str(pool.run_dir)], text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT,
+    )  # fmt: skip
+    try:
+        until(over, 60, "so many have been captured")
+    finally:
+        capturing.kill()
+        told, errors = capturing.communicate()
+    assert told.strip() == f"300 requests in {file}", errors
+    content, float_5 = file.read_bytes(), struct.pack("<f", 5.0)
+    assert asked
+    assert content.count(float_5) > 0
     bare = shutil.copytree(base / str(old), base / "bare", ignore=shutil.ignore_patterns("assets.extra"))
     bare.rename(base / str(old + 1))
     serves(pool, old + 1)
     running.end_clean()
     events = pool.events(f"worker.{MODEL}@{old + 1}.cpu0.0")
     [*_, warm] = [event for event in events if event["event"] == "warm"]
-    assert (warm["recorded"], warm["calls"]) == (True, 30)
+    assert (warm["recorded"], warm["calls"]) == (True, 300)
     remove(base, old)
 
 
@@ -331,6 +326,26 @@ def test_the_pool_process_killed_during_a_swap(pool: Pool, base: Path, load: Loa
     pool.serves_on()
     running.end_clean()
     remove(base, old)
+
+
+def test_a_reload_during_a_swap(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter, tmp_path: Path
+) -> None:
+    """It takes one slot more, and waits for the version that comes, which has it, too."""
+    file = File(tmp_path / "pool.yaml", tmp_path / "base")
+    shutil.copytree(model_dir(MODEL) / "1", file.base / "1")
+    file.write({MODEL: {}})
+    pool = start_pool(file.path).wait()
+    running = load(pool, MODEL)
+    pool.serves_on()
+    publish(file.base, file.base / "1", 2)
+    until(lambda: 2 in states(pool), 30, "it is being loaded")
+    file.write({MODEL: {"cpu_slots": 3}})
+    reload(pool)
+    serves(pool, 2)
+    assert sorted(pool.workers()) == [f"{MODEL}@2.cpu0.{slot}" for slot in range(3)]
+    pool.serves_on()
+    running.end_clean()
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -507,35 +522,6 @@ def test_a_route_outlives_the_router_and_the_pool_process(pool: Pool, base: Path
     remove(base, old)
 
 
-def one_row(model: str = MODEL, x: float = 2.0) -> Any:
-    """A request."""
-    request = tfs.PredictRequest()
-    request.model_spec.name = model
-    request.inputs["x"].dtype = 1
-    request.inputs["x"].tensor_shape.dim.add(size=1)
-    request.inputs["x"].float_val.append(x)
-    return request
-
-
-def answering(
-    channel: grpc.Channel, count: int, label: str = "", metadata: tuple[tuple[str, str], ...] = ()
-) -> dict[int, int]:
-    """How many of so many requests, one after another, each version has answered."""
-    request = one_row()
-    if label:
-        request.model_spec.version_label = label
-    call = channel.unary_unary(
-        f"/{tfs.PREDICTION_SERVICE}/Predict",
-        request_serializer=lambda message: message.SerializeToString(),
-        response_deserializer=tfs.PredictResponse.FromString,
-    )
-    found: dict[int, int] = {}
-    for _ in range(count):
-        number = call(request, timeout=30, wait_for_ready=True, metadata=metadata).model_spec.version.value
-        found[number] = found.get(number, 0) + 1
-    return found
-
-
 def end(running: Load, swap: str) -> None:
     """Ends the load: slot by slot no request has failed, else none in another way than UNAVAILABLE."""
     if swap == "rolling":
@@ -574,6 +560,27 @@ def test_without_room_for_two(
         assert most <= 2
         if swap == "rolling":
             assert min(ready) >= 1
+        end(running, swap)
+
+
+@pytest.mark.parametrize("swap", ["rolling", "stop_first"])
+def test_without_room_for_two_the_pool_process_is_killed(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter, swap: str
+) -> None:
+    """Its successor goes on where it was."""
+    with short_dir() as root:
+        shutil.copytree(model_dir(MODEL) / "1", root / "1")
+        args = ("--model", f"{MODEL}={root}", "--cpu-slots", 2, "--file-system-poll-wait-seconds", 0.2)
+        pool = start_pool(*args, env={"MPSPOOL_SWAP": swap}).wait()
+        running = load(pool, MODEL)
+        pool.serves_on()
+        publish(root, root / "1", 2)
+        until(lambda: any(worker["version"] == 2 for worker in pool.workers().values()), 30, "it is loaded")
+        victim = pool.process_pid("pool")
+        os.kill(victim, signal.SIGKILL)
+        until(lambda: pool.process_pid("pool") not in (0, victim), 20)
+        until(lambda: states(pool) == {2: "AVAILABLE"} and pool.all_ready(), 60, "version 2 serves alone")
+        pool.serves_on()
         end(running, swap)
 
 
@@ -621,50 +628,6 @@ def test_a_load_is_tried_again_as_often_as_configured(
         until(lambda: states(pool).get(3) == "AVAILABLE" and 1 not in states(pool), 60, "version 3 serves")
         running.end_clean()
         assert tried() == 3
-
-
-def test_other_inputs_may_be_allowed(
-    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
-) -> None:
-    """By a reload: the version is served then, and the log says how it differs, though it fails what was recorded of the other.
-
-    Where nobody looks for it, it is tried only when it is loaded by hand. To go back by hand nothing needs to be allowed.
-    """
-    with short_dir() as root:
-        shutil.copytree(model_dir(MODEL) / "1", root / "1")
-        config = tmp_path / "pool.yaml"
-
-        def configure(more: str = "") -> None:
-            config.write_text(
-                f"models: {{{MODEL}: {{base_path: {root}, cpu_slots: 1{more}}}}}\nfile_system_poll_wait_seconds: 0\n"
-            )
-
-        configure()
-        pool = start_pool(config).wait()
-        publish(root, model_dir("defaults") / "1", 2)
-        with grpc.insecure_channel(pool.address) as channel:
-            assert answering(channel, 1000) == {1: 1000}
-        assert states(pool) == {1: "AVAILABLE"}
-        entry = tfs.PredictionLog()
-        entry.predict_log.request.CopyFrom(one_row())
-        (root / "1" / "assets.extra").mkdir()
-        (root / "1" / "assets.extra" / "tf_serving_warmup_requests").write_bytes(
-            tfrecord.framed(entry.SerializeToString())
-        )
-        done = cli("load", MODEL, "--run-dir", pool.run_dir)
-        assert done.returncode == 1
-        assert f"{MODEL}@2: clients of version 1 could not be its clients: " in done.stderr
-        assert "it has no input 'x'" in done.stderr
-        configure(", allow_signature_changes: true")
-        reload(pool)
-        serves(pool, 2)
-        assert "another version's request failed" in pool.logs()
-        (how,) = [event["how"] for event in pool.events() if event["event"].startswith("signatures differ")]
-        assert "it has no input 'x'" in how
-        configure()
-        reload(pool)
-        assert cli("rollback", MODEL, "--run-dir", pool.run_dir).returncode == 0
-        serves(pool, 1)
 
 
 def test_workers_come_and_go_one_after_another(

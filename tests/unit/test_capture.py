@@ -24,13 +24,13 @@ from tests.conftest import short_dir
 
 
 def test_what_each_version_answers_is_kept() -> None:
-    """So many of each, and told apart; of one version where it is named, never another model's, nor what came by REST."""
+    """So many of each, and told apart; of one version where it is named, never another model's, nor what is no message by REST."""
     each, second = Capture("m", None, 2), Capture("m", 2, 2)
     for number, (name, version, method) in enumerate(
         (
             ("m", 1, Method.PREDICT),
             ("other", 2, Method.PREDICT),
-            ("m", 2, Method.REST_PREDICT),
+            ("m", 2, Method.REST_CLASSIFY),
             ("m", 1, Method.PREDICT),
             ("m", 1, Method.PREDICT),
             ("m", 2, Method.CLASSIFY),

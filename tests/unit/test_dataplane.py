@@ -42,6 +42,7 @@ MODEL = {
     "version": 1,
     "quorum": 1,
     "failed": "",
+    "refused": "",
     "hang_timeout_s": 30,
     "proved": True,
     "phase": "SERVING",

@@ -220,6 +220,8 @@ def test_what_is_gone_has_ended() -> None:
     models = table(V1, V2)
     models.want({V1: Wanted(), V2: Wanted(1, "corrupt")})
     models.count(V1, 1, 1)
+    models.want({V1: Wanted(), V2: Wanted(leaves=True)})
+    assert models.status("m", 2)[0].message == "corrupt"
     models.want({})
     models.count(V1, 0, 0)
     assert models.gone() == [V1, V2]
@@ -232,6 +234,15 @@ def test_what_is_gone_has_ended() -> None:
     assert models.unready(every=True) == "no model is loaded yet"
     models.want({V1: Wanted()})
     assert [(s.version, s.state) for s in models.status("m", None)] == [(2, State.END), (1, State.START)]
+
+
+def test_what_serves_who_asks_for_it_says_why_it_answers_nobody_else() -> None:
+    """It is AVAILABLE all the same."""
+    models = table(V1)
+    models.count(V1, 1, 1)
+    models.want({V1: Wanted(refused="it has no input 'x'")})
+    (found,) = models.status("m", 1)
+    assert (found.state, found.code, found.message) == (State.AVAILABLE, Code.OK, "it has no input 'x'")
 
 
 def test_so_many_ends_are_remembered() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mpspool.core.ids import ModelVersion
@@ -339,3 +340,72 @@ def test_slot_by_slot_a_version_needs_no_more_than_there_is(run: RunDir, base: P
 
     with watching(run, base, max_clients=2, swap="rolling") as pool:
         asyncio.run(story(pool))
+
+
+def test_going_back_waits_for_what_comes(run: RunDir, base: Path) -> None:
+    """While a newer version is loaded it says so, and what to do; when that is left out, the one before is found and comes."""
+
+    async def story(pool: Watching) -> None:
+        watcher = asyncio.create_task(pool.servables.watch_for_ever())
+        await pool.serves(1)
+        export(base, 2)
+        await pool.serves(2)
+        export(base, 3)
+        await pool.until(lambda: ModelVersion("m", 3) in dict(pool.servables))
+        told = await pool.servables.rollback({"model": "m"})
+        assert told["error"] == (
+            "version 3 of m is meant to take over: wait for it, or leave it out first with `mpspool unload m@3`"
+        )
+        assert "error" not in await pool.servables.unload({"model": "m", "version": 3})
+        await pool.until(lambda: ModelVersion("m", 3) not in dict(pool.servables))
+        assert (await pool.servables.rollback({"model": "m"}))["to"] == 1
+        await pool.serves(1)
+        watcher.cancel()
+
+    with watching(run, base) as pool:
+        asyncio.run(story(pool))
+
+
+def test_a_model_whose_base_path_has_gone_can_be_unloaded(run: RunDir, base: Path) -> None:
+    """Though nothing of it can be loaded, which says what is missing."""
+
+    async def story(pool: Watching) -> None:
+        watcher = asyncio.create_task(pool.servables.watch_for_ever())
+        await pool.serves(1)
+        shutil.rmtree(base)
+        for order in (pool.servables.load, pool.servables.rollback):
+            told = await order({"model": "m"})
+            assert (
+                told["error"]
+                == f"{base} cannot be read: No such file or directory; have it back, then try again"
+            )
+        assert (
+            "there is no version 2 of m"
+            in (await pool.servables.unload({"model": "m", "version": 2}))["error"]
+        )
+        assert "error" not in await pool.servables.unload({"model": "m", "version": 1})
+        await pool.until(lambda: not list(pool.servables))
+        watcher.cancel()
+
+    with watching(run, base) as pool:
+        asyncio.run(story(pool))
+
+
+def test_nothing_is_ordered_of_a_model_that_leaves(run: RunDir, base: Path) -> None:
+    """It says so; of one that there never was it names those that there are."""
+
+    async def orders(servables: Servables) -> list[str]:
+        asked = (servables.unload, servables.load, servables.rollback, servables.set_route)
+        return [(await order({"model": "m"}))["error"] for order in asked]
+
+    with watching(run, base) as pool:
+        places = dict(pool.servables.places)
+        config = pool.servables._config
+    servables = Servables(run, msgspec.structs.replace(config, models=[]), lambda: None, places)
+    try:
+        told = asyncio.run(orders(servables))
+        assert told == 4 * ["model 'm' is not configured any more, and leaves"]
+        unknown = asyncio.run(servables.load({"model": "x"}))
+        assert unknown == {"error": "there is no model 'x'; there are none"}
+    finally:
+        servables.close()

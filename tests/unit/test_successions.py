@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+from pathlib import Path
 
 import msgspec
 
@@ -39,7 +41,7 @@ class Router:
 
     def unfit(self, settings: ModelSettings = SETTINGS, times: int = 1) -> str | None:
         async def ask() -> str | None:
-            asked = Successions(lambda _model: settings, self)
+            asked = Successions(lambda _model: settings, self, Path(os.devnull))
             return [await asked.unfit(ONE, TWO) for _ in range(times)][-1]
 
         return asyncio.run(ask())
@@ -63,7 +65,12 @@ def test_what_clients_send_has_to_be_taken() -> None:
     assert "no input 'y'" in why
     assert router.asked == 2
     assert router.unfit(msgspec.structs.replace(SETTINGS, allow_signature_changes=True)) == ""
-    assert asyncio.run(Successions(lambda _model: SETTINGS, router).unfit(ONE, TWO, by_hand=True)) == ""
+    assert (
+        asyncio.run(
+            Successions(lambda _model: SETTINGS, router, Path(os.devnull)).unfit(ONE, TWO, by_hand=True)
+        )
+        == ""
+    )
     router.signatures = {ONE: signatures("x"), TWO: signatures("x")}
     assert router.unfit() == ""
 
@@ -74,7 +81,7 @@ def test_what_will_have_gone_is_kept() -> None:
     router.signatures = {ONE: signatures("x"), TWO: signatures("y")}
 
     async def story() -> list[str | None]:
-        asked = Successions(lambda _model: SETTINGS, router)
+        asked = Successions(lambda _model: SETTINGS, router, Path(os.devnull))
         await asked.keep([ONE])
         await asked.keep([])
         del router.signatures[ONE]
@@ -87,3 +94,17 @@ def test_what_will_have_gone_is_kept() -> None:
     assert before is not None
     assert "it has no input 'x'" in before
     assert after is None
+
+
+def test_a_successor_has_what_was_kept(tmp_path: Path) -> None:
+    """Of each model; a file that cannot be read is none."""
+    router, file = Router(), tmp_path / "signatures.json"
+    other = ModelVersion("n@1", 7)
+    router.signatures = {ONE: signatures("x"), other: signatures("x"), TWO: signatures("y")}
+    asyncio.run(Successions(lambda _model: SETTINGS, router, file).keep([ONE, other]))
+    del router.signatures[ONE]
+    after = Successions(lambda _model: SETTINGS, router, file)
+    assert (after.forgot(ONE), after.forgot(other), after.forgot(TWO)) == (False, False, True)
+    assert "it has no input 'x'" in (asyncio.run(after.unfit(ONE, TWO)) or "")
+    file.write_text("{")
+    assert Successions(lambda _model: SETTINGS, router, file).forgot(ONE)

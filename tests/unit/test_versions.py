@@ -451,6 +451,108 @@ def test_going_back_that_comes_to_nothing_is_taken_back(swap: str) -> None:
     assert (phases(versions), versions.unloaded) == ({7: SERVING}, {8})
 
 
+UNFIT = Fact(ready=2, unfit="it has no input 'x'")
+
+
+def beside() -> Versions:
+    """7, which the policy means, and 8 beside it, loaded by hand."""
+    versions = model(7, policy=VersionPolicy(specific=[7]))
+    versions.found = found(7, 8)
+    versions.load(8)
+    settle(versions, {})
+    assert (phases(versions), routed(versions)) == ({7: SERVING, 8: SERVING}, 7)
+    return versions
+
+
+def test_what_serves_beside_another_is_compared_before_it_answers_for_it() -> None:
+    """By policy: until that is known, and where it does not fit, the other answers on, and it says why; it serves who asks for it."""
+    versions = beside()
+    versions.policy = VersionPolicy(specific=[8])
+    assert not versions.step({7: READY, 8: Fact(ready=2, unfit=None)}, 0.0)
+    assert routed(versions) == 7
+    assert versions.step({7: READY, 8: UNFIT}, 0.0)
+    assert not versions.step({7: READY, 8: UNFIT}, 0.0)
+    version = versions.get(8)
+    assert version is not None
+    assert (phases(versions), routed(versions)) == ({7: SERVING, 8: SERVING}, 7)
+    assert version.reason == "it has no input 'x'"
+    versions.policy = VersionPolicy(specific=[7])
+    assert versions.step({7: READY, 8: READY}, 0.0)
+    assert version.reason == ""
+    versions.policy = VersionPolicy(specific=[8])
+    settle(versions, {})
+    assert (phases(versions), routed(versions)) == ({8: SERVING}, 8)
+
+
+def test_what_serves_beside_another_takes_over_by_hand() -> None:
+    """Whoever takes the other away means the one that is left."""
+    versions = beside()
+    version = versions.get(8)
+    assert version is not None
+    assert not versions.is_by_hand(7, version)
+    versions.unload(7)
+    assert versions.is_by_hand(7, version)
+    settle(versions, {})
+    assert (phases(versions), routed(versions)) == ({8: SERVING}, 8)
+
+
+def test_what_serves_beside_another_answers_where_that_has_failed() -> None:
+    """Nobody else is there."""
+    versions = beside()
+    versions.step({7: BROKEN, 8: UNFIT}, 0.0)
+    assert (phases(versions)[7], routed(versions)) == (FAILED, 8)
+
+
+def test_a_successor_knows_what_has_yet_to_be_compared_or_come_back() -> None:
+    """Of what was loaded beside another, of what made way, and of what was unloaded for nothing else."""
+    versions = Versions("m", VersionPolicy(specific=[8]), found=found(7, 8))
+    versions.recall(beside().record())
+    settle(versions, {8: UNFIT})
+    assert routed(versions) == 7
+
+    stopped = Versions("m", VersionPolicy(), found=found(1), swap=STOP_FIRST)
+    settle(stopped, {1: READY})
+    stopped.found = found(1, 2)
+    stopped.step({1: READY}, 0.0)
+    stopped.step({1: GONE}, 0.0)
+    versions = Versions("m", VersionPolicy(), swap=STOP_FIRST)
+    versions.recall(stopped.record())
+    version = versions.get(2)
+    assert version is not None
+    assert (versions.stopped, versions.opens(version)) == ({1}, False)
+    versions.found = found(1, 2)
+    versions.step({2: UNFIT}, 0.0)
+    assert phases(versions)[2] is FAILED
+
+    ended = model(1)
+    ended.unload(1)
+    versions = Versions("m", VersionPolicy(), found=found(1))
+    versions.recall(ended.record())
+    settle(versions, {})
+    assert phases(versions) == {}
+
+
+def test_going_back_to_what_serves_is_over_at_once() -> None:
+    """When that fails some day, what it was gone back from does not come."""
+    versions = model(6, 7, policy=VersionPolicy(all=True))
+    settle(versions, {})
+    assert versions.unload(7, 6) == 6
+    settle(versions, {})
+    assert phases(versions) == {6: SERVING}
+    settle(versions, {}, ends={6: BROKEN})
+    assert (versions.unloaded, versions.aspired()) == ({7}, set())
+
+
+def test_an_older_one_is_compared_too_where_the_newest_has_failed() -> None:
+    """It takes over when the folder of what answers is gone."""
+    versions = model(7, 8)
+    versions.found = {**found(7), 9: Found("/m/9", "short", "saved_model.pb is cut short")}
+    versions.step({8: READY}, 0.0)
+    versions.step({8: READY}, 0.0)
+    assert phases(versions) == {7: LOADING, 8: SERVING, 9: FAILED}
+    assert versions.would_answer(7)
+
+
 def test_going_back_is_not_held_up_by_what_is_newer_and_fails() -> None:
     """Whether it is tried again, or visibly broken: the order is for one version."""
     versions = model(7, 8)
@@ -638,6 +740,20 @@ class Swaps(RuleBasedStateMachine):
             self.step()
             if self.facts.get(number) == outcome and outcome.unfit:
                 self.facts[number] = READY
+
+    @rule(number=st.integers(1, 6), fits=st.booleans())
+    def compares(self, number: int, fits: bool) -> None:
+        """What serves beside another takes its place only where it fits, or nobody else serves, or somebody says so."""
+        version, answers = self.versions.get(number), self.versions.routed()
+        if version is None or version.phase is not SERVING or not version.beside or answers is None:
+            return
+        is_by_hand = self.versions.is_by_hand(answers.number, version)
+        fits = fits or is_by_hand
+        self.facts[number] = READY if fits else UNFIT
+        self.step()
+        if not fits:
+            assert version is answers or self.versions.routed() is not version
+            self.facts[number] = Fact(ready=2, unfit=None)
 
     @rule(number=st.integers(1, 6), load=st.booleans())
     def by_hand(self, number: int, load: bool) -> None:

@@ -324,7 +324,7 @@ class _SnapshotCollector(Collector):
         )
         error = GaugeMetricFamily(
             "mpspool_model_version_error",
-            "1 for a version that is not served, with the reason.",
+            "1 for a version that is not served, or only to who asks for it, with the reason.",
             labels=(*VERSION, "error"),
         )
         queued = GaugeMetricFamily(

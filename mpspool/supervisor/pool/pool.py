@@ -41,6 +41,7 @@ from mpspool.supervisor.supervisord import Fault, ProcessInfo, Supervisord, Supe
 logger = log.get("pool")
 
 _RECORDS = "slots"
+_SIGNATURES = "signatures"
 _PERIOD_S = 1.0
 _SOON_S = 0.02
 # For an order's first effect to be known to all.
@@ -97,7 +98,9 @@ class Pool:
         self._place(records)
         self._processes: dict[str, ProcessInfo] = {}
         self._router = RouterLink(self._run, self._on_snapshot, self._look)
-        self._successions = Successions(self._servables.settings, self._router.signatures)
+        self._successions = Successions(
+            self._servables.settings, self._router.signatures, self._run.settings_file(_SIGNATURES)
+        )
         self._giving_way: set[ModelVersion] = set()
         self._nice: int | None = None
         self._at_once = pace.at_once(cpus.read_topology().cores)
@@ -141,7 +144,7 @@ class Pool:
                 "load": functools.partial(self._ordered, self._servables.load),
                 "unload": functools.partial(self._ordered, self._servables.unload),
                 "rollback": functools.partial(self._ordered, self._servables.rollback),
-                "route": functools.partial(self._ordered, self._servables.set_route),
+                "route": functools.partial(self._ordered, self._set_route),
                 "reload": self._reload.reload,
                 "reload_models": self._reload_models,
                 "reloaded": self._reloaded,
@@ -335,6 +338,20 @@ class Pool:
                     await asyncio.sleep(_SOON_S)
         return answer
 
+    async def _set_route(self, request: Message) -> Message:
+        """The control op "route": clients that name no version are not sent to one that could not be theirs."""
+        for before, after in self._servables.would_share(request):
+            by_hand = after.version < before.version
+            why = await self._successions.unfit(before, after, by_hand=by_hand)
+            if why is None:
+                return {"error": f"the signatures of {after} are not known yet; try again"}
+            if why:
+                return {
+                    "error": f"{after} cannot have a share of the requests that name no version: {why}; allow_signature_changes"
+                    " has it have one, and --label and --metadata send it those of clients of its own"
+                }
+        return await self._servables.set_route(request)
+
     def _there(self) -> dict[WorkerId, Slot]:
         """The slots of all devices but those that are lost."""
         return {worker: slot for worker, slot in self._slots.items() if not self._gpus.lost(worker.device)}
@@ -343,19 +360,30 @@ class Pool:
         """Takes every version as far as it can go. True when one has moved."""
         facts = status.facts(self._there() or self._slots)
         await self._successions.keep(self._servables.stops_first())
-        there = {model for model, _ in self._servables}
+        replaced = {model: self._servables.to_replace(model) for model in facts}
         for model, fact in facts.items():
-            if (other := self._servables.to_replace(model)) is not None and fact.ready:
-                if other not in there and self._successions.forgot(other):
-                    continue  # nobody will ever know
-                by_hand = self._servables.of(model.name).goes_back(model.version)
-                unfit = await self._successions.unfit(other, model, by_hand=by_hand)
+            if (other := replaced[model]) is not None:
+                unfit = await self._unfit(other, model) if fact.ready else None
                 facts[model] = dataclasses.replace(fact, unfit=unfit)
+        for model, other in replaced.items():
+            if (
+                self._servables.to_replace(model) != other
+            ):  # by an order, or what lies there, that came meanwhile
+                facts[model] = dataclasses.replace(facts[model], unfit=None)
+                self._look()
         moved = self._servables.step(facts, time.monotonic())
         if moved:
             self._successions.forget()
             self._place({})
         return moved
+
+    async def _unfit(self, before: ModelVersion, after: ModelVersion) -> str | None:
+        """As Successions.unfit(); "" too where nobody will ever know."""
+        there = {model for model, _ in self._servables}
+        if before not in there and self._successions.forgot(before):
+            return ""
+        by_hand = self._servables.is_by_hand(before, after)
+        return await self._successions.unfit(before, after, by_hand=by_hand)
 
     def _place(self, records: Mapping[str, SlotRecord]) -> None:
         """Has a slot for every place, and weights for every version that there is.

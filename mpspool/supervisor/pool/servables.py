@@ -165,13 +165,21 @@ class Servables:
         )
 
     def to_replace(self, model: ModelVersion) -> ModelVersion | None:
-        """Whose requests that name no version this one would answer, once it is loaded; None for nobody's."""
+        """Whose requests that name no version this one would answer, once it is loaded or compared; None for nobody's."""
         versions = self._versions[model.name]
         version, routed = versions.get(model.version), versions.routed()
-        if version is None or version.phase is not VersionPhase.LOADING or not versions.would_answer(version):
+        if version is None or version is routed or not versions.would_answer(version.number):
+            return None
+        if version.phase is not VersionPhase.LOADING and not version.beside:
             return None
         number = routed.number if routed else max(versions.stopped - {version.number}, default=None)
         return None if number is None else ModelVersion(model.name, number)
+
+    def is_by_hand(self, before: ModelVersion, after: ModelVersion) -> bool:
+        """Whether somebody has ordered the one in the place of the other."""
+        versions = self._versions[after.name]
+        version = versions.get(after.version)
+        return version is not None and versions.is_by_hand(before.version, version)
 
     def stops_first(self) -> Iterator[ModelVersion]:
         """The versions that serve, and would leave before what is to replace them is loaded."""
@@ -201,7 +209,7 @@ class Servables:
         Returns:
             Whether one has moved: then `facts` are of another state than this.
         """
-        before = {model: version.phase for model, version in self}
+        before = {model: (version.phase, version.reason) for model, version in self}
         moved = False
         for name, versions in self._versions.items():
             mine = {model.version: fact for model, fact in facts.items() if model.name == name}
@@ -209,8 +217,11 @@ class Servables:
         if not moved:
             return False
         for model, version in self:
-            if before.get(model) is not version.phase:
+            phase, reason = before.get(model, (None, ""))
+            if phase is not version.phase:
                 _say(model, version)
+            elif phase is VersionPhase.SERVING and reason != version.reason:
+                _say_compared(model, version)
         self._place()
         self._forget_taken()
         self._save()
@@ -313,11 +324,12 @@ class Servables:
         return waits
 
     def failed(self) -> list[tuple[str, str]]:
-        """What is not served and should be: the model, and why."""
+        """What is not served and should be, or not to all: the model, and why."""
+        phases = (VersionPhase.FAILED, VersionPhase.SERVING)
         return [
             (model.name, f"{model}: {version.reason}")
             for model, version in self
-            if version.phase is VersionPhase.FAILED and version.reason and model.name not in self._taken
+            if version.phase in phases and version.reason and model.name not in self._taken
         ]
 
     def served(self) -> list[str]:
@@ -397,13 +409,27 @@ class Servables:
         """The control op "rollback": of "model" the version before the one that answers what names none."""
         return await self._order(request, "rollback")
 
+    def would_share(self, request: Message) -> list[tuple[ModelVersion, ModelVersion]]:
+        """What answers requests that name no version, and each of those that would have a share of them by such a request and has none."""
+        name = request["model"]
+        versions = self._versions.get(name)
+        routed = versions.routed() if versions is not None else None
+        if versions is None or routed is None:
+            return []
+        there = [versions.get(number) for number, weight in _route_of(request).weights.items() if weight]
+        return [
+            (ModelVersion(name, routed.number), ModelVersion(name, version.number))
+            for version in there
+            if version is not None and version is not routed and not versions.weight(version)
+        ]
+
     async def set_route(self, request: Message) -> Message:
         """The control op "route": of "model" what is new of a Route; "reset" forgets what was said before."""
         name = request["model"]
-        versions = self._versions.get(name)
-        if versions is None:
-            return {"error": f"there is no model {name!r}; there are {', '.join(self._versions)}"}
-        given = msgspec.convert(request.get("route") or {}, Route, strict=False)
+        if why := self._why_no_model(name):
+            return {"error": why}
+        versions = self._versions[name]
+        given = _route_of(request)
         route = given if request.get("reset") else versions.route.over(given)
         if why := versions.why_no_route(route.numbers()):
             return {"error": why}
@@ -416,13 +442,16 @@ class Servables:
     async def _order(self, request: Message, what: str) -> Message:
         """Returns what is done, or why not ("error")."""
         name, number, to = request["model"], request.get("version"), None
-        versions = self._versions.get(name)
-        if versions is None:
-            return {"error": f"there is no model {name!r}; there are {', '.join(self._versions)}"}
+        if why := self._why_no_model(name):
+            return {"error": why}
+        versions = self._versions[name]
         try:
             there = await self._numbers(name)
         except OSError as error:
-            return {"error": f"{self._models[name].base_path} cannot be read: {error.strerror}"}
+            if what != "unload":  # what has lost its folder can be ended all the same
+                text = f"{self._models[name].base_path} cannot be read: {error.strerror}; have it back, then try again"
+                return {"error": text}
+            there = []
         if what == "rollback":
             routed = versions.routed()
             number = routed.number if routed else None
@@ -437,7 +466,9 @@ class Servables:
             # Found before it is asked for: what is served now does not go before there is something in its place.
             for look in range(_LOOKS):
                 await asyncio.sleep(_BETWEEN_S if look else 0)
-                await self._look_at(name, loaded, unloaded)
+                await self._look_at(name, loaded if to is None else loaded | {to}, unloaded)
+            if what == "rollback" and (why := _comes(versions)):
+                return {"error": why}
             wanted = to if what == "rollback" else number if what == "load" else None
             if wanted is not None and wanted not in versions.found:
                 return {
@@ -451,6 +482,15 @@ class Servables:
         self._save()
         self._look()
         return {"model": name, "version": number, "to": to, "wanted": sorted(versions.aspired())}
+
+    def _why_no_model(self, name: str) -> str:
+        """Why nothing can be ordered of a model of this name; "" where something can."""
+        there = self._versions.keys() - self._taken
+        if name in there:
+            return ""
+        if name in self._taken:
+            return f"model {name!r} is not configured any more, and leaves"
+        return f"there is no model {name!r}; there are {', '.join(sorted(there)) or 'none'}"
 
     async def _numbers(self, name: str) -> list[int]:
         """Raises OSError."""
@@ -483,6 +523,21 @@ def _not_there(name: str, number: int | None, there: Collection[int]) -> str:
         return ""
     known = ", ".join(map(str, sorted(there))) or "none"
     return f"there is no version {number} of {name}; in its base path: {known}"
+
+
+def _route_of(request: Message) -> Route:
+    return msgspec.convert(request.get("route") or {}, Route, strict=False)
+
+
+def _comes(versions: Versions) -> str:
+    """Why a model cannot go back now: another is about to take over from what answers."""
+    number, name = versions.about_to_answer(), versions.name
+    if number is None:
+        return ""
+    return (
+        f"version {number} of {name} is meant to take over: wait for it, or leave it out first with"
+        f" `mpspool unload {name}@{number}`"
+    )
 
 
 def _back_to(versions: Versions, number: int, there: Collection[int]) -> set[int]:
@@ -546,3 +601,10 @@ def _say(model: ModelVersion, version: Version) -> None:
             logger.info("leaving", model=str(model), why=version.reason)
         case VersionPhase.FAILED:
             logger.error("not served", model=str(model), why=version.reason, failures=version.failures)
+
+
+def _say_compared(model: ModelVersion, version: Version) -> None:
+    if version.reason:
+        logger.error("does not answer what names no version", model=str(model), why=version.reason)
+    else:
+        logger.info("answers what it is asked by name", model=str(model))

@@ -29,7 +29,7 @@ class Servable:
     """A model version that is served, or to be.
 
     Attributes:
-        reason: why it is not loaded, or leaves; "" while all is well.
+        reason: why it is not loaded, leaves, or does not answer what names no version; "" while all is well.
         opens: it takes requests as soon as enough of its workers are READY.
         weight: its share of the requests that name no version, beside the other versions'; 0 for none.
         route: of its model, as said by hand.
@@ -147,6 +147,7 @@ def for_router(
             "phase": servable.phase.value,
             "quorum": servable.settings.quorum,
             "failed": servable.reason if servable.phase is VersionPhase.FAILED else "",
+            "refused": servable.reason if servable.phase is VersionPhase.SERVING else "",
             "proved": servable.opens and servable.id in proved,
             "opens": servable.opens,
             "weight": servable.weight,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 
-from mpspool.core import log
+import msgspec
+
+from mpspool.core import log, settings
 from mpspool.core.control import ControlError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import ModelSettings
@@ -14,39 +17,65 @@ from mpspool.supervisor.pool import fitness
 logger = log.get("pool")
 
 
+class _Kept(msgspec.Struct, frozen=True):
+    """What the pool's successor reads: signatures, serialised, by model and number of the version."""
+
+    models: dict[str, dict[int, bytes]] = {}
+
+
 class Successions:
     """Judged once each.
 
     Args:
-        settings: of a version.
+        settings_of: a version.
         signatures: of a version, serialised; nothing while they are not known. Raises ControlError.
+        file: for what the pool's successor is to know.
     """
 
     def __init__(
         self,
-        settings: Callable[[ModelVersion], ModelSettings],
+        settings_of: Callable[[ModelVersion], ModelSettings],
         signatures: Callable[[ModelVersion], Awaitable[bytes]],
+        file: Path,
     ) -> None:
-        self._settings = settings
+        self._settings_of = settings_of
         self._signatures = signatures
-        self._judged: dict[tuple[ModelVersion, ModelVersion], str] = {}
+        self._file = file
+        self._judged: dict[tuple[ModelVersion, ModelVersion, bool], str] = {}
         # Of those that will have gone when they are asked for.
-        self._kept: dict[ModelVersion, bytes] = {}
+        self._kept = self._recall()
 
     def forget(self) -> None:
         self._judged.clear()
 
     async def keep(self, models: Iterable[ModelVersion]) -> None:
         """Has what is known of these at hand when they have gone; of others of their models no more."""
-        there = set(models)
+        there, before = set(models), self._kept
         for model in there - self._kept.keys():
             with contextlib.suppress(ControlError, ValueError):
                 if found := await self._signatures(model):
-                    self._kept[model] = found
+                    self._kept = {**self._kept, model: found}
         names = {model.name for model in there}
         self._kept = {
             model: found for model, found in self._kept.items() if model in there or model.name not in names
         }
+        if self._kept != before:
+            self._save()
+
+    def _save(self) -> None:
+        models: dict[str, dict[int, bytes]] = {}
+        for model, found in self._kept.items():
+            models.setdefault(model.name, {})[model.version] = found
+        settings.save(self._file, _Kept(models))
+
+    def _recall(self) -> dict[ModelVersion, bytes]:
+        with contextlib.suppress(OSError, msgspec.DecodeError):
+            return {
+                ModelVersion(name, number): found
+                for name, versions in settings.load(self._file, _Kept).models.items()
+                for number, found in versions.items()
+            }
+        return {}
 
     def forgot(self, before: ModelVersion) -> bool:
         """Whether nothing is known of a version that has gone."""
@@ -54,12 +83,13 @@ class Successions:
 
     async def unfit(self, before: ModelVersion, after: ModelVersion, *, by_hand: bool = False) -> str | None:
         """Why a version cannot take the place of another, "" where it can, or it is to by hand; None while nobody knows."""
-        if (before, after) not in self._judged:
+        asked = before, after, by_hand
+        if asked not in self._judged:
             why = await self._judge(before, after, by_hand=by_hand)
             if why is None:
                 return None
-            self._judged[before, after] = why
-        return self._judged[before, after]
+            self._judged[asked] = why
+        return self._judged[asked]
 
     async def _judge(self, before: ModelVersion, after: ModelVersion, *, by_hand: bool) -> str | None:
         try:
@@ -69,7 +99,7 @@ class Successions:
         if not all(found):
             return None  # the router is new, and its workers have yet to tell it
         why = fitness.unfit(*found)
-        if why and (by_hand or self._settings(after).allow_signature_changes):
+        if why and (by_hand or self._settings_of(after).allow_signature_changes):
             logger.warning(
                 "signatures differ, which is allowed", model=str(after), before=str(before), how=why
             )

@@ -68,6 +68,7 @@ class VersionRecord(msgspec.Struct, frozen=True, kw_only=True):
     due: float | None = None
     unfit: bool = False
     warmup: str = ""
+    beside: bool = False
     batching: BatchingSettings | None = None
 
 
@@ -122,6 +123,8 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
         labels: of the configuration, at the time.
         instead: of those unloaded, what is to come first.
         kept: failed, and are not forgotten while another serves: see Versions.
+        ended: unloaded, and nothing was to come in their place.
+        stopped: as Versions has them.
     """
 
     versions: list[VersionRecord] = []
@@ -132,6 +135,8 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     labels: dict[str, int] = {}
     instead: dict[int, int] = {}
     kept: dict[int, int] = {}
+    ended: list[int] = []
+    stopped: list[int] = []
 
 
 class Records(msgspec.Struct, frozen=True):
@@ -163,11 +168,12 @@ class Version:
     Attributes:
         number: of it.
         found: its folder, as it was when it was loaded last.
-        reason: why it was not loaded, or is not any more; "" while all is well.
+        reason: why it was not loaded, is not any more, or does not answer what names no version; "" while all is well.
         failures: loads in a row that failed.
         due: when it is loaded again; None where it is not.
         unfit: it failed because clients of what it was to replace could not be its clients.
         warmup: another version's recorded requests, with which its workers are warmed; "" for none.
+        beside: it was loaded for requests that ask for it: whether it could take those of what answers the others nobody has asked.
     """
 
     def __init__(self, name: str, number: int, found: Found, record: VersionRecord | None = None) -> None:
@@ -180,6 +186,7 @@ class Version:
         self.due = record.due
         self.unfit = record.unfit
         self.warmup = record.warmup
+        self.beside = record.beside
 
     @property
     def phase(self) -> VersionPhase:
@@ -200,6 +207,7 @@ class Version:
             due=self.due,
             unfit=self.unfit,
             warmup=self.warmup,
+            beside=self.beside,
             batching=self.found.batching,
         )
 
@@ -249,6 +257,7 @@ class Versions:
         self.loaded, self.unloaded, self.off = set(record.loaded), set(record.unloaded), record.off
         self.route = record.route
         self._kept, self._instead = dict(record.kept), dict(record.instead)
+        self._ended, self.stopped = set(record.ended), set(record.stopped)
         self.found = {
             one.number: Found(one.path, one.stamp, batching=one.batching) for one in record.versions
         }
@@ -264,6 +273,8 @@ class Versions:
             route=self.route,
             instead=self._instead,
             kept=self._kept,
+            ended=sorted(self._ended),
+            stopped=sorted(self.stopped),
         )
 
     def __iter__(self) -> Iterator[Version]:
@@ -275,22 +286,36 @@ class Versions:
     def routed(self) -> Version | None:
         """What answers a request that names no version, where no weights say otherwise.
 
-        The newest of those that the policy means; what was loaded by hand beside them only where none of them serves.
+        The newest of those that the policy means; what was loaded by hand beside them only where none of them serves. One that has yet
+        to be compared with what answers is passed over while there is another.
         """
-        serving = self._serving()
-        wanted = [version for version in serving if version.number in self._meant()]
-        wanted = wanted or [version for version in serving if version.number in self.aspired()]
-        return max(wanted or serving, key=lambda version: version.number, default=None)
+        serving = {version.number for version in self._serving()}
+        compared = {version.number for version in self._serving() if not version.beside}
+        answers = self._first_of(compared or serving) if serving else None
+        return None if answers is None else self._versions[answers]
 
-    def would_answer(self, version: Version) -> bool:
+    def would_answer(self, number: int) -> bool:
         """Whether requests that name no version would be for this one if it served."""
-        meant = self._meant()
-        serving = {other.number for other in self._serving()} | {version.number}
-        return version.number == max(serving & meant or serving)
+        return number == self._first_of({version.number for version in self._serving()} | {number})
 
-    def goes_back(self, number: int) -> bool:
-        """Whether somebody has ordered this version in the place of a newer one."""
-        return any(new == number < old for old, new in self._instead.items())
+    def _first_of(self, serving: set[int]) -> int:
+        return max(serving & self._meant() or serving & self.aspired() or serving)
+
+    def about_to_answer(self) -> int | None:
+        """What is to take over from what answers, and has yet to be loaded or compared; None for nothing."""
+        routed = self.routed()
+        return next(
+            (
+                number
+                for number in self.aspired()
+                if self.would_answer(number) and routed is not self.get(number)
+            ),
+            None,
+        )
+
+    def is_by_hand(self, old: int, new: Version) -> bool:
+        """Whether a version takes the place of another because somebody has ordered so: it is older, or has served beside it."""
+        return old in self.unloaded and (new.number < old or new.phase is VersionPhase.SERVING)
 
     def gives_its_slots(self) -> Version | None:
         """What goes when the version that is being loaded has come; None where all stay."""
@@ -394,7 +419,7 @@ class Versions:
             serving = {version.number for version in self._serving()} - {number}
             coming = self.aspired() or self._meant()
             to = None if serving & coming else max(coming, default=None)
-        if to is not None:
+        if to is not None and to not in {version.number for version in self._serving()}:
             self._instead[number] = to
             self.try_again({to})
         if not self._meant() | self.loaded_and_found():
@@ -420,7 +445,8 @@ class Versions:
             now: seconds of the clock that `due` goes by.
         """
         moved = False
-        for version in list(self._versions.values()):
+        # What answers by what comes of it does not have to stay any more.
+        for version in sorted(self._versions.values(), key=lambda version: not version.beside):
             moved |= self._judge(version, facts.get(version.number, Fact(there=False)), now)
         if gone := self.route.numbers() - {version.number for version in self._serving()}:
             self.route = self.route.without(gone)
@@ -480,6 +506,7 @@ class Versions:
                 self.fail(version, fact.unfit, now, again=False)
                 return True
         version.failures, version.due = 0, None
+        version.beside = bool(serving) and not self.would_answer(version.number)
         version.to(VersionPhase.SERVING)
         self.stopped.clear()
         self._kept = {failed: old for failed, old in self._kept.items() if old == version.number}
@@ -497,12 +524,27 @@ class Versions:
         if self.off or version.number in self._ended:
             version.to(VersionPhase.LEAVING, "not wanted any more")
             return True
+        if version.beside and self._compare(version, fact):
+            return True
         # That its folder is gone, or what was to come in its place has failed, does not end what is served.
         aspired = self.aspired()
         if not aspired or version.number in aspired or version is self.routed():
             return False
         version.to(VersionPhase.LEAVING, "another is served in its place")
         return True
+
+    def _compare(self, version: Version, fact: Fact) -> bool:
+        """Whether one that was loaded beside what answers is to answer now, and can. Returns whether that is news."""
+        why = ""
+        if self.would_answer(version.number):
+            if version is not self.routed():
+                if fact.unfit is None:
+                    return False
+                why = fact.unfit
+            version.beside = bool(why)
+        is_news = why != version.reason or not version.beside
+        version.reason = why
+        return is_news
 
     def _is_unloaded(self, version: Version) -> bool:
         """By hand."""
