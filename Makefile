@@ -31,8 +31,8 @@ DROP_IN := tests/integration/test_tensorflow_model_server.py tests/integration/t
 # They start no pool: to them it is one whether workers are exec'd, and in pytest's own processes nothing is compiled in any case.
 NO_POOL := $(addprefix tests/integration/,test_batch.py test_engine.py test_front.py test_grpc_wire.py test_publish.py \
 	test_saved_model_config.py test_shared_weights.py)
-# What these look at is of folders, stores and the router.
-NO_WORKER := $(addprefix tests/chaos/,test_flood.py test_many_versions.py test_remote_reload.py test_remote_versions.py)
+# Where it may matter how a worker was started: it dies, hangs, is replaced, renewed, or never comes.
+WORKERS := $(addprefix tests/chaos/test_,bad_models.py endings.py failures.py unfit_versions.py versions.py) tests/mps/chaos
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
 test: $(VENV)/.dev $(GPU) compiler compiled curl openssl
@@ -55,7 +55,7 @@ test-versions: $(VENV)/.dev $(GPU) compiler compiled
 test-exec: export MPSPOOL_COMPILED := 0
 test-exec: $(VENV)/.dev $(GPU) compiler curl openssl
 	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) tests/conformance tests/integration $(DROP_IN:%=--ignore %) $(NO_POOL:%=--ignore %)
-	MPSPOOL_WORKERS_START=exec $(PYTEST) tests/chaos tests/mps/chaos $(NO_WORKER:%=--ignore %)
+	MPSPOOL_WORKERS_START=exec $(PYTEST) $(WORKERS)
 
 # Pools on stand-ins for GPUs: MPS and its faults, shares, daemons of others, the pod, the doctor.
 test-mps: $(VENV)/.dev $(GPU) compiler compiled

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mpspool.cli.common import NOTHING_STARTED, examples, fail, main, run_dir_option, tls_options
+from mpspool.cli.common import NOTHING_STARTED, SECONDS, examples, fail, main, run_dir_option, tls_options
 from mpspool.core.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _MAX_LEVEL = 10_000_000
     "--address", metavar="HOST[:PORT]", help="Another server's. Default: the pool's, else 127.0.0.1:8500."
 )
 @click.option(
-    "--timeout", type=float, default=60.0, show_default=True, metavar="S", help="The request's deadline."
+    "--timeout", type=SECONDS, default=60.0, show_default=True, metavar="S", help="The request's deadline."
 )
 @tls_options
 def predict(

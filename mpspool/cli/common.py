@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 NOTHING_STARTED = 2
+# How long to wait, of --timeout.
+SECONDS = click.FloatRange(min=0, min_open=True)
 
 
 def as_run_dir(_context: click.Context, _parameter: click.Parameter, value: Path) -> RunDir:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from mpspool.cli.common import NOTHING_STARTED, examples, fail, main, run_dir_option
+from mpspool.cli.common import NOTHING_STARTED, SECONDS, examples, fail, main, run_dir_option
 from mpspool.core.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     epilog=examples(
         "mpspool reload                                     # the pool file was edited",
         "mpspool reload --config pool.yaml                  # this one from now on",
+        "mpspool reload --check                             # what would change, and whether it is right",
         "mpspool reload --no-wait",
     ),
 )
@@ -30,13 +31,14 @@ if TYPE_CHECKING:
     help="Read this file instead, now and at later reloads. Default: the one that the pool was started with.",
 )
 @click.option(
-    "--timeout", type=float, default=300.0, show_default=True, metavar="S", help="How long to wait."
+    "--timeout", type=SECONDS, default=300.0, show_default=True, metavar="S", help="How long to wait."
 )
 @click.option("--no-wait", is_flag=True, help="Return when the pool has taken it.")
+@click.option("--check", is_flag=True, help="Say what would change; nothing does.")
 @click.option("--models-from", type=click.File("r"), hidden=True)
 @run_dir_option
 def reload_config(
-    run: RunDir, file: Path | None, timeout: float, *, no_wait: bool, models_from: TextIO | None
+    run: RunDir, file: Path | None, timeout: float, *, no_wait: bool, check: bool, models_from: TextIO | None
 ) -> None:
     """Have the pool take up its configuration as it reads now; what does not change is not touched.
 
@@ -44,7 +46,8 @@ def reload_config(
     nothing changes. Workers whose settings change are renewed one after another, and no request fails. Ports, the run
     folder and what else docs/reload.md lists need a new start.
 
-    Exit status 0 when it holds everywhere; 1, with what is missing, when it does not in time; 2 when it is refused.
+    Exit status 0 when it holds everywhere, but for what has failed before and is not touched, which is a warning; 1, with what
+    is missing, when it does not in time; 2 when it is refused.
     """
     import json
 
@@ -57,6 +60,7 @@ def reload_config(
             run,
             file,
             None if no_wait else timeout,
+            check=check,
             say=click.echo,
             warn=lambda text: click.echo(text, err=True),
             models=models,

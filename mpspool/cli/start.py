@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mpspool.cli.common import examples, fail, main, refuse, run_dir_option
+from mpspool.cli.common import SECONDS, examples, fail, main, refuse, run_dir_option
 from mpspool.core.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -224,7 +224,7 @@ def _announce_detached(settings: PoolSettings) -> Callable[[str], None]:
 )
 @run_dir_option
 @click.option(
-    "--timeout", type=float, default=300.0, show_default=True, metavar="S", help="How long to wait."
+    "--timeout", type=SECONDS, default=300.0, show_default=True, metavar="S", help="How long to wait."
 )
 def wait(run: RunDir, timeout: float) -> None:
     """Wait until every model is served, by all its workers.
@@ -246,7 +246,7 @@ def wait(run: RunDir, timeout: float) -> None:
 )
 @run_dir_option
 @click.option(
-    "--timeout", type=float, metavar="S", help="How long to wait. Default: the pool's grace time and some."
+    "--timeout", type=SECONDS, metavar="S", help="How long to wait. Default: the pool's grace time and some."
 )
 def stop(run: RunDir, timeout: float | None) -> None:
     """Drain the pool, end it, and wait until nothing of it is left.

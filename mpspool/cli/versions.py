@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mpspool.cli.common import examples, fail, main, run_dir_option
+from mpspool.cli.common import SECONDS, examples, fail, main, run_dir_option
 from mpspool.core.rundir import RunDir
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -100,7 +100,12 @@ def model(
     help="Whose requests, and whose file it is.  [default: the one that answers what names none]",
 )
 @click.option(
-    "--timeout", type=float, default=60.0, show_default=True, metavar="S", help="Keep what has come by then."
+    "--timeout",
+    type=SECONDS,
+    default=60.0,
+    show_default=True,
+    metavar="S",
+    help="Keep what has come by then.",
 )
 @click.option(
     "-o",
@@ -130,7 +135,7 @@ def capture(
 def _so_long_option(command: F) -> F:
     return click.option(
         "--timeout",
-        type=float,
+        type=SECONDS,
         default=600.0,
         show_default=True,
         metavar="S",

@@ -211,6 +211,10 @@ def model(run: RunDir, name: str, version: int | None) -> ModelSettings:
     """
     models = _settings(run).models
     versions = {found.version: found for one in models if one.name == name for found in _versions(run, one)}
+    if not versions and name in {found.name for found in models}:
+        raise NoModelError(
+            f"no version of {name!r} is there in the pool in {run.root}; see `{report.program()} status{report.elsewhere(str(run.root))}`"
+        )
     if not versions:
         known = ", ".join(sorted({found.name for found in models}))
         raise NoModelError(f"the pool in {run.root} has no model {name!r}; it has: {known}")

@@ -57,7 +57,7 @@ def capture(
             _forget(file)
         raise CaptureError(
             f"no request for {name if version is None else f'{name}@{version}'} was answered within {timeout_s:g} s"
-            f" (Classify and Regress by REST do not count); {file} is as it was"
+            f" (Classify and Regress by REST do not count); nothing was written to {file}"
         )
     # What another version answers may be no request for this one.
     number = present if present in found else max(found, key=lambda one: len(found[one]))
@@ -80,7 +80,8 @@ def _check(file: Path, *, own: bool) -> None:
     """Raises CaptureError for what cannot be written, before anybody waits for it."""
     remedy = "give --output FILE, and put it there yourself" if own else "give another --output"
     try:
-        file.parent.mkdir(exist_ok=True)
+        if own:
+            file.parent.mkdir(exist_ok=True)
         probe = file.with_name(f".{file.name}.{os.getpid()}")
         probe.touch()
         probe.unlink()

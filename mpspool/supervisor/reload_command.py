@@ -32,6 +32,7 @@ def reload(
     file: Path | None,
     timeout_s: float | None,
     *,
+    check: bool = False,
     say: Say,
     warn: Say,
     models: Sequence[Mapping[str, Any]] | None = None,
@@ -42,6 +43,7 @@ def reload(
         run: where the pool is.
         file: to be read instead of the one that it was started with, from now on; None for that one.
         timeout_s: how long to wait until it holds everywhere; None to return once the pool has taken it.
+        check: say what would change, and change nothing.
         say: takes what is copied first, and what changes, a line each.
         warn: takes what is hardly meant, a line each.
         models: to be served in place of those that are configured, until the next reload.
@@ -57,15 +59,15 @@ def reload(
     settings, warnings = _read(begun, models, say)
     for line in warnings:
         warn(f"warning: {line}")
-    answer = _call(run, "reload", settings=msgspec.to_builtins(settings))
+    answer = _call(run, "reload", settings=msgspec.to_builtins(settings), check=check)
     if refused := answer.get("refused"):
         raise StartError([Problem(key, text) for key, text in refused])
-    if file is not None:
+    if file is not None and not check:
         origin.save(run, begun)
     for line in table(answer["lines"]):
         say(line)
-    if timeout_s is not None:
-        _wait(run, answer, timeout_s)
+    if timeout_s is not None and not check:
+        _wait(run, answer, timeout_s, warn)
 
 
 def table(lines: Sequence[tuple[str, str]]) -> list[str]:
@@ -125,8 +127,8 @@ def _call(run: RunDir, op: str, **arguments: Any) -> Message:
         time.sleep(_POLL_S)
 
 
-def _wait(run: RunDir, answer: Message, timeout_s: float) -> None:
-    """Until all is as it should be. Raises ReloadError."""
+def _wait(run: RunDir, answer: Message, timeout_s: float, warn: Say) -> None:
+    """Until all is as it should be, but for what failed before and was not touched. Raises ReloadError."""
     end = time.monotonic() + timeout_s
     before = {text for model, text in answer["failed"] if model not in answer["changed"]}
     waits: Sequence[str] = ("the pool process does not answer",)
@@ -139,6 +141,8 @@ def _wait(run: RunDir, answer: Message, timeout_s: float) -> None:
             failed = [text for _, text in found["failed"] if text not in before]
             if failed:
                 raise ReloadError("; ".join(failed))
+            for _, text in found["failed"]:
+                warn(f"warning: as before: {text}")
             return
         time.sleep(_POLL_S)
     raise ReloadError(f"not over after {timeout_s:g} s: {'; '.join(waits[:_SHOWN])}")

@@ -14,7 +14,7 @@ from typing import Any
 from mpspool.core.ids import FETCH_PREFIX, PUBLISH_PREFIX, ModelVersion
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import PoolSettings
-from mpspool.core.states import DomainState, PoolState, SlotState, WorkerState
+from mpspool.core.states import DomainState, ModelVersionState, PoolState, SlotState, WorkerState
 from mpspool.core.weights import COPIED
 from mpspool.supervisor.cpus import format_cpus
 from mpspool.supervisor.ports import client_address
@@ -66,7 +66,7 @@ def print_status(status: Status) -> None:
     for rows in blocks:
         console.print()
         console.print(table(rows))
-    if told := [*_excesses(status), *_policies(status), *_errors(status)]:
+    if told := [*_excesses(status), *_policies(status), *_orders(status), *_errors(status)]:
         console.print()
     for name, text in told:
         console.print(f"[yellow]{escape(name)}[/]: {escape(text)}")
@@ -222,6 +222,20 @@ def _policies(status: Status) -> list[tuple[str, str]]:
     ]
 
 
+def _orders(status: Status) -> list[tuple[str, str]]:
+    """What was said by hand of versions, and how it is taken back."""
+    told = []
+    for model in status["models"]:
+        name, said = model["name"], model.get("by_hand", {})
+        if said.get("off"):
+            told.append((name, f"unloaded by hand; `mpspool load {name}` has it back"))
+        for number in said.get("unloaded", ()):
+            one = str(ModelVersion(name, number))
+            told.append((one, f"left out by hand; `mpspool load {one}` has it back"))
+        told += [(str(ModelVersion(name, number)), "loaded by hand") for number in said.get("loaded", ())]
+    return told
+
+
 def excess(weights: Status) -> str:
     """What there is to say of memory that a worker should not need; "" for nothing."""
     if not weights.get("excess_bytes"):
@@ -340,13 +354,47 @@ def changes(before: Status | None, after: Status) -> Iterator[str]:
             for device in after.get("devices", [])
             if device["state"] == DomainState.LOST.value
         }
+        leaving = {
+            (model["name"], version["version"])
+            for model in after.get("models", ())
+            for version in model["versions"]
+            if version["state"] in (ModelVersionState.UNLOADING.name, ModelVersionState.END.name)
+        }
         for worker in after["workers"]:
-            comes_back = worker.get("device") not in lost
+            version = worker.get("model"), worker.get("version")
+            comes_back = worker.get("device") not in lost and version not in leaving
             yield from _worker_changes(known.get(worker["id"]), worker, where, comes_back=comes_back)
         for process in after["processes"]:
             yield from _process_changes(processes.get(process["name"], {}), process)
+        if before is not None:
+            yield from _version_changes(_by_version(before), _by_version(after))
     if before is None or _standing(before) != _standing(after):
         yield from _pool_changes(after)
+
+
+def _by_version(status: Status) -> dict[tuple[str, int], Status]:
+    return {
+        (model["name"], version["version"]): version
+        for model in status.get("models", ())
+        for version in model["versions"]
+    }
+
+
+def _version_changes(
+    before: Mapping[tuple[str, int], Status], after: Mapping[tuple[str, int], Status]
+) -> Iterator[str]:
+    """What comes beside a version that there was, what fails, and what goes."""
+    models = {name for name, _ in before}
+    for (name, number), version in after.items():
+        was, model = before.get((name, number), {}), ModelVersion(name, number)
+        state, error = version["state"], version.get("error", "")
+        if state == ModelVersionState.AVAILABLE.name != was.get("state") and (was or name in models):
+            yield f"{model} AVAILABLE"
+        if error and error != was.get("error", ""):
+            what = "not served to all" if state == ModelVersionState.AVAILABLE.name else "not served"
+            yield f"{model} is {what}: {error}"
+    for name, number in before.keys() - after.keys():
+        yield f"{ModelVersion(name, number)} has gone"
 
 
 def _process_changes(before: Status, after: Status) -> Iterator[str]:
@@ -387,7 +435,7 @@ def _worker_changes(before: Status | None, after: Status, where: str, *, comes_b
             yield f"{after['id']} is started again"
         elif was != SlotState.EMPTY.value:  # else that was told with its end
             yield f"{after['id']} {_end(after)}; it is started again"
-    if state == WorkerState.READY.value:
+    if state == WorkerState.READY.value and after["pid"]:  # else it is about to go
         cpus = f", CPUs {format_cpus(after['cpus'])}" if after["cpus"] else ""
         yield f"{after['id']} READY (pid {after['pid']}{cpus}){_mark(after)}"
     elif state == SlotState.BACKOFF.value or (state == SlotState.EMPTY.value and generation):

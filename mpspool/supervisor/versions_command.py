@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from mpspool.supervisor import ask, lock
 
 _ANSWER_S = 30.0
 _POLL_S = 0.1
+# gRPC's, of what is no binary value.
+_KEY = re.compile(r"[a-z0-9_.-]+(?<!-bin)")
 
 # Of a model's versions, by number: None while it is not over, else what came of it.
 _Verdict = Callable[[dict[int, Message]], str | None]
@@ -24,7 +27,7 @@ class VersionError(Exception):
 
 
 def parse(text: str) -> tuple[str, int | None]:
-    """NAME or NAME@VERSION. A name may have an @ of its own, where no number follows it."""
+    """NAME or NAME@VERSION. A name may have an @ of its own, where no number follows it, and that is how it is understood."""
     name, at, number = text.rpartition("@")
     return (name, int(number)) if at and name and number.isdecimal() else (text, None)
 
@@ -102,6 +105,9 @@ def _weights(text: str) -> dict[int, int]:
     pairs = [item.partition("=") for item in text.split(",")]
     if not all(number.strip().isdecimal() and share.strip().isdecimal() for number, _, share in pairs):
         raise VersionError(f"{text!r} is no route; write VERSION=WEIGHT,..., such as 7=90,8=10, or latest")
+    numbers = [int(number) for number, _, _ in pairs]
+    if twice := next((number for number in numbers if numbers.count(number) > 1), None):
+        raise VersionError(f"{text!r} has version {twice} twice: give each one weight")
     found = {int(number): int(share) for number, _, share in pairs if int(share)}
     if not found:
         raise VersionError(f"{text!r} leaves nobody to answer: give one version a weight above 0")
@@ -120,6 +126,8 @@ def _rule(text: str) -> tuple[str, str, int]:
     key, _, value = rule.partition("=")
     if not key or not value or not number.isdecimal():
         raise VersionError(f"--metadata {text!r}: write KEY=VALUE:VERSION, such as x-canary=yes:8")
+    if not _KEY.fullmatch(key.lower()):
+        raise VersionError(f"--metadata {text!r}: a key of metadata has letters, digits, - _ and . only")
     return key.lower(), value, int(number)
 
 
@@ -143,7 +151,7 @@ def _wait(run: RunDir, name: str, timeout_s: float, verdict: _Verdict) -> str:
         if (words := verdict(seen)) is not None:
             return words
     shown = ", ".join(f"{number} {version['state']}" for number, version in sorted(seen.items())) or "none"
-    raise VersionError(f"not over after {timeout_s:g} s: versions of {name}: {shown}")
+    raise VersionError(f"not over after {timeout_s:g} s, though the order holds: versions of {name}: {shown}")
 
 
 def _versions(run: RunDir, name: str, end: float) -> Iterator[dict[int, Message]]:
@@ -157,7 +165,7 @@ def _versions(run: RunDir, name: str, end: float) -> Iterator[dict[int, Message]
 def _loaded(name: str, wanted: Sequence[int], versions: dict[int, Message]) -> str | None:
     """Raises VersionError where one of them has failed."""
     meant = _check(name, wanted, versions)
-    if all(found.get("state") == ModelVersionState.AVAILABLE.name for found in meant.values()):
+    if meant and all(found.get("state") == ModelVersionState.AVAILABLE.name for found in meant.values()):
         return "\n".join(f"{name}@{number} AVAILABLE" for number in sorted(meant))
     return None
 
@@ -173,5 +181,5 @@ def _check(name: str, wanted: Sequence[int], versions: dict[int, Message]) -> di
 
 def _unloaded(name: str, version: int | None, versions: dict[int, Message]) -> str | None:
     if version is None:
-        return None if versions else f"{name} is not served any more"
-    return None if version in versions else f"{name}@{version} is not served any more"
+        return None if versions else f"{name} is not served, and left out until it is loaded"
+    return None if version in versions else f"{name}@{version} is not served, and left out until it is loaded"

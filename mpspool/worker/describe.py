@@ -27,7 +27,7 @@ from mpspool.worker.without_keras import without_keras
 if TYPE_CHECKING:
     from mpspool.core.segment_file import Placed, Private
     from mpspool.worker.engine.base import TensorSpec
-    from mpspool.worker.weights.checkpoint import Checkpoint, Tensor
+    from mpspool.worker.weights.checkpoint import Tensor
 
 _LARGEST = 5
 _KINDS = {"coo_sparse": "sparse", "composite_tensor": "composite"}
@@ -96,7 +96,13 @@ def _dtype(number: int) -> str:
 
 def _variables(prefix: Path, meta_graph: Any) -> dict[str, Any]:
     """Those of the checkpoint, also what training left there, without the exporter's bookkeeping."""
-    from mpspool.worker.weights.checkpoint import CheckpointError, UnsupportedError, index_file, read_index
+    from mpspool.worker.weights.checkpoint import (
+        CheckpointError,
+        UnsupportedError,
+        index_file,
+        read_index,
+        require_whole,
+    )
     from mpspool.worker.weights.layout import lay_out
 
     if not index_file(prefix).exists() and not any(prefix.parent.glob(f"{prefix.name}.data-*")):
@@ -111,7 +117,7 @@ def _variables(prefix: Path, meta_graph: Any) -> dict[str, Any]:
         checkpoint = read_index(prefix)
     except UnsupportedError as error:
         return {"unknown": str(error)}
-    _require_whole(prefix, checkpoint)
+    require_whole(prefix, checkpoint)
     manifest = lay_out(checkpoint.tensors, "", 0, "")
     sizes: dict[str, int] = {}
     placed: list[Placed | Private] = [*manifest.tensors, *manifest.private]
@@ -134,23 +140,6 @@ def _variables(prefix: Path, meta_graph: Any) -> dict[str, Any]:
         "bytes": sum(sizes.values()),
         "largest": [shown(tensors[key]) for key in largest],
     }
-
-
-def _require_whole(prefix: Path, checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError for a shard that is not there, or ends before its last tensor does."""
-    from mpspool.worker.weights.checkpoint import CheckpointError, shard_file
-
-    ends: dict[int, int] = {}
-    for tensor in checkpoint.tensors:
-        ends[tensor.shard] = max(ends.get(tensor.shard, 0), tensor.offset + tensor.size)
-    for shard, end in sorted(ends.items()):
-        path = shard_file(prefix, shard, checkpoint.shards)
-        found = path.stat().st_size if path.exists() else None
-        if found is None or found < end:
-            what = "missing" if found is None else f"cut: it has {found:,} of {end:,} bytes"
-            raise CheckpointError(
-                f"{path} is {what}: export the model again, or copy its whole variables folder"
-            )
 
 
 def main(settings_json: str) -> int:

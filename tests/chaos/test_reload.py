@@ -254,6 +254,19 @@ def test_a_bad_configuration_is_refused_whole(pool: Pool, file: File, load: Load
     running.end_clean()
 
 
+def test_what_would_change_can_be_asked(pool: Pool, file: File) -> None:
+    """Nothing does, also where that file is another than the pool's."""
+    before, other = pool.workers(), File(file.path.with_name("other.yaml"), file.base)
+    other.write({MODEL: {"cpu_slots": 3}, OTHER: {}})
+    done = cli("reload", "--check", "--config", other.path, "--run-dir", pool.run_dir)
+    assert done.returncode == 0, done.stderr
+    assert f"{OTHER}" in done.stdout
+    other.write({MODEL: {"base_path": "/nowhere"}})
+    assert "/nowhere" in refused(pool, "--check", "--config", other.path)
+    assert reload(pool) == "nothing has changed\n"
+    assert alike(before, pool.workers()) == before.keys() == pool.workers().keys()
+
+
 def test_folders_of_models_that_serve_refuse_nothing(
     pool: Pool, file: File, load: LoadStarter, tmp_path: Path
 ) -> None:

@@ -395,6 +395,30 @@ file_system_poll_wait_seconds: 0.2
     assert not list((pool.run_dir / "programs").glob("worker.napper*@1.*"))
 
 
+def test_the_last_version_is_lost(start_pool: PoolStarter, model_dir: Callable[[str], Path]) -> None:
+    """Its folder is deleted, then its worker dies: all say why nobody serves, until the folder is back."""
+    with short_dir() as root:
+        shutil.copytree(model_dir(MODEL) / "1", root / "m" / "1")
+        args = ("--model", f"{MODEL}={root / 'm'}", "--cpu-slots", 1, "--file-system-poll-wait-seconds", 0.2)
+        pool = start_pool(*args).wait()
+        (root / "m" / "1").rename(root / "away")
+        (worker,) = pool.workers().values()
+        os.kill(worker["pid"], signal.SIGKILL)
+        why = error(pool, 1)
+        assert str(root / "m" / "1") in why
+        until(lambda: states(pool) == {1: "END"}, 20)
+        assert pool.status()["pool"]["state"] == "DEGRADED"
+        assert why in status_over_grpc(pool, 1).status.error_message
+        asked = cli("predict", MODEL, "--input", "[1]", "--run-dir", pool.run_dir).stderr
+        assert "UNAVAILABLE" in asked
+        assert why in asked
+        tried = cli("load", MODEL, "--run-dir", pool.run_dir)
+        assert tried.returncode == 1
+        assert f"{root / 'm'} has no whole version of {MODEL}" in tried.stderr
+        (root / "away").rename(root / "m" / "1")
+        serves(pool, 1)
+
+
 def test_a_folder_deleted_while_it_serves(pool: Pool, base: Path, load: LoadStarter, tmp_path: Path) -> None:
     """With no other left, what is served stays; with an older one, that takes over."""
     old = newest(base)

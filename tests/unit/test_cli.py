@@ -567,6 +567,35 @@ def pids(*pids: int, name: str = "router", state: str = "RUNNING") -> list[str]:
     return [line for before, after in pairwise(seen) for line in report.changes(before, after)]
 
 
+def test_versions_that_come_fail_and_go_are_told() -> None:
+    """Beside others of their model: of its first one the workers and the pool tell. What leaves with its version does not come back."""
+
+    def seen(*versions: tuple[int, str, str], worker: str = "READY") -> dict[str, Any]:
+        found = [{"version": number, "state": state, "error": error} for number, state, error in versions]
+        one = {"id": "m@1.cpu0.0", "model": "m", "version": 1, "generation": 1, "pid": 7, "cpus": []}
+        workers = [{**one, "state": worker, "error": "its version is not served any more"}]
+        pool = {"state": "RUNNING", "run_dir": "/r", "grpc_port": 1, "rest_port": 0}
+        return {
+            "pool": pool,
+            "models": [{"name": "m", "versions": found}],
+            "workers": workers,
+            "processes": [],
+        }
+
+    first, both = (1, "AVAILABLE", ""), [(1, "AVAILABLE", ""), (2, "LOADING", "")]
+    stories = [seen(), seen(first), seen(*both), seen(first, (2, "AVAILABLE", ""))]
+    stories += [seen((1, "UNLOADING", ""), (2, "AVAILABLE", ""), worker="EMPTY")]
+    stories += [seen((2, "AVAILABLE", ""), (3, "END", "it is cut"), worker="EMPTY")]
+    stories += [seen((2, "AVAILABLE", ""), (3, "END", "it is cut"), worker="EMPTY")]
+    told = [line for before, after in pairwise(stories) for line in report.changes(before, after)]
+    assert told == [
+        "m@2 AVAILABLE",
+        "m@1.cpu0.0 ended: its version is not served any more",
+        "m@3 is not served: it is cut",
+        "m@1 has gone",
+    ]
+
+
 def test_a_process_that_is_started_again_is_told_once() -> None:
     """Whether it was seen gone or not; not at its first start, not at the end, not where its end is its aim."""
     assert pids(0, 5, 5) == []
@@ -597,3 +626,51 @@ def test_a_gpus_fault_is_told_from_its_beginning_to_its_end() -> None:
         "gpu0 SIMULATED has recovered",
         "gpu0 SIMULATED LOST: Xid; nothing is started on it any more",
     ]
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ({"off": True}, "m: unloaded by hand; `mpspool load m` has it back"),
+        ({"unloaded": [7]}, "m@7: left out by hand; `mpspool load m@7` has it back"),
+        ({"loaded": [8]}, "m@8: loaded by hand"),
+    ],
+)
+def test_the_status_says_what_was_said_by_hand(
+    said: dict[str, Any], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And how it is taken back."""
+    report.print_status({**STATUS, "models": [{"name": "m", "versions": [], "by_hand": said}]})
+    assert line in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["wait", "--timeout", "0"],
+        ["load", "m", "--timeout", "-1"],
+        ["reload", "--timeout", "0"],
+        ["predict", "m", "--input", "1", "--timeout", "0"],
+    ],
+)
+def test_a_time_is_more_than_nothing(words: list[str]) -> None:
+    """Else it is a mistake of whoever asks, and said so."""
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2
+    assert "is not in the range x>0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["2=1,2=3"], "has version 2 twice"),
+        (["--metadata", "X Canary=yes:1"], "a key of metadata has letters, digits, - _ and . only"),
+        (["--metadata", "x-bin=yes:1"], "a key of metadata has letters, digits, - _ and . only"),
+        (["7"], "is no route"),
+    ],
+)
+def test_a_route_that_is_none(words: list[str], why: str) -> None:
+    """It is refused before anybody is asked."""
+    done = CliRunner().invoke(main, ["route", "m", *words])
+    assert done.exit_code == 1
+    assert why in done.stderr

@@ -26,7 +26,7 @@ def test_one_that_another_takes_the_place_of_says_so() -> None:
         answer = {"settings": "mine", "failed": [], "changed": []}
         try:
             with pytest.raises(ReloadError, match="another configuration has been taken up meanwhile"):
-                await asyncio.to_thread(reload_command._wait, run, answer, 60.0)
+                await asyncio.to_thread(reload_command._wait, run, answer, 60.0, print)
         finally:
             await control.close()
 
@@ -35,3 +35,31 @@ def test_one_that_another_takes_the_place_of_says_so() -> None:
         for folder in run.folders():
             folder.mkdir(exist_ok=True)
         asyncio.run(story(run))
+
+
+def test_what_failed_before_is_a_warning() -> None:
+    """It was not touched; what fails by this one is an error."""
+
+    async def reloaded(_request: Message) -> Message:
+        return {"settings": "mine", "waits": [], "failed": failed, "served": []}
+
+    async def story(run: RunDir) -> None:
+        control = ControlServer(run.pool_control, {"reloaded": reloaded})
+        await control.start()
+        answer = {"settings": "mine", "failed": [("m", "m@2: corrupt")], "changed": ["n"]}
+        try:
+            await asyncio.to_thread(reload_command._wait, run, answer, 60.0, told.append)
+            failed.append(("n", "n@1: corrupt"))
+            with pytest.raises(ReloadError, match=r"^n@1: corrupt$"):
+                await asyncio.to_thread(reload_command._wait, run, answer, 60.0, told.append)
+        finally:
+            await control.close()
+
+    told: list[str] = []
+    failed = [("m", "m@2: corrupt")]
+    with short_dir() as root:
+        run = RunDir(Path(root))
+        for folder in run.folders():
+            folder.mkdir(exist_ok=True)
+        asyncio.run(story(run))
+    assert told == ["warning: as before: m@2: corrupt"]

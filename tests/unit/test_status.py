@@ -248,3 +248,13 @@ def test_devices_are_told_as_they_are() -> None:
     assert status.build(view)["devices"] == []
     device = as_message("gpu0", GpuReading("GPU-x", utilisation=0.5), "SERVING")
     assert status.build(replace(view, devices=[device]))["devices"] == [device]
+
+
+def test_what_was_said_by_hand_is_told() -> None:
+    """Of a model that was unloaded whole, too, which has no versions any more."""
+    config = settings("good")
+    orders = {"good": {"loaded": [7]}, "gone": {"off": True}}
+    view = status.View(config, servables(config), slots(config), {}, {}, {}, None, 1, orders=orders)
+    good, gone = status.build(view)["models"]
+    assert (good["name"], good["by_hand"]) == ("good", {"loaded": [7]})
+    assert gone == {"name": "gone", "versions": [], "by_hand": {"off": True}}

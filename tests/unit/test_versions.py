@@ -451,6 +451,30 @@ def test_going_back_that_comes_to_nothing_is_taken_back(swap: str) -> None:
     assert (phases(versions), versions.unloaded) == ({7: SERVING}, {8})
 
 
+def test_the_last_version_that_fails_stays_and_says_why() -> None:
+    """Also where its folder is gone; when that is back, whatever is in it, it is loaded."""
+    versions = model(1)
+    versions.found = {}
+    settle(versions, {1: BROKEN})
+    version = versions.get(1)
+    assert version is not None
+    assert (phases(versions), version.reason) == ({1: FAILED}, "it does not load")
+    versions.found = found(1)
+    settle(versions, {1: READY})
+    assert phases(versions) == {1: SERVING}
+
+
+def test_orders_by_hand_are_told() -> None:
+    """Those that hold."""
+    versions = model(1, 2)
+    assert versions.orders() == {}
+    versions.load(1)
+    versions.unload(2, 1)
+    assert versions.orders() == {"loaded": [1], "unloaded": [2]}
+    versions.unload(None)
+    assert versions.orders() == {"off": True}
+
+
 UNFIT = Fact(ready=2, unfit="it has no input 'x'")
 
 

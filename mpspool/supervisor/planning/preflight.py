@@ -43,12 +43,12 @@ from mpspool.supervisor.planning.drafts import Machine, draft_places
 from mpspool.supervisor.planning.plan import Plan, plan, resolve_mps, resolved_weights, to_settings
 from mpspool.supervisor.planning.policies import find_policies
 from mpspool.supervisor.planning.queues import Queues, VersionFile, is_wanted
-from mpspool.supervisor.pool.versions import RECORDS, Records
+from mpspool.supervisor.pool.versions import RECORDS, Records, chosen
 from mpspool.supervisor.ports import check_fronts
 from mpspool.supervisor.programs import POOL
 from mpspool.supervisor.remote.place import is_remote
 from mpspool.supervisor.report import elsewhere, program
-from mpspool.supervisor.version_folders import BATCHING_FILE
+from mpspool.supervisor.version_folders import BATCHING_FILE, version_folders
 
 Versions = dict[str, tuple[int, Path]]
 
@@ -91,6 +91,7 @@ def resolve(
     config = brought.config
     versions, problems, unready = find_versions(config, served)
     problems += brought.problems
+    unready += stray_labels(config)
     machine = read_machine(config, environ)
     queues, wrong = read_queues(config, versions, served)
     problems += wrong
@@ -174,6 +175,26 @@ def find_versions(
             until = " until a newer one is whole" if config.file_system_poll_wait_seconds else ""
             warnings.append(f"{model.name}: {wrong}. Version {number} is served{until}")
     return versions, problems, warnings
+
+
+def stray_labels(config: PoolConfig) -> list[str]:
+    """Warnings, of labels that stand for versions which are not served as things are. Of remote models nothing is known."""
+    found = []
+    for model in config.models:
+        try:
+            folders = version_folders(Path(model.base_path), os.listdir(model.base_path))
+        except OSError:
+            continue
+        meant = chosen(folders, model.version_policy)
+        for label, number in model.version_labels.items():
+            if number in meant or not folders:
+                continue
+            why = "version_policy does not mean" if number in folders else f"is not in {model.base_path}"
+            found.append(
+                f"{model.name}: version_labels has {label} stand for version {number}, which {why}: requests with that label"
+                " are refused until it is served"
+            )
+    return found
 
 
 def _served(config: PoolConfig) -> Versions:

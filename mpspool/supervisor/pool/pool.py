@@ -347,8 +347,8 @@ class Pool:
                 return {"error": f"the signatures of {after} are not known yet; try again"}
             if why:
                 return {
-                    "error": f"{after} cannot have a share of the requests that name no version: {why}; allow_signature_changes"
-                    " has it have one, and --label and --metadata send it those of clients of its own"
+                    "error": f"{after} cannot have a share of the requests that name no version: {why}, and --label and"
+                    " --metadata send it those of clients of its own"
                 }
         return await self._servables.set_route(request)
 
@@ -653,6 +653,7 @@ class Pool:
                 self._stopping,
                 self._gpus.messages(),
                 self._servables.places,
+                self._servables.orders(),
             )
         )
 

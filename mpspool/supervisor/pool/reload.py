@@ -146,7 +146,10 @@ class Reload:
     # -- the control socket -----------------------------------------------------------------------
 
     async def reload(self, request: Message) -> Message:
-        """The control op "reload": takes up "settings", or refuses them whole ("refused": key and text of each)."""
+        """The control op "reload": takes up "settings", or refuses them whole ("refused": key and text of each).
+
+        With "check" it says what would change, and nothing does.
+        """
         if self._stopping():
             return {"error": "the pool is being stopped"}
         if self._taken_up:  # what this one is compared with is not what will be there
@@ -164,7 +167,7 @@ class Reload:
             "changed": [*changes.added, *changes.models],
             "failed": self._failed(),
         }
-        if config is self._config and not self._error:
+        if request.get("check") or (config is self._config and not self._error):
             return answer
         if self._renewals.turn.locked() and self._renewed:
             return {

@@ -154,6 +154,13 @@ class Servables:
             for model, version in self
         ]
 
+    def orders(self) -> dict[str, Message]:
+        """Of each model of which something was said by hand, as Versions.orders()."""
+        found = {
+            name: versions.orders() for name, versions in self._versions.items() if name not in self._taken
+        }
+        return {name: orders for name, orders in found.items() if orders}
+
     def settings(self, model: ModelVersion) -> ModelSettings:
         """Of a version that is there."""
         version = self._versions[model.name].get(model.version)
@@ -210,6 +217,7 @@ class Servables:
             Whether one has moved: then `facts` are of another state than this.
         """
         before = {model: (version.phase, version.reason) for model, version in self}
+        routes = {name: versions.route for name, versions in self._versions.items()}
         moved = False
         for name, versions in self._versions.items():
             mine = {model.version: fact for model, fact in facts.items() if model.name == name}
@@ -222,6 +230,9 @@ class Servables:
                 _say(model, version)
             elif phase is VersionPhase.SERVING and reason != version.reason:
                 _say_compared(model, version)
+        for name, versions in self._versions.items():
+            if versions.route != routes[name]:
+                logger.info("route, without what has gone", model=name, **msgspec.to_builtins(versions.route))
         self._place()
         self._forget_taken()
         self._save()
@@ -474,6 +485,9 @@ class Servables:
                 return {
                     "error": f"version {wanted} of {name} is no whole SavedModel: copy or export it again"
                 }
+            if what == "load" and not versions.found:
+                text = f"{self._models[name].base_path} has no whole version of {name}: copy or export one"
+                return {"error": text}
             logger.info(what, model=name, version=number)
             if what == "load":
                 versions.load(number)
@@ -481,7 +495,7 @@ class Servables:
                 to = versions.unload(number, to)
         self._save()
         self._look()
-        return {"model": name, "version": number, "to": to, "wanted": sorted(versions.aspired())}
+        return {"model": name, "version": number, "to": to, "wanted": sorted(versions.wanted())}
 
     def _why_no_model(self, name: str) -> str:
         """Why nothing can be ordered of a model of this name; "" where something can."""
@@ -490,6 +504,11 @@ class Servables:
             return ""
         if name in self._taken:
             return f"model {name!r} is not configured any more, and leaves"
+        if (model := name.rpartition("@")[0]) in there:
+            return (
+                f"there is no model {name!r}, but {model!r}: name it alone, or with the number of a version where the"
+                " command takes one"
+            )
         return f"there is no model {name!r}; there are {', '.join(sorted(there)) or 'none'}"
 
     async def _numbers(self, name: str) -> list[int]:
@@ -550,8 +569,14 @@ def _no_way_back(versions: Versions, number: int | None, there: Collection[int])
         return f"no version of {versions.name} is served: there is nothing to go back from"
     if _back_to(versions, number, there):
         return ""
-    specific = versions.policy.specific
-    why = f"version_policy names {', '.join(map(str, specific))}" if specific else "there is no older folder"
+    older, specific = {other for other in there if other < number}, versions.policy.specific
+    if held := sorted(older & versions.unloaded):
+        name = versions.name
+        why = f"version {held[-1]} is left out by hand: `mpspool load {name}@{held[-1]}` has it back"
+    elif older and specific:
+        why = f"version_policy names {', '.join(map(str, specific))}: name another, then `mpspool reload`"
+    else:
+        why = "there is no older folder"
     return f"there is no version of {versions.name} to go back to from {number}: {why}"
 
 

@@ -65,6 +65,7 @@ class View:
         errors: why a process cannot do its work, in its own words, by program.
         devices: the GPUs as mps/telemetry.py has them in its messages.
         places: of slots that no configured model has any more.
+        orders: what was said of versions by hand, by model: see Versions.orders().
     """
 
     settings: PoolSettings
@@ -79,6 +80,7 @@ class View:
     stopping: bool = False
     devices: Sequence[Status] = ()
     places: Mapping[WorkerId, tuple[ModelSettings, SlotSettings]] = field(default_factory=dict)
+    orders: Mapping[str, Status] = field(default_factory=dict)
 
 
 def places(models: Iterable[ModelSettings]) -> dict[WorkerId, tuple[ModelSettings, SlotSettings]]:
@@ -115,7 +117,7 @@ def build(view: View) -> Status:
     return {
         "pool": {**pool, **_simulated(view.settings.simulated)},
         "devices": list(view.devices),
-        "models": _models(view),
+        "models": _with_orders(_models(view), view.orders),
         "workers": workers,
         "processes": [
             {
@@ -243,6 +245,15 @@ def _pool_state(view: View, workers: Iterable[Status]) -> PoolState:
     if all(slot.proved or slot.state is SlotState.FATAL for slot in slots):
         return PoolState.DEGRADED
     return PoolState.STARTING
+
+
+def _with_orders(models: Sequence[Status], orders: Mapping[str, Status]) -> list[Status]:
+    """With what was said by hand of each; one that was unloaded whole has no versions."""
+    unloaded = orders.keys() - {model["name"] for model in models}
+    whole = [*models, *({"name": name, "versions": []} for name in sorted(unloaded))]
+    return [
+        {**model, "by_hand": orders[model["name"]]} if model["name"] in orders else model for model in whole
+    ]
 
 
 def _models(view: View) -> list[Status]:

@@ -104,4 +104,9 @@ class Successions:
                 "signatures differ, which is allowed", model=str(after), before=str(before), how=why
             )
             return ""
-        return f"clients of version {before.version} could not be its clients: {why}" if why else ""
+        if not why:
+            return ""
+        return (
+            f"clients of version {before.version} could not be its clients: {why}; allow_signature_changes: true has it"
+            " served all the same"
+        )

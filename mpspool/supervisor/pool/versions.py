@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -350,6 +351,10 @@ class Versions:
         }
         return self._meant(failed) | (self.loaded_and_found() - failed)
 
+    def wanted(self) -> set[int]:
+        """What should be served, and where all of it has failed, what that is."""
+        return self.aspired() or self._meant() | self.loaded_and_found()
+
     def loaded_and_found(self) -> set[int]:
         """What was loaded by hand, and is there."""
         return set() if self.off else self.loaded & set(self.found)
@@ -368,6 +373,13 @@ class Versions:
         )
 
     # -- by hand ----------------------------------------------------------------------------------
+
+    def orders(self) -> dict[str, Any]:
+        """What was said by hand and holds, for the status; empty where nothing was."""
+        if self.off:
+            return {"off": True}
+        said = {"loaded": sorted(self.loaded), "unloaded": sorted(self.unloaded)}
+        return {what: numbers for what, numbers in said.items() if numbers}
 
     def wishes(self, what: str, number: int | None) -> tuple[set[int], set[int]]:
         """What would be loaded and unloaded by hand after "load" or another order; None for all versions."""
@@ -422,7 +434,7 @@ class Versions:
         if to is not None and to not in {version.number for version in self._serving()}:
             self._instead[number] = to
             self.try_again({to})
-        if not self._meant() | self.loaded_and_found():
+        if not self.wanted():
             self._ended.add(number)
         return to
 
@@ -464,6 +476,8 @@ class Versions:
                     del self._versions[version.number]
                 return not fact.there
             case VersionPhase.FAILED:
+                if version.number not in self.found:  # another is under its number when it is there again
+                    version.found = Found(version.found.path)
                 if self._is_past(version):
                     version.to(VersionPhase.LEAVING)
                     return True
@@ -475,8 +489,10 @@ class Versions:
             return False
         meant = self._meant()
         newer = any(other.number > version.number and other.number in meant for other in self._serving())
-        if version.number not in self.found or self._is_unloaded(version):
+        if self._is_unloaded(version):
             return True
+        if version.number not in self.found:
+            return bool(self.found)
         return newer and version.number not in meant | self.loaded
 
     def _judge_loading(self, version: Version, fact: Fact, now: float) -> bool:

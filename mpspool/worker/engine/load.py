@@ -19,6 +19,13 @@ from mpspool.worker.engine.saved_model import LoadError, Signatures
 from mpspool.worker.engine.saved_model_config import overridden
 from mpspool.worker.engine.session import SessionEngine
 from mpspool.worker.engine.tf2 import Tf2Engine
+from mpspool.worker.weights.checkpoint import (
+    CheckpointError,
+    UnsupportedError,
+    index_file,
+    read_index,
+    require_whole,
+)
 from mpspool.worker.weights.segment import Segment
 
 __all__ = ["LoadError", "load", "load_ops"]
@@ -174,4 +181,16 @@ def _explain(path: Path, text: str) -> str:
             "name the shared library that defines it under custom_ops"
         )
     # What follows names the loader's own node, and says nothing to the reader.
-    return f"{path} cannot be loaded: {text.partition(_NODE)[0]}"
+    return f"{path} cannot be loaded: {_damage(path) or text.partition(_NODE)[0]}"
+
+
+def _damage(path: Path) -> str:
+    """Which of the files with its weights is missing or cut, where TensorFlow says only that it has read too little; "" for none."""
+    prefix = path / "variables" / "variables"
+    try:
+        require_whole(prefix, read_index(prefix))
+    except UnsupportedError:
+        return ""
+    except CheckpointError as error:
+        return str(error) if index_file(prefix).exists() else ""
+    return ""

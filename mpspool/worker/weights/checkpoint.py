@@ -101,6 +101,21 @@ def shard_file(prefix: Path, shard: int, shards: int) -> Path:
     return prefix.with_name(f"{prefix.name}.data-{shard:05}-of-{shards:05}")
 
 
+def require_whole(prefix: Path, checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError for a shard that is not there, or ends before its last tensor does."""
+    ends: dict[int, int] = {}
+    for tensor in checkpoint.tensors:
+        ends[tensor.shard] = max(ends.get(tensor.shard, 0), tensor.offset + tensor.size)
+    for shard, end in sorted(ends.items()):
+        path = shard_file(prefix, shard, checkpoint.shards)
+        found = path.stat().st_size if path.exists() else None
+        if found is None or found < end:
+            what = "missing" if found is None else f"cut: it has {found:,} of {end:,} bytes"
+            raise CheckpointError(
+                f"{path} is {what}: export the model again, or copy its whole variables folder"
+            )
+
+
 def masked(crc32c: int) -> int:
     """A checksum as the format stores it."""
     return ((crc32c >> 15 | crc32c << 17) + 0xA282EAD8) & 0xFFFFFFFF
