@@ -12,7 +12,7 @@ GPU := $(if $(filter 1,$(CUDA)),$(VENV)/.cuda)
 COMPILED ?= $(MPSPOOL_COMPILED)
 export MPSPOOL_COMPILED := $(COMPILED)
 
-.PHONY: serve test test-conformance test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler curl openssl prometheus compiled
+.PHONY: serve test test-weights test-conformance test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler curl openssl prometheus compiled
 
 serve: $(VENV)/.runtime $(GPU) compiled $(DEMO)/half_plus_two
 	@exec $(BIN)/mpspool start --model half_plus_two=$(DEMO)/half_plus_two
@@ -28,6 +28,7 @@ VERSIONS := tests/chaos/test_versions.py tests/chaos/test_unfit_versions.py test
 	tests/chaos/test_reload.py tests/integration/test_remote.py
 DROP_IN := tests/integration/test_tensorflow_model_server.py tests/integration/test_tls.py \
 	tests/integration/test_prometheus.py tests/integration/test_parameters.py tests/integration/test_refusals.py
+WEIGHTS := $(addprefix tests/integration/,test_pool_weights.py test_publish.py test_shared_weights.py)
 # They start no pool: to them it is one whether workers are exec'd, and in pytest's own processes nothing is compiled in any case.
 NO_POOL := $(addprefix tests/integration/,test_batch.py test_engine.py test_front.py test_grpc_wire.py test_publish.py \
 	test_saved_model_config.py test_shared_weights.py)
@@ -36,8 +37,12 @@ WORKERS := $(addprefix tests/chaos/test_,bad_models.py endings.py failures.py un
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
 test: $(VENV)/.dev $(GPU) compiler compiled curl openssl
-	$(PYTEST) $(PARALLEL) tests/unit tests/integration $(UNLOADED) $(VERSIONS:%=--ignore %) $(DROP_IN:%=--ignore %)
+	$(PYTEST) $(PARALLEL) tests/unit tests/integration $(UNLOADED) $(foreach left,$(VERSIONS) $(DROP_IN) $(WEIGHTS),--ignore $(left))
 	$(PYTEST) tests/gpu
+
+# One copy of the weights: published, mapped, bound, found again.
+test-weights: $(VENV)/.dev $(GPU) compiler compiled
+	$(PYTEST) $(PARALLEL) $(WEIGHTS)
 
 # TensorFlow Serving's API, command line, files and batching parameters; TLS; bytes of any kind.
 test-conformance: $(VENV)/.dev $(GPU) compiler compiled curl openssl prometheus
