@@ -8,6 +8,7 @@ from mpspool.core import tfs
 from mpspool.core.envelope import ModelSpecPeek, peek, peek_examples, peek_rows, peek_start
 from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings
+from mpspool.router.rest_rows import rest_rows
 from mpspool.router.scheduling.entry import Kind
 
 # Methods whose answers to some rows go together without being read: protobuf merges messages that follow one another.
@@ -54,7 +55,7 @@ def rows_of(method: Method, body: bytes) -> int:
     """How many rows a request has, as far as can be told; 0 where it has none."""
     if method is Method.PREDICT:
         return peek_rows(body)[0]
-    return 1 if method.is_rest else peek_examples(body)
+    return rest_rows(body) if method.is_rest else peek_examples(body)
 
 
 PREDICT = Asked(Method.PREDICT)

@@ -292,7 +292,7 @@ class Dataplane:
                 part.future.cancel()
             raise
         finally:
-            self.memory.hold(-sum(part.kept_bytes for part in parts))
+            whole.admission.hold(-sum(part.kept_bytes for part in parts))
             for part in parts:
                 part.future = self._over
         try:
@@ -637,13 +637,23 @@ class Dataplane:
         entry.outcome, entry.effective_s = outcome, effective_s
         if entry.future.done():
             return  # cancelled, and its task has not run yet
-        if code is Code.OK:
-            entry.future.set_result(body)
-            if entry.part is not None:
-                entry.kept_bytes = len(body)
-                self.memory.hold(entry.kept_bytes)
-        else:
+        if code is not Code.OK:
             entry.future.set_exception(PoolError(code, outcome.message))
+        elif entry.part is None:
+            entry.future.set_result(body)
+        else:
+            self._keep(entry, body)
+
+    def _keep(self, part: Pending, answer: bytes) -> None:
+        """The answer to some rows, until the others have theirs: it counts as one that waits for its client."""
+        try:
+            part.admission.check_answer(len(answer))
+        except PoolError as error:
+            part.future.set_exception(error)
+            return
+        part.kept_bytes = len(answer)
+        part.admission.hold(part.kept_bytes)
+        part.future.set_result(answer)
 
     def _on_leaving(self, worker: Worker) -> None:
         worker.state = WorkerState.DRAINING

@@ -98,8 +98,9 @@ class Memory:
             if free <= 0:
                 raise PoolError(
                     Code.RESOURCE_EXHAUSTED,
-                    f"Answers of {_named(whose)} that their clients have not taken hold {held} of {limit // 2} bytes, so "
-                    f"this one of {size} is not kept; take answers sooner, or raise max_queued_bytes",
+                    f"Answers of {_named(whose)} that wait for their clients, or for the rest of them, hold {held} of "
+                    f"{limit // 2} bytes, so this one of {size} is not kept; take answers sooner, ask for fewer rows at "
+                    "once, or raise max_queued_bytes",
                     Lack.ANSWERS,
                 )
             if client is not None:

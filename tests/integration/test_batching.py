@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -207,6 +208,16 @@ def test_a_batch_waits_for_its_timeout_and_no_longer(pool: Pool, timed: Pool) ->
                 start_s = time.monotonic()
                 assert answer(call(request([float(index)]), timeout=5)) == [index / 2 + 2]
                 assert time.monotonic() - start_s >= timeout_s
+
+
+def test_rows_by_rest_fill_a_batch(timed: Pool) -> None:
+    """Twenty of them in one request: it goes at once, though its batch could wait for ten minutes."""
+    generator = np.random.default_rng(5)
+    cat, dense = generator.integers(0, 999, (20, 26)), generator.random((20, 13), np.float32)
+    rows = [{"cat": ids.tolist(), "dense": numbers.tolist()} for ids, numbers in zip(cat, dense, strict=True)]
+    url = f"http://127.0.0.1:{timed.rest_port}/v1/models/widedeep:predict"
+    with urllib.request.urlopen(url, json.dumps({"instances": rows}).encode(), 30) as told:
+        assert len(json.load(told)["predictions"]) == 20
 
 
 def test_outputs_without_rows_are_asked_for_one_by_one(pool: Pool) -> None:

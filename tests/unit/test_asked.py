@@ -46,10 +46,12 @@ def test_examples_are_rows(method: Method) -> None:
 
 
 def test_rest_says_whose_it_is_beside_the_body() -> None:
-    """The body is not looked at; a request counts as one row until its worker has read it."""
+    """In the body only its rows are looked at; more than run at once stay together, and its worker takes them apart."""
     asked = Asked(Method.REST_PREDICT, SPEC)
     assert asked.spec(b"{") == asked.spec_at_start(b"") == SPEC
     assert asked.rows(b"{", asked.signature(SPEC), BATCHING) == (1, ("REST Predict sum", b"", b""))
+    assert asked.rows(b'{"instances": [1, 2, 3]}', asked.signature(SPEC), BATCHING)[0] == 3
+    assert asked.rows(b'{"instances": [1, 2, 3, 4, 5]}', asked.signature(SPEC), BATCHING)[0] == 4
 
 
 def test_requests_that_cost_alike_are_told_apart_from_others() -> None:

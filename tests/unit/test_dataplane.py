@@ -682,6 +682,26 @@ def test_a_large_request_runs_in_parts(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_answers_to_parts_have_their_bound(tmp_path: Path) -> None:
+    """What waits for the rest of its request counts for its model; where there is no room for one, the request is refused."""
+
+    async def story(scene: Scene) -> None:
+        workers, asked = in_parts(scene)
+        await settle()
+        scene.dataplane.memory.limits["m"] = 2 * len(rows_response(0, 4))
+        for worker in workers:
+            (dispatch,) = scene.link.dispatches(worker)
+            outcome = Outcome(Code.OK, rows_response(*dispatch.requests[0].rows), "", 1, 10, 1)
+            scene.link.receive(worker, Result(scene.dataplane.epoch, dispatch.dispatch, [outcome], 1, 12), [])
+        with pytest.raises(PoolError, match="wait for their clients, or for the rest of them") as caught:
+            await asked
+        assert caught.value.code is Code.RESOURCE_EXHAUSTED
+        assert scene.recorder.codes == [Code.RESOURCE_EXHAUSTED]
+        assert scene.dataplane.memory.used == 0
+
+    play(tmp_path, story)
+
+
 def test_a_part_that_fails_ends_the_request(tmp_path: Path) -> None:
     """With its error, once; the other parts are not waited for, and nothing stays counted."""
 

@@ -314,6 +314,35 @@ def test_a_fair_share_costs_the_same_with_many_clients(monkeypatch: pytest.Monke
     assert len(share._next_s) < 20_000
 
 
+def test_clients_that_ask_but_once_do_not_pile_up() -> None:
+    """The clock stands, for none of them is served after it has waited for its turn; who floods is remembered."""
+    share = FairShare()
+    for _ in range(10):
+        share.arrive("floods", 100.0)
+    for client in range(200_000):
+        share.served(share.arrive(client, 0.1))
+    assert len(share._next_s) <= 2**16
+    assert share.now("floods") == 1000.0
+
+
+def test_a_suspect_waits_for_room_on_its_device() -> None:
+    """Where only so many may run there at once it is none too many, and not before others that run."""
+    pool = Scheduler(PoolRules(limits=Limits(running=1)), QueueRules())
+    for name in ("a", "b", "c"):
+        pool.join(name, MODEL, 1, "device")
+    pool.arrive(Entry(MODEL, "", b"x", 0), 0)
+    (first,) = pool.dispatch(0)
+    assert isinstance(first, Send)
+    pool.arrive(Entry(MODEL, "", b"y", 0), 0)
+    assert pool.dispatch(0) == []
+    pool.lost(first.worker, (first.dispatch, 0), 0)
+    sent = [send for _ in range(3) for send in pool.dispatch(0) if isinstance(send, Send)]
+    assert len(sent) == 1
+    pool.finished(sent[0].worker, sent[0].dispatch)
+    (other,) = (send for send in pool.dispatch(0) if isinstance(send, Send))
+    assert {entry.body for send in (sent[0], other) for entry in send.entries} == {b"x", b"y"}
+
+
 @given(st.lists(st.tuples(st.sampled_from("uvw"), st.integers(0, 4)), max_size=60))
 def test_who_has_most_is_known(steps: list[tuple[str, int]]) -> None:
     """For every order in which entries come (of so many rows) and go (the client's oldest, of 0)."""

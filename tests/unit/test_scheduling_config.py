@@ -359,6 +359,7 @@ def test_a_policy_is_named(name: str, found: str) -> None:
         ("shortest_tenant", "nor module:attribute; did you mean shortest-tenant?"),
         ("colour", "nor module:attribute; use one of them, or install the package that brings it"),
         ("torn:", "'torn:' is neither built in"),
+        ("round_robin", "but how workers are chosen for them: `scheduling: {dispatch: round_robin}`"),
         ("torn:1", "'torn:1' is neither built in"),
         ("a/b.py:X", "'a/b.py:X' is neither built in"),
     ],

@@ -9,11 +9,14 @@ when it has ended.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Hashable
 
 # Until then it is charged so much, and no less in the end.
 LEAST_S = 0.001
 _SLACK = 256
+# Parties: of more those are forgotten that would wait least for having asked before.
+_MOST = 2**16
 
 
 class FairShare:
@@ -66,4 +69,9 @@ class FairShare:
     def _forget(self) -> None:
         """Those that have nothing ahead of the clock are as good as new. Looked for once in as many arrivals as there are."""
         self._next_s = {party: at_s for party, at_s in self._next_s.items() if at_s > self.clock_s}
+        if (
+            len(self._next_s) > _MOST
+        ):  # each asks but once: nobody is ever served who had to wait, and the clock stands
+            most = heapq.nlargest(_MOST // 2, self._next_s.items(), key=lambda known: known[1])
+            self._next_s = dict(most)
         self._most = max(_SLACK, 2 * len(self._next_s))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,8 @@ from mpspool.router.scheduling.scheduler import PoolRules
 logger = log.get("rules")
 
 _PRIORITY = re.compile(r"[-+]?[0-9]{1,3}")
+# Characters of a client's name.
+_NAME = 64
 
 
 def pool_rules(settings: RouterSettings) -> PoolRules:
@@ -83,5 +86,11 @@ class Callers:
     def client(self, metadata: Mapping[str, str], peer: str) -> str:
         """Whose share a request is of; "" where clients do not share. A peer is its address, whatever the port."""
         if self._client_key:
-            return metadata.get(self._client_key, "")
+            named = metadata.get(self._client_key, "")
+            # It is remembered for longer than the request is: by so much and no more.
+            return (
+                named
+                if len(named) <= _NAME
+                else hashlib.blake2b(named.encode(errors="surrogatepass")).hexdigest()
+            )
         return peer.rpartition(":")[0] if self._by_peer else ""

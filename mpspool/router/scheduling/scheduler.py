@@ -42,7 +42,8 @@ from mpspool.router.scheduling.suspicion import Blame, Standing, Suspicions
 _SLACK = 64
 _QUARANTINED = (
     "A worker was lost while it ran this request or one with the same body, and another while it ran it "
-    "alone: it is taken for the cause and not run again for now"
+    "alone: it is taken for the cause, and not run again until nobody has sent it for a minute; `mpspool logs` of its "
+    "model's workers has how they ended"
 )
 _TOO_LATE = "Deadline exceeded: the request could not have been answered before it, and was not run"
 # Where nobody says from which cost on a job is long: from so many times the average one.
@@ -531,11 +532,13 @@ class Scheduler:
         for one in group:
             one.reserved = True
             self._queue(one.model).placement.settle(one)
-        if not any(one.batches for one in group):
+        long = queue.suspects[0].long
+        if not any(one.batches for one in group) and self._rules.limits.allow(worker.device, long):
             entry = queue.suspects.popleft()
             queue.discount(entry)
             self._trying = True
-            self._orders.append(self._send(queue, worker, Batch([entry], None, suspect=True), now_ns))
+            batch = Batch([entry], None, long=long, suspect=True)
+            self._orders.append(self._send(queue, worker, batch, now_ns))
 
     def _end_trial(self) -> None:
         """What was kept free for a suspect, or ran it, takes other requests again."""

@@ -34,13 +34,16 @@ def _read_fair_by(value: str) -> str:
 Policy = Annotated[str, Field(min_length=1)]
 
 
+Dispatch = Literal["least_loaded", "round_robin"]
+
+
 class SchedulingConfig(Section):
     """How the queues of all models are served."""
 
     policy: Policy = "fifo"
     """Which request is next: fifo, sjf (the shortest), edf (the earliest deadline; without one a request counts as having
     10 s), or a policy of your own, named by its entry point in mpspool.policies or as module:attribute."""
-    dispatch: Literal["least_loaded", "round_robin"] = "least_loaded"
+    dispatch: Dispatch = "least_loaded"
     """Which worker takes the next request."""
     aging: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 3.0
     """With sjf, how many seconds of waiting a second of cost stands for: a request is passed by those that take c seconds

@@ -10,11 +10,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
 from mpspool.core.errors import Problem
 from mpspool.core.ids import ModelVersion
 from mpspool.supervisor.config.explain import nearest
-from mpspool.supervisor.config.scheduling import POLICIES
+from mpspool.supervisor.config.scheduling import POLICIES, Dispatch
 from mpspool.supervisor.config.schema import PoolConfig
 
 GROUP = "mpspool.policies"
@@ -68,6 +69,10 @@ def find_policy(name: str) -> str:
         return f"{points[name].module}:{points[name].attr}"
     if _REFERENCE.fullmatch(name):
         return name
+    if name in get_args(Dispatch):
+        raise PolicyError(
+            f"{name!r} is no order in which requests go, but how workers are chosen for them: `scheduling: {{dispatch: {name}}}`"
+        )
     near = nearest(name, [*POLICIES, *points])
     raise PolicyError(
         f"{name!r} is neither built in ({', '.join(POLICIES)}), nor an entry point of {GROUP}"

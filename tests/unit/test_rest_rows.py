@@ -1,0 +1,54 @@
+"""How many rows a REST request has is guessed right where its rows are alike, and never raises."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpspool.router.rest_rows import rest_rows
+
+NAMED = {"x": [1, 2], "y": {"b64": "AA=="}}
+ROWS: list[Any] = [1, "a", True, [1.5, 2], [[1], [2]], {"b64": "AA=="}]
+
+
+@pytest.mark.parametrize("row", ROWS)
+@pytest.mark.parametrize("count", [1, 2, 33])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_rows_that_are_alike(row: Any, count: int, indent: int | None) -> None:
+    """In each form, with what may stand before and after them, and spread over lines."""
+    for document in (
+        {"signature_name": "serving_default", "instances": [row] * count},
+        {"examples": [NAMED] * count, "signature_name": "x"},
+        {"inputs": [row] * count},
+        {"inputs": {"x": [row] * count, "y": [[[3]]] * count}},
+    ):
+        assert rest_rows(json.dumps(document, indent=indent).encode()) == count, document
+
+
+def test_brackets_in_strings_make_it_a_guess() -> None:
+    """Those of the first row are known to be none of it, those of all are counted."""
+    assert rest_rows(json.dumps({"instances": [{"x": '}]"{'}, {"x": "a"}]}).encode()) == 3
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b'{"instances": [', b'{"instances": [[', b'{"inputs": {"x": 5}}', b'{"instances": 7}'],
+)
+def test_what_tells_nothing_is_one_row(body: bytes) -> None:
+    """The worker says what is wrong with it."""
+    assert rest_rows(body) == 1
+
+
+def test_a_first_row_without_an_end_is_not_gone_through() -> None:
+    """A document of brackets costs what the first few hundred do."""
+    assert rest_rows(b'{"instances": ' + b"[" * 10**7) == 1
+
+
+@given(st.binary(), st.sampled_from([b'{"instances":[', b'{"inputs":{"x":[', b""]))
+def test_any_bytes_have_some_rows(body: bytes, start: bytes) -> None:
+    """One at least."""
+    assert rest_rows(start + body) >= 1
