@@ -451,7 +451,7 @@ def test_an_answer_that_there_is_no_room_for(fronts: Fronts, monkeypatch: pytest
     other = Raw(fronts.grpc.port)
     refused = other.call(message(bytes(100_000)))
     assert refused.code is Code.RESOURCE_EXHAUSTED
-    assert "not taken hold 200000 of 200000" in refused.headers["grpc-message"]
+    assert "for the rest of them, hold 200000 of 200000" in refused.headers["grpc-message"]
     assert other.call(message(bytes(1000))).body == message(bytes(1000))
     counted = 'mpspool_refusals_total{model="",reason="answers",version=""} 1.0'
     assert counted in fronts.get("/metrics")[1]

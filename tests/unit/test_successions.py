@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from pathlib import Path
 
 import msgspec
@@ -29,9 +28,10 @@ def signatures(*inputs: str) -> bytes:
 class Router:
     """Answers with what there is of a version; without anything, it is not there."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
         self.signatures: dict[ModelVersion, bytes] = {}
         self.asked = 0
+        self.file = folder / "signatures.json"
 
     async def __call__(self, model: ModelVersion) -> bytes:
         self.asked += 1
@@ -41,23 +41,23 @@ class Router:
 
     def unfit(self, settings: ModelSettings = SETTINGS, times: int = 1) -> str | None:
         async def ask() -> str | None:
-            asked = Successions(lambda _model: settings, self, Path(os.devnull))
+            asked = Successions(lambda _model: settings, self, self.file)
             return [await asked.unfit(ONE, TWO) for _ in range(times)][-1]
 
         return asyncio.run(ask())
 
 
-def test_nobody_knows_before_the_router_does() -> None:
+def test_nobody_knows_before_the_router_does(tmp_path: Path) -> None:
     """Not while it is away, nor before its workers have told it of both."""
-    router = Router()
+    router = Router(tmp_path)
     assert router.unfit() is None
     router.signatures = {ONE: signatures("x")}
     assert router.unfit() is None
 
 
-def test_what_clients_send_has_to_be_taken() -> None:
+def test_what_clients_send_has_to_be_taken(tmp_path: Path) -> None:
     """Else it says what is missing, but where that is allowed; the router is asked once for each of both."""
-    router = Router()
+    router = Router(tmp_path)
     router.signatures = {ONE: signatures("x", "y"), TWO: signatures("x")}
     why = router.unfit(times=3)
     assert why is not None
@@ -66,22 +66,20 @@ def test_what_clients_send_has_to_be_taken() -> None:
     assert router.asked == 2
     assert router.unfit(msgspec.structs.replace(SETTINGS, allow_signature_changes=True)) == ""
     assert (
-        asyncio.run(
-            Successions(lambda _model: SETTINGS, router, Path(os.devnull)).unfit(ONE, TWO, by_hand=True)
-        )
+        asyncio.run(Successions(lambda _model: SETTINGS, router, router.file).unfit(ONE, TWO, by_hand=True))
         == ""
     )
     router.signatures = {ONE: signatures("x"), TWO: signatures("x")}
     assert router.unfit() == ""
 
 
-def test_what_will_have_gone_is_kept() -> None:
+def test_what_will_have_gone_is_kept(tmp_path: Path) -> None:
     """What a version had is known when it has left, until its successor's is."""
-    router = Router()
+    router = Router(tmp_path)
     router.signatures = {ONE: signatures("x"), TWO: signatures("y")}
 
     async def story() -> list[str | None]:
-        asked = Successions(lambda _model: SETTINGS, router, Path(os.devnull))
+        asked = Successions(lambda _model: SETTINGS, router, router.file)
         await asked.keep([ONE])
         await asked.keep([])
         del router.signatures[ONE]
@@ -98,7 +96,8 @@ def test_what_will_have_gone_is_kept() -> None:
 
 def test_a_successor_has_what_was_kept(tmp_path: Path) -> None:
     """Of each model; a file that cannot be read is none."""
-    router, file = Router(), tmp_path / "signatures.json"
+    router = Router(tmp_path)
+    file = router.file
     other = ModelVersion("n@1", 7)
     router.signatures = {ONE: signatures("x"), other: signatures("x"), TWO: signatures("y")}
     asyncio.run(Successions(lambda _model: SETTINGS, router, file).keep([ONE, other]))
