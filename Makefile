@@ -33,7 +33,10 @@ WEIGHTS := $(addprefix tests/integration/,test_pool_weights.py test_publish.py t
 NO_POOL := $(addprefix tests/integration/,test_batch.py test_engine.py test_front.py test_grpc_wire.py test_publish.py \
 	test_saved_model_config.py test_shared_weights.py)
 # Where it may matter how a worker was started: it dies, hangs, is replaced, renewed, or never comes.
-WORKERS := $(addprefix tests/chaos/test_,bad_models.py endings.py failures.py unfit_versions.py versions.py) tests/mps/chaos
+WORKERS := $(addprefix tests/chaos/test_,bad_models.py endings.py failures.py unfit_versions.py) tests/mps/chaos \
+	$(addprefix tests/chaos/test_versions.py::test_,a_new_version_takes_over a_worker_killed_during_a_swap \
+	the_pool_process_killed_during_a_swap a_request_that_outlives_the_change without_room_for_two \
+	workers_come_and_go_one_after_another back_and_forward_by_hand)
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
 test: $(VENV)/.dev $(GPU) compiler compiled curl openssl
