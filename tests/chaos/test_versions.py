@@ -710,7 +710,9 @@ def test_back_and_forward_by_hand(pool: Pool, base: Path, load: LoadStarter) -> 
     serves(pool, old + 1)
     assert order("load", f"{MODEL}@{old}") == f"{MODEL}@{old} AVAILABLE"
     assert states(pool) == {old: "AVAILABLE", old + 1: "AVAILABLE"}
-    assert order("unload", f"{MODEL}@{old}") == f"{MODEL}@{old} is not served, and left out until it is loaded"
+    assert (
+        order("unload", f"{MODEL}@{old}") == f"{MODEL}@{old} is not served, and left out until it is loaded"
+    )
     running.end_clean()
     for words, why in (
         (("load", f"{MODEL}@999"), "there is no version 999"),

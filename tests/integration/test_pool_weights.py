@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from mpspool.core.ids import ModelVersion
 from mpspool.core.process import alive
 from mpspool.core.segment_file import MAGIC, PAGE
 from mpspool.core.weights import COPIED
@@ -196,18 +195,13 @@ def test_a_publisher_that_hangs_is_started_again(
         f"models: {{gigabyte: {{base_path: {base_path}, cpu_slots: 1, start_timeout_s: 10}}}}\n"
     )
     pool = start_pool(config)
-    publisher = until(lambda: _pid(pool, ModelVersion("gigabyte", 1).publisher), 20)
-    os.kill(publisher, signal.SIGSTOP)
+    until(lambda: stopped_half_way(pool), 30, "the publisher, half way")
     log = pool.run_dir / "logs" / "pool.log"
     reason = "hung and killed: its weights are not published after 10 s (start_timeout_s)"
     until(lambda: reason in log.read_text(), 30, reason)
     pool.wait()
     assert published(pool) == 2
     assert rows(pool, 3) == [3]
-
-
-def _pid(pool: Pool, name: str) -> int:
-    return next((item["pid"] or 0 for item in pool.status()["processes"] if item["name"] == name), 0)
 
 
 @pytest.mark.parametrize(
