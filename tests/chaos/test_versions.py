@@ -18,7 +18,8 @@ from typing import Any
 import grpc
 import pytest
 
-from mpspool.core import tfrecord, tfs
+from mpspool.core import control, tfrecord, tfs
+from mpspool.core.rundir import RunDir
 from tests import models, slices
 from tests.conftest import PoolStarter, short_dir
 from tests.light import metric
@@ -294,18 +295,20 @@ def test_a_worker_killed_during_a_swap(pool: Pool, base: Path, load: LoadStarter
     old = newest(base)
     running = load(pool, MODEL)
     pool.serves_on()
-    publish(base, base / str(old), old + 1)
+    victim = next(worker["pid"] for worker in pool.workers().values())
+
+    def status() -> dict[str, Any]:
+        """Asked directly: a command of its own takes as long as it takes a worker to be READY."""
+        return control.call(RunDir(pool.run_dir).pool_control, "status")
 
     def coming() -> list[int]:
-        return [w["pid"] for w in pool.workers().values() if w["version"] == old + 1 and w["pid"]]
+        return [w["pid"] for w in status()["workers"] if w["version"] == old + 1 and w["pid"]]
 
-    def serving() -> list[int]:
-        return [w["pid"] for w in pool.workers().values() if w["version"] == old and w["state"] == "READY"]
-
-    victims = serving()
+    publish(base, base / str(old), old + 1)
     os.kill(until(coming, 30)[0], signal.SIGKILL)
-    assert states(pool)[old] == "AVAILABLE"
-    os.kill(victims[0], signal.SIGKILL)
+    (model,) = status()["models"]
+    assert {v["version"]: v["state"] for v in model["versions"]}[old] == "AVAILABLE"
+    os.kill(victim, signal.SIGKILL)
     serves(pool, old + 1)
     pool.serves_on()
     running.end_clean()
