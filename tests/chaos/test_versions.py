@@ -11,7 +11,8 @@ import signal
 import struct
 import subprocess
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -549,14 +550,32 @@ def test_a_route_outlives_the_router_and_the_pool_process(pool: Pool, base: Path
     remove(base, old)
 
 
-def end(running: Load, swap: str) -> None:
-    """Ends the load: slot by slot no request has failed, else none in another way than UNAVAILABLE."""
-    if swap == "rolling":
-        running.end_clean()
-        return
-    report = running.end()
-    assert report["wrong"] == 0
-    assert set(report["errors"]) <= {"UNAVAILABLE"}, report
+@contextmanager
+def full_pool(
+    start_pool: PoolStarter,
+    model_dir: Callable[[str], Path],
+    load: LoadStarter,
+    swap: str,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[tuple[Pool, Path]]:
+    """A pool with as many workers as slots, under load, and its base path, with version 1.
+
+    When the block is left slot by slot no request has failed, else none in another way than UNAVAILABLE.
+    """
+    with short_dir() as root:
+        shutil.copytree(model_dir(MODEL) / "1", root / "1")
+        args = ("--model", f"{MODEL}={root}", "--cpu-slots", 2, "--file-system-poll-wait-seconds", 0.2)
+        pool = start_pool(*args, env={"MPSPOOL_SWAP": swap, **(environment or {})}).wait()
+        running = load(pool, MODEL)
+        pool.serves_on()
+        yield pool, root
+        pool.serves_on()
+        if swap == "rolling":
+            running.end_clean()
+            return
+        report = running.end()
+        assert report["wrong"] == 0
+        assert set(report["errors"]) <= {"UNAVAILABLE"}, report
 
 
 @pytest.mark.parametrize("swap", ["rolling", "stop_first"])
@@ -566,12 +585,7 @@ def test_without_room_for_two(
     """Never more workers than there are slots; slot by slot no request fails, and where the old version stops first
     they are UNAVAILABLE until the new one is there.
     """
-    with short_dir() as root:
-        shutil.copytree(model_dir(MODEL) / "1", root / "1")
-        args = ("--model", f"{MODEL}={root}", "--cpu-slots", 2, "--file-system-poll-wait-seconds", 0.2)
-        pool = start_pool(*args, env={"MPSPOOL_SWAP": swap}).wait()
-        running = load(pool, MODEL)
-        pool.serves_on()
+    with full_pool(start_pool, model_dir, load, swap) as (pool, root):
         publish(root, root / "1", 2)
         most, ready = 0, []
 
@@ -583,11 +597,9 @@ def test_without_room_for_two(
             return states(pool) == {2: "AVAILABLE"} and pool.all_ready()
 
         until(over, 60, "version 2 serves alone")
-        pool.serves_on()
         assert most <= 2
         if swap == "rolling":
             assert min(ready) >= 1
-        end(running, swap)
 
 
 @pytest.mark.parametrize("swap", ["rolling", "stop_first"])
@@ -595,20 +607,13 @@ def test_without_room_for_two_the_pool_process_is_killed(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter, swap: str
 ) -> None:
     """Its successor goes on where it was."""
-    with short_dir() as root:
-        shutil.copytree(model_dir(MODEL) / "1", root / "1")
-        args = ("--model", f"{MODEL}={root}", "--cpu-slots", 2, "--file-system-poll-wait-seconds", 0.2)
-        pool = start_pool(*args, env={"MPSPOOL_SWAP": swap}).wait()
-        running = load(pool, MODEL)
-        pool.serves_on()
+    with full_pool(start_pool, model_dir, load, swap) as (pool, root):
         publish(root, root / "1", 2)
         until(lambda: any(worker["version"] == 2 for worker in pool.workers().values()), 30, "it is loaded")
         victim = pool.process_pid("pool")
         os.kill(victim, signal.SIGKILL)
         until(lambda: pool.process_pid("pool") not in (0, victim), 20)
         until(lambda: states(pool) == {2: "AVAILABLE"} and pool.all_ready(), 60, "version 2 serves alone")
-        pool.serves_on()
-        end(running, swap)
 
 
 @pytest.mark.parametrize("swap", ["rolling", "stop_first"])
@@ -616,12 +621,7 @@ def test_without_room_for_two_a_version_fails(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], load: LoadStarter, swap: str
 ) -> None:
     """Its warm-up does, or it lacks an input, after workers of the old one have left for it: they come again, and it never answers."""
-    with short_dir() as root:
-        shutil.copytree(model_dir(MODEL) / "1", root / "1")
-        args = ("--model", f"{MODEL}={root}", "--cpu-slots", 2, "--file-system-poll-wait-seconds", 0.2)
-        pool = start_pool(*args, env={"MPSPOOL_SWAP": swap, "MPSPOOL_MAX_NUM_LOAD_RETRIES": "0"}).wait()
-        running = load(pool, MODEL)
-        pool.serves_on()
+    with full_pool(start_pool, model_dir, load, swap, {"MPSPOOL_MAX_NUM_LOAD_RETRIES": "0"}) as (pool, root):
         recording_what_fails(root, 1, 2)
         assert "typo" in error(pool, 2)
         until(lambda: states(pool) == {1: "AVAILABLE", 2: "END"}, 60, "version 1 serves")
@@ -630,8 +630,6 @@ def test_without_room_for_two_a_version_fails(
         publish(root, model_dir("defaults") / "1", 3)
         assert "clients of version 1 could not be its clients: it has no input 'x'" in error(pool, 3)
         until(lambda: states(pool).get(1) == "AVAILABLE" and pool.all_ready(), 60, "version 1 serves")
-        pool.serves_on()
-        end(running, swap)
 
 
 def test_a_load_is_tried_again_as_often_as_configured(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,19 +15,18 @@ from mpspool.supervisor.reload_command import ReloadError
 from tests.conftest import short_dir
 
 
-def test_one_that_another_takes_the_place_of_says_so() -> None:
-    """At once, and not that it is late: what it waits for will never be."""
+def warnings_of(answer: Message, **found: Any) -> list[str]:
+    """What it warns of where a pool that gave this answer to a reload says `found` from then on. Raises ReloadError."""
+    told: list[str] = []
 
     async def reloaded(_request: Message) -> Message:
-        return {"settings": "later", "waits": ["m@1 is LOADING"], "failed": [], "served": []}
+        return {"waits": [], "served": [], **found}
 
     async def story(run: RunDir) -> None:
         control = ControlServer(run.pool_control, {"reloaded": reloaded})
         await control.start()
-        answer = {"settings": "mine", "failed": [], "changed": []}
         try:
-            with pytest.raises(ReloadError, match="another configuration has been taken up meanwhile"):
-                await asyncio.to_thread(reload_command._wait, run, answer, 60.0, print)
+            await asyncio.to_thread(reload_command._wait, run, answer, 60.0, told.append)
         finally:
             await control.close()
 
@@ -35,31 +35,20 @@ def test_one_that_another_takes_the_place_of_says_so() -> None:
         for folder in run.folders():
             folder.mkdir(exist_ok=True)
         asyncio.run(story(run))
+    return told
+
+
+def test_one_that_another_takes_the_place_of_says_so() -> None:
+    """At once, and not that it is late: what it waits for will never be."""
+    answer = {"settings": "mine", "failed": [], "changed": []}
+    with pytest.raises(ReloadError, match="another configuration has been taken up meanwhile"):
+        warnings_of(answer, settings="later", waits=["m@1 is LOADING"], failed=[])
 
 
 def test_what_failed_before_is_a_warning() -> None:
     """It was not touched; what fails by this one is an error."""
-
-    async def reloaded(_request: Message) -> Message:
-        return {"settings": "mine", "waits": [], "failed": failed, "served": []}
-
-    async def story(run: RunDir) -> None:
-        control = ControlServer(run.pool_control, {"reloaded": reloaded})
-        await control.start()
-        answer = {"settings": "mine", "failed": [("m", "m@2: corrupt")], "changed": ["n"]}
-        try:
-            await asyncio.to_thread(reload_command._wait, run, answer, 60.0, told.append)
-            failed.append(("n", "n@1: corrupt"))
-            with pytest.raises(ReloadError, match=r"^n@1: corrupt$"):
-                await asyncio.to_thread(reload_command._wait, run, answer, 60.0, told.append)
-        finally:
-            await control.close()
-
-    told: list[str] = []
-    failed = [("m", "m@2: corrupt")]
-    with short_dir() as root:
-        run = RunDir(Path(root))
-        for folder in run.folders():
-            folder.mkdir(exist_ok=True)
-        asyncio.run(story(run))
-    assert told == ["warning: as before: m@2: corrupt"]
+    before, now = ("m", "m@2: corrupt"), ("n", "n@1: corrupt")
+    answer = {"settings": "mine", "failed": [before], "changed": ["n"]}
+    assert warnings_of(answer, settings="mine", failed=[before]) == ["warning: as before: m@2: corrupt"]
+    with pytest.raises(ReloadError, match=r"^n@1: corrupt$"):
+        warnings_of(answer, settings="mine", failed=[before, now])

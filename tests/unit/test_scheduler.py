@@ -137,12 +137,27 @@ def test_a_shared_dispatch_is_bounded_by_cost() -> None:
     [(5000, 7, [1]), (5000, 8, [2]), (5000, 100, [3]), (9000, 100, [1]), (2000, 100, [8])],
 )
 def test_more_share_a_dispatch_while_many_wait(cost_us: float, waiting: int, sizes: list[int]) -> None:
-    """Up to 16 ms of them, but no more than a quarter of what waits for each worker."""
+    """Up to 16 ms of them, but no more than a quarter of what each worker is to do."""
     scheduler = make()
     cheap(scheduler, cost_us)
     scheduler.join("a", MODEL, 1)
     arrive(scheduler, *[b"%d" % n for n in range(waiting)])
     assert [len(send.entries) for send in scheduler.dispatch(0)] == sizes
+
+
+def test_what_workers_hold_is_to_do_too() -> None:
+    """12 requests of 5 ms for each worker are three to a dispatch, whether they wait or a worker has them."""
+    scheduler = make()
+    cheap(scheduler, 5000)
+    scheduler.join("a", MODEL, 2)
+    scheduler.join("b", MODEL, 2)
+    arrive(scheduler, *[b"%d" % n for n in range(24)])
+    first, second = scheduler.dispatch(0)
+    assert [len(first.entries), len(second.entries)] == [3, 3]
+    scheduler.finished("a", first.dispatch, now_ns=15_000_000)
+    arrive(scheduler, *[b"%d" % n for n in range(24, 27)])
+    third = scheduler.dispatch(15_000_000)[0]
+    assert (third.worker, len(third.entries)) == ("a", 3)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +81,24 @@ class Watching:
         """Of a version's workers."""
         return next(model for worker, (model, _) in self.servables.places.items() if worker.version == number)
 
+    def go_through(self, story: Callable[[Watching], Awaitable[None]]) -> None:
+        """What happens while the base path is watched, from when version 1 is served."""
+
+        async def watched() -> None:
+            watcher = asyncio.create_task(self.servables.watch_for_ever())
+            try:
+                await self.serves(1)
+                await story(self)
+            finally:
+                watcher.cancel()
+
+        asyncio.run(watched())
+
     async def records_then_serves_another(self, base: Path) -> None:
         """Requests are recorded for version 1 while it is served, and version 2 comes after it, without any of its own."""
-        watcher = asyncio.create_task(self.servables.watch_for_ever())
-        await self.serves(1)
         (base / "1" / WARMUP_FILE).write_bytes(b"records")
         export(base, 2)
         await self.serves(2)
-        watcher.cancel()
 
 
 @pytest.fixture
@@ -160,7 +170,7 @@ def test_folders_are_looked_into_off_the_event_loop(
     with watching(run, base) as pool:
         monkeypatch.setattr(os, "stat", spy(stat))
         monkeypatch.setattr(os.path, "exists", spy(exists))
-        asyncio.run(pool.records_then_serves_another(base))
+        pool.go_through(lambda pool: pool.records_then_serves_another(base))
         monkeypatch.undo()
         assert pool.settings(2).warmup == str(base / "1" / WARMUP_FILE)
     assert any(WARMUP_FILE.name in path for _, path in seen)
@@ -212,22 +222,19 @@ def test_without_an_interval_what_comes_from_a_store_is_seen(
         return found
 
     async def story(pool: Watching) -> None:
-        watcher = asyncio.create_task(pool.servables.watch_for_ever())
-        await pool.serves(1)
         await pool.serves(2)
-        watcher.cancel()
 
     monkeypatch.setattr(BasePath, "look", look)
     remote = RemoteSettings(run_dir=str(run.root), model="m", url="s3://b/m", folder=str(base), poll_s=600)
     with watching(run, base, poll_s=0, remotes=[remote]) as pool:
-        asyncio.run(story(pool))
+        pool.go_through(story)
     assert len(looks) == 3
 
 
 def test_a_successor_warms_workers_as_before(run: RunDir, base: Path) -> None:
     """With what was recorded for another version, too, which may have gone by then."""
     with watching(run, base) as pool:
-        asyncio.run(pool.records_then_serves_another(base))
+        pool.go_through(lambda pool: pool.records_then_serves_another(base))
     with watching(run, base) as pool:
         assert pool.settings(2).warmup == str(base / "1" / WARMUP_FILE)
 
@@ -242,13 +249,10 @@ def test_a_version_is_warmed_with_its_own_requests_where_it_has_some(
         (base / "1" / WARMUP_FILE).write_bytes(b"records")
 
     async def story(pool: Watching) -> None:
-        watcher = asyncio.create_task(pool.servables.watch_for_ever())
-        await pool.serves(1)
         await pool.serves(2)
-        watcher.cancel()
 
     with watching(run, base) as pool:
-        asyncio.run(story(pool))
+        pool.go_through(story)
         assert pool.settings(2).warmup == ""
 
 
@@ -260,8 +264,6 @@ def test_each_version_is_batched_as_its_own_folder_says(run: RunDir, base: Path)
     own = BatchingSettings(max_batch_size=8, allowed_batch_sizes=[4, 8], adaptive=True)
 
     async def story(pool: Watching) -> None:
-        watcher = asyncio.create_task(pool.servables.watch_for_ever())
-        await pool.serves(1)
         assert pool.settings(1).batching is None
         export(base, 2, batching="max_batch_size { value: 8 }\nallowed_batch_sizes: [4, 8]")
         await pool.serves(2)
@@ -276,10 +278,9 @@ def test_each_version_is_batched_as_its_own_folder_says(run: RunDir, base: Path)
         (folder / BATCHING_FILE).unlink()
         await pool.serves(3)
         assert pool.settings(3).batching == said.without
-        watcher.cancel()
 
     with watching(run, base, version_batching=said) as pool:
-        asyncio.run(story(pool))
+        pool.go_through(story)
     with watching(run, base, version_batching=said) as successor:
         known = {model.version: model.batching for model, _ in successor.servables.places.values()}
         assert known[3] == said.without
@@ -290,14 +291,11 @@ def test_a_file_of_batching_is_not_read_unasked(run: RunDir, base: Path) -> None
     """Without per_model all versions are batched alike."""
 
     async def story(pool: Watching) -> None:
-        watcher = asyncio.create_task(pool.servables.watch_for_ever())
-        await pool.serves(1)
         export(base, 2, batching="nonsense")
         await pool.serves(2)
-        watcher.cancel()
 
     with watching(run, base, batching=BatchingSettings(max_batch_size=3)) as pool:
-        asyncio.run(story(pool))
+        pool.go_through(story)
         assert pool.settings(2).batching == BatchingSettings(max_batch_size=3)
 
 
@@ -306,8 +304,6 @@ def test_versions_do_not_push_a_gpu_beyond_what_mps_takes(run: RunDir, base: Pat
     third = ModelVersion("m", 3)
 
     async def story(pool: Watching) -> None:
-        watcher = asyncio.create_task(pool.servables.watch_for_ever())
-        await pool.serves(1)
         export(base, 2)
         await pool.serves(2)
         export(base, 3)
@@ -322,32 +318,26 @@ def test_versions_do_not_push_a_gpu_beyond_what_mps_takes(run: RunDir, base: Pat
         shutil.rmtree(base / "1")
         await pool.serves(3)
         assert len(pool.servables.places) == 4
-        watcher.cancel()
 
     with watching(run, base, max_clients=4, policy=VersionPolicy(all=True)) as pool:
-        asyncio.run(story(pool))
+        pool.go_through(story)
 
 
 def test_slot_by_slot_a_version_needs_no_more_than_there_is(run: RunDir, base: Path) -> None:
     """Its workers take the places of the other's: MPS never has more clients than before."""
 
     async def story(pool: Watching) -> None:
-        watcher = asyncio.create_task(pool.servables.watch_for_ever())
-        await pool.serves(1)
         export(base, 2)
         await pool.serves(2)
-        watcher.cancel()
 
     with watching(run, base, max_clients=2, swap="rolling") as pool:
-        asyncio.run(story(pool))
+        pool.go_through(story)
 
 
 def test_going_back_waits_for_what_comes(run: RunDir, base: Path) -> None:
     """While a newer version is loaded it says so, and what to do; when that is left out, the one before is found and comes."""
 
     async def story(pool: Watching) -> None:
-        watcher = asyncio.create_task(pool.servables.watch_for_ever())
-        await pool.serves(1)
         export(base, 2)
         await pool.serves(2)
         export(base, 3)
@@ -360,18 +350,15 @@ def test_going_back_waits_for_what_comes(run: RunDir, base: Path) -> None:
         await pool.until(lambda: ModelVersion("m", 3) not in dict(pool.servables))
         assert (await pool.servables.rollback({"model": "m"}))["to"] == 1
         await pool.serves(1)
-        watcher.cancel()
 
     with watching(run, base) as pool:
-        asyncio.run(story(pool))
+        pool.go_through(story)
 
 
 def test_a_model_whose_base_path_has_gone_can_be_unloaded(run: RunDir, base: Path) -> None:
     """Though nothing of it can be loaded, which says what is missing."""
 
     async def story(pool: Watching) -> None:
-        watcher = asyncio.create_task(pool.servables.watch_for_ever())
-        await pool.serves(1)
         shutil.rmtree(base)
         for order in (pool.servables.load, pool.servables.rollback):
             told = await order({"model": "m"})
@@ -385,10 +372,9 @@ def test_a_model_whose_base_path_has_gone_can_be_unloaded(run: RunDir, base: Pat
         )
         assert "error" not in await pool.servables.unload({"model": "m", "version": 1})
         await pool.until(lambda: not list(pool.servables))
-        watcher.cancel()
 
     with watching(run, base) as pool:
-        asyncio.run(story(pool))
+        pool.go_through(story)
 
 
 def test_nothing_is_ordered_of_a_model_that_leaves(run: RunDir, base: Path) -> None:

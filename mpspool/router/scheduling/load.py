@@ -108,7 +108,8 @@ class WorkerLoad:
         leaving: it is sent nothing more.
         reserved: it is kept free for a suspect, here or on its device, or runs one.
         last_sent: its latest dispatch; they are numbered over all workers.
-        open, free, counted_rows: its placement counts it as one that is sent more, as idle, and with so many rows.
+        open, free, counted_held, counted_rows: its placement counts it as one that is sent more, as idle, and with so many
+            requests and rows.
     """
 
     name: str
@@ -122,11 +123,17 @@ class WorkerLoad:
     last_sent: int = 0
     open: bool = False
     free: bool = False
+    counted_held: int = 0
     counted_rows: int = 0
 
     @property
     def idle(self) -> bool:
         return not self.batches and not self.reserved and not self.leaving
+
+    @property
+    def held(self) -> int:
+        """Requests of the batches."""
+        return sum(len(batch.entries) for batch in self.batches.values())
 
     @property
     def rows(self) -> int:

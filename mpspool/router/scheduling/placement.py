@@ -34,7 +34,7 @@ class Placement:
     Attributes:
         workers: by name.
         open_count, idle_count: of them, how many are sent more, and how many are idle.
-        rows: of the batches that they hold.
+        held, rows: requests that they hold, and rows of the batches among them.
     """
 
     def __init__(self, dispatch: str, limits: Limits) -> None:
@@ -42,7 +42,7 @@ class Placement:
         self._idle: dict[Device, list[tuple[int, int, WorkerLoad]]] = {}
         self._soon: list[tuple[int, int, WorkerLoad]] = []
         self.open_count = self.idle_count = 0
-        self.rows = 0
+        self.held = self.rows = 0
         self._serial = itertools.count()
         self.workers: dict[str, WorkerLoad] = {}
 
@@ -58,8 +58,9 @@ class Placement:
     def remove(self, worker: WorkerLoad) -> None:
         worker.leaving = True
         self.settle(worker)
+        self.held -= worker.counted_held
         self.rows -= worker.counted_rows
-        worker.counted_rows = 0
+        worker.counted_held = worker.counted_rows = 0
         del self.workers[worker.name]
 
     def idle_part(self, rows: int) -> int:
@@ -70,10 +71,16 @@ class Placement:
         """A worker's part of so many rows that wait and of those that run; no more than an idle one's of what waits."""
         return min(self.idle_part(rows), -(-(rows + self.rows) // max(1, self.open_count)))
 
+    def held_each(self) -> float:
+        """How many requests each of those that are sent more holds, on average."""
+        return self.held / max(1, self.open_count)
+
     def settle(self, worker: WorkerLoad) -> None:
         """To be called after anything about a worker has changed."""
-        self.rows += worker.rows - worker.counted_rows
-        worker.counted_rows = worker.rows
+        held, rows = worker.held, worker.rows
+        self.held += held - worker.counted_held
+        self.rows += rows - worker.counted_rows
+        worker.counted_held, worker.counted_rows = held, rows
         is_open = not (worker.leaving or worker.reserved)
         self.open_count += is_open - worker.open
         worker.open = is_open

@@ -30,13 +30,13 @@ from mpspool.router.scheduling.policy import Policy, fifo, is_time
 # message costs is then shared, and the first of them waits for the last at most this long.
 COALESCE_US = 4_000.0
 # While many wait in the order of their arrival it may be up to so much, but no more than a part of what each worker is to
-# do: who waits that long hardly notices.
+# do, what it holds included: who waits that long hardly notices.
 _COALESCE_QUEUED_US = 16_000.0
 _COALESCE_PART = 4
 # A backlog: that many requests, or full batches, wait for each worker, and will keep it busy for that long.
 _BACKLOG_REQUESTS = 4
 _BACKLOG_BATCHES = 2
-_BACKLOG_US = 32_000.0
+_BACKLOG_US = 16_000.0
 # What a client makes up (an output_filter) makes no more lines than this; beyond, requests run one by one.
 _MAX_LINES = 64
 # As many choices of outputs as a worker remembers.
@@ -508,7 +508,8 @@ class Queue:
                 if cost_us is None or total_us is None or total_us + cost_us > most_us:
                     break
             elif cost_us is not None and self.rules.policy is fifo and not self.rules.fair:
-                most_us = max(most_us, min(_COALESCE_QUEUED_US, cost_us * share / _COALESCE_PART))
+                part = (share + self.placement.held_each()) / _COALESCE_PART
+                most_us = max(most_us, min(_COALESCE_QUEUED_US, cost_us * part))
             self.discount(entry)
             if line.fair and entry.charge_s != entry.cost_s:
                 self.charge(entry, entry.cost_s or LEAST_S)
