@@ -354,12 +354,8 @@ def changes(before: Status | None, after: Status) -> Iterator[str]:
             for device in after.get("devices", [])
             if device["state"] == DomainState.LOST.value
         }
-        leaving = {
-            (model["name"], version["version"])
-            for model in after.get("models", ())
-            for version in model["versions"]
-            if version["state"] in (ModelVersionState.UNLOADING.name, ModelVersionState.END.name)
-        }
+        gone = (ModelVersionState.UNLOADING.name, ModelVersionState.END.name)
+        leaving = {one for one, version in _by_version(after).items() if version["state"] in gone}
         for worker in after["workers"]:
             version = worker.get("model"), worker.get("version")
             comes_back = worker.get("device") not in lost and version not in leaving
