@@ -57,6 +57,7 @@ MODULES = (
     "worker/plan.py",
     "worker/predict.py",
     "worker/response.py",
+    "worker/run_sizes.py",
     "worker/runner.py",
     "worker/varints.py",
     "worker/engine/session.py",

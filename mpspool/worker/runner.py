@@ -22,6 +22,7 @@ from mpspool.worker.device_failure import DeviceFailedError
 from mpspool.worker.engine.base import Array
 from mpspool.worker.link import Ran
 from mpspool.worker.predict import Predictor
+from mpspool.worker.run_sizes import RunSizes, middle
 
 logger = log.get("worker")
 
@@ -50,6 +51,7 @@ class Runner:
         self._batching = Batching(batching or BatchingSettings())
         # Also what is sent by itself: the model may take no other numbers of rows than are allowed.
         self._pads = batching is not None
+        self._sizes = RunSizes()
         self._progress = progress
         # Signatures with outputs: of which a run of several told that they cannot share one, or was refused.
         self._apart: set[tuple[str, tuple[str, ...]]] = set()
@@ -155,13 +157,8 @@ class Runner:
         self._progress.finish(sum(outcome is not _EXPIRED for outcome in outcomes.values()))
         indices = list(calls)
         for number, run in enumerate(self._batching.runs(list(calls.values()))):
-            chosen = [indices[position] for position in run]
-            if number:  # the runs before it have taken their time
-                now_ns, requests = time.monotonic_ns(), dispatch.requests
-                late = {index: _EXPIRED for index in chosen if _expired(requests[index], now_ns)}
-                outcomes |= late
-                chosen = [index for index in chosen if index not in late]
-            outcomes |= self._share(dispatch, {index: calls[index] for index in chosen}, read_ns)
+            chosen = {indices[position]: calls[indices[position]] for position in run}
+            outcomes |= self._share(dispatch, chosen, read_ns, waited=number > 0)
         return [outcomes[index] for index in range(len(bodies))]
 
     def _read_all(
@@ -181,14 +178,49 @@ class Runner:
                 calls[index] = read
         return outcomes, calls
 
-    def _share(self, dispatch: Dispatch, calls: dict[int, Call], read_ns: int) -> dict[int, Outcome]:
-        """The outcomes of calls that can share a run, by index."""
-        if len(calls) > 1 and _key(next(iter(calls.values())).kind) not in self._apart:
+    def _share(
+        self, dispatch: Dispatch, calls: dict[int, Call], read_ns: int, *, waited: bool
+    ) -> dict[int, Outcome]:
+        """The outcomes of calls that can share a run, by index: from one, or from two where that has been found to be sooner.
+
+        Args:
+            dispatch: they are of.
+            calls: by index.
+            read_ns: each took to be read.
+            waited: others of the dispatch have been run before.
+        """
+        late: dict[int, Outcome] = {}
+        if waited:
+            now_ns, requests = time.monotonic_ns(), dispatch.requests
+            late = {index: _EXPIRED for index in calls if _expired(requests[index], now_ns)}
+            calls = {index: call for index, call in calls.items() if index not in late}
+        if len(calls) < 2:
+            return late | self._one_by_one(dispatch, calls, read_ns)
+        key = next(iter(calls.values())).kind.key
+        rows = [self._batching.rows(call) for call in calls.values()]
+        count = sum(rows)
+        halved = self._sizes.halves(key, count)
+        start = time.perf_counter_ns()
+        if halved:
+            items, at = list(calls.items()), middle(rows)
+            outcomes = self._share(dispatch, dict(items[:at]), read_ns, waited=False)
+            outcomes |= self._share(dispatch, dict(items[at:]), read_ns, waited=True)
+        else:
+            outcomes = self._share_one(dispatch, calls, read_ns)
+        self._sizes.took(key, count, time.perf_counter_ns() - start, halved=halved)
+        return late | outcomes
+
+    def _share_one(self, dispatch: Dispatch, calls: dict[int, Call], read_ns: int) -> dict[int, Outcome]:
+        """As _share, from one run where they truly can share it."""
+        if _key(next(iter(calls.values())).kind) not in self._apart:
             self._progress.start(dispatch.dispatch, WHOLE)
             outcomes = self._try_together(list(calls.values()), read_ns)
             if outcomes:
                 self._progress.finish(len(calls))
                 return dict(zip(calls, outcomes, strict=True))
+        return self._one_by_one(dispatch, calls, read_ns)
+
+    def _one_by_one(self, dispatch: Dispatch, calls: dict[int, Call], read_ns: int) -> dict[int, Outcome]:
         return {
             index: self._outcome(dispatch, index, functools.partial(self._alone, call, read_ns))
             for index, call in calls.items()
