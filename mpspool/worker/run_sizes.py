@@ -12,18 +12,17 @@ from dataclasses import dataclass
 # What every call costs is too large a part of a shorter run for two to be sooner.
 _LEAST_NS = 1_000_000
 # A trial of what is not usual has so many runs; one that goes as badly as this ends after these.
-_TRIAL = 48
+_TRIAL = 96
 _BAD, _BAD_AFTER = 1.5, 8
-# So many trials decide; runs before each of them.
+# So many trials decide.
 _TRIALS = 3
-_FIRST_PAUSE = 64
-# Later: runs between trials, and the part of a worker's time that these may cost by what is known of them.
-_LEAST_PAUSE, _MOST_PAUSE = 256, 20_000
-_TRIALS_COST = 0.003
+# Runs between trials, and the part of a worker's time that these may cost by what is known of them.
+_LEAST_PAUSE, _MOST_PAUSE = 96, 20_000
+_TRIALS_COST = 0.005
 # So much less two have to take before they are usual.
-_WORTH_HALVING = 0.97
+_WORTH_HALVING = 0.98
 # Of the newest in the moving averages, of runs and of trials.
-_WEIGHT, _TRIAL_WEIGHT = 0.1, 0.25
+_WEIGHT, _TRIAL_WEIGHT = 0.05, 0.2
 # What one run counts for at the most, in averages: one stall is not what all take.
 _MOST = 2.0
 _MAX_SIZES = 1024
@@ -46,7 +45,7 @@ class _Size:
     row_ns: float = 0.0
     tried_ns: float = 0.0
     tried: int = 0
-    pause: int = _FIRST_PAUSE
+    pause: int = _LEAST_PAUSE
     ratio: float = 1.0
     trials: int = 0
 
@@ -60,7 +59,7 @@ class RunSizes:
     def halves(self, kind: Hashable, rows: int) -> bool:
         """Whether the next run of so many rows is to be made two: as a rule, or to try it."""
         size = self._sizes.get((kind, rows.bit_length()))
-        if size is None or size.row_ns * rows < _LEAST_NS:
+        if size is None or (not size.halved and size.row_ns * rows < _LEAST_NS):
             return False
         if size.pause:
             size.pause -= 1
@@ -75,11 +74,12 @@ class RunSizes:
             if len(self._sizes) >= _MAX_SIZES:
                 self._sizes.clear()
             size = self._sizes[name] = _Size()
+        row_ns = max(1, ns) / rows
         if halved == size.halved:
-            size.row_ns = _averaged(size.row_ns, ns / rows)
+            size.row_ns = _averaged(size.row_ns, row_ns)
             return
         size.tried += 1
-        size.tried_ns = _averaged(size.tried_ns, ns / rows)
+        size.tried_ns = _averaged(size.tried_ns, row_ns)
         if size.tried >= _TRIAL or (size.tried >= _BAD_AFTER and size.tried_ns > _BAD * size.row_ns):
             _decide(size)
 
@@ -93,7 +93,7 @@ def _decide(size: _Size) -> None:
     size.trials += 1
     two_ns, one_ns = (size.row_ns, size.tried_ns) if size.halved else (size.tried_ns, size.row_ns)
     size.ratio += max(_TRIAL_WEIGHT, 1 / size.trials) * (two_ns / one_ns - size.ratio)
-    halved, size.pause = size.halved, _FIRST_PAUSE
+    halved, size.pause = size.halved, _LEAST_PAUSE
     if size.trials >= _TRIALS:
         halved = size.ratio < (1.0 if size.halved else _WORTH_HALVING)
         loss = (1 / size.ratio if halved else size.ratio) - 1

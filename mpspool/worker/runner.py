@@ -42,16 +42,22 @@ class Runner:
         predictor: of it.
         batching: how requests are joined.
         progress: where others see what is running.
+        clock_ns: what a run has taken is told by it.
     """
 
     def __init__(
-        self, predictor: Predictor, batching: BatchingSettings | None, progress: ProgressWriter
+        self,
+        predictor: Predictor,
+        batching: BatchingSettings | None,
+        progress: ProgressWriter,
+        clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self._predictor = predictor
         self._batching = Batching(batching or BatchingSettings())
         # Also what is sent by itself: the model may take no other numbers of rows than are allowed.
         self._pads = batching is not None
         self._sizes = RunSizes()
+        self._clock_ns = clock_ns
         self._progress = progress
         # Signatures with outputs: of which a run of several told that they cannot share one, or was refused.
         self._apart: set[tuple[str, tuple[str, ...]]] = set()
@@ -200,14 +206,14 @@ class Runner:
         rows = [self._batching.rows(call) for call in calls.values()]
         count = sum(rows)
         halved = self._sizes.halves(key, count)
-        start = time.perf_counter_ns()
+        start_ns = self._clock_ns()
         if halved:
             items, at = list(calls.items()), middle(rows)
             outcomes = self._share(dispatch, dict(items[:at]), read_ns, waited=False)
             outcomes |= self._share(dispatch, dict(items[at:]), read_ns, waited=True)
         else:
             outcomes = self._share_one(dispatch, calls, read_ns)
-        self._sizes.took(key, count, time.perf_counter_ns() - start, halved=halved)
+        self._sizes.took(key, count, self._clock_ns() - start_ns, halved=halved)
         return late | outcomes
 
     def _share_one(self, dispatch: Dispatch, calls: dict[int, Call], read_ns: int) -> dict[int, Outcome]:
