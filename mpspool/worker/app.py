@@ -129,8 +129,7 @@ class Worker:
             calls, recorded = warmup.warm_up(predictor, path, others, iterations, others_may_fail=allowed)
             warmed = time.monotonic()
         device.require_mps(self._config)
-        # On CPU slots others are waited for, too, and what a run takes of the CPU tells more than when it ends.
-        clock_ns = time.perf_counter_ns if device.on_gpu(self._config.slot) else time.process_time_ns
+        clock_ns = device.run_clock_ns(self._config)
         self._runner = Runner(predictor, self._config.model.batching, self._progress, clock_ns)
         weights = checked(engine.weights(), before_bytes, path, warm=calls > 0)
         logger.info(

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +79,15 @@ def defaults(settings: WorkerSettings) -> Mapping[str, str]:
         # Also where neither ConfigProto nor tf.config reaches: a memory limit's logical device.
         chosen["TF_FORCE_GPU_ALLOW_GROWTH"] = "true" if settings.model.gpu_memory_growth else "false"
     return chosen
+
+
+def run_clock_ns(settings: WorkerSettings) -> Callable[[], int]:
+    """By what runs of the model are compared.
+
+    Where one thread of the CPU is all that runs it, its CPU time: when a run ends tells as much of who else wanted the CPU.
+    """
+    one_thread = settings.model.intra_op_threads == 1 == settings.model.inter_op_threads
+    return time.process_time_ns if one_thread and not on_gpu(settings.slot) else time.perf_counter_ns
 
 
 def _pin(slot: SlotSettings) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -82,6 +83,23 @@ def test_gpu_growth(growth: bool, value: str) -> None:
     on_gpu = worker({"gpu_uuid": GPU}, gpu_memory_growth=growth)
     assert device.defaults(on_gpu)["TF_FORCE_GPU_ALLOW_GROWTH"] == value
     assert "TF_FORCE_GPU_ALLOW_GROWTH" not in device.defaults(worker(gpu_memory_growth=growth))
+
+
+@pytest.mark.parametrize(
+    ("threads", "slot", "clock_ns"),
+    [
+        (1, {}, time.process_time_ns),
+        (2, {}, time.perf_counter_ns),
+        (0, {}, time.perf_counter_ns),
+        (1, {"device": "gpu0", "gpu_uuid": GPU}, time.perf_counter_ns),
+    ],
+)
+def test_runs_are_compared_by_cpu_time_where_one_thread_runs_them(
+    threads: int, slot: dict[str, Any], clock_ns: object
+) -> None:
+    """By the time otherwise: other threads, or a GPU, work meanwhile."""
+    chosen = device.run_clock_ns(worker(slot, intra_op_threads=threads, inter_op_threads=threads))
+    assert chosen is clock_ns
 
 
 def test_openmp_threads() -> None:
