@@ -60,11 +60,17 @@ class Bench:
         self,
         answer: Callable[[Mapping[str, Array]], Mapping[str, Array]],
         *signatures: Signature,
+        clock_ns: Callable[[], int] | None = None,
         **batching: Any,
     ) -> None:
         self.engine = FakeEngine(signatures or (HALF,), answer)
         self.page = Page()
-        self.runner = Runner(Predictor(self.engine, MODEL), BatchingSettings(**batching), self.page)  # type: ignore[arg-type]
+        self.runner = Runner(
+            Predictor(self.engine, MODEL),
+            BatchingSettings(**batching),
+            self.page,  # type: ignore[arg-type]
+            clock_ns,
+        )
         self.frames: list[bytes] = []
 
     def run(self, *asked: Ask | bytes, together: bool = True) -> list[Outcome]:

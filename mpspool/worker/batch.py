@@ -21,6 +21,8 @@ from mpspool.worker.call import Call, Kind
 from mpspool.worker.engine.base import Array
 
 _MAX_NUMBERS = 4096
+# Of what would run at once, what the larger of two runs has less than, padding and all.
+_WORTH_HALVING = 0.75
 _ALIAS = operator.itemgetter(0)
 
 
@@ -137,6 +139,17 @@ class Batching:
     def padding(self, rows: int) -> int:
         """How many rows a run of so many lacks to the next size allowed; 0 where it is larger than all."""
         return next((size - rows for size in self._allowed if size >= rows), 0)
+
+    def middle(self, rows: Sequence[int]) -> int:
+        """Before which of several calls, of so many rows each, their run would be made two; 0 where one of the two would be nearly as large."""
+        total, taken, at, least = sum(rows), 0, 0, 0
+        for position, count in enumerate(rows[:-1], start=1):
+            taken += count
+            larger = max(taken, total - taken)
+            if not at or larger < least:
+                at, least = position, larger
+        whole = total + self.padding(total)
+        return at if least + self.padding(least) < _WORTH_HALVING * whole else 0
 
     def joined(self, calls: Sequence[Call], rows: int, padding: int) -> dict[str, Array]:
         """What a run is fed.

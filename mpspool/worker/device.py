@@ -81,13 +81,16 @@ def defaults(settings: WorkerSettings) -> Mapping[str, str]:
     return chosen
 
 
-def run_clock_ns(settings: WorkerSettings) -> Callable[[], int]:
-    """By what runs of the model are compared.
+def run_clock_ns(settings: WorkerSettings) -> Callable[[], int] | None:
+    """By what it is found out whether two runs are sooner than one; None on a GPU, where larger runs cost less.
 
-    Where one thread of the CPU is all that runs it, its CPU time: when a run ends tells as much of who else wanted the CPU.
+    Where one thread of the CPU runs the model that is its CPU time: the wall clock would also count how long other processes have
+    had the CPU.
     """
-    one_thread = settings.model.intra_op_threads == 1 == settings.model.inter_op_threads
-    return time.process_time_ns if one_thread and not on_gpu(settings.slot) else time.perf_counter_ns
+    if on_gpu(settings.slot):
+        return None
+    one_thread = settings.model.intra_op_threads == 1 and settings.model.inter_op_threads <= 1
+    return time.process_time_ns if one_thread else time.perf_counter_ns
 
 
 def _pin(slot: SlotSettings) -> None:

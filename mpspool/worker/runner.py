@@ -22,7 +22,7 @@ from mpspool.worker.device_failure import DeviceFailedError
 from mpspool.worker.engine.base import Array
 from mpspool.worker.link import Ran
 from mpspool.worker.predict import Predictor
-from mpspool.worker.run_sizes import RunSizes, middle
+from mpspool.worker.run_sizes import RunSizes
 
 logger = log.get("worker")
 
@@ -31,6 +31,9 @@ T = TypeVar("T")
 
 # A choice of outputs is the client's: so many are remembered.
 _MAX_REMEMBERED = 1024
+
+# A run that takes so many times as long as its clock says mostly waits for something, and that counts, too.
+_WAITING = 4
 
 _EXPIRED = Outcome(Code.DEADLINE_EXCEEDED, message="Deadline exceeded before the request was run")
 
@@ -42,7 +45,7 @@ class Runner:
         predictor: of it.
         batching: how requests are joined.
         progress: where others see what is running.
-        clock_ns: what a run has taken is told by it.
+        clock_ns: by which runs are compared, as device.run_clock_ns has it; None where they are not.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class Runner:
         predictor: Predictor,
         batching: BatchingSettings | None,
         progress: ProgressWriter,
-        clock_ns: Callable[[], int] = time.perf_counter_ns,
+        clock_ns: Callable[[], int] | None = None,
     ) -> None:
         self._predictor = predictor
         self._batching = Batching(batching or BatchingSettings())
@@ -163,8 +166,13 @@ class Runner:
         self._progress.finish(sum(outcome is not _EXPIRED for outcome in outcomes.values()))
         indices = list(calls)
         for number, run in enumerate(self._batching.runs(list(calls.values()))):
-            chosen = {indices[position]: calls[indices[position]] for position in run}
-            outcomes |= self._share(dispatch, chosen, read_ns, waited=number > 0)
+            chosen = [indices[position] for position in run]
+            if number:  # the runs before it have taken their time
+                now_ns, requests = time.monotonic_ns(), dispatch.requests
+                late = {index: _EXPIRED for index in chosen if _expired(requests[index], now_ns)}
+                outcomes |= late
+                chosen = [index for index in chosen if index not in late]
+            outcomes |= self._share(dispatch, {index: calls[index] for index in chosen}, read_ns)
         return [outcomes[index] for index in range(len(bodies))]
 
     def _read_all(
@@ -184,49 +192,41 @@ class Runner:
                 calls[index] = read
         return outcomes, calls
 
-    def _share(
-        self, dispatch: Dispatch, calls: dict[int, Call], read_ns: int, *, waited: bool
-    ) -> dict[int, Outcome]:
-        """The outcomes of calls that can share a run, by index: from one, or from two where that has been found to be sooner.
-
-        Args:
-            dispatch: they are of.
-            calls: by index.
-            read_ns: each took to be read.
-            waited: others of the dispatch have been run before.
-        """
-        late: dict[int, Outcome] = {}
-        if waited:
-            now_ns, requests = time.monotonic_ns(), dispatch.requests
-            late = {index: _EXPIRED for index in calls if _expired(requests[index], now_ns)}
-            calls = {index: call for index, call in calls.items() if index not in late}
-        if len(calls) < 2:
-            return late | self._one_by_one(dispatch, calls, read_ns)
-        key = next(iter(calls.values())).kind.key
+    def _share(self, dispatch: Dispatch, calls: dict[int, Call], read_ns: int) -> dict[int, Outcome]:
+        """The outcomes of calls that can share a run, by index: from one, or from two where these are found to be sooner."""
+        if self._clock_ns is None or len(calls) < 2:
+            return self._share_one(dispatch, calls, read_ns)
+        kind = next(iter(calls.values())).kind
         rows = [self._batching.rows(call) for call in calls.values()]
         count = sum(rows)
-        halved = self._sizes.halves(key, count)
-        start_ns = self._clock_ns()
-        if halved:
-            items, at = list(calls.items()), middle(rows)
-            outcomes = self._share(dispatch, dict(items[:at]), read_ns, waited=False)
-            outcomes |= self._share(dispatch, dict(items[at:]), read_ns, waited=True)
+        wanted = self._sizes.halves(kind.key, count)
+        at = self._batching.middle(rows) if wanted else 0
+        start, start_ns = time.perf_counter_ns(), self._clock_ns()
+        if at:
+            items = list(calls.items())
+            outcomes = self._share_one(dispatch, dict(items[:at]), read_ns)
+            outcomes |= self._share_one(dispatch, dict(items[at:]), read_ns)
         else:
             outcomes = self._share_one(dispatch, calls, read_ns)
-        self._sizes.took(key, count, self._clock_ns() - start_ns, halved=halved)
-        return late | outcomes
+        taken_ns = max(self._clock_ns() - start_ns, (time.perf_counter_ns() - start) // _WAITING)
+        halved = at > 0
+        if halved == wanted and self._sizes.observe(kind.key, count, taken_ns, halved=halved):
+            logger.info(
+                "requests share two runs where they shared one" if halved else "requests share one run again",
+                model=str(self._predictor.model),
+                signature=kind.plan.name,
+                rows=count,
+            )
+        return outcomes
 
     def _share_one(self, dispatch: Dispatch, calls: dict[int, Call], read_ns: int) -> dict[int, Outcome]:
         """As _share, from one run where they truly can share it."""
-        if _key(next(iter(calls.values())).kind) not in self._apart:
+        if len(calls) > 1 and _key(next(iter(calls.values())).kind) not in self._apart:
             self._progress.start(dispatch.dispatch, WHOLE)
             outcomes = self._try_together(list(calls.values()), read_ns)
             if outcomes:
                 self._progress.finish(len(calls))
                 return dict(zip(calls, outcomes, strict=True))
-        return self._one_by_one(dispatch, calls, read_ns)
-
-    def _one_by_one(self, dispatch: Dispatch, calls: dict[int, Call], read_ns: int) -> dict[int, Outcome]:
         return {
             index: self._outcome(dispatch, index, functools.partial(self._alone, call, read_ns))
             for index, call in calls.items()

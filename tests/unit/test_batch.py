@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpspool.core.errors import Code
+from mpspool.core.settings import BatchingSettings
+from mpspool.worker.batch import Batching
 from mpspool.worker.engine.base import Array
 from tests.batches import (
     FLOAT,
@@ -335,3 +337,25 @@ def test_large_joined_feeds_are_aligned() -> None:
     (_, fed, _) = bench.engine.calls[0]
     assert fed["x"].shape == (9, 5001)
     assert fed["x"].ctypes.data % 64 == 0
+
+
+# Two runs in place of one
+
+
+@given(st.lists(st.integers(1, 50), min_size=2, max_size=12))
+def test_two_runs_are_as_equal_as_they_can_be(rows: list[int]) -> None:
+    """Without cutting a request; and there are none where the larger had three quarters or more."""
+    at = Batching(BatchingSettings()).middle(rows)
+    larger = [max(sum(rows[:position]), sum(rows[position:])) for position in range(1, len(rows))]
+    if min(larger) < 0.75 * sum(rows):
+        assert larger[at - 1] == min(larger)
+    else:
+        assert at == 0
+
+
+@pytest.mark.parametrize(("allowed", "at"), [([], 2), ([4], 2), ([8], 0), ([2, 4, 8], 2), ([5, 6], 0)])
+def test_two_runs_are_no_larger_than_one_by_their_padding(allowed: list[int], at: int) -> None:
+    """Of four requests of two rows, or three of five in all, where both would be padded to what one is."""
+    batching = Batching(BatchingSettings(max_batch_size=max([*allowed, 8]), allowed_batch_sizes=allowed))
+    rows = [1, 2, 2] if allowed == [5, 6] else [2, 2, 2, 2]
+    assert batching.middle(rows) == at

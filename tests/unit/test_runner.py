@@ -158,39 +158,74 @@ def test_deadlines_between_runs() -> None:
 # One run or two
 
 
-def test_two_runs_where_these_are_sooner() -> None:
-    """A model that takes ten times as long for four rows as for two soon gets two at once; nobody's answer is another's."""
-    soon_ns = 0
+class Superlinear:
+    """A model that takes four times as long for four rows as for two, by a clock of its own."""
 
-    def superlinear(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        time.sleep(0.004 if len(inputs["x"]) > 2 else 0.0004)
-        while time.monotonic_ns() < soon_ns:
-            pass
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        self.now_ns += 4_000_000 if len(inputs["x"]) > 2 else 1_000_000
         return half(inputs)
 
-    bench = Bench(superlinear, max_batch_size=4)
-    asked = [asking(1), asking(2), asking(3), asking(4)]
-    in_a_row = 0
-    for _ in range(3000):
-        answers = [answered(outcome) for outcome in bench.run(*asked)]
-        assert answers == [[2.5], [3], [3.5], [4]]
-        in_a_row = in_a_row + 1 if bench.ran.runs == [(2, 2), (2, 2)] else 0
-        if in_a_row > 150:  # longer than any trial
-            break
-    else:
-        pytest.fail("they still share one run")
+    def clock_ns(self) -> int:
+        return self.now_ns
+
+
+FOUR = [asking(1), asking(2), asking(3), asking(4)]
+
+
+def test_two_runs_where_these_are_sooner() -> None:
+    """Such a model gets two rows at once when that is known, and the log says so; nobody's answer is another's."""
+    model = Superlinear()
+    bench = Bench(model, clock_ns=model.clock_ns, max_batch_size=4)
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(800):
+            assert [answered(outcome) for outcome in bench.run(*FOUR)] == [[2.5], [3], [3.5], [4]]
+    assert bench.ran.runs == [(2, 2), (2, 2)]
+    (change,) = logs
+    assert (change["model"], change["signature"], change["rows"]) == ("half@7", "serving_default", 4)
 
     bench.page.told.clear()
-    bench.run(*asked)
+    bench.run(*FOUR)
     assert bench.page.told == [(5, WHOLE), 0, (5, WHOLE), 2, (5, WHOLE), 2]
-    # What expires while the first run goes on is not in the second.
-    soon_ns = time.monotonic_ns() + 10**8
-    outcomes = bench.run(*asked[:3], Ask(asked[3], deadline_ns=soon_ns))
-    assert [outcome.code for outcome in outcomes] == [Code.OK] * 3 + [Code.DEADLINE_EXCEEDED]
-    assert bench.fed[-2:] == [[1, 2], [3]]
-    # One bad request fails alone.
-    poisoned = bench.run(asking(1), asking(POISON), asking(3), asking(4))
-    assert [outcome.code for outcome in poisoned] == [Code.OK, Code.INVALID_ARGUMENT, Code.OK, Code.OK]
+    # What has expired is in neither, and one bad request fails alone.
+    outcomes = bench.run(Ask(FOUR[0], deadline_ns=1), *FOUR, asking(POISON))
+    assert [outcome.code for outcome in outcomes] == [
+        Code.DEADLINE_EXCEEDED,
+        *[Code.OK] * 4,
+        Code.INVALID_ARGUMENT,
+    ]
+    # A request as large as most of the run is not moved into one of its own.
+    bench.run(asking(1, 2, 3), asking(4))
+    assert bench.ran.runs == [(2, 4)]
+
+
+def test_who_waits_is_not_sooner_by_its_clock() -> None:
+    """Where two runs take a little less CPU time, but much longer, one stays the rule."""
+    now_ns = 0
+
+    def waits(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        nonlocal now_ns
+        two = len(inputs["x"]) <= 2
+        now_ns += 400_000 if two else 1_000_000
+        end_ns = time.monotonic_ns() + (10_000_000 if two else 5_000_000)
+        while time.monotonic_ns() < end_ns:
+            time.sleep(0.0005)
+        return half(inputs)
+
+    bench = Bench(waits, clock_ns=lambda: now_ns, max_batch_size=4)
+    for _ in range(97 + 8 + 8):
+        bench.run(*FOUR)
+    assert bench.ran.runs == [(4, 4)]
+
+
+def test_nothing_is_found_out_without_a_clock() -> None:
+    """As on a GPU: what can share a run does."""
+    bench = Bench(Superlinear(), max_batch_size=4)
+    for _ in range(300):
+        bench.run(*FOUR)
+        assert bench.ran.runs == [(4, 4)]
 
 
 # What the router is told
