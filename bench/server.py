@@ -27,6 +27,8 @@ from bench.protocols import Json
 
 _READY_S = 120.0
 _STOP_S = 20.0
+# Of load before what is measured: what learns from requests has then learned.
+_WARM_UP_S = 3.0
 _numbers = itertools.count()
 
 
@@ -157,7 +159,7 @@ class Server:
     def _measure(self, batch: int, concurrency: int, seconds: float, rate: float) -> Sample:
         frame_bytes = self.check(batch)
         body = self.write_body(batch)
-        self.load(body, concurrency, min(1.0, seconds))
+        self.load(body, concurrency, _WARM_UP_S if seconds > 1 else seconds)
         sample = quietest(lambda: self.load(body, concurrency, seconds, frame_bytes, rate))
         self.check(batch)
         return sample

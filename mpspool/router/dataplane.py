@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from mpspool.core import log, messages
@@ -153,7 +153,13 @@ class Dataplane:
         return _NOBODYS
 
     async def call(
-        self, asked: Asked, body: bytes, deadline_ns: int, admission: Admission, head: Head
+        self,
+        asked: Asked,
+        body: bytes,
+        deadline_ns: int,
+        admission: Admission,
+        head: Head,
+        arrived_ns: int = 0,
     ) -> bytes:
         """Runs one request and returns its answer.
 
@@ -165,6 +171,7 @@ class Dataplane:
             deadline_ns: CLOCK_MONOTONIC, 0 for none.
             admission: what admit() returned for it; it is released when nobody holds the body any more.
             head: who asks, and what was said besides.
+            arrived_ns: CLOCK_MONOTONIC, of one that has waited already; 0 for now.
 
         Raises:
             PoolError: what to answer instead.
@@ -172,7 +179,7 @@ class Dataplane:
         if self.draining:
             admission.release()
             raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
-        first = self._entry(asked, body, deadline_ns, admission, head)
+        first = self._entry(asked, body, deadline_ns, admission, head, arrived_ns or time.monotonic_ns())
         for recording in self._recordings:
             recording.arrived(first, admission, head.peer)
         if asked.method in EXAMPLES:
@@ -194,12 +201,18 @@ class Dataplane:
             except PoolError as error:
                 self._refused(asked.method, first.model, error)
                 raise
-            return await self.call(asked, body, deadline_ns, room, head)
+            return await self.call(asked, body, deadline_ns, room, head, first.arrived_ns)
         finally:
             first.future = self._over
 
     def _entry(
-        self, asked: Asked, body: bytes, deadline_ns: int, admission: Admission, head: Head
+        self,
+        asked: Asked,
+        body: bytes,
+        deadline_ns: int,
+        admission: Admission,
+        head: Head,
+        arrived_ns: int,
     ) -> Pending:
         """What is to be queued. Raises PoolError, counted, for a request that no worker could take."""
         model = _NOBODYS
@@ -211,7 +224,7 @@ class Dataplane:
                 model,
                 asked.signature(spec),
                 body,
-                time.monotonic_ns(),
+                arrived_ns,
                 deadline_ns,
                 asked.method,
                 priority=self._callers.priority(head.metadata),
@@ -228,7 +241,7 @@ class Dataplane:
     def _arrive(self, entry: Pending) -> None:
         """Takes it into its queue. Raises PoolError, counted, where it is refused at the door."""
         try:
-            stirs = self._scheduler.arrive(entry, entry.arrived_ns)
+            stirs = self._take_in(entry)
         except PoolError as error:
             entry.let_go()
             if entry.part is None:
@@ -236,6 +249,16 @@ class Dataplane:
             raise
         if stirs or (self._look is not None and entry.arrived_ns >= self._look_ns):
             self._pump_soon()
+
+    def _take_in(self, entry: Pending) -> bool:
+        """As Scheduler.arrive. What has come in this turn of the loop fills no queue while workers are idle: it is sent first."""
+        try:
+            return self._scheduler.arrive(entry, entry.arrived_ns)
+        except PoolError as error:
+            if not self._pumping or error.lack not in (Lack.REQUESTS, Lack.BATCHES):
+                raise
+        self._pump()
+        return self._scheduler.arrive(entry, entry.arrived_ns)
 
     def _cancel(self, entry: Pending) -> None:
         if not entry.over:
@@ -291,16 +314,13 @@ class Dataplane:
                     self._cancel(part)
                 part.future.cancel()
             raise
+        else:
+            # Of the other methods messages that follow one another are one: protobuf merges them.
+            answer = _joined(answers) if whole.method is Method.PREDICT else b"".join(answers)
         finally:
             whole.admission.hold(-sum(part.kept_bytes for part in parts))
             for part in parts:
                 part.future = self._over
-        try:
-            # Of the other methods messages that follow one another are one: protobuf merges them.
-            answer = join(answers) if whole.method is Method.PREDICT else b"".join(answers)
-        except ValueError as error:
-            text = f"The parts that the request was run in do not go together: {error}"
-            raise PoolError(Code.INTERNAL, text) from error
         last = max(parts, key=lambda part: part.sent_ns)
         whole.sent_ns = last.sent_ns
         effective_s = sum(part.effective_s for part in parts)
@@ -801,3 +821,12 @@ def _blame(worker: Worker, culprits: Collection[str] | None) -> Blame:
     if culprits is None:
         return Blame.PERHAPS
     return Blame.SURELY if str(worker.id) in culprits else Blame.NONE
+
+
+def _joined(answers: Sequence[bytes]) -> bytes:
+    """The answer to a request of Predict from those to its parts. Raises PoolError."""
+    try:
+        return join(answers)
+    except ValueError as error:
+        text = f"The parts that the request was run in do not go together: {error}"
+        raise PoolError(Code.INTERNAL, text) from error

@@ -15,9 +15,10 @@ _LEAST_NS = 1_000_000
 # A trial has so many runs of what is not usual; one in which they take so many times as long ends after a few.
 _TRIAL = 96
 _BAD, _BAD_AFTER = 1.3, 8
-# So many trials decide for the first time.
+# So many trials decide for the first time, with so many runs before each of them.
 _TRIALS = 3
-# Runs between trials, at the most: more with each trial, and so many that these cost no more of the time than this.
+_FIRST_PAUSE = 32
+# Later they get seldom: more runs between them with each, and so many that they cost no more of the time than this.
 _MOST_PAUSE = 20_000
 _TRIALS_COST = 0.005
 # So much less two have to take before they are usual.
@@ -37,7 +38,7 @@ class _Size:
     Attributes:
         usually_halved: they are made two, but for trials.
         row_ns, tried_ns: nanoseconds for a row, on average, as they usually run; and the other way, in the trial that is under way.
-        seen, tried: how many of either have been seen. The first does not count: TensorFlow may prepare itself for its size.
+        seen, tried: how many of either have been seen.
         pause: runs until the next trial.
         trials: that were made.
         ratio: the time of two runs by that of one, as trials have told.
@@ -48,7 +49,7 @@ class _Size:
     tried_ns: float = 0.0
     seen: int = 0
     tried: int = 0
-    pause: int = _TRIAL
+    pause: int = _FIRST_PAUSE
     trials: int = 0
     ratio: float = 1.0
 
@@ -81,18 +82,21 @@ class RunSizes:
         row_ns = max(1, ns) / rows
         if halved == size.usually_halved:
             size.seen += 1
-            if size.seen > 1:
-                size.row_ns = _averaged(size.row_ns, row_ns)
+            size.row_ns = _averaged(size.row_ns, row_ns, size.seen)
             return False
         size.tried += 1
-        if size.tried > 1:
-            size.tried_ns = _averaged(size.tried_ns, row_ns)
+        size.tried_ns = _averaged(size.tried_ns, row_ns, size.tried)
         bad = size.tried >= _BAD_AFTER and size.tried_ns > _BAD * size.row_ns
         return (bad or size.tried >= _TRIAL) and _decide(size)
 
 
-def _averaged(known: float, new: float) -> float:
-    return known + _WEIGHT * (min(new, _MOST_TIMES * known) - known) if known else new
+def _averaged(known: float, new: float, count: int) -> float:
+    """The average of so many. Of the first TensorFlow may prepare itself for their size, and one of the next two may stall."""
+    if count <= 2:
+        return new
+    if count == 3:
+        return min(known, new)
+    return known + _WEIGHT * (min(new, _MOST_TIMES * known) - known)
 
 
 def _decide(size: _Size) -> bool:
@@ -100,11 +104,11 @@ def _decide(size: _Size) -> bool:
     size.trials += 1
     two_ns, one_ns = (size.row_ns, size.tried_ns) if size.usually_halved else (size.tried_ns, size.row_ns)
     size.ratio += max(_TRIAL_WEIGHT, 1 / size.trials) * (two_ns / one_ns - size.ratio)
-    halve, size.pause = size.usually_halved, _TRIAL * size.trials
+    halve, size.pause = size.usually_halved, _FIRST_PAUSE
     if size.trials >= _TRIALS:
         halve = size.ratio < (1.0 if size.usually_halved else _WORTH_HALVING)
-        loss = (1 / size.ratio if halve else size.ratio) - 1
-        size.pause = min(size.pause + max(0, int(size.tried * loss / _TRIALS_COST)), _MOST_PAUSE)
+        loss = max(0.0, (1 / size.ratio if halve else size.ratio) - 1)
+        size.pause = min(_TRIAL * size.trials + int(size.tried * loss / _TRIALS_COST), _MOST_PAUSE)
     changed = halve != size.usually_halved
     if changed:
         size.usually_halved, size.row_ns = halve, size.tried_ns

@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from mpspool.router.fronts import rest, rest_api, rest_listener
+from mpspool.router.fronts import rest, rest_body, rest_listener
 from tests.integration.test_front import Fronts
 from tests.polling import until
 
@@ -86,12 +86,26 @@ def test_a_client_that_goes(fronts: Fronts) -> None:
 
 
 def test_room_is_asked_for_before_the_body_is_read(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By its length where that is said; a body that never comes does not hold its room for ever."""
-    monkeypatch.setattr(rest_api, "STALL_S", 0.5)
-    with begin(fronts, b"", size=1000) as client:
-        until(lambda: fronts.dataplane.memory.used == 1000)
+    """By its length where that is said, when it has begun; a body that does not come on does not hold its room for ever."""
+    monkeypatch.setattr(rest_body, "STALL_S", 0.5)
+    with begin(fronts, bytes(4096), size=100_000) as client:
+        until(lambda: fronts.dataplane.memory.used == 100_000)
         assert client.recv(100).startswith(b"HTTP/1.1 504")
     until(lambda: fronts.dataplane.memory.used == 0)
+
+
+@pytest.mark.parametrize("expecting", [[], ["Expect: 100-continue"]])
+def test_a_length_alone_holds_nothing(fronts: Fronts, expecting: list[str]) -> None:
+    """Whoever announces all that there is room for, and sends next to nothing of it, keeps nobody out."""
+    most = fronts.dataplane.memory.limit_bytes = 1_000_000
+    with contextlib.ExitStack() as announcing:
+        for _ in range(8):
+            client = announcing.enter_context(begin(fronts, b"", *expecting, size=most))
+            if expecting:
+                assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            client.sendall(bytes(4095))
+        assert post(fronts, b"hello") == (200, b"hello")
+        assert fronts.dataplane.memory.used == 0
 
 
 def test_a_body_may_take_longer_than_its_answer(fronts: Fronts) -> None:
@@ -108,7 +122,7 @@ def test_a_body_has_to_come_at_a_rate(
     fronts: Fronts, monkeypatch: pytest.MonkeyPatch, piece: int, status: int
 ) -> None:
     """A tenth of it in the time that there is for one; a byte now and then does not do."""
-    monkeypatch.setattr(rest_api, "STALL_S", 0.5)
+    monkeypatch.setattr(rest_body, "STALL_S", 0.5)
     size = 1_000_000
     with begin(fronts, b"", size=size) as client:
         client.setblocking(False)
@@ -225,7 +239,7 @@ def test_what_is_known_of_a_model(fronts: Fronts) -> None:
 
 def test_what_is_refused_here_is_counted(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
     """The data plane has not seen it; with a method's name where the path has one."""
-    monkeypatch.setattr(rest_api, "STALL_S", 0.5)
+    monkeypatch.setattr(rest_body, "STALL_S", 0.5)
     assert fronts.get("/v1/models/half/versions/x")[0] == 400
     assert post(fronts, b"x", "Content-Encoding: br")[0] == 400
     assert post(fronts, gzip.compress(b"x")[:-1], "Content-Encoding: gzip")[0] == 400
@@ -252,8 +266,8 @@ def test_what_is_refused_here_is_counted(fronts: Fronts, monkeypatch: pytest.Mon
 def test_a_connection_too_many_is_closed() -> None:
     """Those that there are go on; when one goes there is room for another, and a reload may make more."""
     with contextlib.closing(Fronts(max_connections=1)) as fronts:
-        first = begin(fronts, b"", size=1)
-        until(lambda: fronts.dataplane.memory.used == 1)
+        first = begin(fronts, bytes(4096), size=4097)
+        until(lambda: fronts.dataplane.memory.used == 4097)
         with connect(fronts) as second:
             assert everything(second) == b""
         first.sendall(b"y")
@@ -266,8 +280,8 @@ def test_a_connection_too_many_is_closed() -> None:
 def test_connections_that_ask_nothing_give_way() -> None:
     """The one that has asked nothing for the longest: whoever opens them keeps out nobody who asks."""
     with contextlib.closing(Fronts(max_connections=3)) as fronts, contextlib.ExitStack() as stack:
-        busy = stack.enter_context(begin(fronts, b"", size=1))
-        until(lambda: fronts.dataplane.memory.used == 1)
+        busy = stack.enter_context(begin(fronts, bytes(4096), size=4097))
+        until(lambda: fronts.dataplane.memory.used == 4097)
         idle = [stack.enter_context(connect(fronts)) for _ in range(2)]
         until(lambda: fronts.rest.listener.open_connections == 3)
         idle[0].sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")

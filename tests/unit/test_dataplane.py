@@ -753,6 +753,37 @@ def test_a_request_that_the_queue_has_no_room_for_is_counted_so(tmp_path: Path) 
     play(tmp_path, story)
 
 
+@pytest.mark.parametrize(
+    "model",
+    [
+        batching_model(max_batch_size=4, max_enqueued_batches=1),
+        {**MODEL, "queue": {"max_queued_requests": 1}},
+    ],
+    ids=["batches", "requests"],
+)
+def test_what_comes_at_once_fills_no_queue_while_workers_are_idle(
+    tmp_path: Path, model: dict[str, Any]
+) -> None:
+    """Each of three full batches that come in one turn of the loop goes to an idle worker, one waits, and the fifth is refused."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([model], {})
+        workers = [scene.hello(slot) for slot in range(3)]
+        asked = [scene.ask(body=rows_request(4)) for _ in range(5)]
+        await settle()
+        assert [len(scene.link.dispatches(worker)) for worker in workers] == [1, 1, 1]
+        with pytest.raises(PoolError, match="full"):
+            await asked[4]
+        scene.answer(workers[0], scene.link.dispatches(workers[0])[0])
+        await settle()
+        scene.answer(workers[0], scene.link.dispatches(workers[0])[1])
+        for worker in workers[1:]:
+            scene.answer(worker, scene.link.dispatches(worker)[0])
+        assert await asyncio.gather(*asked[:4]) == [b"answer"] * 4
+
+    play(tmp_path, story)
+
+
 def test_what_was_joined_is_counted_as_such(tmp_path: Path) -> None:
     """Each request with its rows, and their one run with its padding and its time; what cannot be joined has no rows."""
 
@@ -828,6 +859,29 @@ def test_what_moves_to_the_next_version_and_finds_no_room(tmp_path: Path) -> Non
         assert scene.recorder.codes == [Code.RESOURCE_EXHAUSTED]
         assert scene.recorder.lacks == [Lack.BYTES]
         assert scene.dataplane.memory.used == 0
+
+    play(tmp_path, story)
+
+
+def test_what_moves_to_the_next_version_has_waited_since_it_came(tmp_path: Path) -> None:
+    """The time before the swap is part of its time in the queue."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([MODEL], {})
+        last = scene.hello(0, "LOADING")
+        waiting = scene.ask()
+        await settle()
+        begun_ns = time.monotonic_ns()
+        scene.dataplane.want([{**MODEL, "phase": "LEAVING"}, {**MODEL, "version": 2}], {})
+        worker = scene.dataplane._workers.get(last)
+        assert worker is not None
+        scene.dataplane._workers.lose(worker, "died")
+        await settle()
+        queues = scene.dataplane._scheduler._queues.values()
+        (moved,) = [entry for queue in queues for entry in queue.waiting()]
+        assert moved.order == 1, "it has not come anew"
+        assert moved.arrived_ns < begun_ns
+        waiting.cancel()
 
     play(tmp_path, story)
 

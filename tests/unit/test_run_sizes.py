@@ -14,7 +14,7 @@ from mpspool.worker.run_sizes import RunSizes
 ROWS = 1024
 MS = 1_000_000
 # Long enough for whatever is to be found out.
-FOUND_OUT = 800
+FOUND_OUT = 450
 
 
 def go_on(sizes: RunSizes, count: int, taken_ns: Callable[[bool], float]) -> list[bool]:
@@ -35,7 +35,7 @@ def test_two_that_are_sooner_become_the_rule() -> None:
     """And one again when that is sooner."""
     sizes = RunSizes()
     made = go_on(sizes, 5000, steady(4 * MS, 3.6 * MS))
-    assert not any(made[:64])
+    assert not any(made[:32])
     assert sum(made[FOUND_OUT:]) > 0.95 * len(made[FOUND_OUT:])
     made = go_on(sizes, 20_000, steady(4 * MS, 4.8 * MS))
     assert sum(made[-5000:]) < 0.05 * 5000

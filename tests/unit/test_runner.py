@@ -215,7 +215,7 @@ def test_who_waits_is_not_sooner_by_its_clock() -> None:
         return half(inputs)
 
     bench = Bench(waits, clock_ns=lambda: now_ns, max_batch_size=4)
-    for _ in range(97 + 8 + 8):
+    for _ in range(1 + 32 + 8 + 8):
         bench.run(*FOUR)
     assert bench.ran.runs == [(4, 4)]
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
-from io import BytesIO
 from typing import Any, Protocol
 
 import orjson
@@ -21,7 +21,7 @@ from mpspool.core.methods import Method
 from mpspool.core.settings import RouterSettings
 from mpspool.router.asked import Asked
 from mpspool.router.fronts.inflate import ENCODINGS, inflate
-from mpspool.router.fronts.rest_listener import STALL_S, least_of
+from mpspool.router.fronts.rest_body import Body
 from mpspool.router.fronts.rest_path import Wanted, wanted
 from mpspool.router.fronts.sockets import peer_name
 from mpspool.router.fronts.tfs_grpc import Dataplane, describe, statuses
@@ -48,6 +48,8 @@ _CORS = {
     "Access-Control-Allow-Methods": "POST, GET",
     "Access-Control-Allow-Headers": "Content-Type",
 }
+# So much of a body, or all of it, has to be there before it is admitted.
+_START_BYTES = 4096
 # A shorter one fits into a connection's buffer.
 _LONG_ANSWER_BYTES = 64 * 1024
 _ENCODINGS = {"": "identity", "x-gzip": "gzip"}
@@ -178,41 +180,26 @@ class RestApi:
 
     async def _read(self, asked: Asked, request: web.Request, head: Head) -> tuple[bytes, Admission]:
         """The body in plain, and what it was admitted by. Raises PoolError, counted."""
+        declared = request.content_length or 0
+        body = Body(request, self._settings.max_message_bytes)
         with self._counted(asked.method):
             self._check_serving()
             encoding = _encoding(request)
-            self._check_size(request.content_length or 0)
-        admission = self._dataplane.admit(asked, request.content_length or 0, b"", head)
+            body.check_size(declared)
+        if _waits_to_be_asked(request):  # a body that there is no room for need not come
+            self._dataplane.admit(asked, declared, b"", head).release()
+            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request.writer.output_size = 0  # of the answer nothing is sent
+        with self._counted(asked.method):
+            await body.read(min(declared, _START_BYTES))  # a size alone reserves nothing
+        admission = self._dataplane.admit(asked, declared, b"", head)
         try:
             with self._counted(asked.method):
-                body = await self._whole(request, admission)
-                return await self._plain(body, encoding, admission), admission
+                await body.read(math.inf, admission)
+                return await self._plain(body.whole(), encoding, admission), admission
         except BaseException:
             admission.release()
             raise
-
-    async def _whole(self, request: web.Request, admission: Admission) -> bytes:
-        """The body, which may come now, and has to come at a rate. Raises PoolError."""
-        if request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue":
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-            request.writer.output_size = 0  # of the answer nothing is sent
-        declared = request.content_length
-        least = due = least_of(declared or 0)
-        body = BytesIO()  # grows in place: putting a long body together at its end would hold up all others
-        try:
-            async with asyncio.timeout(STALL_S) as limit:
-                async for part in request.content.iter_any():
-                    body.write(part)
-                    if declared is None:  # in pieces, of which nobody said how many
-                        self._check_size(body.tell())
-                        admission.grow(len(part))
-                    if body.tell() >= due:
-                        due = body.tell() + least
-                        limit.reschedule(asyncio.get_running_loop().time() + STALL_S)
-        except TimeoutError:
-            text = f"Nothing of the request came for {STALL_S:g} s, or too little"
-            raise PoolError(Code.DEADLINE_EXCEEDED, text) from None
-        return body.getvalue()
 
     async def _plain(self, body: bytes, encoding: str, admission: Admission) -> bytes:
         """Raises PoolError."""
@@ -236,12 +223,10 @@ class RestApi:
         if self._dataplane.draining:
             raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
 
-    def _check_size(self, size: int) -> None:
-        most = self._settings.max_message_bytes
-        if size > most:
-            raise PoolError(
-                Code.RESOURCE_EXHAUSTED, f"SERVER: Received message larger than max ({size} vs. {most})"
-            )
+
+def _waits_to_be_asked(request: web.Request) -> bool:
+    """Whether its body comes only when it is asked for."""
+    return request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue"
 
 
 def _encoding(request: web.Request) -> str:

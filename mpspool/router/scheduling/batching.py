@@ -73,9 +73,14 @@ def check_room(waiting: int, filling: int, rows: int, settings: BatchingSettings
     return PoolError(Code.UNAVAILABLE, text, Lack.BATCHES)
 
 
+def waits(settings: BatchingSettings) -> bool:
+    """Whether a batch that is not full waits while a worker is idle."""
+    return settings.batch_timeout_us > 0 and not settings.adaptive
+
+
 def due_ns(line: Line, settings: BatchingSettings) -> int:
     """From when on a worker may take from this line; 0 for at once."""
-    if settings.adaptive or not settings.batch_timeout_us or line.rows >= settings.run_rows:
+    if not waits(settings) or line.rows >= settings.run_rows:
         return 0
     return line.since_ns + settings.batch_timeout_us * 1000
 

@@ -447,7 +447,7 @@ class Queue:
             together = False
         if self.rules.fair and entries:
             self._shares.served(entries[0].start_s)
-        if settings is not None:
+        if settings is not None and line.kind is not None and batching.waits(settings):
             line.renew(settings.run_rows)
         return Batch(entries, cost_us, together, long)
 
@@ -484,7 +484,7 @@ class Queue:
     def _rows_to_take(self, line: Line, settings: BatchingSettings) -> int:
         rows = min(line.rows, settings.run_rows)
         # Where batches wait for a timeout, what is left of one would wait for its own: only who is idle takes a part.
-        timed = bool(settings.batch_timeout_us) and not settings.adaptive
+        timed = batching.waits(settings)
         if line.rows >= settings.run_rows + (not timed):
             return rows
         part = self.placement.idle_part(rows) if timed else self.placement.even_part(rows)

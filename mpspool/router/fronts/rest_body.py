@@ -1,0 +1,63 @@
+"""The body of an HTTP request, which may come now, and has to come at a rate."""
+
+from __future__ import annotations
+
+import asyncio
+from io import BytesIO
+
+from aiohttp import web
+
+from mpspool.core.errors import Code, PoolError
+from mpspool.router.fronts.rest_listener import STALL_S, least_of
+from mpspool.router.memory import Admission
+
+
+class Body:
+    """What has come of it.
+
+    Args:
+        request: whose.
+        max_bytes: that it may have.
+    """
+
+    def __init__(self, request: web.Request, max_bytes: int) -> None:
+        self._request = request
+        self._max_bytes = max_bytes
+        self._least = self._due = least_of(request.content_length or 0)
+        # It grows in place: putting a long body together at its end would hold up all others.
+        self._come = BytesIO()
+
+    def check_size(self, size: int) -> None:
+        """Raises PoolError where that is more than it may have."""
+        if size > self._max_bytes:
+            text = f"SERVER: Received message larger than max ({size} vs. {self._max_bytes})"
+            raise PoolError(Code.RESOURCE_EXHAUSTED, text)
+
+    async def read(self, size: float, admission: Admission | None = None) -> None:
+        """Until so much, or all of it, is there.
+
+        Args:
+            size: bytes.
+            admission: of one whose length nobody has said: it grows by what comes.
+
+        Raises:
+            PoolError: it is too large, or does not come.
+        """
+        come, content = self._come, self._request.content
+        try:
+            async with asyncio.timeout(STALL_S) as limit:
+                while come.tell() < size and (part := await content.readany()):
+                    come.write(part)
+                    if admission is not None and self._request.content_length is None:
+                        self.check_size(come.tell())
+                        admission.grow(len(part))
+                    if come.tell() >= self._due:
+                        self._due = come.tell() + self._least
+                        limit.reschedule(asyncio.get_running_loop().time() + STALL_S)
+        except TimeoutError:
+            text = f"Nothing of the request came for {STALL_S:g} s, or too little"
+            raise PoolError(Code.DEADLINE_EXCEEDED, text) from None
+
+    def whole(self) -> bytes:
+        """All of it, once it is there."""
+        return self._come.getvalue()
