@@ -240,25 +240,28 @@ class Dataplane:
 
     def _arrive(self, entry: Pending) -> None:
         """Takes it into its queue. Raises PoolError, counted, where it is refused at the door."""
+        now_ns = time.monotonic_ns()
         try:
-            stirs = self._take_in(entry)
-        except PoolError as error:
+            stirs = self._take_in(entry, now_ns)
+        except BaseException as error:
             entry.let_go()
-            if entry.part is None:
+            if isinstance(error, PoolError) and entry.part is None:
                 self._refused(entry.method, entry.model, error)
             raise
-        if stirs or (self._look is not None and entry.arrived_ns >= self._look_ns):
+        if stirs or (self._look is not None and now_ns >= self._look_ns):
             self._pump_soon()
 
-    def _take_in(self, entry: Pending) -> bool:
+    def _take_in(self, entry: Pending, now_ns: int) -> bool:
         """As Scheduler.arrive. What has come in this turn of the loop fills no queue while workers are idle: it is sent first."""
         try:
-            return self._scheduler.arrive(entry, entry.arrived_ns)
+            return self._scheduler.arrive(entry, now_ns, evict=not self._pumping)
         except PoolError as error:
             if not self._pumping or error.lack not in (Lack.REQUESTS, Lack.BATCHES):
                 raise
         self._pump()
-        return self._scheduler.arrive(entry, entry.arrived_ns)
+        if not self._models.has(entry.model):  # its last worker could not be reached
+            raise PoolError(Code.UNAVAILABLE, f"{entry.model} is not served any more")
+        return self._scheduler.arrive(entry, now_ns)
 
     def _cancel(self, entry: Pending) -> None:
         if not entry.over:

@@ -52,6 +52,9 @@ MODEL = {
     "metadata": [],
 }
 
+# Of one that another has taken the place of.
+GONE = {"phase": "LEAVING", "opens": False, "weight": 0}
+
 
 class Link:
     """Records what is sent; a worker in `broken` cannot be reached."""
@@ -784,6 +787,24 @@ def test_what_comes_at_once_fills_no_queue_while_workers_are_idle(
     play(tmp_path, story)
 
 
+def test_what_comes_at_once_drives_nobody_out_while_workers_are_idle(tmp_path: Path) -> None:
+    """Where clients share fairly, one that has most waiting makes room only when no worker can take anything."""
+    fair = msgspec.structs.replace(SETTINGS, scheduling=SchedulingSettings(fair_by="metadata:tenant"))
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([{**MODEL, "queue": {"max_queued_requests": 2}}], {})
+        workers = [scene.hello(slot) for slot in range(3)]
+        asked = [scene.ask(metadata={"tenant": tenant}) for tenant in "aab"]
+        await settle()
+        for worker in workers:
+            (dispatch,) = scene.link.dispatches(worker)
+            scene.answer(worker, dispatch)
+        assert await asyncio.gather(*asked) == [b"answer"] * 3
+        assert scene.recorder.lacks == []
+
+    play(tmp_path, story, fair)
+
+
 def test_what_was_joined_is_counted_as_such(tmp_path: Path) -> None:
     """Each request with its rows, and their one run with its padding and its time; what cannot be joined has no rows."""
 
@@ -850,7 +871,7 @@ def test_what_moves_to_the_next_version_and_finds_no_room(tmp_path: Path) -> Non
         waiting = scene.ask()
         await settle()
         scene.dataplane.memory.limit_bytes = 1
-        scene.dataplane.want([{**MODEL, "phase": "LEAVING"}, {**MODEL, "version": 2}], {})
+        scene.dataplane.want([{**MODEL, **GONE}, {**MODEL, "version": 2}], {})
         worker = scene.dataplane._workers.get(last)
         assert worker is not None
         scene.dataplane._workers.lose(worker, "died")
@@ -872,14 +893,14 @@ def test_what_moves_to_the_next_version_has_waited_since_it_came(tmp_path: Path)
         waiting = scene.ask()
         await settle()
         begun_ns = time.monotonic_ns()
-        scene.dataplane.want([{**MODEL, "phase": "LEAVING"}, {**MODEL, "version": 2}], {})
+        scene.dataplane.want([{**MODEL, **GONE}, {**MODEL, "version": 2}], {})
         worker = scene.dataplane._workers.get(last)
         assert worker is not None
         scene.dataplane._workers.lose(worker, "died")
         await settle()
         queues = scene.dataplane._scheduler._queues.values()
         (moved,) = [entry for queue in queues for entry in queue.waiting()]
-        assert moved.order == 1, "it has not come anew"
+        assert moved.model.version == 2
         assert moved.arrived_ns < begun_ns
         waiting.cancel()
 

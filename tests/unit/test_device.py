@@ -86,19 +86,21 @@ def test_gpu_growth(growth: bool, value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("threads", "slot", "clock_ns"),
+    ("intra", "inter", "slot", "clock_ns"),
     [
-        (1, {}, time.process_time_ns),
-        (2, {}, time.perf_counter_ns),
-        (0, {}, time.perf_counter_ns),
-        (1, {"device": "gpu0", "gpu_uuid": GPU}, None),
+        (1, 1, {}, time.process_time_ns),
+        (1, 0, {}, time.process_time_ns),
+        (1, 2, {}, time.perf_counter_ns),
+        (2, 1, {}, time.perf_counter_ns),
+        (0, 0, {}, time.perf_counter_ns),
+        (1, 1, {"device": "gpu0", "gpu_uuid": GPU}, None),
     ],
 )
 def test_runs_are_compared_by_cpu_time_where_one_thread_runs_them(
-    threads: int, slot: dict[str, Any], clock_ns: object
+    intra: int, inter: int, slot: dict[str, Any], clock_ns: object
 ) -> None:
     """By the wall clock where several do, and not at all on a GPU."""
-    chosen = device.run_clock_ns(worker(slot, intra_op_threads=threads, inter_op_threads=threads))
+    chosen = device.run_clock_ns(worker(slot, intra_op_threads=intra, inter_op_threads=inter))
     assert chosen is clock_ns
 
 

@@ -159,8 +159,13 @@ class Scheduler:
 
     # -- requests ---------------------------------------------------------------------------------
 
-    def arrive(self, entry: Entry, now_ns: int) -> bool:
+    def arrive(self, entry: Entry, now_ns: int, *, evict: bool = True) -> bool:
         """Takes a request into its queue.
+
+        Args:
+            entry: the request.
+            now_ns: the time.
+            evict: others that wait may have to leave for it.
 
         Returns:
             Whether dispatch() has something to do now. It has not where others of its line wait already, as a rule.
@@ -174,6 +179,8 @@ class Scheduler:
             queue.set_apart(entry)
         self._estimate(entry)
         leaving = queue.check_room(entry)
+        if leaving and not evict:
+            raise leaving[0][1]
         standing = self._suspicions.standing(entry.model, entry.body, now_ns)
         if standing is Standing.QUARANTINED:
             raise PoolError(Code.INTERNAL, _QUARANTINED)
