@@ -179,7 +179,8 @@ class Dataplane:
         if self.draining:
             admission.release()
             raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
-        first = self._entry(asked, body, deadline_ns, admission, head, arrived_ns or time.monotonic_ns())
+        first = self._entry(asked, body, deadline_ns, admission, head)
+        first.arrived_ns = arrived_ns or first.arrived_ns
         for recording in self._recordings:
             recording.arrived(first, admission, head.peer)
         if asked.method in EXAMPLES:
@@ -206,13 +207,7 @@ class Dataplane:
             first.future = self._over
 
     def _entry(
-        self,
-        asked: Asked,
-        body: bytes,
-        deadline_ns: int,
-        admission: Admission,
-        head: Head,
-        arrived_ns: int,
+        self, asked: Asked, body: bytes, deadline_ns: int, admission: Admission, head: Head
     ) -> Pending:
         """What is to be queued. Raises PoolError, counted, for a request that no worker could take."""
         model = _NOBODYS
@@ -224,7 +219,7 @@ class Dataplane:
                 model,
                 asked.signature(spec),
                 body,
-                arrived_ns,
+                time.monotonic_ns(),
                 deadline_ns,
                 asked.method,
                 priority=self._callers.priority(head.metadata),

@@ -6,6 +6,9 @@ from collections import defaultdict
 
 from mpspool.core.errors import Code, Lack, PoolError
 
+# So much of a message, or all of it, has to be there before it is admitted: a size alone reserves nothing.
+START_BYTES = 4096
+
 
 class _Counts:
     """Bytes in all, of each model, and of each client that has a share.

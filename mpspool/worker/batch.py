@@ -22,7 +22,7 @@ from mpspool.worker.engine.base import Array
 
 _MAX_NUMBERS = 4096
 # Of what would run at once, what the larger of two runs has less than, padding and all.
-_WORTH_HALVING = 0.75
+_MOST_OF_WHOLE = 0.75
 _ALIAS = operator.itemgetter(0)
 
 
@@ -142,14 +142,10 @@ class Batching:
 
     def middle(self, rows: Sequence[int]) -> int:
         """Before which of several calls, of so many rows each, their run would be made two; 0 where one of the two would be nearly as large."""
-        total, taken, at, least = sum(rows), 0, 0, 0
-        for position, count in enumerate(rows[:-1], start=1):
-            taken += count
-            larger = max(taken, total - taken)
-            if not at or larger < least:
-                at, least = position, larger
+        *before, total = itertools.accumulate(rows)
+        larger, at = min((max(taken, total - taken), at) for at, taken in enumerate(before, start=1))
         whole = total + self.padding(total)
-        return at if least + self.padding(least) < _WORTH_HALVING * whole else 0
+        return at if larger + self.padding(larger) < _MOST_OF_WHOLE * whole else 0
 
     def joined(self, calls: Sequence[Call], rows: int, padding: int) -> dict[str, Array]:
         """What a run is fed.

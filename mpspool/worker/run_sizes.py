@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # What every call costs is too large a part of a shorter run for two to be sooner.
 _LEAST_NS = 1_000_000
@@ -32,23 +32,38 @@ _MAX_SIZES = 1024
 
 
 @dataclass(slots=True)
+class _Average:
+    """Nanoseconds for a row, on average of so many runs."""
+
+    row_ns: float = 0.0
+    count: int = 0
+
+    def add(self, row_ns: float) -> None:
+        """Of the first run TensorFlow may prepare itself for the size, and one of the next two may stall."""
+        self.count += 1
+        if self.count <= 2:
+            self.row_ns = row_ns
+        elif self.count == 3:
+            self.row_ns = min(self.row_ns, row_ns)
+        else:
+            self.row_ns += _WEIGHT * (min(row_ns, _MOST_TIMES * self.row_ns) - self.row_ns)
+
+
+@dataclass(slots=True)
 class _Size:
     """Runs of one kind, of so many rows that differ by less than a factor of two.
 
     Attributes:
         usually_halved: they are made two, but for trials.
-        row_ns, tried_ns: nanoseconds for a row, on average, as they usually run; and the other way, in the trial that is under way.
-        seen, tried: how many of either have been seen.
+        usual, tried: as they usually run; and the other way, in the trial that is under way.
         pause: runs until the next trial.
         trials: that were made.
         ratio: the time of two runs by that of one, as trials have told.
     """
 
     usually_halved: bool = False
-    row_ns: float = 0.0
-    tried_ns: float = 0.0
-    seen: int = 0
-    tried: int = 0
+    usual: _Average = field(default_factory=_Average)
+    tried: _Average = field(default_factory=_Average)
     pause: int = _FIRST_PAUSE
     trials: int = 0
     ratio: float = 1.0
@@ -63,7 +78,7 @@ class RunSizes:
     def halves(self, kind: Hashable, rows: int) -> bool:
         """Whether a run of so many rows is to be made two: as usual, or to try it."""
         size = self._sizes.get((kind, rows.bit_length()))
-        if size is None or (not size.usually_halved and size.row_ns * rows < _LEAST_NS):
+        if size is None or (not size.usually_halved and size.usual.row_ns * rows < _LEAST_NS):
             return False
         if size.pause:
             size.pause -= 1
@@ -81,36 +96,26 @@ class RunSizes:
         self._sizes.move_to_end(name)
         row_ns = max(1, ns) / rows
         if halved == size.usually_halved:
-            size.seen += 1
-            size.row_ns = _averaged(size.row_ns, row_ns, size.seen)
+            size.usual.add(row_ns)
             return False
-        size.tried += 1
-        size.tried_ns = _averaged(size.tried_ns, row_ns, size.tried)
-        bad = size.tried >= _BAD_AFTER and size.tried_ns > _BAD * size.row_ns
-        return (bad or size.tried >= _TRIAL) and _decide(size)
-
-
-def _averaged(known: float, new: float, count: int) -> float:
-    """The average of so many. Of the first TensorFlow may prepare itself for their size, and one of the next two may stall."""
-    if count <= 2:
-        return new
-    if count == 3:
-        return min(known, new)
-    return known + _WEIGHT * (min(new, _MOST_TIMES * known) - known)
+        tried = size.tried
+        tried.add(row_ns)
+        bad = tried.count >= _BAD_AFTER and tried.row_ns > _BAD * size.usual.row_ns
+        return (bad or tried.count >= _TRIAL) and _decide(size)
 
 
 def _decide(size: _Size) -> bool:
     """A trial is over. Returns whether what was tried is usual from now on."""
     size.trials += 1
-    two_ns, one_ns = (size.row_ns, size.tried_ns) if size.usually_halved else (size.tried_ns, size.row_ns)
-    size.ratio += max(_TRIAL_WEIGHT, 1 / size.trials) * (two_ns / one_ns - size.ratio)
+    two, one = (size.usual, size.tried) if size.usually_halved else (size.tried, size.usual)
+    size.ratio += max(_TRIAL_WEIGHT, 1 / size.trials) * (two.row_ns / one.row_ns - size.ratio)
     halve, size.pause = size.usually_halved, _FIRST_PAUSE
     if size.trials >= _TRIALS:
         halve = size.ratio < (1.0 if size.usually_halved else _WORTH_HALVING)
         loss = max(0.0, (1 / size.ratio if halve else size.ratio) - 1)
-        size.pause = min(_TRIAL * size.trials + int(size.tried * loss / _TRIALS_COST), _MOST_PAUSE)
+        size.pause = min(_TRIAL * size.trials + int(size.tried.count * loss / _TRIALS_COST), _MOST_PAUSE)
     changed = halve != size.usually_halved
     if changed:
-        size.usually_halved, size.row_ns = halve, size.tried_ns
-    size.tried, size.tried_ns = 0, 0.0
+        size.usually_halved, size.usual = halve, size.tried
+    size.tried = _Average()
     return changed

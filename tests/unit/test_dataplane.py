@@ -141,12 +141,18 @@ class Scene:
         admission = self.dataplane.admit(PREDICT, len(body), body, head)
         return asyncio.create_task(self.dataplane.call(PREDICT, body, deadline_ns, admission, head))
 
+    def end(self, identity: bytes) -> None:
+        """The worker dies."""
+        worker = self.dataplane._workers.get(identity)
+        assert worker is not None
+        self.dataplane._workers.lose(worker, "died")
+
     def lose(self, identity: bytes, dispatch: Dispatch) -> None:
         """The worker starts the first request of a dispatch and dies."""
         worker = self.dataplane._workers.get(identity)
         assert worker is not None
         self.pages[worker.id.slot].start(dispatch.dispatch, 0)
-        self.dataplane._workers.lose(worker, "died")
+        self.end(identity)
 
     async def close(self) -> None:
         await self.dataplane.close()
@@ -847,15 +853,10 @@ def test_loads_are_counted(tmp_path: Path) -> None:
         bad = scene.hello(1, "LOADING")
         unwanted = scene.hello(2, "LOADING")
 
-        def lose(identity: bytes) -> None:
-            worker = scene.dataplane._workers.get(identity)
-            assert worker is not None
-            scene.dataplane._workers.lose(worker, "died")
-
-        lose(bad)
+        scene.end(bad)
         scene.dataplane.want([{**MODEL, "phase": "LEAVING"}], {})
-        lose(unwanted)
-        lose(good)
+        scene.end(unwanted)
+        scene.end(good)
         assert scene.recorder.loads == [("m", 1, LoadReport("/models/m/1", 7))]
         assert scene.recorder.failed_loads == [("m", 1, "/models/m/1")]
 
@@ -872,9 +873,7 @@ def test_what_moves_to_the_next_version_and_finds_no_room(tmp_path: Path) -> Non
         await settle()
         scene.dataplane.memory.limit_bytes = 1
         scene.dataplane.want([{**MODEL, **GONE}, {**MODEL, "version": 2}], {})
-        worker = scene.dataplane._workers.get(last)
-        assert worker is not None
-        scene.dataplane._workers.lose(worker, "died")
+        scene.end(last)
         with pytest.raises(PoolError, match="max_queued_bytes"):
             await waiting
         assert scene.recorder.codes == [Code.RESOURCE_EXHAUSTED]
@@ -894,9 +893,7 @@ def test_what_moves_to_the_next_version_has_waited_since_it_came(tmp_path: Path)
         await settle()
         begun_ns = time.monotonic_ns()
         scene.dataplane.want([{**MODEL, **GONE}, {**MODEL, "version": 2}], {})
-        worker = scene.dataplane._workers.get(last)
-        assert worker is not None
-        scene.dataplane._workers.lose(worker, "died")
+        scene.end(last)
         await settle()
         queues = scene.dataplane._scheduler._queues.values()
         (moved,) = [entry for queue in queues for entry in queue.waiting()]

@@ -24,7 +24,7 @@ from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.headers import RequestHead, encode
 from mpspool.router.fronts.http2.streams import Stream
 from mpspool.router.fronts.inflate import ENCODINGS, begin, inflate
-from mpspool.router.memory import Admission
+from mpspool.router.memory import START_BYTES, Admission
 
 if TYPE_CHECKING:
     from mpspool.router.fronts.grpc_server import Server
@@ -34,8 +34,6 @@ logger = log.get("grpc")
 # A deadline further away is none: it has to fit into 63 bits of nanoseconds.
 _LONGEST_TIMEOUT_NS = 365 * 86400 * 10**9
 _PREFIX_BYTES = 5
-# Of a message that is not whole at once, to admit it by.
-_START_BYTES = 4096
 # Messages of a streaming method that may wait to be taken: what it costs to know one of no bytes is not counted.
 _MOST_WAITING = 16
 # Every printable character of ASCII but "%" is itself in grpc-message.
@@ -217,7 +215,7 @@ class Call(Stream):
 
     def _on_more_of_start(self, data: bytes, start: int, stop: int) -> int:
         kept, self._start = self._start, b""
-        more = data[start : min(stop, start + _PREFIX_BYTES + _START_BYTES)]
+        more = data[start : min(stop, start + _PREFIX_BYTES + START_BYTES)]
         return start + self._on_start(kept + more, 0, len(kept) + len(more)) - len(kept)
 
     def _admit(self, flag: int, size: int, body: bytes) -> bool:
@@ -234,7 +232,7 @@ class Call(Stream):
             raise PoolError(
                 Code.INTERNAL, "A message is marked as compressed, and grpc-encoding says by nothing"
             )
-        if len(body) < size and len(body) < _START_BYTES:
+        if len(body) < size and len(body) < START_BYTES:
             return False
         self._compressed = bool(flag)
         if flag:  # it is admitted again when it is inflated

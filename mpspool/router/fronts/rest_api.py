@@ -25,7 +25,7 @@ from mpspool.router.fronts.rest_body import Body
 from mpspool.router.fronts.rest_path import Wanted, wanted
 from mpspool.router.fronts.sockets import peer_name
 from mpspool.router.fronts.tfs_grpc import Dataplane, describe, statuses
-from mpspool.router.memory import Admission
+from mpspool.router.memory import START_BYTES, Admission
 
 # TensorFlow Serving's (model_servers/http_server.cc). A client that has gone is told nothing.
 _STATUS = {
@@ -48,8 +48,6 @@ _CORS = {
     "Access-Control-Allow-Methods": "POST, GET",
     "Access-Control-Allow-Headers": "Content-Type",
 }
-# So much of a body, or all of it, has to be there before it is admitted.
-_START_BYTES = 4096
 # A shorter one fits into a connection's buffer.
 _LONG_ANSWER_BYTES = 64 * 1024
 _ENCODINGS = {"": "identity", "x-gzip": "gzip"}
@@ -180,19 +178,18 @@ class RestApi:
 
     async def _read(self, asked: Asked, request: web.Request, head: Head) -> tuple[bytes, Admission]:
         """The body in plain, and what it was admitted by. Raises PoolError, counted."""
-        declared = request.content_length or 0
         body = Body(request, self._settings.max_message_bytes)
         with self._counted(asked.method):
             self._check_serving()
             encoding = _encoding(request)
-            body.check_size(declared)
+            body.check_size(body.declared)
         if _waits_to_be_asked(request):  # a body that there is no room for need not come
-            self._dataplane.admit(asked, declared, b"", head).release()
+            self._dataplane.admit(asked, body.declared, b"", head).release()
             await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0  # of the answer nothing is sent
         with self._counted(asked.method):
-            await body.read(min(declared, _START_BYTES))  # a size alone reserves nothing
-        admission = self._dataplane.admit(asked, declared, b"", head)
+            await body.read(min(body.declared, START_BYTES))
+        admission = self._dataplane.admit(asked, body.declared, b"", head)
         try:
             with self._counted(asked.method):
                 await body.read(math.inf, admission)

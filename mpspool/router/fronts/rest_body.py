@@ -18,12 +18,16 @@ class Body:
     Args:
         request: whose.
         max_bytes: that it may have.
+
+    Attributes:
+        declared: bytes that it announces; 0 where nobody has said its length.
     """
 
     def __init__(self, request: web.Request, max_bytes: int) -> None:
         self._request = request
         self._max_bytes = max_bytes
-        self._least = self._due = least_of(request.content_length or 0)
+        self.declared = request.content_length or 0
+        self._least = self._due = least_of(self.declared)
         # It grows in place: putting a long body together at its end would hold up all others.
         self._come = BytesIO()
 

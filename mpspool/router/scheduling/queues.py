@@ -442,13 +442,13 @@ class Queue:
         if settings is not None and line.kind is not None:
             entries, cost_us = self._take_batch(line, settings, now_ns)
             together = True
+            if batching.waits(settings):
+                line.renew(settings.run_rows)
         else:
             entries, cost_us = self._take_short(line, now_ns, share)
             together = False
         if self.rules.fair and entries:
             self._shares.served(entries[0].start_s)
-        if settings is not None and line.kind is not None and batching.waits(settings):
-            line.renew(settings.run_rows)
         return Batch(entries, cost_us, together, long)
 
     def _leave_hopeless(self, line: Line, now_ns: int) -> None:
