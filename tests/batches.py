@@ -81,6 +81,10 @@ class Bench:
         self.ran = self.runner.run(dispatch, [one.body for one in asks], self.frames)
         return self.ran.outcomes
 
+    def runs(self) -> list[tuple[int, int]]:
+        """Requests and rows of each run of the last dispatch."""
+        return [(requests, rows) for requests, rows, _ in self.ran.runs]
+
     @property
     def fed(self) -> list[Any]:
         """What the engine was called with, for models of one input x."""

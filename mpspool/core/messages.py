@@ -86,8 +86,8 @@ class Result(msgspec.Struct, tag="result", frozen=True, omit_defaults=True):
     """Worker to router: a dispatch is finished and its credit given back.
 
     `began_ns` (CLOCK_MONOTONIC) is when it was begun, `busy_us` what all of it took. Of one that was sent `together`,
-    `runs` are requests and rows of each run that gave answers; `apart` says that what asks for the same outputs
-    of the same signature can never share a run.
+    `runs` are requests, rows and microseconds of each run that gave answers; `apart` says that what asks for the same
+    outputs of the same signature can never share a run.
     """
 
     epoch: int
@@ -95,7 +95,7 @@ class Result(msgspec.Struct, tag="result", frozen=True, omit_defaults=True):
     outcomes: list[Outcome]
     began_ns: int = 0
     busy_us: int = 0
-    runs: list[tuple[int, int]] = []
+    runs: list[tuple[int, int, int]] = []
     apart: bool = False
 
 

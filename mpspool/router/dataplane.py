@@ -189,22 +189,29 @@ class Dataplane:
         if batching is not None:
             first.rows, first.kind = asked.rows(body, first.signature, batching)
             if first.rows > batching.run_rows:
-                return await self._call_in_parts(first, batching)
-        self._arrive(first)
+                try:
+                    return await self._call_in_parts(first, batching)
+                except _MovedError:
+                    return await self._call_again(first, asked, body, head)
+        self._arrive((first,))
         try:
             return await first.future
         except asyncio.CancelledError:
             self._cancel(first)
             raise
         except _MovedError:
-            try:
-                room = self.memory.admit(len(body), first.model.name, first.client if self._fair else None)
-            except PoolError as error:
-                self._refused(asked.method, first.model, error)
-                raise
-            return await self.call(asked, body, deadline_ns, room, head, first.arrived_ns)
+            return await self._call_again(first, asked, body, head)
         finally:
             first.future = self._over
+
+    async def _call_again(self, first: Pending, asked: Asked, body: bytes, head: Head) -> bytes:
+        """Runs a request whose version has gone before it was run in the one that is in its place. Raises PoolError."""
+        try:
+            room = self.memory.admit(len(body), first.model.name, first.client if self._fair else None)
+        except PoolError as error:
+            self._refused(asked.method, first.model, error)
+            raise
+        return await self.call(asked, body, first.deadline_ns, room, head, first.arrived_ns)
 
     def _entry(
         self, asked: Asked, body: bytes, deadline_ns: int, admission: Admission, head: Head
@@ -233,30 +240,33 @@ class Dataplane:
             self._refused(asked.method, model, error)
             raise
 
-    def _arrive(self, entry: Pending) -> None:
-        """Takes it into its queue. Raises PoolError, counted, where it is refused at the door."""
+    def _arrive(self, parts: Sequence[Pending]) -> None:
+        """Takes a request, or all parts of one, into its queue. Raises PoolError, counted for one that is whole, where it is refused at the door."""
         now_ns = time.monotonic_ns()
+        first = parts[0]
         try:
-            stirs = self._take_in(entry, now_ns)
+            stirs = self._take_in(parts, now_ns)
         except BaseException as error:
-            entry.let_go()
-            if isinstance(error, PoolError) and entry.part is None:
-                self._refused(entry.method, entry.model, error)
+            for entry in parts:
+                entry.let_go()
+            if isinstance(error, PoolError) and first.part is None:
+                self._refused(first.method, first.model, error)
             raise
         if stirs or (self._look is not None and now_ns >= self._look_ns):
             self._pump_soon()
 
-    def _take_in(self, entry: Pending, now_ns: int) -> bool:
-        """As Scheduler.arrive. What has come in this turn of the loop fills no queue while workers are idle: it is sent first."""
+    def _take_in(self, parts: Sequence[Pending], now_ns: int) -> bool:
+        """As Scheduler.arrive_in_parts. What has come in this turn of the loop fills no queue while workers are idle: it is sent first."""
         try:
-            return self._scheduler.arrive(entry, now_ns, evict=not self._pumping)
+            return self._scheduler.arrive_in_parts(parts, now_ns, evict=not self._pumping)
         except PoolError as error:
             if not self._pumping or error.lack not in (Lack.REQUESTS, Lack.BATCHES):
                 raise
         self._pump()
-        if not self._models.has(entry.model):  # its last worker could not be reached
-            raise PoolError(Code.UNAVAILABLE, f"{entry.model} is not served any more")
-        return self._scheduler.arrive(entry, now_ns)
+        model = parts[0].model
+        if not self._models.has(model):  # its last worker could not be reached
+            raise PoolError(Code.UNAVAILABLE, f"{model} is not served any more")
+        return self._scheduler.arrive_in_parts(parts, now_ns)
 
     def _cancel(self, entry: Pending) -> None:
         if not entry.over:
@@ -298,17 +308,13 @@ class Dataplane:
         )
 
     async def _await_parts(self, whole: Pending, parts: list[Pending]) -> bytes:
-        """The first that fails ends them all."""
-        coming = list(parts)
+        """The first that fails ends them all. Raises _MovedError, too."""
+        self._arrive(parts)
         try:
-            while coming:
-                self._arrive(coming.pop(0))  # one that is refused is let go of there
             answers = await asyncio.gather(*(part.future for part in parts))
         except BaseException:
-            for part in coming:
-                part.let_go()
             for part in parts:
-                if part.waiting or part.held:
+                if not part.over:
                     self._cancel(part)
                 part.future.cancel()
             raise
@@ -483,7 +489,7 @@ class Dataplane:
         for refusal in refusals:
             entry = refusal.entry
             assert isinstance(entry, Pending)
-            if entry.named or entry.part is not None or entry.future.done():
+            if entry.named or entry.future.done():
                 self._refuse([refusal])
             else:
                 entry.future.set_exception(_MovedError())
@@ -624,12 +630,11 @@ class Dataplane:
         self._pump_soon()
 
     def _count_runs(self, model: ModelVersion, result: messages.Result) -> None:
-        """Of what was sent to be joined. All requests of one run say its time."""
+        """Of what was sent to be joined."""
         settings = None if result.apart else self._scheduler.batching(model)
-        run_s = sum({outcome.run_us for outcome in result.outcomes}) / len(result.runs) / 1e6
-        for requests, rows in result.runs:
+        for requests, rows, run_us in result.runs:
             padding = padding_of(rows, settings) if settings is not None else 0
-            self._recorder.batch(model.name, model.version, requests, rows, padding, run_s)
+            self._recorder.batch(model.name, model.version, requests, rows, padding, run_us / 1e6)
 
     def _answer(
         self,

@@ -38,7 +38,7 @@ class Ran(NamedTuple):
     """
 
     outcomes: list[Outcome]
-    runs: list[tuple[int, int]]
+    runs: list[tuple[int, int, int]]
     apart: bool
 
 

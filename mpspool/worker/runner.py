@@ -66,7 +66,7 @@ class Runner:
         self._apart: set[tuple[str, tuple[str, ...]]] = set()
         self._refused: set[tuple[str, tuple[str, ...]]] = set()
         # Of the dispatch that is being run, see Result.
-        self._runs: list[tuple[int, int]] = []
+        self._runs: list[tuple[int, int, int]] = []
         self._found_apart = False
 
     def run(self, dispatch: Dispatch, bodies: Sequence[bytes], frames: list[bytes]) -> Ran:
@@ -131,14 +131,15 @@ class Runner:
         ran = time.perf_counter_ns()
         response = call.encode(outputs)
         encoded = time.perf_counter_ns()
+        run_us = (ran - joined) // 1000
         if together:
-            self._runs.append((1, rows or call.first_rows()))
+            self._runs.append((1, rows or call.first_rows(), run_us))
         return Outcome(
             Code.OK,
             response,
             "",
             (read_ns + joined - start) // 1000,
-            (ran - joined) // 1000,
+            run_us,
             (encoded - ran) // 1000,
         )
 
@@ -262,10 +263,10 @@ class Runner:
             return []
         responses = kind.response.encode_each(outputs, bounds)
         encoded = time.perf_counter_ns()
-        self._runs.append((len(calls), rows))
         each = len(calls)
         parse_us = (read_ns + (joined - start) // each) // 1000
         run_us, encode_us = (ran - joined) // 1000, (encoded - ran) // each // 1000
+        self._runs.append((each, rows, run_us))
         return [Outcome(Code.OK, response, "", parse_us, run_us, encode_us) for response in responses]
 
     def _is_apart(self, kind: Kind) -> bool:

@@ -122,12 +122,12 @@ REFUSALS = {
         "is only 0 (num_enqueued_batches=*, max_enqueued_batches=2, open_batch_size=2, max_execution_batch_size=2)",
         waiting=((2,), (2,)),
     ),
-    "max_enqueued_batches, full after the first part": Refusal(
+    "max_enqueued_batches, full after a part": Refusal(
         "batched",
         grpc.StatusCode.UNAVAILABLE,
         Lack.BATCHES,
-        "The batch scheduling queue to which this task was submitted is full; task size is 2 but scheduling capacity "
-        "is only 0 (num_enqueued_batches=*, max_enqueued_batches=2, open_batch_size=2, max_execution_batch_size=2)",
+        "The batch scheduling queue to which this task was submitted is full; task size is 4 but scheduling capacity "
+        "is only 2 (num_enqueued_batches=*, max_enqueued_batches=2, open_batch_size=2, max_execution_batch_size=2)",
         shape=(4,),
         waiting=((2,),),
     ),
@@ -274,6 +274,26 @@ def test_what_became_late_in_the_queue(pool: LightPool) -> None:
     assert answer(call) == half(quick)
     assert refusals(pool, "plain") - before == Counter([Lack.TIME])
     assert not pool.began("plain", slow)
+
+
+def test_late_by_what_runs(pool: LightPool) -> None:
+    """Nothing waits, but the worker is known to be busy for longer than there is time."""
+    for signature in ("", "slow"):
+        pool.learn("plain", signature)
+    running, late = pool.values(1), pool.values(1)
+    before = refusals(pool, "plain")
+    with pool.held(running):
+        call = pool.send("plain", running, "slow")
+        until(lambda: pool.began("plain", running), 10, "it runs")
+        refused = pool.send("plain", late, timeout_s=5)
+        assert refused.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert is_text(
+            refused.details(),
+            "Deadline exceeded: it is * ms away, the request is expected to take * ms and what runs now another * ms; it was not run",
+        ), refused.details()
+        assert refusals(pool, "plain") - before == Counter([Lack.TIME])
+    assert answer(call) == half(running)
+    assert not pool.began("plain", late)
 
 
 def test_late_by_the_batches_before_it(pool: LightPool) -> None:

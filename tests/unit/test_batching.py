@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.scheduling import batching
@@ -429,6 +429,66 @@ def test_nobody_leaves_for_who_would_have_more() -> None:
         ask(scheduler, 3, client="other")
     refusal(scheduler, 3, client="other")
     assert len([order for order in scheduler.dispatch(0) if isinstance(order, Refuse)]) == 6
+
+
+def ask_in_parts(scheduler: Scheduler, *rows: int, client: str = "", deadline_ns: int = 0) -> list[Entry]:
+    parts = [
+        Entry(*(MODEL, "", b"x", 0, deadline_ns), rows=count, kind=("", b"", b"k"), client=client)
+        for count in rows
+    ]
+    scheduler.arrive_in_parts(parts, 0)
+    return parts
+
+
+def test_a_large_request_is_taken_in_whole_or_not_at_all() -> None:
+    """Others leave for all of it, or stay where it has no room even so."""
+    parameters = {"max_batch_size": 100, "max_execution_batch_size": 4, "max_enqueued_batches": 3}
+    scheduler = make_fair(**parameters)
+    flood = [ask(scheduler, client="flood") for _ in range(12)]
+    with pytest.raises(PoolError, match="task size is 7 but scheduling capacity is only 0"):
+        ask_in_parts(scheduler, 4, 3, client="other")
+    assert all(entry.waiting for entry in flood)
+    parts = ask_in_parts(scheduler, 3, 3, client="other")
+    assert [order.entry for order in scheduler.dispatch(0)] == flood[:5:-1]  # type: ignore[union-attr]
+    assert all(entry.waiting for entry in parts)
+
+
+def test_a_large_request_needs_a_place_for_each_part() -> None:
+    """Of `max_queued_requests`; as many of another client's leave."""
+    scheduler = Scheduler(
+        PoolRules(),
+        QueueRules(
+            fair=True,
+            max_requests=8,
+            batching=BatchingSettings(max_batch_size=100, max_execution_batch_size=4),
+        ),
+    )
+    flood = [ask(scheduler, client="flood") for _ in range(7)]
+    text = "7 requests wait and max_queued_requests is 8, and this one is run in 5 parts"
+    with pytest.raises(PoolError, match=text) as refused:
+        ask_in_parts(scheduler, 4, 4, 4, 4, 4, client="other")
+    assert (refused.value.code, refused.value.lack) == (Code.UNAVAILABLE, Lack.REQUESTS)
+    assert scheduler.queued(MODEL) == 7
+    ask_in_parts(scheduler, 4, 4, 4, client="other")
+    assert [order.entry for order in scheduler.dispatch(0)] == flood[:4:-1]  # type: ignore[union-attr]
+    assert scheduler.queued(MODEL) == 8
+
+
+@pytest.mark.parametrize(("deadline_ms", "in_time"), [(34, False), (36, True)])
+def test_a_large_request_takes_as_long_as_its_parts(deadline_ms: int, in_time: bool) -> None:
+    """Over all workers, which have begun something else of 10 ms: five of 10 ms on two are done after 25, and no sooner."""
+    scheduler = make(2, max_batch_size=100, max_execution_batch_size=4)
+    for count in (1, 4):
+        scheduler.costs.observe(MODEL, "", 0, 10_000, rows=count)
+    for kind in "ab":
+        ask(scheduler, 4, kind)
+    assert rows(scheduler.dispatch(0)) == [4, 4]
+    if in_time:
+        ask_in_parts(scheduler, 4, 4, 4, 4, 4, deadline_ns=deadline_ms * MS)
+        return
+    with pytest.raises(PoolError, match=r"take 25.0 ms and what runs now another 10.0 ms; it was not run"):
+        ask_in_parts(scheduler, 4, 4, 4, 4, 4, deadline_ns=deadline_ms * MS)
+    assert scheduler.unfinished() == 2
 
 
 def test_a_batch_is_long_by_what_it_costs_itself() -> None:

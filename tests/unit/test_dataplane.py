@@ -563,12 +563,12 @@ def test_requests_share_a_batch(tmp_path: Path) -> None:
         await settle()
         (first,) = scene.link.dispatches(worker)
         assert first.together
-        scene.answer(worker, first, runs=[(1, 1)])
+        scene.answer(worker, first, runs=[(1, 1, 10)])
         await settle()
         second = scene.link.dispatches(worker)[-1]
         assert second.together
         assert len(second.requests) == 2
-        scene.answer(worker, second, runs=[(2, 5)])
+        scene.answer(worker, second, runs=[(2, 5, 10)])
         assert await asyncio.gather(*asked) == [b"answer"] * 3
         assert scene.recorder.batches == [(1, 1), (2, 5)]
         assert scene.recorder.effective_s == pytest.approx([12e-6, 24e-6, 24e-6])
@@ -588,14 +588,14 @@ def test_what_a_worker_cannot_join_is_sent_one_by_one(tmp_path: Path) -> None:
         await settle()
         asked += [scene.ask(body=rows_request(rows)) for rows in (1, 2)]
         await settle()
-        long(scene.link.dispatches(workers[0])[0], runs=[(1, 1)])
+        long(scene.link.dispatches(workers[0])[0], runs=[(1, 1, 10)])
         await settle()
         asked += [scene.ask(body=rows_request(rows)) for rows in (3, 4)]
         await settle()
         tried = scene.link.dispatches(workers[0])[-1]
         assert (tried.together, len(tried.requests)) == (True, 2)
         with capture_logs() as logs:
-            long(tried, runs=[(1, 1), (1, 2)], apart=True)
+            long(tried, runs=[(1, 1, 9), (1, 2, 9)], apart=True)
         assert [log["event"] for log in logs] == ["requests are not joined"]
         workers.append(scene.hello(1))
         await settle()
@@ -731,12 +731,12 @@ def test_a_part_that_fails_ends_the_request(tmp_path: Path) -> None:
 
 
 def test_a_large_request_of_which_a_part_does_not_fit_is_refused_whole(tmp_path: Path) -> None:
-    """The parts that were taken in leave, those that were not are let go of; nothing is counted twice or stays counted."""
+    """With its own rows in the text, as by TensorFlow Serving; nothing is counted twice or stays counted."""
 
     async def story(scene: Scene) -> None:
         full = {"max_execution_batch_size": 4, "allowed_batch_sizes": [4], "max_enqueued_batches": 2}
         scene.dataplane.want([batching_model(**full)], {})
-        with pytest.raises(PoolError, match="queue to which this task was submitted is full"):
+        with pytest.raises(PoolError, match="is full; task size is 17 but scheduling capacity is only 8"):
             await scene.ask(body=rows_request(17))
         assert scene.recorder.codes == [Code.UNAVAILABLE]
         assert scene.recorder.lacks == [Lack.BATCHES]
@@ -821,7 +821,7 @@ def test_what_was_joined_is_counted_as_such(tmp_path: Path) -> None:
         worker = scene.hello(0)
         await settle()
         (dispatch,) = scene.link.dispatches(worker)
-        scene.answer(worker, dispatch, run_us=4_000, runs=[(2, 5)])
+        scene.answer(worker, dispatch, run_us=4_000, runs=[(2, 5, 4_000)])
         await asyncio.gather(*asked)
         assert scene.recorder.joined_rows == [2, 3]
         assert scene.recorder.batches == [(2, 5)]
@@ -829,7 +829,9 @@ def test_what_was_joined_is_counted_as_such(tmp_path: Path) -> None:
         assert scene.recorder.run_s == [0.004]
         last = scene.ask(body=rows_request(2))
         await settle()
-        scene.answer(worker, scene.link.dispatches(worker)[-1], run_us=6_000, runs=[(1, 2)], apart=True)
+        scene.answer(
+            worker, scene.link.dispatches(worker)[-1], run_us=6_000, runs=[(1, 2, 6_000)], apart=True
+        )
         await last
         assert scene.recorder.paddings == [3, 0]
         alone = scene.ask(body=rows_request(2))
@@ -900,6 +902,31 @@ def test_what_moves_to_the_next_version_has_waited_since_it_came(tmp_path: Path)
         assert moved.model.version == 2
         assert moved.arrived_ns < begun_ns
         waiting.cancel()
+
+    play(tmp_path, story)
+
+
+def test_a_large_request_moves_to_the_next_version(tmp_path: Path) -> None:
+    """Whole, though one of its parts has been run: a request is answered by one version."""
+
+    async def story(scene: Scene) -> None:
+        workers, asked = in_parts(scene)
+        old = batching_model(max_execution_batch_size=4, allowed_batch_sizes=[4])
+        await settle()
+        (dispatch,) = scene.link.dispatches(workers[0])
+        outcome = Outcome(Code.OK, rows_response(0, 4), "", 1, 10, 1)
+        scene.link.receive(workers[0], Result(scene.dataplane.epoch, dispatch.dispatch, [outcome], 1, 12), [])
+        scene.dataplane.want([{**old, **GONE}, {**old, "version": 2}], {})
+        for worker in workers:
+            scene.end(worker)
+        await settle()
+        queues = scene.dataplane._scheduler._queues.values()
+        moved = [entry for queue in queues for entry in queue.waiting()]
+        assert [(entry.model.version, entry.part) for entry in moved] == [(2, (0, 4)), (2, (4, 7))]
+        assert scene.recorder.codes == []
+        asked.cancel()
+        await settle()
+        assert scene.dataplane.memory.used == 0
 
     play(tmp_path, story)
 
@@ -1051,7 +1078,7 @@ def test_who_asks_and_how_urgently_is_in_the_metadata(tmp_path: Path) -> None:
         assert first.requests[0].body == rows_request(1)
         with pytest.raises(PoolError, match="x-mpspool-priority is 'high'"):
             await scene.ask(metadata={"x-mpspool-priority": "high"})
-        scene.answer(worker, first, runs=[(1, 1)])
+        scene.answer(worker, first, runs=[(1, 1, 10)])
         await settle()
         scene.answer(worker, scene.link.dispatches(worker)[-1])
         await asyncio.gather(*asked)

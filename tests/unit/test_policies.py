@@ -288,6 +288,57 @@ def test_what_cannot_meet_its_deadline_is_refused_at_once(
     assert scheduler.unfinished() == before
 
 
+@pytest.mark.parametrize(("deadline_ms", "in_time"), [(109, False), (111, True)])
+@pytest.mark.parametrize("rule", [fifo, Sjf(10.0)])
+def test_what_cannot_meet_its_deadline_for_what_runs(
+    rule: policy.Policy, deadline_ms: int, in_time: bool
+) -> None:
+    """The first of two workers, which began 100 ms of work 5 ms before the other, has 90 of them left."""
+    scheduler = make(policy=rule)
+    for number in range(2):
+        scheduler.join(f"w{number}", A, 1)
+        ask(scheduler, 100)
+        scheduler.dispatch(5 * number * MS)
+    if in_time:
+        ask(scheduler, 10, at_ms=10, deadline_ms=deadline_ms)
+        return
+    with pytest.raises(
+        PoolError, match=r"take 10.0 ms and what runs now another 90.0 ms; it was not run"
+    ) as refused:
+        ask(scheduler, 10, at_ms=10, deadline_ms=deadline_ms)
+    assert (refused.value.code, refused.value.lack) == (Code.DEADLINE_EXCEEDED, Lack.TIME)
+
+
+def test_what_runs_longer_than_anybody_knew_keeps_nobody_out() -> None:
+    """It may end at any time; what is behind it on its worker takes as long as it ever did."""
+    scheduler = make()
+    scheduler.join("w", A, 2)
+    for at_ms in (0, 99):
+        ask(scheduler, 100 if not at_ms else 10, at_ms)
+        scheduler.dispatch(at_ms * MS)
+    assert scheduler.in_flight("w") == 2
+    assert ask(scheduler, 10, 500, deadline_ms=521).waiting
+    with pytest.raises(
+        PoolError, match=r"take 1.0 ms and what waits before it 10.0 ms and what runs now another 10.0 ms"
+    ):
+        ask(scheduler, 1, 500, deadline_ms=520)
+
+
+@pytest.mark.parametrize(("before", "in_time"), [(7, True), (8, False)])
+def test_a_deadline_is_judged_by_when_a_request_is_begun(before: int, in_time: bool) -> None:
+    """It need not wait until all before it have been run: four workers that are idle begin twice four of them within 10 ms."""
+    scheduler = make()
+    for number in range(4):
+        scheduler.join(f"w{number}", A, 1)
+    for _ in range(before):
+        ask(scheduler, 10)
+    if in_time:
+        assert ask(scheduler, 10, deadline_ms=22).waiting
+        return
+    with pytest.raises(PoolError, match="what waits before it"):
+        ask(scheduler, 10, deadline_ms=22)
+
+
 def test_nobody_is_refused_for_what_is_not_known() -> None:
     """Without a prediction, without a worker, or told not to, a request is taken in."""
     scheduler = make()

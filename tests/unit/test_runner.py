@@ -183,7 +183,7 @@ def test_two_runs_where_these_are_sooner() -> None:
     with structlog.testing.capture_logs() as logs:
         for _ in range(800):
             assert [answered(outcome) for outcome in bench.run(*FOUR)] == [[2.5], [3], [3.5], [4]]
-    assert bench.ran.runs == [(2, 2), (2, 2)]
+    assert bench.runs() == [(2, 2), (2, 2)]
     (change,) = logs
     assert (change["model"], change["signature"], change["rows"]) == ("half@7", "serving_default", 4)
 
@@ -193,13 +193,13 @@ def test_two_runs_where_these_are_sooner() -> None:
     # What has expired is in neither, and one bad request fails alone.
     outcomes = bench.run(Ask(FOUR[0], deadline_ns=1), *FOUR)
     assert [outcome.code for outcome in outcomes] == [Code.DEADLINE_EXCEEDED, *[Code.OK] * 4]
-    assert bench.ran.runs == [(2, 2), (2, 2)]
+    assert bench.runs() == [(2, 2), (2, 2)]
     outcomes = bench.run(FOUR[0], asking(POISON), *FOUR[2:])
     assert [outcome.code for outcome in outcomes] == [Code.OK, Code.INVALID_ARGUMENT, Code.OK, Code.OK]
-    assert bench.ran.runs == [(1, 1), (2, 2)]
+    assert bench.runs() == [(1, 1), (2, 2)]
     # A request as large as most of the run is not moved into one of its own.
     bench.run(asking(1, 2, 3), asking(4))
-    assert bench.ran.runs == [(2, 4)]
+    assert bench.runs() == [(2, 4)]
 
 
 def test_who_waits_is_not_sooner_by_its_clock() -> None:
@@ -218,7 +218,7 @@ def test_who_waits_is_not_sooner_by_its_clock() -> None:
     bench = Bench(waits, clock_ns=lambda: now_ns, max_batch_size=4)
     for _ in range(1 + 32 + 8 + 8):
         bench.run(*FOUR)
-    assert bench.ran.runs == [(4, 4)]
+    assert bench.runs() == [(4, 4)]
 
 
 def test_nothing_is_found_out_without_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,14 +227,14 @@ def test_nothing_is_found_out_without_a_clock(monkeypatch: pytest.MonkeyPatch) -
     bench = Bench(Superlinear(), max_batch_size=4)
     for _ in range(300):
         bench.run(*FOUR)
-        assert bench.ran.runs == [(4, 4)]
+        assert bench.runs() == [(4, 4)]
 
 
 # What the router is told
 
 
 def test_the_runs_that_gave_answers_are_told() -> None:
-    """Requests and rows of each, without padding; nothing of a run that failed, and of what was not sent together."""
+    """Requests, rows and time of each, without padding; nothing of a run that failed, and of what was not sent together."""
     bench = Bench(half, max_batch_size=4, allowed_batch_sizes=[4])
     told = []
     for asked in (
@@ -244,11 +244,13 @@ def test_the_runs_that_gave_answers_are_told() -> None:
         [asking(1)],
         [asking(1), b"\xff"],
     ):
-        bench.run(*asked)
-        told.append(bench.ran.runs)
+        outcomes = bench.run(*asked)
+        told.append(bench.runs())
+        taken_us = {outcome.run_us for outcome in outcomes if outcome.code == Code.OK}
+        assert {run_us for *_, run_us in bench.ran.runs} == taken_us
     assert told == [[(2, 3)], [(2, 4), (1, 3)], [(1, 1), (1, 2)], [(1, 1)], [(1, 1)]]
     bench.run(asking(1), asking(2), together=False)
-    assert bench.ran.runs == []
+    assert bench.runs() == []
 
 
 def test_what_is_sent_by_itself_is_padded_too() -> None:
@@ -260,7 +262,7 @@ def test_what_is_sent_by_itself_is_padded_too() -> None:
     bench = Bench(_summed, SUMMED, allowed_batch_sizes=[4])
     bench.run(asking(1, 2), together=False)
     assert bench.fed == [[1, 2, 1, 1], [1, 2]]
-    assert (bench.ran.runs, bench.ran.apart) == ([], False)
+    assert (bench.runs(), bench.ran.apart) == ([], False)
 
 
 def test_what_cannot_be_joined_is_told() -> None:
@@ -269,7 +271,7 @@ def test_what_cannot_be_joined_is_told() -> None:
     told = []
     for asked in ([asking(1, 2)], [asking(1, 2), asking(3)], [asking(4)]):
         bench.run(*asked)
-        told.append((bench.ran.runs, bench.ran.apart))
+        told.append((bench.runs(), bench.ran.apart))
     assert told == [([(1, 2)], False), ([(1, 2), (1, 1)], True), ([(1, 1)], True)]
     bench.run(asking(1), asking(2), together=False)
     assert not bench.ran.apart
@@ -281,7 +283,7 @@ def test_one_padded_request_tells_that_nothing_can_be_joined() -> None:
     """Its padding has shown it; it counts as one run."""
     bench = Bench(_summed, SUMMED, allowed_batch_sizes=[4])
     bench.run(asking(1, 2))
-    assert (bench.ran.runs, bench.ran.apart) == ([(1, 2)], True)
+    assert (bench.runs(), bench.ran.apart) == ([(1, 2)], True)
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(None, (3,)), (None, ()), ((2,), None)])
@@ -290,14 +292,14 @@ def test_a_signature_without_rows_is_told_at_once(inputs: Shape, outputs: Shape)
     signature = make_signature({"x": (FLOAT, inputs)}, {"y": (FLOAT, outputs)})
     bench = Bench(lambda fed: {"y": fed["x"]}, signature)
     bench.run(asking(1, 2))
-    assert (bench.ran.runs, bench.ran.apart) == ([(1, 2)], True)
+    assert (bench.runs(), bench.ran.apart) == ([(1, 2)], True)
 
 
 def test_a_request_that_shares_no_run_by_its_inputs_keeps_nobody_apart() -> None:
     """What a client sends says nothing of others' requests."""
     bench = Bench(lambda fed: {"y": fed["x"]}, TWO)
     bench.run(*[make_body({"x": np.ones(rows, np.float32), "k": np.float32([7])}) for rows in (2, 3)])
-    assert (bench.ran.runs, bench.ran.apart) == ([(1, 1), (1, 1)], False)
+    assert (bench.runs(), bench.ran.apart) == ([(1, 1), (1, 1)], False)
 
 
 # The page, the times, the frames

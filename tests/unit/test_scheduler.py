@@ -678,41 +678,44 @@ class Pool(RuleBasedStateMachine):
                     item.rows = part[1] - part[0] if part else rows
                     item.kind = "", kind.encode(), b""
                 taken.append(item)
-                if not self._arrive(item, model, body):
-                    for other in taken:
-                        self.cancel(item=other)
-                    break
+            self._arrive(taken, model, body)
             items += taken
         return multiple(*items)
 
-    def _arrive(self, item: Entry, model: ModelVersion, body: bytes) -> bool:
-        self.keys[item] = (model, body)
+    def _arrive(self, parts: list[Entry], model: ModelVersion, body: bytes) -> None:
+        for item in parts:
+            self.keys[item] = (model, body)
+        first = parts[0]
         rows, queued = self._rows(model), self.scheduler.queued(model)
         settings = self.rules.batching
-        room = settings.max_enqueued_batches * settings.run_rows if settings and item.rows else 10**9
+        room = settings.max_enqueued_batches * settings.run_rows if settings and first.rows else 10**9
+        more = sum(item.rows for item in parts)
         try:
-            self.scheduler.arrive(item, self.now)
+            self.scheduler.arrive_in_parts(parts, self.now)
         except PoolError as error:
             if error.code is Code.UNAVAILABLE:
-                assert queued >= self.rules.max_requests or rows + 4 * item.rows > room, "there is room"
+                full = queued + len(parts) > self.rules.max_requests
+                assert full or rows + (4 if len(parts) == 1 else 1) * more > room, "there is room"
             elif error.code is Code.DEADLINE_EXCEEDED:
                 assert self.rules.refuse_late
-                assert item.deadline_ns
+                assert first.deadline_ns
             else:
-                assert self.keys[item] in self.quarantined
-            item.over = True
-            item.body = b""
-            return False
-        assert self.keys[item] not in self.quarantined
+                assert self.keys[first] in self.quarantined
+            for item in parts:
+                assert not item.waiting, "taken in in part"
+                item.over = True
+                item.body = b""
+            assert self.scheduler.queued(model) == queued, "others left for one that was refused"
+            return
+        assert self.keys[first] not in self.quarantined
         out = {other for other in self.wanted if other.over}
         assert not out or self.rules.fair
-        assert all(other.client != item.client for other in out)
+        assert all(other.client != first.client for other in out)
         self.wanted -= out
         self.put_out |= out
-        self.wanted.add(item)
+        self.wanted.update(parts)
         assert self.scheduler.queued(model) <= max(self.rules.max_requests, queued), "more than may wait"
-        assert self._rows(model) <= max(room, rows) or item.suspect, "more than may wait"
-        return True
+        assert self._rows(model) <= max(room, rows) or first.suspect, "more than may wait"
 
     def _waiting(self, model: ModelVersion) -> set[Entry]:
         return {item for item in self.wanted.difference(self._in_flight()) if item.model == model}

@@ -155,6 +155,14 @@ class WorkerLoad:
             end_ns += int(batch.cost_us * 1000)
         return end_ns
 
+    def busy_s(self, now_ns: int) -> float:
+        """How much longer it takes for what it holds, as far as that is known; 0 for what should have been run by now."""
+        left_s = 0.0
+        for number, batch in enumerate(self.batches.values()):
+            ran_s = 0.0 if number else batch.took_s(now_ns)  # those behind the first have not begun
+            left_s += max(0.0, (batch.cost_us or 0.0) / 1e6 - ran_s)
+        return left_s
+
     def take(self, dispatch: int, batch: Batch, now_ns: int) -> None:
         """It is sent a batch."""
         device = self.device

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mpspool.core.errors import Code, Lack, PoolError
@@ -126,82 +126,112 @@ class Queue:
 
     # -- arrival ----------------------------------------------------------------------------------
 
-    def check_room(self, entry: Entry) -> Sequence[tuple[Entry, PoolError]]:
-        """Whether a new request fits.
+    def check_room(self, parts: Sequence[Entry]) -> Sequence[tuple[Entry, PoolError]]:
+        """Whether a new request, or all parts of one, fit.
 
         Returns:
             Those that have to leave for it, and why, where clients share fairly and another has more waiting than its
             part.
 
         Raises:
-            PoolError: it does not.
+            PoolError: they do not.
         """
         settings = self.rules.batching
         if settings is None and self.length < self.rules.max_requests:
-            return ()
+            return ()  # none is cut where nothing is joined
+        first = parts[0]
         leaving: list[tuple[Entry, PoolError]] = []
-        if settings is not None and entry.rows:
-            entry.fills = batching.fills(entry.rows, settings)
-            enqueued = self._enqueued.get(entry.signature)
+        if settings is not None and first.rows:
+            for entry in parts:
+                entry.fills = batching.fills(entry.rows, settings)
+            enqueued = self._enqueued.get(first.signature)
             # None has more rows than a batch: so many fit, however they are joined.
-            if enqueued is not None and enqueued.count >= settings.max_enqueued_batches:
-                leaving = self._room_for_rows(entry, enqueued, settings)
-        if self.length - len(leaving) >= self.rules.max_requests:
-            text = (
-                f"The queue of {self.model} is full: {self.length} requests wait and max_queued_requests is "
-                f"{self.rules.max_requests}; try again later"
-            )
-            error = PoolError(Code.UNAVAILABLE, text, Lack.REQUESTS)
-            last = next(self._crowd.last_of_most(entry.client, 1), None)
-            if last is None or any(last is other for other, _ in leaving):
-                raise error
-            leaving.append((last, error))
+            if (enqueued.count if enqueued else 0) + len(parts) > settings.max_enqueued_batches:
+                leaving = self._room_for_rows(parts, enqueued, settings)
+        lacking = self.length - len(leaving) + len(parts) - self.rules.max_requests
+        if lacking > 0:
+            leaving += self._room_for_requests(parts, lacking, {other for other, _ in leaving})
         return leaving
 
     def _room_for_rows(
-        self, entry: Entry, enqueued: Enqueued, settings: BatchingSettings
+        self, parts: Sequence[Entry], enqueued: Enqueued | None, settings: BatchingSettings
     ) -> list[tuple[Entry, PoolError]]:
         """As check_room, among what is to be run in batches."""
-        rows, filling = enqueued.rows, enqueued.filling
-        error = batching.check_room(rows, filling, entry.rows, settings)
+        rows, filling = (enqueued.rows, enqueued.filling) if enqueued else (0, 0)
+        more = sum(entry.rows for entry in parts)
+        error = batching.check_room(rows, filling, more, settings)
         if error is None:
             return []
         leaving = []
-        for last in enqueued.crowd.last_of_most(entry.client, entry.rows) if enqueued.crowd else ():
+        for last in enqueued.crowd.last_of_most(parts[0].client, more) if enqueued and enqueued.crowd else ():
             rows -= last.rows
             filling -= last.fills
             leaving.append((last, error))
-            if batching.check_room(rows, filling, entry.rows, settings) is None:
+            if batching.check_room(rows, filling, more, settings) is None:
                 return leaving
         raise error
 
-    def check_deadline(self, entry: Entry, now_ns: int) -> None:
-        """Raises PoolError where a request's deadline has passed, or will have before it could have been run."""
-        if not entry.deadline_ns:
+    def _room_for_requests(
+        self, parts: Sequence[Entry], lacking: int, leave: Collection[Entry]
+    ) -> list[tuple[Entry, PoolError]]:
+        """As check_room, where so many wait too many even when these have left."""
+        of_parts = f", and this one is run in {len(parts)} parts" if len(parts) > 1 else ""
+        text = (
+            f"The queue of {self.model} is full: {self.length} requests wait and max_queued_requests is "
+            f"{self.rules.max_requests}{of_parts}; try again later"
+        )
+        error = PoolError(Code.UNAVAILABLE, text, Lack.REQUESTS)
+        more = [last for last in self._crowd.last_of_most(parts[0].client, len(parts)) if last not in leave]
+        if len(more) < lacking:
+            raise error
+        return [(last, error) for last in more[:lacking]]
+
+    def check_deadline(self, parts: Sequence[Entry], now_ns: int) -> None:
+        """Raises PoolError where a request's deadline has passed, or will have before it, or all its parts, could have been run."""
+        first = parts[0]
+        if not first.deadline_ns:
             return
-        left_s = (entry.deadline_ns - now_ns) / 1e9
+        left_s = (first.deadline_ns - now_ns) / 1e9
         if left_s <= 0:
             raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded before the request was queued")
         workers = len(self.placement.workers)
-        if not self.rules.refuse_late or entry.cost_s is None or not workers:
+        if not self.rules.refuse_late or first.cost_s is None or not workers:
             return
         if self.placement.idle_count and not self.length:
             return  # it keeps nobody waiting, and tells what such a request costs now
-        ahead_s = self._ahead_s(entry) / workers
-        if ahead_s + entry.cost_s > left_s:
-            text = f"Deadline exceeded: it is {left_s * 1e3:.1f} ms away, the request is expected to take {entry.cost_s * 1e3:.1f} ms"
+        costs_s = [entry.cost_s or 0.0 for entry in parts]
+        cost_s = max(*costs_s, sum(costs_s) / workers)
+        ahead_s = self._ahead_s(first, workers)
+        spare_s = left_s - cost_s - ahead_s
+        busy_s = self.placement.busy_s(now_ns, spare_s)
+        if busy_s > spare_s:
+            takes = [f"the request is expected to take {cost_s * 1e3:.1f} ms"]
             if ahead_s:
-                text += f" and what waits before it {ahead_s * 1e3:.1f} ms"
+                takes.append(f"what waits before it {ahead_s * 1e3:.1f} ms")
+            if busy_s:
+                takes.append(f"what runs now another {busy_s * 1e3:.1f} ms")
+            text = f"Deadline exceeded: it is {left_s * 1e3:.1f} ms away, {' and '.join(takes)}"
             raise PoolError(Code.DEADLINE_EXCEEDED, f"{text}; it was not run", Lack.TIME)
 
-    def _ahead_s(self, entry: Entry) -> float:
-        """What is before a new request takes of the workers' time, at least."""
+    def _ahead_s(self, entry: Entry, workers: int) -> float:
+        """How long after the first worker is free a new request is begun, for what is before it: at least, where all cost alike.
+
+        It is begun when all before it have been, not when they have been run: as many as there are other workers
+        may still run.
+        """
         if self.rules.policy is not fifo or self.rules.fair or entry.priority or self._passed:
             return 0.0  # nobody knows who is before it
-        if self.rules.batching is None:
-            return self.waiting_s
-        line = self._lines.get((entry.kind, entry.long)) if entry.rows else None
-        return line.rows * self.costs.least_per_row(self.model, entry.signature) / 1e6 if line else 0.0
+        settings = self.rules.batching
+        if settings is None:
+            runs = self.length - len(self.suspects)
+            run_s = self.waiting_s / max(1, runs)
+        else:
+            line = self._lines.get((entry.kind, entry.long)) if entry.rows else None
+            if line is None:
+                return 0.0
+            runs = line.rows // settings.run_rows
+            run_s = settings.run_rows * self.costs.least_per_row(self.model, entry.signature) / 1e6
+        return max(0, runs + 1 - workers) * run_s / workers
 
     def place(self, entry: Entry) -> None:
         """Gives a new request its place among those that wait."""

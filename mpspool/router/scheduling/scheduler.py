@@ -23,6 +23,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mpspool.core.errors import Code, Lack, PoolError
@@ -160,10 +161,14 @@ class Scheduler:
     # -- requests ---------------------------------------------------------------------------------
 
     def arrive(self, entry: Entry, now_ns: int, *, evict: bool = True) -> bool:
-        """Takes a request into its queue.
+        """Takes a request into its queue, as arrive_in_parts() does."""
+        return self.arrive_in_parts((entry,), now_ns, evict=evict)
+
+    def arrive_in_parts(self, parts: Sequence[Entry], now_ns: int, *, evict: bool = True) -> bool:
+        """Takes all parts of a request into their queue, or none.
 
         Args:
-            entry: the request.
+            parts: the request, or all parts of a large one.
             now_ns: the time.
             evict: others that wait may have to leave for it.
 
@@ -173,29 +178,33 @@ class Scheduler:
         Raises:
             PoolError: it is refused at the door.
         """
-        queue = self._queue(entry.model)
-        entry.size = len(entry.body)
-        if queue.apart:
-            queue.set_apart(entry)
-        self._estimate(entry)
-        leaving = queue.check_room(entry)
+        first = parts[0]
+        queue = self._queue(first.model)
+        for entry in parts:
+            entry.size = len(entry.body)
+            if queue.apart:
+                queue.set_apart(entry)
+            self._estimate(entry)
+        leaving = queue.check_room(parts)
         if leaving and not evict:
             raise leaving[0][1]
-        standing = self._suspicions.standing(entry.model, entry.body, now_ns)
+        standing = self._suspicions.standing(first.model, first.body, now_ns)
         if standing is Standing.QUARANTINED:
             raise PoolError(Code.INTERNAL, _QUARANTINED)
-        entry.suspect = standing is Standing.SUSPECT
-        queue.check_deadline(entry, now_ns)
+        queue.check_deadline(parts, now_ns)
         queue.forget_over()
         self._forget_deadlines()
-        self._wanted += 1
+        for entry in parts:
+            queue.place(entry)
         for other, error in leaving:
             self._orders.append(Refuse(other, error))
             self._end(other)
-        queue.place(entry)
-        self._add(queue, entry)
-        if entry.deadline_ns:
-            heapq.heappush(self._deadlines, (entry.deadline_ns, next(self._tiebreak), entry))
+        for entry in parts:
+            self._wanted += 1
+            entry.suspect = standing is Standing.SUSPECT
+            self._add(queue, entry)
+            if entry.deadline_ns:
+                heapq.heappush(self._deadlines, (entry.deadline_ns, next(self._tiebreak), entry))
         return bool(self._stirred or self._suspected or self._orders)
 
     def _estimate(self, entry: Entry) -> None:
