@@ -102,16 +102,25 @@ def _locked(path: Path) -> Iterator[None]:
 
 def ensure_h2load() -> str:
     """The path of h2load; installs it where apt-get is there and we may. Raises BenchError."""
-    if found := shutil.which("h2load"):
+    return _ensure("h2load", "nghttp2-client")
+
+
+def ensure_nghttpd() -> str:
+    """As ensure_h2load, of nghttp2's server."""
+    return _ensure("nghttpd", "nghttp2-server")
+
+
+def _ensure(program: str, package: str) -> str:
+    if found := shutil.which(program):
         return found
     if os.geteuid() == 0 and shutil.which("apt-get"):
-        print("bench: installing nghttp2-client for h2load", flush=True)
+        print(f"bench: installing {package} for {program}", flush=True)
         _run(["apt-get", "update", "--quiet"])
-        _run(["apt-get", "install", "--yes", "--quiet", "nghttp2-client"])
-        if found := shutil.which("h2load"):
+        _run(["apt-get", "install", "--yes", "--quiet", package])
+        if found := shutil.which(program):
             return found
     raise BenchError(
-        "h2load is not installed: install nghttp2-client (Debian, Ubuntu) or nghttp2 (Fedora, macOS)"
+        f"{program} is not installed: install {package} (Debian, Ubuntu) or nghttp2 (Fedora, macOS)"
     )
 
 

@@ -245,6 +245,15 @@ def check_counts(name: str, driven: Driven, frame_bytes: int, http1: bool) -> No
         raise BenchError(f"{name}: {driven.ok - right} of {driven.ok} responses were gRPC errors, or shorter")
 
 
+def listens(port: int) -> bool:
+    """Whether somebody takes connections there."""
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
 def free_ports(count: int = 3) -> int:
     """The first of `count` neighbouring ports that nobody has bound, below the ephemeral range."""
     for _ in range(200):
@@ -253,4 +262,4 @@ def free_ports(count: int = 3) -> int:
             for port in range(first, first + count):
                 sockets.enter_context(socket.socket()).bind(("127.0.0.1", port))
             return first
-    raise BenchError("no three neighbouring ports are free between 20000 and 32000")
+    raise BenchError(f"no {count} neighbouring ports are free between 20000 and 32000")

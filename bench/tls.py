@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from bench import environments, measure
 from bench.drive import drive
 from bench.echo import EchoDataplane
 from bench.environments import REPOSITORY, BenchError
+from bench.server import free_ports, listens
 from mpspool.core.settings import RouterSettings, TlsSettings
 from mpspool.router.fronts.tfs_grpc import Head
 from mpspool.router.memory import Admission
@@ -88,15 +88,13 @@ def _load(
 @contextmanager
 def _server(folder: Path, *files: Path) -> Iterator[tuple[int, int]]:
     """Port and pid."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_ports(1)
     command = [sys.executable, "-P", "-m", "bench.tls", "--serve", str(port), *map(str, files)]
     with (folder / f"{port}.log").open("w") as log:
         process = subprocess.Popen(command, cwd=REPOSITORY, stdout=log, stderr=log)
     try:
         end = time.monotonic() + _START_S
-        while not _listens(port):
+        while not listens(port):
             if process.poll() is not None or time.monotonic() > end:
                 raise BenchError(f"the server did not start: {(folder / f'{port}.log').read_text()}")
             time.sleep(0.05)
@@ -104,14 +102,6 @@ def _server(folder: Path, *files: Path) -> Iterator[tuple[int, int]]:
     finally:
         process.terminate()
         process.wait()
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), timeout=1).close()
-    except OSError:
-        return False
-    return True
 
 
 def _certificate(folder: Path, *, rsa: bool) -> tuple[Path, Path]:
