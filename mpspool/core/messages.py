@@ -19,7 +19,7 @@ import msgspec
 from mpspool.core.inbox import Place
 from mpspool.core.weights import WeightsReport
 
-PROTOCOL = 4
+PROTOCOL = 5
 INLINE_MAX_BYTES = 16 * 1024
 _BORROW_BYTES = 64 * 1024
 # zmq.h

@@ -205,7 +205,7 @@ class Dataplane:
             first.future = self._over
 
     async def _call_again(self, first: Pending, asked: Asked, body: bytes, head: Head) -> bytes:
-        """Runs a request whose version has gone before it was run in the one that is in its place. Raises PoolError."""
+        """Has the version that took the place of a request's own run it: that went before it had. Raises PoolError."""
         try:
             room = self.memory.admit(len(body), first.model.name, first.client if self._fair else None)
         except PoolError as error:
@@ -314,8 +314,7 @@ class Dataplane:
             answers = await asyncio.gather(*(part.future for part in parts))
         except BaseException:
             for part in parts:
-                if not part.over:
-                    self._cancel(part)
+                self._cancel(part)
                 part.future.cancel()
             raise
         else:

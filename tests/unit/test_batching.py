@@ -449,7 +449,7 @@ def test_a_large_request_is_taken_in_whole_or_not_at_all() -> None:
         ask_in_parts(scheduler, 4, 3, client="other")
     assert all(entry.waiting for entry in flood)
     parts = ask_in_parts(scheduler, 3, 3, client="other")
-    assert [order.entry for order in scheduler.dispatch(0)] == flood[:5:-1]  # type: ignore[union-attr]
+    assert [order.entry for order in scheduler.dispatch(0)] == flood[:5:-1]
     assert all(entry.waiting for entry in parts)
 
 
@@ -470,8 +470,60 @@ def test_a_large_request_needs_a_place_for_each_part() -> None:
     assert (refused.value.code, refused.value.lack) == (Code.UNAVAILABLE, Lack.REQUESTS)
     assert scheduler.queued(MODEL) == 7
     ask_in_parts(scheduler, 4, 4, 4, client="other")
-    assert [order.entry for order in scheduler.dispatch(0)] == flood[:4:-1]  # type: ignore[union-attr]
+    assert [order.entry for order in scheduler.dispatch(0)] == flood[:4:-1]
     assert scheduler.queued(MODEL) == 8
+
+
+def test_several_clients_make_room_for_a_large_request() -> None:
+    """Each down to what it comes to itself, whoever has most first."""
+    batching_rules = BatchingSettings(
+        max_batch_size=100, max_execution_batch_size=4, max_enqueued_batches=100
+    )
+    scheduler = Scheduler(PoolRules(), QueueRules(fair=True, max_requests=13, batching=batching_rules))
+    most = [ask(scheduler, client="most") for _ in range(7)]
+    flood = [ask(scheduler, client="flood") for _ in range(6)]
+    ask_in_parts(scheduler, 4, 4, 4, 4, client="other")
+    assert [order.entry for order in scheduler.dispatch(0)] == [*most[:3:-1], flood[-1]]
+    with pytest.raises(PoolError, match="is full: 13 requests wait"):
+        ask_in_parts(scheduler, 4, 4, 4, 4, client="another")
+
+
+def test_who_leaves_for_the_rows_of_a_request_makes_room_for_its_parts_too() -> None:
+    """Nobody is refused twice."""
+    batching_rules = BatchingSettings(max_batch_size=100, max_execution_batch_size=4, max_enqueued_batches=3)
+    scheduler = Scheduler(PoolRules(), QueueRules(fair=True, max_requests=5, batching=batching_rules))
+    flood = [ask(scheduler, 4, client="flood"), *(ask(scheduler, 2, client="flood") for _ in range(4))]
+    ask_in_parts(scheduler, 1, 1, client="other")
+    assert [order.entry for order in scheduler.dispatch(0)] == flood[:2:-1]
+    assert scheduler.unfinished() == 5
+
+
+def test_what_idle_workers_take_of_a_large_request_does_not_wait() -> None:
+    """Five of them take five parts where two may wait; seven fit, and an eighth does not."""
+    parameters = {"max_batch_size": 100, "max_execution_batch_size": 4, "max_enqueued_batches": 2}
+    for parts in (5, 7):
+        scheduler = make(5, **parameters)
+        ask_in_parts(scheduler, *[4] * parts)
+        assert rows(scheduler.dispatch(0)) == [4] * 5
+        assert scheduler.queued(MODEL) == parts - 5
+    with pytest.raises(
+        PoolError, match=r"task size is 32 but scheduling capacity is only 28 .num_enqueued_batches=1"
+    ):
+        ask_in_parts(make(5, **parameters), *[4] * 8)
+
+
+def test_a_large_request_that_keeps_others_waiting_is_not_tried() -> None:
+    """One of two workers is idle, and the other is known to be late; on two that are idle it is."""
+    for busy in (True, False):
+        scheduler = make(2, max_batch_size=100, max_execution_batch_size=4)
+        scheduler.costs.observe(MODEL, "", 0, 100_000, rows=4)
+        if busy:
+            ask(scheduler, 4)
+            assert rows(scheduler.dispatch(0)) == [4]
+            with pytest.raises(PoolError, match=r"take 300.0 ms; it was not run"):
+                ask_in_parts(scheduler, *[4] * 6, deadline_ns=200 * MS)
+        else:
+            ask_in_parts(scheduler, *[4] * 6, deadline_ns=200 * MS)
 
 
 @pytest.mark.parametrize(("deadline_ms", "in_time"), [(34, False), (36, True)])

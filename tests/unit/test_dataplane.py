@@ -827,19 +827,24 @@ def test_what_was_joined_is_counted_as_such(tmp_path: Path) -> None:
         assert scene.recorder.batches == [(2, 5)]
         assert scene.recorder.paddings == [3]
         assert scene.recorder.run_s == [0.004]
+        two = [scene.ask(body=rows_request(rows)) for rows in (3, 4)]
+        await settle()
+        scene.answer(worker, scene.link.dispatches(worker)[-1], runs=[(1, 3, 2_000), (1, 4, 3_000)])
+        await asyncio.gather(*two)
+        assert scene.recorder.run_s == [0.004, 0.002, 0.003]
         last = scene.ask(body=rows_request(2))
         await settle()
         scene.answer(
             worker, scene.link.dispatches(worker)[-1], run_us=6_000, runs=[(1, 2, 6_000)], apart=True
         )
         await last
-        assert scene.recorder.paddings == [3, 0]
+        assert scene.recorder.paddings == [3, 1, 0, 0]
         alone = scene.ask(body=rows_request(2))
         await settle()
         scene.answer(worker, scene.link.dispatches(worker)[-1])
         await alone
-        assert scene.recorder.joined_rows == [2, 3, 2, 0]
-        assert len(scene.recorder.batches) == 2
+        assert scene.recorder.joined_rows == [2, 3, 3, 4, 2, 0]
+        assert len(scene.recorder.batches) == 4
 
     play(tmp_path, story)
 

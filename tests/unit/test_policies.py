@@ -324,6 +324,18 @@ def test_what_runs_longer_than_anybody_knew_keeps_nobody_out() -> None:
         ask(scheduler, 1, 500, deadline_ms=520)
 
 
+def test_who_leaves_will_not_be_free() -> None:
+    """A worker that is sent nothing more has no end that anybody could wait for."""
+    scheduler = make()
+    for name in ("goes", "stays"):
+        scheduler.join(name, A, 1)
+    scheduler.leave("goes")
+    ask(scheduler, 100)
+    assert [send.worker for send in scheduler.dispatch(0)] == ["stays"]
+    with pytest.raises(PoolError, match=r"what runs now another 100.0 ms"):
+        ask(scheduler, 10, deadline_ms=50)
+
+
 @pytest.mark.parametrize(("before", "in_time"), [(7, True), (8, False)])
 def test_a_deadline_is_judged_by_when_a_request_is_begun(before: int, in_time: bool) -> None:
     """It need not wait until all before it have been run: four workers that are idle begin twice four of them within 10 ms."""

@@ -689,12 +689,15 @@ class Pool(RuleBasedStateMachine):
         rows, queued = self._rows(model), self.scheduler.queued(model)
         settings = self.rules.batching
         room = settings.max_enqueued_batches * settings.run_rows if settings and first.rows else 10**9
+        free = 0 if queued else self.scheduler._queue(model).placement.idle_count
+        room += free * self.most_rows
+        most = self.rules.max_requests + free
         more = sum(item.rows for item in parts)
         try:
             self.scheduler.arrive_in_parts(parts, self.now)
         except PoolError as error:
             if error.code is Code.UNAVAILABLE:
-                full = queued + len(parts) > self.rules.max_requests
+                full = queued + len(parts) > most
                 assert full or rows + (4 if len(parts) == 1 else 1) * more > room, "there is room"
             elif error.code is Code.DEADLINE_EXCEEDED:
                 assert self.rules.refuse_late
@@ -714,7 +717,7 @@ class Pool(RuleBasedStateMachine):
         self.wanted -= out
         self.put_out |= out
         self.wanted.update(parts)
-        assert self.scheduler.queued(model) <= max(self.rules.max_requests, queued), "more than may wait"
+        assert self.scheduler.queued(model) <= max(most, queued), "more than may wait"
         assert self._rows(model) <= max(room, rows) or first.suspect, "more than may wait"
 
     def _waiting(self, model: ModelVersion) -> set[Entry]:

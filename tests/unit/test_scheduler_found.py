@@ -142,6 +142,17 @@ def test_who_fills_a_fair_queue_does_not_keep_others_out() -> None:
         scheduler.arrive(Entry(MODEL, "", b"x", 0, client="flood"), 0)
 
 
+def test_no_more_leave_than_come() -> None:
+    """A queue of which more waits than may, as after a reload or the loss of a worker, keeps its length; whoever floods it."""
+    scheduler = Scheduler(PoolRules(), QueueRules(fair=True, max_requests=100))
+    for number in range(100):
+        scheduler.arrive(Entry(MODEL, "", b"x", 0, client="ab"[number % 2]), 0)
+    scheduler.govern(MODEL, QueueRules(fair=True, max_requests=20))
+    scheduler.arrive(Entry(MODEL, "", b"x", 0, client="other"), 0)
+    assert len(scheduler.dispatch(0)) == 1
+    assert scheduler.queued(MODEL) == 100
+
+
 def test_what_cannot_be_in_time_any_more_is_not_sent() -> None:
     """A worker's time goes to a request that can still meet its deadline."""
     scheduler = Scheduler(PoolRules(), QueueRules(policy=edf))

@@ -52,7 +52,7 @@ def check_room(waiting: int, filling: int, rows: int, settings: BatchingSettings
     Batches are taken to be as full as they can be, whatever else keeps requests apart.
 
     Args:
-        waiting: rows that do.
+        waiting: rows that do; fewer than none where workers are idle.
         filling: requests among those of which each fills a batch.
         rows: of the request.
         settings: what holds.
@@ -60,12 +60,12 @@ def check_room(waiting: int, filling: int, rows: int, settings: BatchingSettings
     run_rows, most = settings.run_rows, settings.max_enqueued_batches
     if max(-(-(waiting + rows) // run_rows), filling + fills(rows, settings)) <= most:
         return None
-    batches = max(-(-waiting // run_rows), filling)
+    batches = max(1, -(-waiting // run_rows), filling)  # one is open, with rows or without
     text = "The batch scheduling queue to which this task was submitted is full; "
     if settings.max_execution_batch_size:
         text += (
             f"task size is {rows} but scheduling capacity is only {most * run_rows - waiting} (num_enqueued_batches="
-            f"{batches}, max_enqueued_batches={most}, open_batch_size={waiting - (batches - 1) * run_rows}, "
+            f"{batches}, max_enqueued_batches={most}, open_batch_size={max(0, waiting) - (batches - 1) * run_rows}, "
             f"max_execution_batch_size={run_rows})"
         )
     else:

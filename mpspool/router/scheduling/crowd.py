@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from mpspool.router.scheduling.entry import Entry
 
 _SLACK = 64
+# So many clients make room for one request, at most.
+_GIVERS = 8
 
 
 class _Part:
@@ -59,16 +61,28 @@ class Crowd:
                 del self._parts[entry.client]
 
     def last_of_most(self, client: str, much: int) -> Iterator[Entry]:
-        """From the last on, what waits of whoever has most, while that keeps as much as `client` has with so much more."""
+        """From the last on, what waits of whoever has most, then of who has second most, and so on.
+
+        Each keeps as much as `client` has with so much more. Nothing may be added or discarded meanwhile.
+        """
+        keeps = self.of(client) + much
         part = self._most()
-        if part is None:
+        if part is None or part.much <= keeps:
             return
-        spare = part.much - self.of(client) - much
-        for entry, weight in reversed(part.entries.items()):
-            spare -= weight
-            if spare < 0:
-                return
-            yield entry
+        yield from _spare(part, keeps)
+        for other in self._largest(_GIVERS)[1:]:
+            yield from _spare(other, keeps)
+
+    def _largest(self, count: int) -> list[_Part]:
+        """As many of those that have most."""
+        found: list[_Part] = []
+        listed: list[tuple[int, int, _Part]] = []
+        while len(found) < count and (part := self._most()) is not None:
+            found.append(part)
+            listed.append(heapq.heappop(self._listed))
+        for item in listed:
+            heapq.heappush(self._listed, item)
+        return found
 
     def _list(self, part: _Part) -> None:
         part.listed = part.much
@@ -85,3 +99,13 @@ class Crowd:
                 if part.much:
                     self._list(part)
         return None
+
+
+def _spare(part: _Part, keeps: int) -> Iterator[Entry]:
+    """From the last on, what it has beyond so much."""
+    spare = part.much - keeps
+    for entry, weight in reversed(part.entries.items()):
+        spare -= weight
+        if spare < 0:
+            return
+        yield entry

@@ -155,7 +155,7 @@ class WorkerLoad:
             end_ns += int(batch.cost_us * 1000)
         return end_ns
 
-    def busy_s(self, now_ns: int) -> float:
+    def left_s(self, now_ns: int) -> float:
         """How much longer it takes for what it holds, as far as that is known; 0 for what should have been run by now."""
         left_s = 0.0
         for number, batch in enumerate(self.batches.values()):

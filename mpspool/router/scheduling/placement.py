@@ -76,16 +76,15 @@ class Placement:
         """How many requests each of those that are sent more holds, on average."""
         return self.held / max(1, self.open_count)
 
-    def busy_s(self, now_ns: int, enough_s: float) -> float:
-        """How long it takes until the first of those that are sent more has run all it holds, by what that was predicted to cost.
+    def free_in_s(self, now_ns: int, enough_s: float) -> float:
+        """How long until one of those that are sent more has run all it holds, by what that was predicted to cost; 0 where nobody knows.
 
-        Nobody is looked at any more once one is found that takes no longer than `enough_s`: only who is to be refused
-        costs a look at each. 0 where nobody knows.
+        The least over all of them, or the first that is found to take no longer than `enough_s`.
         """
         least_s = math.inf
         for worker in self.workers.values():
             if worker.open:
-                least_s = min(least_s, worker.busy_s(now_ns))
+                least_s = min(least_s, worker.left_s(now_ns))
                 if least_s <= enough_s:
                     break
         return 0.0 if least_s == math.inf else least_s

@@ -140,24 +140,29 @@ class Queue:
         if settings is None and self.length < self.rules.max_requests:
             return ()  # none is cut where nothing is joined
         first = parts[0]
+        # What idle workers are sent at once does not wait.
+        idle = 0 if self.length else self.placement.idle_count
         leaving: list[tuple[Entry, PoolError]] = []
         if settings is not None and first.rows:
             for entry in parts:
                 entry.fills = batching.fills(entry.rows, settings)
             enqueued = self._enqueued.get(first.signature)
             # None has more rows than a batch: so many fit, however they are joined.
-            if (enqueued.count if enqueued else 0) + len(parts) > settings.max_enqueued_batches:
-                leaving = self._room_for_rows(parts, enqueued, settings)
-        lacking = self.length - len(leaving) + len(parts) - self.rules.max_requests
-        if lacking > 0:
-            leaving += self._room_for_requests(parts, lacking, {other for other, _ in leaving})
+            if (enqueued.count if enqueued else 0) + len(parts) > settings.max_enqueued_batches + idle:
+                leaving = self._room_for_rows(parts, enqueued, settings, idle)
+        lacking = self.length + len(parts) - idle - self.rules.max_requests
+        # Where more wait than may, as when a worker was lost, no more leave than come.
+        places = min(lacking, len(parts)) - len(leaving)
+        if places > 0:
+            leaving += self._room_for_requests(parts, places, {other for other, _ in leaving})
         return leaving
 
     def _room_for_rows(
-        self, parts: Sequence[Entry], enqueued: Enqueued | None, settings: BatchingSettings
+        self, parts: Sequence[Entry], enqueued: Enqueued | None, settings: BatchingSettings, idle: int
     ) -> list[tuple[Entry, PoolError]]:
-        """As check_room, among what is to be run in batches."""
+        """As check_room, among what is to be run in batches, of which as many as `idle` do not wait."""
         rows, filling = (enqueued.rows, enqueued.filling) if enqueued else (0, 0)
+        rows -= idle * settings.run_rows
         more = sum(entry.rows for entry in parts)
         error = batching.check_room(rows, filling, more, settings)
         if error is None:
@@ -172,19 +177,22 @@ class Queue:
         raise error
 
     def _room_for_requests(
-        self, parts: Sequence[Entry], lacking: int, leave: Collection[Entry]
+        self, parts: Sequence[Entry], places: int, already: Collection[Entry]
     ) -> list[tuple[Entry, PoolError]]:
-        """As check_room, where so many wait too many even when these have left."""
+        """As check_room, where so many more have to leave than do already."""
         of_parts = f", and this one is run in {len(parts)} parts" if len(parts) > 1 else ""
         text = (
             f"The queue of {self.model} is full: {self.length} requests wait and max_queued_requests is "
             f"{self.rules.max_requests}{of_parts}; try again later"
         )
         error = PoolError(Code.UNAVAILABLE, text, Lack.REQUESTS)
-        more = [last for last in self._crowd.last_of_most(parts[0].client, len(parts)) if last not in leave]
-        if len(more) < lacking:
+        others = (
+            last for last in self._crowd.last_of_most(parts[0].client, len(parts)) if last not in already
+        )
+        leaving = [(last, error) for last in itertools.islice(others, places)]
+        if len(leaving) < places:
             raise error
-        return [(last, error) for last in more[:lacking]]
+        return leaving
 
     def check_deadline(self, parts: Sequence[Entry], now_ns: int) -> None:
         """Raises PoolError where a request's deadline has passed, or will have before it, or all its parts, could have been run."""
@@ -197,13 +205,14 @@ class Queue:
         workers = len(self.placement.workers)
         if not self.rules.refuse_late or first.cost_s is None or not workers:
             return
-        if self.placement.idle_count and not self.length:
+        place = self.placement
+        if not self.length and place.idle_count >= min(len(parts), max(1, place.open_count)):
             return  # it keeps nobody waiting, and tells what such a request costs now
         costs_s = [entry.cost_s or 0.0 for entry in parts]
         cost_s = max(*costs_s, sum(costs_s) / workers)
         ahead_s = self._ahead_s(first, workers)
         spare_s = left_s - cost_s - ahead_s
-        busy_s = self.placement.busy_s(now_ns, spare_s)
+        busy_s = place.free_in_s(now_ns, spare_s)
         if busy_s > spare_s:
             takes = [f"the request is expected to take {cost_s * 1e3:.1f} ms"]
             if ahead_s:
@@ -214,7 +223,7 @@ class Queue:
             raise PoolError(Code.DEADLINE_EXCEEDED, f"{text}; it was not run", Lack.TIME)
 
     def _ahead_s(self, entry: Entry, workers: int) -> float:
-        """How long after the first worker is free a new request is begun, for what is before it: at least, where all cost alike.
+        """How long after the first worker is free a new request is begun, for what is before it, as though that all cost alike.
 
         It is begun when all before it have been, not when they have been run: as many as there are other workers
         may still run.
