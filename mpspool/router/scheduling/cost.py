@@ -118,6 +118,11 @@ class CostTable:
         cost_us = self._by_size_us.get(key)
         return self._taken_over_us.get(key) if cost_us is None else cost_us
 
+    def at_least(self, model: Hashable, signature: str, rows: int) -> float:
+        """Microseconds that a batch of so many rows takes for sure: of more than were seen, what the largest did; 0 where none was."""
+        curve = self._curve(model, signature)
+        return curve.predict(min(rows, int(curve.rows[-1]))) if curve is not None else 0.0
+
     def least_per_row(self, model: Hashable, signature: str) -> float:
         """Microseconds for each row in the best batch that was seen; 0 where none was."""
         curve = self._curve(model, signature)

@@ -33,10 +33,16 @@ COALESCE_US = 4_000.0
 # do, what it holds included: who waits that long hardly notices.
 _COALESCE_QUEUED_US = 16_000.0
 _COALESCE_PART = 4
+# Nor more than such a part of the time that they are given, where more wait than there are workers.
+_COALESCE_GIVEN = 8
 # A backlog: that many requests, or full batches, wait for each worker, and will keep it busy for that long.
 _BACKLOG_REQUESTS = 4
 _BACKLOG_BATCHES = 2
 _BACKLOG_US = 16_000.0
+# So much longer than predicted may what is to be in time take: what is cut fine is late as often as not.
+_IN_TIME_FOR_SURE = 1.15
+# So much of what could be had is as good: of batches that do, the smallest are answered soonest.
+_NEARLY = 0.9
 # What a client makes up (an output_filter) makes no more lines than this; beyond, requests run one by one.
 _MAX_LINES = 64
 # As many choices of outputs as a worker remembers.
@@ -466,48 +472,101 @@ class Queue:
                 best = line, first, long
         return self.next_line(now_ns, allowed, long_us) if learned else best
 
-    def take(self, line: Line, now_ns: int, share: int, long: bool) -> Batch:
+    def take(self, line: Line, now_ns: int, begin_ns: int, share: int, long: bool) -> Batch:
         """The next dispatch from a line; empty where all in it are late.
 
         Args:
             line: which.
             now_ns: the time.
+            begin_ns: when its worker will have run what it holds.
             share: requests for each worker, at most.
             long: it is of those that a slow lane is for.
         """
         settings = self.rules.batching
-        if self.rules.refuse_late:
-            self._leave_hopeless(line, now_ns)
-        if settings is not None and line.kind is not None:
-            entries, cost_us = self._take_batch(line, settings, now_ns)
-            together = True
+        together = settings is not None and line.kind is not None
+        if settings is not None and together:
+            entries, cost_us = self._take_batch(line, settings, now_ns, begin_ns)
             if batching.waits(settings):
                 line.renew(settings.run_rows)
         else:
-            entries, cost_us = self._take_short(line, now_ns, share)
-            together = False
+            entries, cost_us = self._take_short(line, now_ns, begin_ns, share)
         if self.rules.fair and entries:
             self._shares.served(entries[0].start_s)
         return Batch(entries, cost_us, together, long)
 
-    def _leave_hopeless(self, line: Line, now_ns: int) -> None:
-        """Whoever is next and can no longer be in time leaves, while others wait that may be."""
-        while line.count > 1 and (entry := line.first(now_ns)) is not None:
-            if not entry.deadline_ns or now_ns + (entry.cost_s or 0.0) * 1e9 <= entry.deadline_ns:
-                return
+    def _leave_late(
+        self, line: Line, now_ns: int, begin_ns: int, needed_s: Callable[[Entry], float]
+    ) -> Entry | None:
+        """Whoever is next and has not the time that it needs leaves, while others wait that may be in time. Returns who stays.
+
+        In a crowd, where no worker is idle for it, it needs what its dispatch takes, as large as is good for all, and some
+        more: to run those who have least time left, in ever smaller dispatches, makes all behind them late, too.
+        """
+        while (entry := line.first(now_ns)) is not None and line.count > 1 and entry.deadline_ns:
+            if not self.rules.refuse_late or begin_ns + needed_s(entry) * 1e9 <= entry.deadline_ns:
+                break
             self.discount(entry)
             self.late.append(entry)
+        return entry
+
+    def _batch_in_time(self, line: Line, entry: Entry, most: int) -> tuple[int, float]:
+        """Rows of the next batch where this request is the first of it, and the seconds that it needs then."""
+        rows = self._rows_in_time(line, entry, most) if entry.deadline_ns else most
+        if line.rows - entry.rows < rows * self.placement.open_count:
+            return most, entry.cost_s or 0.0
+        return rows, _IN_TIME_FOR_SURE * max(entry.cost_s or 0.0, self._least_us(line, rows) / 1e6)
+
+    def _rows_in_time(self, line: Line, entry: Entry, most: int) -> int:
+        """Rows of the batches that bring most answers in time, where all that wait are given as much time as this one.
+
+        The larger a batch, the more rows in the time that it takes, but the fewer of those that wait have so much of theirs left.
+        """
+        given_us = (entry.deadline_ns - entry.arrived_ns) / 1e3
+        found: list[tuple[int, float]] = []
+        rows = most
+        while True:
+            cost_us = self._least_us(line, rows)
+            if not cost_us:
+                return most
+            there = line.rows * max(0.0, 1 - _IN_TIME_FOR_SURE * cost_us / given_us)
+            found.append((rows, min(rows, there) / cost_us))
+            if rows <= entry.rows:
+                break
+            rows = max(entry.rows, rows // 2)
+        enough = _NEARLY * max(rate for _, rate in found)
+        return min(rows for rows, rate in found if rate >= enough)
+
+    def _least_us(self, line: Line, rows: int) -> float:
+        """What a batch of so many rows costs for sure: larger ones than were seen are tried."""
+        return self.costs.at_least(self.model, line.signature, rows)
+
+    def _is_too_long(self, line: Line, rows: int, more: int, left_ns: int) -> bool:
+        """Whether a batch with more rows would be late, and is as good without them: each costs what it does by itself."""
+        longer_us = self._least_us(line, rows + more)
+        if longer_us * 1e3 <= left_ns:
+            return False
+        return rows * longer_us >= _NEARLY * (rows + more) * self._least_us(line, rows)
 
     def _take_batch(
-        self, line: Line, settings: BatchingSettings, now_ns: int
+        self, line: Line, settings: BatchingSettings, now_ns: int, begin_ns: int
     ) -> tuple[list[Entry], float | None]:
         most = self._rows_to_take(line, settings)
+        first = self._leave_late(
+            line, now_ns, begin_ns, lambda entry: self._batch_in_time(line, entry, most)[1]
+        )
+        if first is not None and self.rules.refuse_late:
+            most = self._batch_in_time(line, first, most)[0]
         entries: list[Entry] = []
         rows = 0
+        until_ns = 0
         while (entry := line.first(now_ns)) is not None:
             if entry.cost_s is None and self._estimate_again(entry):
                 continue
             if entries and rows + entry.rows > most:
+                break
+            if entry.deadline_ns and self.rules.refuse_late:
+                until_ns = min(until_ns or entry.deadline_ns, entry.deadline_ns)
+            if entries and until_ns and self._is_too_long(line, rows, entry.rows, until_ns - begin_ns):
                 break
             self.discount(entry)
             if line.fair and entry.charge_s != entry.cost_s:
@@ -534,27 +593,43 @@ class Queue:
         )
         return batching.spread(rows, part, whole_us, part_us)
 
-    def _take_short(self, line: Line, now_ns: int, share: int) -> tuple[list[Entry], float | None]:
+    def _take_short(
+        self, line: Line, now_ns: int, begin_ns: int, share: int
+    ) -> tuple[list[Entry], float | None]:
         """Up to `share` short ones."""
+        first = self._leave_late(
+            line, now_ns, begin_ns, lambda entry: self._short_in_time(line, entry, share)[1]
+        )
+        most_us = self._short_in_time(line, first, share)[0] if first is not None else 0.0
         entries: list[Entry] = []
         total_us: float | None = 0.0
-        most_us = COALESCE_US
         while len(entries) < share and (entry := line.first(now_ns)) is not None:
             if entry.cost_s is None and self._estimate_again(entry):
                 continue
             cost_us = self.costs.predict(self.model, entry.signature, entry.size)
-            if entries:
-                if cost_us is None or total_us is None or total_us + cost_us > most_us:
-                    break
-            elif cost_us is not None and self.rules.policy is fifo and not self.rules.fair:
-                part = (share + self.placement.held_each()) / _COALESCE_PART
-                most_us = max(most_us, min(_COALESCE_QUEUED_US, cost_us * part))
+            if entries and (cost_us is None or total_us is None or total_us + cost_us > most_us):
+                break
             self.discount(entry)
             if line.fair and entry.charge_s != entry.cost_s:
                 self.charge(entry, entry.cost_s or LEAST_S)
             entries.append(entry)
             total_us = None if cost_us is None or total_us is None else total_us + cost_us
         return entries, total_us
+
+    def _short_in_time(self, line: Line, first: Entry, share: int) -> tuple[float, float]:
+        """Microseconds of the next dispatch where this request is the first of it, and the seconds that it needs then."""
+        cost_us = self.costs.predict(self.model, first.signature, first.size)
+        most_us = COALESCE_US
+        if cost_us is not None and self.rules.policy is fifo and not self.rules.fair:
+            part = (share + self.placement.held_each()) / _COALESCE_PART
+            most_us = max(most_us, min(_COALESCE_QUEUED_US, cost_us * part))
+        if cost_us is None or not first.deadline_ns or not self.rules.refuse_late:
+            return most_us, 0.0
+        if line.count <= self.placement.open_count:
+            return most_us, cost_us / 1e6
+        given_us = (first.deadline_ns - first.arrived_ns) / 1e3
+        most_us = max(cost_us, min(most_us, given_us / _COALESCE_GIVEN))
+        return most_us, _IN_TIME_FOR_SURE * most_us / 1e6
 
     def share(self) -> int:
         """How many requests each worker would get if all were sent now, suspects aside."""

@@ -475,7 +475,8 @@ class Scheduler:
         if not best:
             return False
         _, queue, line, worker, long = min(best.values(), key=lambda choice: self._starts.get(choice[1], 0.0))
-        batch = queue.take(line, now_ns, queues[queue], long)
+        begin_ns = now_ns + int(worker.left_s(now_ns) * 1e9)
+        batch = queue.take(line, now_ns, begin_ns, queues[queue], long)
         self._orders += [
             self._refuse(entry, Code.DEADLINE_EXCEEDED, _TOO_LATE, Lack.TIME) for entry in queue.late
         ]
