@@ -28,6 +28,8 @@ _METADATA = f"/{tfs.PREDICTION_SERVICE}/GetModelMetadata"
 # All processes begin together: none reads its orders later than that.
 _HEAD_START_S = 0.05
 _INTERRUPTED = 130
+# What is asked before the load has at least so long: it may be the first that the server runs.
+_FIRST_S = 10.0
 
 
 class BenchError(Exception):
@@ -126,7 +128,7 @@ class _Bench:
         """The requests, one answer, and what the server's metrics are."""
         options = self._options
         bodies = await self._bodies()
-        block = self._block(_PREDICT)
+        block = self._block(_PREDICT, options.deadline_s)
         answer = await self._ask(_PREDICT, bodies[0])
         if answer.code:
             raise BenchError(f"{_text(answer)}{self._hint(answer)}")
@@ -217,17 +219,18 @@ class _Bench:
 
     async def _ask(self, path: str, body: bytes) -> Answer:
         options = self._options
-        order = Ask(options.host, options.port, self._block(path), body, options.deadline_s, options.tls)
-        return await self._fleet.ask(order)
+        deadline_s = max(_FIRST_S, options.deadline_s)
+        block = self._block(path, deadline_s)
+        return await self._fleet.ask(Ask(options.host, options.port, block, body, deadline_s, options.tls))
 
-    def _block(self, path: str) -> bytes:
+    def _block(self, path: str, deadline_s: float) -> bytes:
         options = self._options
         try:
             return header_block(
                 path,
                 options.address,
                 options.metadata,
-                options.deadline_s,
+                deadline_s,
                 secure=options.tls is not None,
             )
         except MetadataError as error:

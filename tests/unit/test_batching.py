@@ -543,6 +543,76 @@ def test_a_large_request_takes_as_long_as_its_parts(deadline_ms: int, in_time: b
     assert scheduler.unfinished() == 2
 
 
+def learned(scheduler: Scheduler, costs_ms: dict[int, float]) -> Scheduler:
+    """Of batches of so many rows."""
+    for count, cost_ms in costs_ms.items():
+        scheduler.costs.observe(MODEL, "", 0, 1000 * cost_ms, rows=count)
+    return scheduler
+
+
+# As many rows again take as long again, or hardly longer.
+LINEAR = {4: 4.0, 8: 8.0, 16: 16.0}
+FLAT = {4: 4.0, 8: 4.2, 16: 4.6}
+
+
+def late(orders: list[Send | Refuse]) -> list[Entry]:
+    return [order.entry for order in orders if isinstance(order, Refuse)]
+
+
+@pytest.mark.parametrize(("costs", "until_ms", "size"), [(LINEAR, 9, 8), (FLAT, 4.3, 12)])
+def test_a_batch_ends_before_it_is_late_for_one_of_it(
+    costs: dict[int, float], until_ms: float, size: int
+) -> None:
+    """Where the others are run as soon without it; not where a larger batch costs hardly more."""
+    scheduler = learned(make(0, max_batch_size=16), costs)
+    for until in (1000, until_ms, 1000):
+        ask(scheduler, 4, deadline_ns=int(until * MS))
+    scheduler.join("w", MODEL, 1)
+    assert rows(scheduler.dispatch(0)) == [size]
+
+
+def test_in_a_crowd_who_has_too_little_time_for_a_batch_leaves() -> None:
+    """Twelve requests that were given 20 ms, one more each millisecond: a batch as large as pays is of those that have time for it."""
+    scheduler = learned(make(0, max_batch_size=16), FLAT)
+    entries = [ask(scheduler, 4, at_ns=at * MS, deadline_ns=(20 + at) * MS) for at in range(12)]
+    scheduler.join("w", MODEL, 1)
+    orders = scheduler.dispatch(15 * MS)
+    (send,) = [order for order in orders if isinstance(order, Send)]
+    # It takes 4.6 ms, and 5.3 to be sure: who has no more than 5 left is not run in ever smaller batches.
+    assert late(orders) == entries[:1]
+    assert send.entries == entries[1:5]
+
+
+def test_in_a_crowd_without_deadlines_nobody_leaves() -> None:
+    """Batches are as large as they can be, in the order of arrival."""
+    scheduler = learned(make(0, max_batch_size=16), LINEAR)
+    entries = [ask(scheduler, 4, at_ns=at) for at in range(12)]
+    scheduler.join("w", MODEL, 1)
+    (send,) = scheduler.dispatch(15 * MS)
+    assert send.entries == entries[:4]
+
+
+def test_a_batch_is_judged_by_when_its_worker_begins_it() -> None:
+    """0.2 ms before it has run what it holds, what takes 4 ms, and 4.6 to be sure, is not in time within 4.7."""
+    scheduler = learned(make(1, max_batch_size=16), LINEAR)
+    ask(scheduler, 4)
+    assert rows(scheduler.dispatch(0)) == [4]
+    for until_ms in (8.5, 20):
+        ask(scheduler, 4, at_ns=MS, deadline_ns=int(until_ms * MS))
+    orders = scheduler.dispatch(int(3.8 * MS))
+    assert len(late(orders)) == 1
+    assert rows([order for order in orders if isinstance(order, Send)]) == [4]
+
+
+def test_larger_batches_than_were_seen_are_tried_in_a_crowd() -> None:
+    """Nobody knows what they cost, but that it is no less: or one that began with small ones would keep to them."""
+    scheduler = learned(make(0, max_batch_size=64), {4: 4.0})
+    for at in range(40):
+        ask(scheduler, 4, at_ns=at, deadline_ns=20 * MS)
+    scheduler.join("w", MODEL, 1)
+    assert rows(scheduler.dispatch(0)) == [64]
+
+
 def test_a_batch_is_long_by_what_it_costs_itself() -> None:
     """Many requests that are short each make a batch that keeps to the slow lane; a small batch does not."""
     batching_rules = QueueRules(batching=BatchingSettings(max_batch_size=100))

@@ -93,6 +93,15 @@ def test_between_and_beyond_the_rows_that_were_seen() -> None:
     assert predicted == pytest.approx([400.0, 400.0, 700.0, 1000.0, 2000.0])
 
 
+def test_no_less_than_what_the_largest_took() -> None:
+    """Of what is larger than all that were seen nobody knows more; in between it is what is predicted."""
+    table = CostTable()
+    assert table.at_least("m", "", 5) == 0
+    for rows in (4, 16):
+        table.observe("m", "", 0, 100 * rows, rows)
+    assert [table.at_least("m", "", rows) for rows in (1, 10, 16, 17, 1000)] == [400, 1000, 1600, 1600, 1600]
+
+
 def test_rows_of_one_class_are_averaged_together() -> None:
     """Batches of 4 to 7 rows are one point of the curve, which moves in both directions."""
     table = CostTable()

@@ -351,6 +351,32 @@ def test_a_deadline_is_judged_by_when_a_request_is_begun(before: int, in_time: b
         ask(scheduler, 10, deadline_ms=22)
 
 
+def test_in_a_crowd_who_is_cut_fine_leaves() -> None:
+    """Ten requests of 1 ms that were given 24 ms, one each millisecond: a dispatch has 3 ms of them, each with the time for all of it."""
+    scheduler = make()
+    entries = [ask(scheduler, 1, at, deadline_ms=24 + at) for at in range(10)]
+    scheduler.join("w", A, 1)
+    *refused, send = scheduler.dispatch(int(22 * MS))
+    assert [order.entry for order in refused] == entries[:2]
+    assert send.entries == entries[2:5]
+    scheduler.finished(send.worker, send.dispatch)
+    for entry in entries[5:8]:
+        scheduler.cancel(entry)
+    refused, send = scheduler.dispatch(30 * MS)
+    assert refused.entry is entries[8], "two are a crowd still, for one worker"
+    assert send.entries == entries[9:], "the last is run, however little time it has"
+
+
+def test_who_is_cut_fine_is_run_where_nobody_waits_for_it() -> None:
+    """With a worker for each, who has 1.1 ms left for what takes 1 ms is tried."""
+    scheduler = make()
+    entries = [ask(scheduler, 1, deadline_ms=20) for _ in range(2)]
+    for name in "vw":
+        scheduler.join(name, A, 1)
+    sends = scheduler.dispatch(int(18.9 * MS))
+    assert [send.entries for send in sends] == [[entry] for entry in entries]
+
+
 def test_nobody_is_refused_for_what_is_not_known() -> None:
     """Without a prediction, without a worker, or told not to, a request is taken in."""
     scheduler = make()

@@ -11,6 +11,7 @@ from bench.sim.figures import Figures
 from bench.sim.scenario import Options, look, ms, percent, table
 from bench.sim.service import Linear, Pool, Service
 from bench.sim.setup import Setup
+from mpspool.core.settings import BatchingSettings
 
 TITLE = "Overload with deadlines"
 
@@ -26,6 +27,31 @@ SETUPS = (
 )
 _LOADS = (0.7, 0.9, 1.0, 1.15, 1.3, 1.6)
 _OVERLOAD = 1.3
+# Requests that are joined: a run of four of the first takes four times as long, one of sixteen of the other half as long again.
+_JOINED = (
+    Service(
+        "rows that cost alike",
+        Linear(0.5, 0.012),
+        sigma=0.1,
+        rows=((256, 1.0),),
+        batching=BatchingSettings(max_batch_size=1000, max_enqueued_batches=1000),
+    ),
+    Service(
+        "rows that cost little",
+        Linear(4, 0.01),
+        sigma=0.1,
+        rows=((16, 1.0),),
+        batching=BatchingSettings(max_batch_size=256, max_enqueued_batches=1000),
+    ),
+)
+_JOINED_MS, _JOINED_WORKERS = 20.0, 2
+_JOINED_LOADS = (0.9, 1.2, 2.0, 4.0)
+_JOINED_SETUPS = (
+    Setup("fifo, batches"),
+    Setup("fifo, batches, late ones kept", refuse_late=False),
+    Setup("edf, batches", policy="edf"),
+    Setup("fifo, one by one", batching=False),
+)
 
 
 def tasks(options: Options) -> dict[Key, Task]:
@@ -33,7 +59,7 @@ def tasks(options: Options) -> dict[Key, Task]:
     pool = Pool(gpus, (_MODEL,), {"m": slots})
     # One worker on a device alternates between its core and the device; several keep the device busy.
     capacity = gpus * 1e9 / (_MODEL.mean_ns() if slots == 1 else _MODEL.mean_ns(_MODEL.device))
-    return {
+    found: dict[Key, Task] = {
         (setup.title, load): Cell(
             pool,
             setup,
@@ -44,6 +70,24 @@ def tasks(options: Options) -> dict[Key, Task]:
         for setup in options.setups(SETUPS)
         for load in _LOADS
     }
+    for service in _JOINED:
+        joined = Pool(_JOINED_WORKERS, (service,))
+        streams = (Stream(service, 1.0, deadline_ms=_JOINED_MS),)
+        for setup in options.setups(_JOINED_SETUPS):
+            for load in _JOINED_LOADS:
+                arrivals = Open(streams, load * _joined_capacity(service))
+                found[service.name, setup.title, load] = Cell(
+                    joined, setup, arrivals, options.seconds or 6.0, options.seed
+                )
+    return found
+
+
+def _joined_capacity(service: Service) -> float:
+    """Requests a second that the workers run in full batches."""
+    assert service.batching is not None
+    rows, _ = service.rows[0]
+    together = service.batching.max_batch_size // rows
+    return _JOINED_WORKERS * together * 1e9 / service.alone_ns(together * rows)
 
 
 def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
@@ -66,6 +110,20 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
             ),
             [_row(key[0], figures) for key, figures in found.items() if key[1] == load],
         )
+    for service in _JOINED:
+        yield ""
+        yield f"## Joined: {service.name}"
+        yield ""
+        yield f"Answers in time a second, of requests of {service.rows[0][0]} rows that have {_JOINED_MS:g} ms, by the load in parts of what"
+        yield f"{_JOINED_WORKERS} workers can do in full batches: {_joined_capacity(service):.0f} a second."
+        titles = dict.fromkeys(key[1] for key in found if key[0] == service.name)
+        yield from table(
+            ("", *(percent(load) for load in _JOINED_LOADS)),
+            [
+                (title, *(f"{found[service.name, title, load].all.good:.0f}" for load in _JOINED_LOADS))
+                for title in titles
+            ],
+        )
 
 
 def _row(title: str, figures: Figures) -> tuple[str, ...]:
@@ -87,7 +145,7 @@ def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
     del options
     figure.set_size_inches(11, 4)
     good, late = figure.subplots(1, 2)
-    for number, title in enumerate(dict.fromkeys(key[0] for key in found)):
+    for number, title in enumerate(dict.fromkeys(key[0] for key in found if len(key) == 2)):
         results = [found[title, load] for load in _LOADS]
         # Two at a time may be the same line.
         style = look(number) | ({"linestyle": ":", "markersize": 7} if "kept" in title else {})

@@ -33,8 +33,9 @@ COALESCE_US = 4_000.0
 # do, what it holds included: who waits that long hardly notices.
 _COALESCE_QUEUED_US = 16_000.0
 _COALESCE_PART = 4
-# Nor more than such a part of the time that they are given, where more wait than there are workers.
-_COALESCE_GIVEN = 8
+# Where more wait than there are workers, what takes no more than such a part of the time that a request is given does no
+# harm to those behind it.
+_GIVEN_PART = 8
 # A backlog: that many requests, or full batches, wait for each worker, and will keep it busy for that long.
 _BACKLOG_REQUESTS = 4
 _BACKLOG_BATCHES = 2
@@ -522,12 +523,12 @@ class Queue:
         The larger a batch, the more rows in the time that it takes, but the fewer of those that wait have so much of theirs left.
         """
         given_us = (entry.deadline_ns - entry.arrived_ns) / 1e3
+        if _GIVEN_PART * self._least_us(line, most) <= given_us:
+            return most
         found: list[tuple[int, float]] = []
         rows = most
         while True:
             cost_us = self._least_us(line, rows)
-            if not cost_us:
-                return most
             there = line.rows * max(0.0, 1 - _IN_TIME_FOR_SURE * cost_us / given_us)
             found.append((rows, min(rows, there) / cost_us))
             if rows <= entry.rows:
@@ -628,7 +629,7 @@ class Queue:
         if line.count <= self.placement.open_count:
             return most_us, cost_us / 1e6
         given_us = (first.deadline_ns - first.arrived_ns) / 1e3
-        most_us = max(cost_us, min(most_us, given_us / _COALESCE_GIVEN))
+        most_us = max(cost_us, min(most_us, given_us / _GIVEN_PART))
         return most_us, _IN_TIME_FOR_SURE * most_us / 1e6
 
     def share(self) -> int:
