@@ -269,7 +269,7 @@ def test_what_became_late_in_the_queue(pool: LightPool) -> None:
         let_pass(3.5)
         assert not late.done()
     assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    text = "Deadline exceeded: the request could not have been answered before it, and was not run"
+    text = "Deadline exceeded: too little time was left for the request, and others wait that have more; it was not run"
     assert late.details() == text
     assert answer(call) == half(quick)
     assert refusals(pool, "plain") - before == Counter([Lack.TIME])

@@ -604,6 +604,43 @@ def test_a_batch_is_judged_by_when_its_worker_begins_it() -> None:
     assert rows([order for order in orders if isinstance(order, Send)]) == [4]
 
 
+def test_who_has_little_time_does_not_cut_batches_of_many_small() -> None:
+    """A batch that takes hardly longer than one of its requests is run whole, though one in twenty is late by it."""
+    scheduler = learned(make(0, max_batch_size=256), {1: 4.0, 256: 4.6})
+    for number in range(512):
+        ask(scheduler, deadline_ns=0 if number % 20 != 1 else 3 * MS)
+    scheduler.join("w", MODEL, 2)
+    orders = scheduler.dispatch(0)
+    assert rows([order for order in orders if isinstance(order, Send)])[0] == 256
+
+
+def test_batches_are_no_smaller_than_does_any_good() -> None:
+    """One that takes an eighth of the time that its requests are given harms nobody: 50 of 0.05 ms in 20."""
+    scheduler = learned(make(0, max_batch_size=1000), {1: 0.05, 1000: 50.0})
+    for _ in range(4000):
+        ask(scheduler, deadline_ns=20 * MS)
+    scheduler.join("w", MODEL, 1)
+    (send,) = scheduler.dispatch(0)
+    assert 25 <= rows([send])[0] <= 50
+
+
+def test_a_batch_that_takes_nearly_all_the_time_there_is_is_run() -> None:
+    """Who has all of it still is not cut fine."""
+    scheduler = learned(make(0, max_batch_size=64), {1: 18.0, 64: 18.2})
+    for _ in range(40):
+        ask(scheduler, deadline_ns=20 * MS)
+    scheduler.join("w", MODEL, 1)
+    assert rows(scheduler.dispatch(0)) == [40]
+
+
+def test_a_batch_that_waits_for_its_timeout_is_not_cut() -> None:
+    """What is left of it would wait for its own, beside idle workers."""
+    scheduler = learned(make(2, max_batch_size=1000, batch_timeout_us=50_000), {10: 0.125, 1000: 12.5})
+    for _ in range(100):
+        ask(scheduler, 10, deadline_ns=20 * MS)
+    assert rows(scheduler.dispatch(0)) == [1000]
+
+
 def test_larger_batches_than_were_seen_are_tried_in_a_crowd() -> None:
     """Nobody knows what they cost, but that it is no less: or one that began with small ones would keep to them."""
     scheduler = learned(make(0, max_batch_size=64), {4: 4.0})

@@ -43,7 +43,7 @@ _BACKLOG_US = 16_000.0
 # So much longer than predicted may what is to be in time take: what is cut fine is late as often as not.
 _IN_TIME_FOR_SURE = 1.15
 # So much of what could be had is as good: of batches that do, the smallest are answered soonest.
-_NEARLY = 0.9
+_NEARLY = 0.85
 # What a client makes up (an output_filter) makes no more lines than this; beyond, requests run one by one.
 _MAX_LINES = 64
 # As many choices of outputs as a worker remembers.
@@ -63,7 +63,7 @@ class QueueRules:
         batching: None where requests run one by one.
         priority_s: by how many seconds of waiting one step of priority goes before.
         fair: clients share it fairly.
-        refuse_late: what cannot meet its deadline is refused on arrival.
+        refuse_late: what cannot meet its deadline is refused, on arrival or when it is next.
     """
 
     policy: Policy = fifo
@@ -496,26 +496,47 @@ class Queue:
         return Batch(entries, cost_us, together, long)
 
     def _leave_late(
-        self, line: Line, now_ns: int, begin_ns: int, needed_s: Callable[[Entry], float]
-    ) -> Entry | None:
-        """Whoever is next and has not the time that it needs leaves, while others wait that may be in time. Returns who stays.
+        self, line: Line, now_ns: int, begin_ns: int, plan: Callable[[Entry], tuple[int, float]]
+    ) -> int:
+        """Whoever is next and has not the time that it needs leaves, while others wait that may be in time.
 
         In a crowd, where no worker is idle for it, it needs what its dispatch takes, as large as is good for all, and some
         more: to run those who have least time left, in ever smaller dispatches, makes all behind them late, too.
+
+        Args:
+            line: of whom.
+            now_ns: the time.
+            begin_ns: when the next dispatch begins.
+            plan: how large that is with a request as its first, and the seconds which that needs.
+
+        Returns:
+            How large it is with who stays.
         """
-        while (entry := line.first(now_ns)) is not None and line.count > 1 and entry.deadline_ns:
-            if not self.rules.refuse_late or begin_ns + needed_s(entry) * 1e9 <= entry.deadline_ns:
-                break
+        while (entry := line.first(now_ns)) is not None:
+            size, needed_s = plan(entry)
+            in_time = not entry.deadline_ns or begin_ns + needed_s * 1e9 <= entry.deadline_ns
+            if in_time or line.count == 1 or not self.rules.refuse_late:
+                return size
             self.discount(entry)
             self.late.append(entry)
-        return entry
+        return 0
 
-    def _batch_in_time(self, line: Line, entry: Entry, most: int) -> tuple[int, float]:
+    def _plan_batch(self, line: Line, entry: Entry, most: int, begin_ns: int) -> tuple[int, float]:
         """Rows of the next batch where this request is the first of it, and the seconds that it needs then."""
-        rows = self._rows_in_time(line, entry, most) if entry.deadline_ns else most
+        if not self.rules.refuse_late or not entry.deadline_ns:
+            return most, 0.0
+        settings = self.rules.batching
+        cost_s = entry.cost_s or 0.0
+        whole_s = _surely_s(entry, max(cost_s, self._least_us(line, most) / 1e6))
+        if begin_ns + whole_s * 1e9 <= entry.deadline_ns:
+            return most, whole_s
+        rows = most
+        # What is left of a batch that is not full would wait for its timeout.
+        if settings is not None and not batching.waits(settings):
+            rows = self._rows_in_time(line, entry, most)
         if line.rows - entry.rows < rows * self.placement.open_count:
-            return most, entry.cost_s or 0.0
-        return rows, _IN_TIME_FOR_SURE * max(entry.cost_s or 0.0, self._least_us(line, rows) / 1e6)
+            return most, cost_s
+        return rows, _surely_s(entry, max(cost_s, self._least_us(line, rows) / 1e6))
 
     def _rows_in_time(self, line: Line, entry: Entry, most: int) -> int:
         """Rows of the batches that bring most answers in time, where all that wait are given as much time as this one.
@@ -528,10 +549,10 @@ class Queue:
         found: list[tuple[int, float]] = []
         rows = most
         while True:
-            cost_us = self._least_us(line, rows)
+            cost_us = max(1.0, self._least_us(line, rows))
             there = line.rows * max(0.0, 1 - _IN_TIME_FOR_SURE * cost_us / given_us)
             found.append((rows, min(rows, there) / cost_us))
-            if rows <= entry.rows:
+            if rows <= entry.rows or _GIVEN_PART * cost_us <= given_us:
                 break
             rows = max(entry.rows, rows // 2)
         enough = _NEARLY * max(rate for _, rate in found)
@@ -541,22 +562,23 @@ class Queue:
         """What a batch of so many rows costs for sure: larger ones than were seen are tried."""
         return self.costs.at_least(self.model, line.signature, rows)
 
-    def _is_too_long(self, line: Line, rows: int, more: int, left_ns: int) -> bool:
-        """Whether a batch with more rows would be late, and is as good without them: each costs what it does by itself."""
-        longer_us = self._least_us(line, rows + more)
-        if longer_us * 1e3 <= left_ns:
+    def _is_too_long(self, line: Line, rows: int, more: int, whole: int, left_us: float) -> bool:
+        """Whether a batch is in time, is not with more rows, and brings as many in its time as the whole that could be made."""
+        cost_us = self._least_us(line, rows)
+        if not cost_us <= left_us < self._least_us(line, rows + more):
             return False
-        return rows * longer_us >= _NEARLY * (rows + more) * self._least_us(line, rows)
+        return rows * self._least_us(line, whole) >= _NEARLY * whole * cost_us
 
     def _take_batch(
         self, line: Line, settings: BatchingSettings, now_ns: int, begin_ns: int
     ) -> tuple[list[Entry], float | None]:
         most = self._rows_to_take(line, settings)
-        first = self._leave_late(
-            line, now_ns, begin_ns, lambda entry: self._batch_in_time(line, entry, most)[1]
+        most = self._leave_late(
+            line, now_ns, begin_ns, lambda entry: self._plan_batch(line, entry, most, begin_ns)
         )
-        if first is not None and self.rules.refuse_late:
-            most = self._batch_in_time(line, first, most)[0]
+        whole = min(most, line.rows)
+        whole_us = self._least_us(line, whole)
+        cut = self.rules.refuse_late and not batching.waits(settings)
         entries: list[Entry] = []
         rows = 0
         until_ns = 0
@@ -565,9 +587,11 @@ class Queue:
                 continue
             if entries and rows + entry.rows > most:
                 break
-            if entry.deadline_ns and self.rules.refuse_late:
+            if entry.deadline_ns and cut:
                 until_ns = min(until_ns or entry.deadline_ns, entry.deadline_ns)
-            if entries and until_ns and self._is_too_long(line, rows, entry.rows, until_ns - begin_ns):
+            left_us = (until_ns - begin_ns) / 1e3
+            tight = entries and until_ns and left_us < whole_us
+            if tight and self._is_too_long(line, rows, entry.rows, whole, left_us):
                 break
             self.discount(entry)
             if line.fair and entry.charge_s != entry.cost_s:
@@ -598,10 +622,7 @@ class Queue:
         self, line: Line, now_ns: int, begin_ns: int, share: int
     ) -> tuple[list[Entry], float | None]:
         """Up to `share` short ones."""
-        first = self._leave_late(
-            line, now_ns, begin_ns, lambda entry: self._short_in_time(line, entry, share)[1]
-        )
-        most_us = self._short_in_time(line, first, share)[0] if first is not None else 0.0
+        most_us = self._leave_late(line, now_ns, begin_ns, lambda entry: self._plan_short(line, entry, share))
         entries: list[Entry] = []
         total_us: float | None = 0.0
         while len(entries) < share and (entry := line.first(now_ns)) is not None:
@@ -617,20 +638,20 @@ class Queue:
             total_us = None if cost_us is None or total_us is None else total_us + cost_us
         return entries, total_us
 
-    def _short_in_time(self, line: Line, first: Entry, share: int) -> tuple[float, float]:
+    def _plan_short(self, line: Line, entry: Entry, share: int) -> tuple[int, float]:
         """Microseconds of the next dispatch where this request is the first of it, and the seconds that it needs then."""
-        cost_us = self.costs.predict(self.model, first.signature, first.size)
+        cost_us = self.costs.predict(self.model, entry.signature, entry.size)
         most_us = COALESCE_US
         if cost_us is not None and self.rules.policy is fifo and not self.rules.fair:
             part = (share + self.placement.held_each()) / _COALESCE_PART
             most_us = max(most_us, min(_COALESCE_QUEUED_US, cost_us * part))
-        if cost_us is None or not first.deadline_ns or not self.rules.refuse_late:
-            return most_us, 0.0
+        if cost_us is None or not self.rules.refuse_late or not entry.deadline_ns:
+            return int(most_us), 0.0
         if line.count <= self.placement.open_count:
-            return most_us, cost_us / 1e6
-        given_us = (first.deadline_ns - first.arrived_ns) / 1e3
+            return int(most_us), cost_us / 1e6
+        given_us = (entry.deadline_ns - entry.arrived_ns) / 1e3
         most_us = max(cost_us, min(most_us, given_us / _GIVEN_PART))
-        return most_us, _IN_TIME_FOR_SURE * most_us / 1e6
+        return int(most_us), _surely_s(entry, min(most_us, share * cost_us) / 1e6)
 
     def share(self) -> int:
         """How many requests each worker would get if all were sent now, suspects aside."""
@@ -677,6 +698,12 @@ class Queue:
     def waits(self) -> bool:
         """Whether anything waits that is no suspect."""
         return bool(self._lines)
+
+
+def _surely_s(entry: Entry, cost_s: float) -> float:
+    """What a request needs to be in time for sure, but no more than it has when half of what it has to spare is over."""
+    given_s = (entry.deadline_ns - entry.arrived_ns) / 1e9
+    return max(cost_s, min(_IN_TIME_FOR_SURE * cost_s, (cost_s + given_s) / 2))
 
 
 def _place(entry: Entry) -> tuple[float, int]:

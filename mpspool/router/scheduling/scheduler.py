@@ -46,7 +46,7 @@ _QUARANTINED = (
     "alone: it is taken for the cause, and not run again until nobody has sent it for a minute; `mpspool logs` of its "
     "model's workers has how they ended"
 )
-_TOO_LATE = "Deadline exceeded: the request could not have been answered before it, and was not run"
+_TOO_LATE = "Deadline exceeded: too little time was left for the request, and others wait that have more; it was not run"
 # Where nobody says from which cost on a job is long: from so many times the average one.
 _LONG_BY = 1.5
 _WEIGHT = 0.02  # of the newest request in that average
