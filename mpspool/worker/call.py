@@ -81,7 +81,7 @@ class Kind:
     def known_inputs(self, body: bytes) -> dict[str, Array] | None:
         """The inputs of a body that fits the layout; None where it has to be parsed all the same."""
         inputs = self.layout.arrays(body) if self.layout else None
-        return inputs | self.defaults if inputs and self.defaults else inputs
+        return inputs if inputs is None or not self.defaults else inputs | self.defaults
 
 
 class Call:

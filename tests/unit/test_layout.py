@@ -105,6 +105,13 @@ def test_nothing_changes_with_what_was_met_before(
         assert _answer(met, asked) == _answer(Predictor(engine, MODEL), asked)
 
 
+def test_a_request_without_inputs_is_known_too() -> None:
+    """All of them have defaults: it is answered by these the third time as the first."""
+    predictor = Predictor(_engine(FLOAT), MODEL)
+    answers = {_answer(predictor, _body({}, content=True)) for _ in range(4)}
+    assert [b"in0 float32 (1,) [0.0]" in answer for answer in answers] == [True]
+
+
 @pytest.mark.parametrize(
     ("number", "content", "known"),
     [
