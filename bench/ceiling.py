@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import json
 import os
 import random
 import statistics
@@ -226,11 +225,7 @@ def _write(titles: Mapping[str, str], rounds: Sequence[Round], options: argparse
         "batch": options.batch,
         "rounds": [{name: dataclasses.asdict(turn) for name, turn in found.items()} for found in rounds],
     }
-    folder, name = options.results, options.name
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.md").write_text(text)
-    (folder / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
-    print(f"\n{text}\nbench: written to {folder / name}.md, .json", flush=True)
+    report.write(options.results, options.name, text, figures)
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -10,7 +10,7 @@ import platform
 import statistics
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -366,3 +366,11 @@ def _height(part: str, sample: Sample | None) -> float:
     if sample is None:
         return 0.0
     return sample.rate if part == "pool" else 1000 * sample.cpu_s_per_1000
+
+
+def write(folder: Path, name: str, text: str, figures: Mapping[str, Any]) -> None:
+    """A report as Markdown and its figures as JSON, and both told."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.md").write_text(text)
+    (folder / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
+    print(f"\n{text}\nbench: written to {folder / name}.md, .json", flush=True)

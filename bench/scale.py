@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -91,11 +90,7 @@ def _write(found: Sequence[Series], options: argparse.Namespace) -> None:
         "seconds": options.seconds,
         "series": [dataclasses.asdict(series) for series in found],
     }
-    folder, name = options.results, options.name
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{name}.md").write_text(table)
-    (folder / f"{name}.json").write_text(json.dumps(figures, indent=1) + "\n")
-    print(f"\n{table}\nbench: written to {folder / name}.md, .json", flush=True)
+    report.write(options.results, options.name, table, figures)
 
 
 def _numbers(text: str) -> list[int]:
