@@ -59,7 +59,7 @@ test-chaos: $(VENV)/.dev $(GPU) compiler compiled
 test-versions: $(VENV)/.dev $(GPU) compiler compiled
 	$(PYTEST) $(VERSIONS)
 
-# What starts workers, once more with processes of their own for them, as on GPUs, and with nothing compiled.
+# What starts workers, once more with processes of their own for them, and with nothing compiled.
 test-exec: export MPSPOOL_COMPILED := 0
 test-exec: $(VENV)/.dev $(GPU) compiler curl openssl
 	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) tests/conformance tests/integration $(DROP_IN:%=--ignore %) $(NO_POOL:%=--ignore %)

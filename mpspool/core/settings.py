@@ -350,6 +350,8 @@ class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         control: the command that asks it.
         external: somebody else's, perhaps for other GPUs, too: asked, and neither started nor ended.
+        server_log: the file that its servers' lines end up in: a daemon in the background has them in server.log, one in
+            the foreground, as ours are, prints them.
         max_clients: of the GPU's, at once; 0 where nobody knows.
     """
 
@@ -360,6 +362,7 @@ class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
     control: list[str]
     simulated: bool = False
     external: bool = False
+    server_log: str = ""
     max_clients: int = 0
 
 

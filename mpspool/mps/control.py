@@ -57,10 +57,13 @@ def daemon_environment(settings: MpsSettings, environ: Mapping[str, str]) -> dic
     }
 
 
-# A daemon that is asked twice at once refuses some of it (seen by others on H200): one at a time from this process,
-# by pipe folder, and a question that another process's may have hit is asked again.
+# Driver 580's daemon takes one connection at a time: of eight questions at once it refused half (docs/gpu-verification.md).
+# So they come one at a time from this process, by pipe folder, and what another process's has hit is sent again.
 _turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
+_BUSY = "Cannot send command to MPS control daemon"
 _AGAIN_S = 0.05
+# How long a daemon that is told to quit waits for its clients before it cuts them off.
+_CLIENTS_LEAVE_S = 1
 
 
 class Control:
@@ -77,15 +80,30 @@ class Control:
         return cls(settings.control, daemon_environment(settings, environ))
 
     def raw(self, command: str, timeout_s: float = _ANSWER_LIMIT_S) -> str:
-        """Sends one line and returns what is printed.
+        """Sends one line and returns what is printed: a refusal, too, where the exit status does not tell.
 
         Raises:
             NotAnsweringError: no daemon, or no answer in time.
-            ControlError: the daemon refused the command.
+            ControlError: the exit status tells of a refusal.
         """
+        by_s = time.monotonic() + timeout_s
+        while True:
+            done = self._run(command, timeout_s)
+            said = (done.stdout + done.stderr).strip()
+            if "Cannot find MPS control daemon" in said:
+                pipe = self._environ.get("CUDA_MPS_PIPE_DIRECTORY")
+                raise NotAnsweringError(f"no control daemon on {pipe}")
+            if not done.returncode:
+                return done.stdout
+            if _BUSY not in said or time.monotonic() > by_s:
+                raise ControlError(f"{command!r} failed with status {done.returncode}: {said}")
+            time.sleep(_AGAIN_S)
+
+    def _run(self, command: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
+        """Raises NotAnsweringError."""
         try:
             with _turns[self._environ.get("CUDA_MPS_PIPE_DIRECTORY", "")]:
-                done = subprocess.run(
+                return subprocess.run(
                     self._command,
                     input=f"{command}\n",
                     env=self._environ,
@@ -99,12 +117,6 @@ class Control:
             raise NotAnsweringError(f"{self._command[0]} does not run: {error}") from error
         except subprocess.TimeoutExpired as error:
             raise NotAnsweringError(f"no answer to {command!r} in {timeout_s:g} s") from error
-        said = (done.stdout + done.stderr).strip()
-        if "Cannot find MPS control daemon" in said:
-            raise NotAnsweringError(f"no control daemon on {self._environ.get('CUDA_MPS_PIPE_DIRECTORY')}")
-        if done.returncode:
-            raise ControlError(f"{command!r} failed with status {done.returncode}: {said}")
-        return done.stdout
 
     def answers(self) -> bool:
         """Whether the daemon is there for clients: started is not enough."""
@@ -143,8 +155,11 @@ class Control:
             raise ControlError(f"terminate_client {server} {client} answered {said!r}")
 
     def quit(self, timeout_s: float = _ANSWER_LIMIT_S) -> None:
-        """Ends the servers and the daemon. It may still be there for a moment after the answer."""
-        self.raw("quit", timeout_s)
+        """Ends the servers and the daemon, which may still be there for a moment after the answer.
+
+        Clients have a second to leave; without a limit the daemon waits for them for ever.
+        """
+        self.raw(f"quit -t {_CLIENTS_LEAVE_S}", timeout_s)
 
     def _ask(self, command: str) -> str:
         """As raw(), twice where it is refused: a question harms nobody."""

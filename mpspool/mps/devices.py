@@ -138,16 +138,18 @@ def renumber(devices: list[GpuDevice], mask: str | None) -> list[GpuDevice]:
     """The devices that CUDA_VISIBLE_DEVICES=mask leaves, in its order, numbered from 0.
 
     None (not set) leaves all, an empty mask or "-1" none. An entry is an index (leading digits count,
-    so "1gpu" is 1) or, in a list that starts with one, a UUID or enough of its beginning to be unique.
-    An invalid entry hides itself and all after it; an entry twice hides everything.
+    so "1gpu" is 1, and blanks before them do not) or, in a list that starts with one, a UUID, in small
+    letters or capitals and with anything behind it, or enough of its beginning to be unique. An invalid
+    entry hides itself and all after it; an entry twice hides everything.
 
     Sources: CUDA C++ Programming Guide, "CUDA Environment Variables" (order, prefixes, invalid entry);
     for leading digits, duplicates and lists of one kind only, what torch.cuda found out of the driver
-    (torch/cuda/__init__.py, _parse_visible_devices, and its tests).
+    (torch/cuda/__init__.py, _parse_visible_devices, and its tests); for blanks, capitals and what stands
+    behind a UUID, what driver 580 does with one GPU (docs/gpu-verification.md).
     """
     if mask is None:
         return _numbered(devices)
-    entries = [entry.strip() for entry in mask.split(",")]
+    entries = mask.split(",")
     prefix = next((kind for kind in (_GPU, _MIG) if entries[0].startswith(kind)), "")
     positions: list[int] = []
     for entry in entries:
@@ -161,14 +163,16 @@ def renumber(devices: list[GpuDevice], mask: str | None) -> list[GpuDevice]:
 
 
 def _by_index(entry: str) -> int | None:
-    digits = re.match(r"\+?\d+", entry)
+    digits = re.match(r"\s*\+?\d+", entry)
     return int(digits[0]) if digits else None
 
 
 def _by_uuid(devices: list[GpuDevice], entry: str, prefix: str) -> int | None:
-    if not entry.startswith(prefix):
+    if not entry.startswith(prefix) or entry == prefix:
         return None
-    found = [position for position, device in enumerate(devices) if device.uuid.startswith(entry)]
+    asked = entry.lower()
+    uuids = [device.uuid.lower() for device in devices]
+    found = [position for position, uuid in enumerate(uuids) if uuid.startswith(asked[: len(uuid)])]
     return found[0] if len(found) == 1 else None
 
 

@@ -1,8 +1,9 @@
-"""What an MPS server's log says of who caused a fatal fault.
+"""What an MPS server writes of a fatal fault: that there was one, and who caused it.
 
-NVIDIA documents that the log of a fatal memory fault names the pid of the client that triggered it, and shows no such
-line; what it shows, "The following clients have a sticky error set:" with a pid a line, are those that were hit. So a
-pid counts where a line says of it that it caused, triggered or encountered the fault, or where it is the only one hit.
+Driver 580 names the cause: "Client {PID: 1313, Context: 1} encountered a fatal GPU error." Those that were hit, the cause
+among them, follow a line "The following client process have a sticky error set:", a pid a line; NVIDIA's documentation
+has "clients" there. So a pid counts where a line says of it that it caused, triggered or encountered the fault, or where
+it is the only one hit.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ _PREFIX = re.compile(r"^\[[^\]]*\]\s*")
 _FAULT = re.compile(r"\bfatal\b|\bfault\b", re.IGNORECASE)
 _CAUSE = re.compile(r"trigger|caus|encounter|raised", re.IGNORECASE)
 _PID = re.compile(r"\bPID[:\s]+(\d+)|\bclient\s+\{?(\d+)", re.IGNORECASE)
-_HIT = re.compile(r"clients have a sticky error", re.IGNORECASE)
+_HIT = re.compile(r"clients?( process)? have a sticky error", re.IGNORECASE)
+_HANDLED = re.compile(r"handling a fatal GPU error", re.IGNORECASE)
 
 
 def culprits(lines: list[str]) -> list[int]:
-    """The pids that caused a fatal fault, as far as these lines of a server.log name them."""
+    """The pids that caused a fatal fault, as far as these lines of a server's name them."""
     named: list[int] = []
     hit: list[int] = []
     listing = False
@@ -36,24 +38,36 @@ def culprits(lines: list[str]) -> list[int]:
 
 
 class ServerLog:
-    """A server.log that grows, read a piece at a time."""
+    """The file that a server's lines end up in, from what it had when we began to look, or were last told to forget."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._read = self._size()
+        self._known = self._size()
+
+    def faulted(self) -> bool:
+        """Whether there was a fatal fault."""
+        return any(_HANDLED.search(line) for line in self._lines())
 
     def culprits(self) -> list[int]:
-        """Those that the lines added since the last call name, or since we began to look."""
+        """Those who caused it, as far as the lines name them."""
+        return culprits(self._lines())
+
+    def forget(self) -> None:
+        """What is there by now is of no later fault."""
+        self._known = self._size()
+
+    def _lines(self) -> list[str]:
         size = self._size()
-        begin = max(self._read if self._read <= size else 0, size - _TAIL_BYTES)
-        self._read = size
+        if size < self._known:  # another file has taken its place
+            self._known = 0
+        begin = max(self._known, size - _TAIL_BYTES)
         try:
             with self._path.open("rb") as file:
                 file.seek(begin)
                 added = file.read(size - begin)
         except OSError:
             return []
-        return culprits(added.decode(errors="replace").splitlines())
+        return added.decode(errors="replace").splitlines()
 
     def _size(self) -> int:
         try:

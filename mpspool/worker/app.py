@@ -131,7 +131,8 @@ class Worker:
         device.require_mps(self._config)
         clock_ns = device.run_clock_ns(self._config)
         self._runner = Runner(predictor, self._config.model.batching, self._progress, clock_ns)
-        weights = checked(engine.weights(), before_bytes, path, warm=calls > 0)
+        on_gpu = device.on_gpu(self._config.slot)
+        weights = checked(engine.weights(), before_bytes, path, warm=calls > 0, on_gpu=on_gpu)
         logger.info(
             "ready",
             engine=engine.name,

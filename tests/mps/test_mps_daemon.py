@@ -129,9 +129,10 @@ def test_starts_answers_and_quits(place: Place) -> None:
     assert wrapper.wait(LIMIT_S) == 0
     assert place.nothing_left()
     assert not place.control.answers()
-    log = (Path(place.settings.log_dir) / "control.log").read_text()
-    assert "Received command 'quit'" in log
-    assert all("SIMULATED" in line for line in log.splitlines())
+    log = [line for line in place.said().splitlines() if line.startswith("[")]
+    assert any("Received command 'quit -t 1'" in line for line in log)
+    assert all("SIMULATED" in line for line in log)
+    assert not list(Path(place.settings.log_dir).glob("*.log")), "in the foreground it prints all it has to say"
 
 
 def test_clients_are_listed_terminated_and_gone(place: Place) -> None:
@@ -149,13 +150,12 @@ def test_clients_are_listed_terminated_and_gone(place: Place) -> None:
     assert first.recv(100) == b""
     first.close()
     assert place.control.client_list(server) == []
-    with pytest.raises(ControlError, match="no client"):
+    with pytest.raises(ControlError, match="Invalid process"):
         place.control.terminate_client(server, os.getpid())
-    with pytest.raises(ControlError, match="unknown command 'nonsense'"):
-        place.control.raw("nonsense")
-    log = (Path(place.settings.log_dir) / "server.log").read_text()
-    assert f"Client {{PID: {os.getpid()}, Context ID: 0}} terminated" in log
-    assert all("SIMULATED" in line for line in log.splitlines())
+    with pytest.raises(ControlError, match="Server 1 not found"):
+        place.control.client_list(1)
+    assert place.control.raw("nonsense") == 'Unknown command "nonsense"\n'
+    assert f"Client {{PID: {os.getpid()}, Context ID: 0}} terminated" in place.said()
 
 
 def test_client_limit_is_the_architectures(place: Place) -> None:
@@ -175,7 +175,7 @@ def test_client_limit_is_the_architectures(place: Place) -> None:
 
 
 def test_quits_with_clients_attached(place: Place) -> None:
-    """A client that will not leave does not keep the daemon or its server alive."""
+    """A client that will not leave keeps the daemon and its server alive no longer than a second."""
     wrapper = place.start_ready()
     client, server = place.attached()
     wrapper.send_signal(signal.SIGINT)
@@ -263,7 +263,7 @@ def test_daemon_left_running_is_ended_by_quit(place: Place) -> None:
     assert len(stale) == 1
     assert not process.alive(stale[0])
     assert not process.alive(server)
-    assert "Received command 'quit'" in (Path(place.settings.log_dir) / "control.log").read_text()
+    assert "Received command 'quit -t 1'" in (Path(place.settings.log_dir) / "control.log").read_text()
     client.close()
 
 
@@ -290,7 +290,7 @@ def test_parents_death_means_quit(place: Place, tmp_path: Path) -> None:
             str(pid_file),
             *(sys.executable, "-P", "-m", "mpspool.mps.daemon", str(place.file)),
         ],
-        stderr=subprocess.DEVNULL,
+        stderr=place.output.open("ab"),
     )
     until(place.control.answers, "ready")
     wrapper = int(pid_file.read_text())
@@ -300,7 +300,7 @@ def test_parents_death_means_quit(place: Place, tmp_path: Path) -> None:
     until(lambda: not process.alive(wrapper), "the wrapper ends")
     assert place.nothing_left()
     assert not process.alive(server)
-    assert "Received command 'quit'" in (Path(place.settings.log_dir) / "control.log").read_text()
+    assert "Received command 'quit -t 1'" in place.said()
     client.close()
 
 

@@ -49,6 +49,7 @@ class ScriptedDaemon(Daemon):
         super().__init__(settings)
         self.answer: Answer | None = Answer({SERVER: "ACTIVE"}, frozenset(PIDS.values()))
         self.named: list[int] = []
+        self.had_fault = False
         self.silence_s = 0.0
         self.asked = self.restarts = 0
 
@@ -72,7 +73,11 @@ class ScriptedDaemon(Daemon):
     def silent_s(self) -> float:
         return self.silence_s
 
+    def faulted(self) -> bool:
+        return self.had_fault
+
     async def culprits(self) -> list[int]:
+        self.had_fault = False
         return self.named
 
 
@@ -262,6 +267,26 @@ def test_a_fault_takes_the_workers_of_one_gpu(monkeypatch: pytest.MonkeyPatch) -
         faults = {one["device"]: one["faults"] for one in pool.gpus.messages()}
         assert faults == {"gpu0": 1, "gpu1": 0}
         assert OTHER not in pool.endings
+
+    play(story, monkeypatch)
+
+
+def test_a_fault_that_is_over_when_it_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that it hit have ended by themselves, so the server is well again: its words tell, and the culprit counts."""
+
+    async def story(pool: Pool) -> None:
+        daemon = pool.daemons["gpu0"]
+        daemon.named, daemon.had_fault = [PIDS[SECOND]], True
+        pool.told.clear()
+        pool.end(SECOND)
+        await auntil(lambda: bool(pool.condemned()))
+        (condemned,) = pool.condemned()
+        assert condemned["culprits"] == [str(SECOND)]
+        assert "fatal fault" in condemned["reason"]
+        assert pool.endings == {FIRST}
+        assert "clear" not in [op for op, _ in pool.told]
+        pool.end(FIRST)
+        await auntil(lambda: pool.state("gpu0") is DomainState.RECOVERING)
 
     play(story, monkeypatch)
 

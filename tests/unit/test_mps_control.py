@@ -62,6 +62,22 @@ def test_failures_are_told_apart(tmp_path: Path, body: str, error: type[ControlE
     assert type(caught.value) is error
 
 
+def test_a_daemon_that_is_busy_is_asked_again(tmp_path: Path) -> None:
+    """It takes one connection at a time; what is refused for another reason is not sent again."""
+    busy = "print('Cannot send command to MPS control daemon process', file=sys.stderr); sys.exit(1)"
+    times = f"file = open({str(tmp_path / 'asked')!r}, 'a'); file.write('x'); file.close()"
+    body = f"{times}\nif os.path.getsize({str(tmp_path / 'asked')!r}) < 3: {busy}\nprint('0')"
+    control(tmp_path, body).terminate_client(1, 2)
+    assert (tmp_path / "asked").read_text() == "xxx"
+    with pytest.raises(ControlError, match="Cannot send command"):
+        control(tmp_path, busy).raw("ps", timeout_s=0.2)
+
+
+def test_a_daemon_that_quits_does_not_wait_for_its_clients(tmp_path: Path) -> None:
+    control(tmp_path, f"open({str(tmp_path / 'told')!r}, 'w').write(sys.stdin.read())").quit()
+    assert (tmp_path / "told").read_text() == "quit -t 1\n"
+
+
 def test_missing_program_and_hanging_daemon_do_not_answer(tmp_path: Path) -> None:
     """Neither raises anything a caller would not expect, nor waits for ever."""
     with pytest.raises(NotAnsweringError, match="does not run"):

@@ -23,9 +23,10 @@ from mpspool.mps.simulated.shares import Share, Wish, of_environment, wish
 from mpspool.mps.simulated.state import ServerStatus
 
 UUID = "GPU-00000001-0000-0000-0000-51301a7ed000"
-PS_HEADER = "PID ID SERVER DEVICE NAMESPACE COMMAND\n"
-PS_7 = "".join(f"7 {number} 100 GPU-00000001-0000-0000 4026531836 worker\n" for number in (0, 1))
-PS_8 = "8 2 100 GPU-00000001-0000-0000 4026531836 worker\n"
+PS_HEADER = "PID       ID        SERVER         DEVICE                    NAMESPACE      COMMAND        \n"
+_PS_REST = "100            GPU-00000001-0000-0000    4026531836     worker         \n"
+PS_7 = "".join(f"7         {number}         {_PS_REST}" for number in (0, 1))
+PS_8 = f"8         2         {_PS_REST}"
 GIB = 2**30
 
 
@@ -119,8 +120,8 @@ def test_server_that_is_not_active_refuses(state: MpsState, status: ServerStatus
         ("get_server_list", "100\n"),
         ("get_server_status 100", "ACTIVE\n"),
         ("  get_client_list   100 ", "7\n8\n"),
-        ("get_device_client_list", f"Device {UUID}\n7\n8\n"),
-        ("get_device_client_list 100", f"Device {UUID}\n7\n8\n"),
+        ("get_device_client_list", "[0] 00:00.0, SIMULATED GPU\n7.0\n7.1\n8.2\n"),
+        ("get_device_client_list 100", "[0] 00:00.0, SIMULATED GPU\n7.0\n7.1\n8.2\n"),
         ("get_default_active_thread_percentage", "100.0\n"),
         ("get_active_thread_percentage 100", "100.0\n"),
         ("get_default_device_pinned_mem_limit 0", ""),
@@ -130,7 +131,7 @@ def test_server_that_is_not_active_refuses(state: MpsState, status: ServerStatus
         ("ps -p 100", PS_HEADER + PS_7 + PS_8),
     ],
 )
-def test_lists_have_the_documented_form(state: MpsState, line: str, text: str) -> None:
+def test_lists_have_the_real_ones_form(state: MpsState, line: str, text: str) -> None:
     """What a script that reads the real daemon gets here too."""
     assert answer(state, line) == Answer(text)
 
@@ -140,7 +141,8 @@ def test_lists_have_the_documented_form(state: MpsState, line: str, text: str) -
     [
         ("start_server -uid 1000", "", StartServer(1000)),
         ("terminate_client 100 7", "0\n", TerminateClient(100, 7)),
-        ("quit", "", Quit()),
+        ("quit", "", Quit(None)),
+        ("quit -t 1", "", Quit(1)),
         ("simulate_clients", "", TellClients()),
         ("simulate_fault server-fault", "SIMULATED: server-fault\n", Fail("server-fault", 100)),
         ("simulate_fault server-fault 8", "SIMULATED: server-fault\n", Fail("server-fault", 100, 8)),
@@ -164,30 +166,25 @@ def test_what_is_to_be_done_is_an_order(state: MpsState, line: str, text: str, o
 @pytest.mark.parametrize(
     "line",
     [
-        "get_servers",
         "get_server_status",
-        "get_server_status 5",
         "get_client_list x",
-        "get_client_list 5",
         "start_server",
         "start_server -uid x",
         "terminate_client 100",
-        "terminate_client 5 7",
-        "terminate_client 100 9",
         "ps 7",
-        "ps -p 7",
+        "quit 1",
+        "quit -t",
+        "quit -t soon",
         "set_default_active_thread_percentage",
         "set_default_active_thread_percentage 0",
         "set_default_active_thread_percentage 100.1",
         "set_default_active_thread_percentage nan",
         "set_active_thread_percentage 50",
-        "set_active_thread_percentage 5 50",
         "set_active_thread_percentage 100 -1",
         "set_default_device_pinned_mem_limit 0",
         "set_default_device_pinned_mem_limit 0 2",
         "set_default_device_pinned_mem_limit 0 1.5G",
         "set_device_pinned_mem_limit 100 0",
-        "set_device_pinned_mem_limit 5 0 2G",
         "set_device_pinned_mem_limit 100 0 2K",
         "set_default_client_priority 2",
         "set_default_client_priority",
@@ -203,14 +200,37 @@ def test_what_is_to_be_done_is_an_order(state: MpsState, line: str, text: str, o
         "simulate_fault daemon-hang 1 2",
     ],
 )
-def test_refusals_fail_and_say_who_refuses(state: MpsState, line: str) -> None:
-    """An unknown command, a wrong argument or an unknown pid is refused with a reason, and nothing is changed."""
+def test_wrong_arguments_are_refused_in_words_of_our_own(state: MpsState, line: str) -> None:
+    """Nothing is changed."""
     refusal = answer(state, line)
     assert refusal.failed
     assert refusal.text.startswith("SIMULATED: ")
     assert refusal.order is None
     assert state.share(100) == Share()
     assert state.defaults.share(UUID) == Share()
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("get_servers", 'Unknown command "get_servers"'),
+        ("get_server_status 5", "Server 5 not found"),
+        ("get_client_list 5", "Server 5 not found"),
+        ("ps -p 7", "Server 7 not found"),
+        ("set_active_thread_percentage 5 50", "Server 5 not found"),
+        ("set_device_pinned_mem_limit 5 0 2G", "Server 5 not found"),
+        ("terminate_client 5 7", "Server 5 not found\nServer 5 not found!\n1"),
+        ("terminate_client 100 9", "Invalid process 9!\n1"),
+    ],
+)
+def test_refusals_are_answers_in_the_real_ones_words(state: MpsState, line: str, text: str) -> None:
+    assert answer(state, line) == Answer(f"{text}\n")
+
+
+def test_nobody_is_listed_before_there_is_a_server() -> None:
+    state = MpsState(UUID, 48)
+    assert answer(state, "ps") == Answer("Server not found\n")
+    assert answer(state, "get_device_client_list") == Answer("")
 
 
 @pytest.mark.parametrize("what", ["server-fault", "client-wedge", "ecc", "server-death"])

@@ -136,6 +136,7 @@ def test_all_visible_gpus_times_contexts() -> None:
         pipe_dir="/run/pool/mps/gpu1/pipe",
         log_dir="/run/pool/mps/gpu1/log",
         control=CONTROL,
+        server_log="/run/pool/logs/mps.gpu1.log",
         max_clients=48,
     )
     assert {slot.mps_pipe for slot in made.models[0].slots} == {

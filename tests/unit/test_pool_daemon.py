@@ -14,6 +14,9 @@ from mpspool.core.settings import MpsSettings
 from mpspool.supervisor.pool.daemon import Answer, Daemon
 
 
+HANDLED = "Server is handling a fatal GPU error.\n"
+
+
 @pytest.fixture
 def daemon(tmp_path: Path) -> Daemon:
     return Daemon(
@@ -23,6 +26,7 @@ def daemon(tmp_path: Path) -> Daemon:
             pipe_dir=str(tmp_path / "pipe"),
             log_dir=str(tmp_path),
             control=["/nowhere/nvidia-cuda-mps-control"],
+            server_log=str(tmp_path / "printed"),
         )
     )
 
@@ -91,14 +95,19 @@ def test_whom_a_fault_is_laid_to(daemon: Daemon, tmp_path: Path) -> None:
     """Lines that are written just after the fault was seen count, and those of a fault that is over do not."""
 
     async def read() -> None:
-        log = tmp_path / "server.log"
+        log = tmp_path / "printed"
         asking = asyncio.create_task(daemon.culprits())
         await asyncio.sleep(0)
-        log.write_text("The following clients have a sticky error set:\n123\n")
+        assert not daemon.faulted()
+        log.write_text(f"{HANDLED}The following clients have a sticky error set:\n123\n")
+        assert daemon.faulted()
         assert await asking == [123]
+        assert not daemon.faulted(), "it has been told"
         with log.open("a") as file:
-            file.write("The following clients have a sticky error set:\n456\n")
-        daemon.forget_culprits()
+            file.write(f"{HANDLED}The following clients have a sticky error set:\n456\n")
+        assert daemon.faulted()
+        daemon.forget_faults()
+        assert not daemon.faulted()
         assert await daemon.culprits() == []
 
     asyncio.run(read())

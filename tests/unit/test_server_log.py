@@ -20,6 +20,33 @@ DOCUMENTED = """\
 """.splitlines()
 
 
+# Driver 580.159 on an H200: 1313 wrote to an address that is not mapped, 1299 was idle.
+SEEN = """\
+[2026-11-27 00:08:06.777 Server  1301] Client {PID: 1313, Context: 1} encountered a fatal GPU error.
+[2026-11-27 00:08:06.777 Server  1301] Server is handling a fatal GPU error.
+[2026-11-27 00:08:06.778 Server  1301] Client {PID: 1299, Context ID: 1} on device 0 to be torn down
+[2026-11-27 00:08:06.778 Server  1301] Client {PID: 1313, Context ID: 1} on device 0 to be torn down
+[2026-11-27 00:08:06.778 Server  1301] All clients belonging to error trigging process 1299 will be torn down
+[2026-11-27 00:08:06.778 Server  1301] Client {PID: 1299, Context ID: 1} on the error-trigging process 1299 to be torn down
+[2026-11-27 00:08:06.778 Server  1301] All clients belonging to error trigging process 1313 will be torn down
+[2026-11-27 00:08:06.778 Server  1301] Client {PID: 1313, Context ID: 1} on the error-trigging process 1313 to be torn down
+[2026-11-27 00:08:06.778 Server  1301] The following devices will be reset:
+[2026-11-27 00:08:06.778 Server  1301] 0
+[2026-11-27 00:08:06.778 Server  1301] The following client process have a sticky error set:
+[2026-11-27 00:08:06.778 Server  1301] 1299
+[2026-11-27 00:08:06.778 Server  1301] 1313
+[2026-11-27 00:08:06.799 Server  1301] Server failed to recevie command with status 806, assuming client {PID: 1313, Context ID: 1} exit
+[2026-11-27 00:08:06.799 Server  1301] Client {PID: 1313, Context ID: 1} exiting. Number of active client contexts is 1.
+[2026-11-27 00:08:06.803 Server  1301] Destroy server context on device 0 (NVIDIA H200)
+[2026-11-27 00:08:06.903 Server  1301] Client process 1313 disconnected
+""".splitlines()
+
+
+def test_what_a_real_one_wrote() -> None:
+    assert culprits(SEEN) == [1313]
+    assert culprits([line for line in SEEN if "encountered" not in line]) == []
+
+
 def test_those_that_were_hit_are_not_the_cause() -> None:
     assert culprits(DOCUMENTED) == []
 
@@ -43,12 +70,13 @@ def test_only_what_was_added_counts(tmp_path: Path) -> None:
     """Also where the file was replaced by a shorter one, and where there is none yet."""
     file = tmp_path / "server.log"
     assert ServerLog(file).culprits() == []
-    file.write_text("Fatal fault caused by client PID: 1\n")
+    file.write_text("Fatal fault caused by client PID: 1\nServer is handling a fatal GPU error.\n")
     log = ServerLog(file)
-    assert log.culprits() == []
+    assert (log.culprits(), log.faulted()) == ([], False)
     with file.open("a") as more:
-        more.write("Fatal fault caused by client PID: 2\n")
-    assert log.culprits() == [2]
-    assert log.culprits() == []
+        more.write("Fatal fault caused by client PID: 2\nServer is handling a fatal GPU error.\n")
+    assert (log.culprits(), log.faulted()) == ([2], True)
+    log.forget()
+    assert (log.culprits(), log.faulted()) == ([], False)
     file.write_text("Fatal fault caused by client PID: 3\n")
-    assert log.culprits() == [3]
+    assert (log.culprits(), log.faulted()) == ([3], False)

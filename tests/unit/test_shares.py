@@ -235,10 +235,10 @@ def test_tensorflow_fits_the_pinned_limit(tmp_path: Path) -> None:
             "3GiB",
             "{limit_bytes: 3GiB}",
             "mps.pinned_memory",
-            "3GiB is less than a's gpu_memory.limit_bytes, 3GiB, and about 512MiB for its CUDA context",
+            "3GiB is less than a's gpu_memory.limit_bytes, 3GiB, and about 768MiB for its CUDA context",
         ),
         ("2GiB", "{fraction: 0.5}", "mps.pinned_memory", "2GiB is less than a's gpu_memory.fraction, 40GiB"),
-        ("512MiB", "{}", "mps.pinned_memory", "leaves a nothing: a CUDA context takes about 512MiB"),
+        ("768MiB", "{}", "mps.pinned_memory", "leaves a nothing: a CUDA context takes about 768MiB"),
     ],
 )
 def test_what_cannot_fit_is_refused(tmp_path: Path, pool: str, model: str, path: str, told: str) -> None:
@@ -254,12 +254,12 @@ def test_what_cannot_fit_is_refused(tmp_path: Path, pool: str, model: str, path:
 def test_the_context_has_room_beside_tensorflow(tmp_path: Path) -> None:
     """The limit that is just enough is taken, in the file and live."""
     text = (
-        "mps: {pinned_memory: 3584MiB}\nmodels: [{name: a, base_path: /a, gpu_memory: {limit_bytes: 3GiB}}]"
+        "mps: {pinned_memory: 3840MiB}\nmodels: [{name: a, base_path: /a, gpu_memory: {limit_bytes: 3GiB}}]"
     )
     model = make(configure(tmp_path, text)).models[0]
     assert shares.misfit(model, model.slots[0]) == ""
     less = Override(pinned_bytes=3 * GIB).over(model.slots[0])
-    assert "about 512MiB for its CUDA context" in shares.misfit(model, less)
+    assert "about 768MiB for its CUDA context" in shares.misfit(model, less)
 
 
 def test_shares_that_differ_between_gpus_are_told_by_gpu(tmp_path: Path) -> None:

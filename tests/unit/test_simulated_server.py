@@ -73,9 +73,9 @@ def test_fault_hits_all_and_names_its_culprit() -> None:
     }
     assert all("SIMULATED" in line for line in said(orders).values())
     assert Xid(31) in orders
-    assert "Client {PID: 7, Context ID: 0} triggered a fatal GPU memory fault" in logged(orders)
+    assert "Client {PID: 7, Context ID: 0} encountered a fatal GPU error." in logged(orders)
     assert "PID: 8" not in logged(orders)
-    assert "The following clients have a sticky error set:\n7\n8" in logged(orders)
+    assert "The following client process have a sticky error set:\n7\n8" in logged(orders)
     assert state.status is FAULT
     refused = state.attach(9, 3, Share())
     assert said(refused)[3].startswith("REFUSED 807 SIMULATED ")
@@ -102,7 +102,7 @@ def test_fault_without_a_culprit_names_nobody() -> None:
     """As where the hardware does not say."""
     orders = with_clients(7, 8).fault()
     assert {line.split()[1] for line in said(orders).values()} == {"719"}
-    assert "triggered" not in logged(orders)
+    assert "encountered" not in logged(orders)
     assert Xid(13) in orders
 
 
@@ -112,7 +112,7 @@ def test_memory_error_hits_all_and_is_nobodys_doing() -> None:
         orders = with_clients(7, 8).ecc_error(pid)
         assert {number: line.split()[1] for number, line in said(orders).items()} == errors
         assert [order for order in orders if isinstance(order, Xid)] == [Xid(94)]
-        assert "triggered" not in logged(orders)
+        assert "encountered" not in logged(orders)
     assert ready().ecc_error()[-1] == Rebuild(), "nobody was there"
 
 

@@ -1,9 +1,9 @@
 """The control daemon's commands: a line in, a text and what to do about it out. Pure.
 
-Names, arguments, answers and the lists' formats are NVIDIA's ("Multi-Process Service", nvidia-cuda-mps-control and
-"Client Early Termination"; set_default_active_thread_percentage and terminate_client as seen of driver R580). The
-texts of refusals are not documented; these are our own. So are the commands that begin with simulate_, which have the
-stand-in fail, and tell of it what the real one would not.
+Names and arguments are NVIDIA's ("Multi-Process Service", nvidia-cuda-mps-control and "Client Early Termination"). Answers,
+lists and refusals are as driver 580's daemon has them, for which a refusal is an answer like any other: its program exits
+with 0. What is marked SIMULATED is our own: the refusal of arguments, and the commands that begin with simulate_, which
+have the stand-in fail, tell of it what the real one would not, and exit with 1 where that cannot be done.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from mpspool.mps.simulated.daemon_state import MpsState, Server
 # How long a daemon hangs that is not told how long.
 FOR_GOOD_S = 1e9
 _UUID_CHARS = len("GPU-cb1213a3-d6a4-be7f")
+_PS_HEAD = ("PID", "ID", "SERVER", "DEVICE", "NAMESPACE", "COMMAND")
+_PS_ROW = "{:<9} {:<9} {:<14} {:<25} {:<14} {:<15}\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,9 @@ class TerminateClient:
 
 @dataclass(frozen=True, slots=True)
 class Quit:
-    """End all servers, their clients cut off, then the daemon."""
+    """End all servers, then the daemon: once no client is left, or after so many seconds; None for as long as it takes."""
+
+    limit_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,10 @@ class _UsageError(Exception):
     """A known command with arguments it does not take."""
 
 
+class _RefusedError(Exception):
+    """The real daemon's own words for what it does not do."""
+
+
 Command = Callable[[MpsState, list[str]], Answer]
 
 
@@ -86,9 +94,11 @@ def answer(state: MpsState, line: str) -> Answer:
         return Answer()
     command = _COMMANDS.get(words[0])
     if command is None:
-        return refuse(f"unknown command {words[0]!r}")
+        return Answer(f'Unknown command "{words[0]}"\n')
     try:
         return command(state, words[1:])
+    except _RefusedError as error:
+        return Answer(f"{error}\n")
     except (_UsageError, ValueError) as error:
         return refuse(f"{words[0]}: {error}")
 
@@ -115,7 +125,7 @@ def _number(words: list[str]) -> int:
 def _server(state: MpsState, words: list[str]) -> Server:
     pid = _number(words)
     if pid not in state.servers:
-        raise _UsageError(f"no server {pid}")
+        raise _RefusedError(f"Server {pid} not found")
     return state.servers[pid]
 
 
@@ -143,38 +153,40 @@ def _get_client_list(state: MpsState, words: list[str]) -> Answer:
 
 def _get_device_client_list(state: MpsState, words: list[str]) -> Answer:
     servers = [_server(state, words)] if words else list(state.servers.values())
-    pids = [pid for server in servers for pid in server.client_pids]
-    return Answer("".join([f"Device {state.device_uuid}\n", *(f"{pid}\n" for pid in pids)]))
+    clients = [client for server in servers for client in server.clients.values()]
+    device = ["[0] 00:00.0, SIMULATED GPU\n"] if servers else []
+    return Answer("".join([*device, *(f"{client.pid}.{client.number}\n" for client in clients)]))
 
 
 def _ps(state: MpsState, words: list[str]) -> Answer:
     if words and words[0] != "-p":
         raise _UsageError("expects nothing or -p PID")
     servers = [_server(state, words[1:])] if words else list(state.servers.values())
+    if not servers:
+        raise _RefusedError("Server not found")
+    uuid = state.device_uuid[:_UUID_CHARS]
     rows = [
-        f"{client.pid} {client.number} {server.pid} {state.device_uuid[:_UUID_CHARS]} {client.namespace}"
-        f" {client.command}\n"
+        (client.pid, client.number, server.pid, uuid, client.namespace, client.command)
         for server in servers
         for client in server.clients.values()
     ]
-    return Answer("".join(["PID ID SERVER DEVICE NAMESPACE COMMAND\n", *rows]))
+    return Answer("".join(_PS_ROW.format(*row) for row in [_PS_HEAD, *rows]))
 
 
 def _terminate_client(state: MpsState, words: list[str]) -> Answer:
     _expect(words, 2, "a server's and a client's PID")
-    server = _server(state, words[:1])
-    return Answer("0\n", order=TerminateClient(server.pid, _client_of(server, words[1:])))
+    pid, client = _number(words[:1]), _number(words[1:])
+    if pid not in state.servers:
+        raise _RefusedError(f"Server {pid} not found\nServer {pid} not found!\n1")
+    if client not in state.servers[pid].client_pids:
+        raise _RefusedError(f"Invalid process {client}!\n1")
+    return Answer("0\n", order=TerminateClient(pid, client))
 
 
-def _client_of(server: Server, words: list[str]) -> int:
-    client = _number(words)
-    if client not in server.client_pids:
-        raise _UsageError(f"server {server.pid} has no client {client}")
-    return client
-
-
-def _quit(_state: MpsState, _words: list[str]) -> Answer:
-    return Answer(order=Quit())
+def _quit(_state: MpsState, words: list[str]) -> Answer:
+    if words and words[0] != "-t":
+        raise _UsageError("expects nothing or -t SECONDS")
+    return Answer(order=Quit(_number(words[1:]) if words else None))
 
 
 # -- what clients are given --------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import fcntl
+import functools
 import json
 import os
 import signal
@@ -24,13 +25,14 @@ from mpspool.mps.simulated.commands import Answer, Fail, Quit, StartServer, Tell
 from mpspool.mps.simulated.daemon_state import MpsState, RefusedError
 from mpspool.mps.simulated.figures import Figures
 from mpspool.mps.simulated.inventory import COMPUTE_CAPABILITY
-from mpspool.mps.simulated.paths import Log, Paths
+from mpspool.mps.simulated.paths import Paths, write_log
 from mpspool.mps.simulated.server import MAX_MESSAGE_BYTES
 from mpspool.mps.simulated.state import MPS_SERVER_NOT_READY, ServerStatus, refusal
 
 _QUIT_LIMIT_S = 2.0
 _LOOK_LIMIT_S = 2.0
 _POLL_S = 0.2
+_LEFT_POLL_S = 0.02
 
 
 class AlreadyRunningError(Exception):
@@ -61,12 +63,17 @@ class _ServerProcess:
 class ControlDaemon:
     """One daemon on one pipe folder, for the device that CUDA_VISIBLE_DEVICES names."""
 
-    def __init__(self, paths: Paths, environ: Mapping[str, str]) -> None:
-        """Raises ValueError where the environment limits clients in a way that cannot be understood."""
+    def __init__(self, paths: Paths, environ: Mapping[str, str], *, log_files: bool) -> None:
+        """`log_files`: its servers write to server.log, and not to our stderr.
+
+        Raises:
+            ValueError: the environment limits clients in a way that cannot be understood.
+        """
         uuid = environ.get("CUDA_VISIBLE_DEVICES", "all")
         self._paths = paths
         self._state = MpsState(uuid, max_clients(COMPUTE_CAPABILITY), shares.of_environment(environ))
-        self._log = Log(paths.log / "control.log", "Control", sys.stderr)
+        self._log = functools.partial(write_log, "Control")
+        self._log_files = log_files
         self._figures = Figures(paths.figures, uuid, environ)
         self._state.lost = self._figures.lost
         self._servers: dict[int, _ServerProcess] = {}
@@ -137,7 +144,10 @@ class ControlDaemon:
                 await self._server_for(uid)
             case TerminateClient(server, client):
                 await self._terminate(server, client)
-            case Quit():
+            case Quit(limit_s):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(limit_s):
+                        await self._all_left()
                 await self._end_servers()
                 self._quit.set()
             case TellClients():
@@ -145,6 +155,11 @@ class ControlDaemon:
             case Fail():
                 await self._fail(reply.order)
         return reply
+
+    async def _all_left(self) -> None:
+        """Returns when no server has a client."""
+        while not all(server.unused for server in self._state.servers.values()):
+            await asyncio.sleep(_LEFT_POLL_S)
 
     async def _terminate(self, server_pid: int, client_pid: int) -> None:
         """Returns when the client is off the list, or its server has ended."""
@@ -258,11 +273,13 @@ class ControlDaemon:
 
     def _start_server(self, uid: int) -> _ServerProcess:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with theirs, contextlib.ExitStack() as stack:
+            log = stack.enter_context(self._paths.server_log.open("a")) if self._log_files else None
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "mpspool.mps.simulated.server", str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
+                stderr=log,
                 start_new_session=True,
             )
         ours.setblocking(False)

@@ -29,6 +29,8 @@ def main(arguments: list[str]) -> int:
             return _commands(sys.stdin)
         case ["-f"]:
             return _foreground()
+        case ["-f", "--log-files"]:  # what -d starts
+            return _foreground(log_files=True)
         case ["-d"]:
             return _background()
     _complain(_USAGE)
@@ -66,7 +68,8 @@ def _ask(line: str) -> tuple[int, str]:
             return int(status), answer.read()
 
 
-def _foreground() -> int:
+def _foreground(*, log_files: bool = False) -> int:
+    """Where nothing else is said, the daemon and its servers write what they have to say to stderr, and no log files."""
     import asyncio
 
     from mpspool.mps.simulated.control_daemon import AlreadyRunningError, ControlDaemon
@@ -75,7 +78,7 @@ def _foreground() -> int:
     paths = Paths.of(os.environ)
 
     async def serve() -> None:
-        await ControlDaemon(paths, os.environ).run()
+        await ControlDaemon(paths, os.environ, log_files=log_files).run()
 
     try:
         for folder in (paths.pipe, paths.log):
@@ -95,13 +98,15 @@ def _background() -> int:
     from mpspool.mps.simulated.paths import Paths
 
     paths = Paths.of(os.environ)
-    daemon = subprocess.Popen(
-        [*control_command(), "-f"],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    paths.log.mkdir(parents=True, exist_ok=True)
+    with paths.control_log.open("a") as log:
+        daemon = subprocess.Popen(
+            [*control_command(), "-f", "--log-files"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            start_new_session=True,
+        )
     deadline = time.monotonic() + _START_LIMIT_S
     while daemon.poll() is None and time.monotonic() < deadline:
         try:
@@ -111,7 +116,7 @@ def _background() -> int:
         else:
             if paths.pid.read_text() == str(daemon.pid):
                 return 0
-    _complain(f"the daemon does not start; see {paths.log / 'control.log'}")
+    _complain(f"the daemon does not start; see {paths.control_log}")
     return 1
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TextIO
 
 from mpspool.mps.simulated import CONTROL, DEFAULT_PIPE_DIR, state_file
 
@@ -47,22 +47,23 @@ class Paths:
         return self.pipe / "nvidia-cuda-mps-control.pid"
 
     @property
+    def control_log(self) -> Path:
+        return self.log / "control.log"
+
+    @property
+    def server_log(self) -> Path:
+        return self.log / "server.log"
+
+    @property
     def figures(self) -> Path:
         """What the stand-in for NVML knows. The real daemon writes no such file."""
         return self.log / state_file.NAME
 
 
-class Log:
-    """One of the two log files, in the real ones' layout, each line marked SIMULATED."""
+def write_log(role: str, message: str) -> None:
+    """Writes a line to stderr, in the layout of the real logs, marked SIMULATED.
 
-    def __init__(self, path: Path, role: str, echo: TextIO | None = None) -> None:
-        self._file = path.open("a", encoding="utf-8")
-        self._role = role
-        self._echo = echo
-
-    def __call__(self, message: str) -> None:
-        now = datetime.now().astimezone().replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
-        line = f"[{now} {self._role} {os.getpid():5d}] SIMULATED {message}"
-        for file in (self._file, self._echo):
-            if file is not None:
-                print(line, file=file, flush=True)
+    There a daemon in the foreground and its servers have theirs; what -d starts has it in files.
+    """
+    now = datetime.now().astimezone().replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
+    print(f"[{now} {role} {os.getpid():5d}] SIMULATED {message}", file=sys.stderr, flush=True)

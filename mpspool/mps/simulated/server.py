@@ -26,6 +26,7 @@ As with the real one, the daemon's death does not end the server: it keeps its c
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import selectors
@@ -37,7 +38,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from mpspool.mps.simulated.busy_time import BusyTime
-from mpspool.mps.simulated.paths import Log, Paths
+from mpspool.mps.simulated.paths import write_log
 from mpspool.mps.simulated.shares import Share
 from mpspool.mps.simulated.state import Cut, Order, Rebuild, Say, ServerState, ServerStatus, Xid
 
@@ -59,9 +60,9 @@ class _Connection:
 class Server:
     """Serves until told to quit. What becomes of the clients is ServerState's; here it is done."""
 
-    def __init__(self, channel: socket.socket, log: Log) -> None:
+    def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._log = log
+        self._log = functools.partial(write_log, "Server")
         self._state = ServerState(os.getpid())
         self._status = self._state.status
         self._busy = BusyTime(time.monotonic())
@@ -212,7 +213,7 @@ class Server:
 
 def main(arguments: list[str]) -> None:
     channel = socket.socket(fileno=int(arguments[0]))
-    Server(channel, Log(Paths.of(os.environ).log / "server.log", "Server")).run()
+    Server(channel).run()
 
 
 if __name__ == "__main__":

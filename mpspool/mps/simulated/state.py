@@ -86,7 +86,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Add a line to server.log."""
+    """Write a line."""
 
     message: str
 
@@ -135,13 +135,8 @@ class Client:
 
     @property
     def name(self) -> str:
-        """As most lines of server.log have it."""
+        """As the server writes of it."""
         return f"{{PID: {self.pid}, Context ID: {self.number}}}"
-
-    @property
-    def short_name(self) -> str:
-        """As the lines about its status have it."""
-        return f"{{{self.pid}, {self.number}}}"
 
 
 @dataclass(slots=True)
@@ -185,7 +180,7 @@ class ServerState:
             Log(f"Received new client request for {client.name}"),
             Log(f"Client {client.name} connected"),
             Log(f"Creating worker thread for client {client.name}"),
-            Log(f"Status of client {client.short_name} is ACTIVE"),
+            Log(f"Status of client {client.name} is ACTIVE"),
             Say(number, f"CONNECTED {self.pid}\n"),
         ]
 
@@ -214,6 +209,7 @@ class ServerState:
         client = self.clients.pop(number)
         if client.state is not ClientState.BUSY:
             return [Log(_exit_text(client)), *self._see_all_left()]
+        # Driver 580 on an H200 came back from this; that it may be for good is what others report.
         self.broken = f"client {client.pid} ended while its work ran"
         return [Log(f"Client {client.name} ended while its work ran"), *self._hit_all(LAUNCH_FAILED)]
 
@@ -254,30 +250,31 @@ class ServerState:
     def _fault(self, error: int, culprit: int | None) -> list[Order]:
         if self.status is ServerStatus.FAULT:
             return []
-        kind = "memory fault" if error == ILLEGAL_ADDRESS else "fault"
         # An error of the GPU's memory is nobody's doing.
         blamed = None if error == ECC_UNCORRECTABLE else culprit
         named = [client for client in self.clients.values() if client.pid == blamed]
         return [
             Xid(_XIDS.get(error, XID_GRAPHICS_EXCEPTION)),
+            *(Log(f"Client {client.name} encountered a fatal GPU error.") for client in named),
             Log("Server is handling a fatal GPU error."),
-            *(Log(f"Client {client.name} triggered a fatal GPU {kind}") for client in named),
-            *(Log(f"Status of client {client.short_name} is INACTIVE") for client in self.clients.values()),
-            *map(Log, ("The following devices", "0", "The following clients have a sticky error set:")),
+            *(Log(f"Client {client.name} on device 0 to be torn down") for client in self.clients.values()),
+            *map(Log, ("The following devices will be reset:", "0")),
+            Log("The following client process have a sticky error set:"),
             *(Log(str(pid)) for pid in dict.fromkeys(client.pid for client in self.clients.values())),
             *self._hit_all(error, culprit),
             *self._see_all_left(),
         ]
 
     def _hit_all(self, error: int, culprit: int | None = None) -> list[Order]:
-        """To FAULT, with every client that was not hit: the culprit by its own error, others by what reaches them."""
+        """To FAULT, with every client that was not hit: all by a bad access, others by what reaches them of it."""
         if self.status is not ServerStatus.FAULT:
             self._life.to(ServerStatus.FAULT, self.broken or f"error {error}")
+        own = error == ILLEGAL_ADDRESS
         hit = [client for client in self.clients.values() if not client.hit]
         for client in hit:
             client.hit = True
         return [
-            Say(client.number, _fault_line(error if client.pid == culprit else LAUNCH_FAILED))
+            Say(client.number, _fault_line(error if own or client.pid == culprit else LAUNCH_FAILED))
             for client in hit
         ]
 

@@ -125,9 +125,8 @@ class TlsConfig(Section):
 class WorkersConfig(Section):
     """How worker processes come to be."""
 
-    start: Literal["auto", "fork", "exec"] = "auto"
-    """fork from a process that has imported TensorFlow already, exec as processes of their own, or auto:
-    fork on CPU slots and stand-ins, exec on GPUs."""
+    start: Literal["fork", "exec"] = "fork"
+    """fork from a process that has imported TensorFlow already, or exec as processes of their own."""
 
 
 class RestartConfig(Section):

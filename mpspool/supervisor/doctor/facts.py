@@ -107,6 +107,7 @@ class Intent:
         slots: where the workers are planned, a line each.
         forked: whether workers share one TensorFlow.
         workers: how many there are.
+        on_gpus: how many of them have a GPU.
         problems: what start would refuse.
         warnings: what start would warn of.
         without_mps: why workers on one GPU take turns; empty where they do not.
@@ -121,6 +122,7 @@ class Intent:
     slots: Sequence[str] = ()
     forked: bool = True
     workers: int = 0
+    on_gpus: int = 0
     problems: Sequence[Problem] = ()
     warnings: Sequence[str] = ()
     without_mps: str = ""

@@ -96,6 +96,7 @@ def _intent(
         slots=[f"{model.name}: {announce.layout(model)}" for model in planned.models] if planned else (),
         forked=bool(slots) and all(slot.start == "fork" for slot in slots),
         workers=sum(len(draft.places) for draft in drafts),
+        on_gpus=sum(bool(slot.gpu_uuid) and not slot.simulated for slot in slots),
         problems=_told(config, findings, problems),
         warnings=[*unready, *(text for text in planned.warnings if text != without_mps)]
         if planned

@@ -26,6 +26,7 @@ from mpspool.core.settings import (
     WeightsSettings,
 )
 from mpspool.mps.devices import GpuDevice
+from mpspool.mps.external import Folders
 from mpspool.mps.limits import max_clients
 from mpspool.supervisor import shares
 from mpspool.supervisor.config.schema import ModelConfig, PoolConfig
@@ -357,7 +358,6 @@ def resolved_weights(model: ModelConfig, pool: WeightsConfig) -> WeightsSettings
 
 def _slot(place: Place, cpus: list[int], topology: Topology, start: str) -> SlotSettings:
     gpu = place.gpu
-    real_gpu = gpu is not None and not gpu.simulated
     return SlotSettings(
         device=place.device,
         slot=place.slot,
@@ -365,8 +365,7 @@ def _slot(place: Place, cpus: list[int], topology: Topology, start: str) -> Slot
         gpu_uuid="" if gpu is None else gpu.uuid,
         memory_bytes=0 if gpu is None else gpu.memory_bytes,
         simulated=topology.simulated or (gpu is not None and gpu.simulated),
-        # Whether importing TensorFlow leaves CUDA untouched has not been seen on a GPU yet.
-        start=("exec" if real_gpu else "fork") if start == "auto" else start,
+        start=start,
     )
 
 
@@ -383,10 +382,17 @@ def _daemons(config: PoolConfig, drafts: list[Draft], machine: Machine) -> list[
             control=list(machine.mps_control or ()),
             simulated=gpu.simulated,
             external=external is not None,
+            server_log=_server_log(run_dir, device_name(gpu), external),
             max_clients=max_clients(gpu.compute_capability, machine.driver),
         )
         for gpu in gpus_in_use(drafts)
     ]
+
+
+def _server_log(run_dir: RunDir, device: str, external: Folders | None) -> str:
+    """A daemon of our own runs in the foreground: what it prints is its program's log."""
+    own = run_dir.log_file(mps_program(device))
+    return str(Path(external.log_dir, "server.log") if external else own)
 
 
 def _with_mps(

@@ -55,7 +55,7 @@ class Daemon:
 
     def __init__(self, settings: MpsSettings) -> None:
         self._settings = settings
-        self._log = ServerLog(Path(settings.log_dir) / "server.log")
+        self._log = ServerLog(Path(settings.server_log))
         self._pidfd = -1
         self._silent_since: float | None = None
         # Its own: a daemon that hangs holds up nobody else.
@@ -155,14 +155,20 @@ class Daemon:
             self._elsewhere = await loop.run_in_executor(self._asker, elsewhere, self.pipe_dir)
         return self._elsewhere
 
-    async def culprits(self) -> list[int]:
-        """The pids that its server's log names for a fault that has just come about."""
-        await asyncio.sleep(_NAMES_S)
-        return self._log.culprits()
+    def faulted(self) -> bool:
+        """Whether its server has had a fatal fault since culprits() was last asked, be it that it is well again."""
+        return self._log.faulted()
 
-    def forget_culprits(self) -> None:
-        """What its server's log has said by now is of no later fault."""
-        self._log.culprits()
+    async def culprits(self) -> list[int]:
+        """The pids that its server names for a fault that has just come about."""
+        await asyncio.sleep(_NAMES_S)
+        found = self._log.culprits()
+        self._log.forget()
+        return found
+
+    def forget_faults(self) -> None:
+        """What its server has said by now is of no later fault."""
+        self._log.forget()
 
 
 def _ask(control: Control, server: int, clients: bool) -> Answer:

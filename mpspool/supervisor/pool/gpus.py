@@ -52,7 +52,7 @@ class _Gpu:
         noted, answered: how many things have happened that the daemon is to be asked about at once, and how many of
             them its last answer came after.
         condemned: the generations that a fault has hit.
-        pids: of the workers since it was well last; those that have ended too, for server.log may name one.
+        pids: of the workers since it was well last; those that have ended too, for the server may name one.
     """
 
     name: str
@@ -276,6 +276,9 @@ class Gpus:
             self._fault(gpu, f"its MPS daemon has not answered for {SILENT_S:g} s")
         if answer is not None and answer.server is Server.FAULT:
             self._fault(gpu, "its MPS server is in FAULT")
+        elif answer is not None and was_unasked and daemon.faulted():
+            # It is well as soon as the last that it hit has ended, and TensorFlow ends at once.
+            self._fault(gpu, "its MPS server had a fatal fault")
         if answer is not None:
             gpu.answered = noted
         async with self._acting:  # no round is under way that does not know of it
@@ -400,7 +403,7 @@ class Gpus:
             gpu.domain.recovered(time.monotonic())
             gpu.condemned.clear()
             if gpu.daemon:
-                gpu.daemon.forget_culprits()
+                gpu.daemon.forget_faults()
             logger.info("GPU recovered", device=gpu.name)
 
     # -- bookkeeping ------------------------------------------------------------------------------

@@ -29,6 +29,8 @@ _PATIENCE_S = 120.0
 _ALLOWANCE_BYTES = 64 * 2**20
 _PER_FILE_BYTE = 12
 _PER_VARIABLE_BYTES = 300 * 2**10
+# And what CUDA keeps in host memory for a context: some 140 MB on an H200, driver 580.
+_CONTEXT_BYTES = 192 * 2**20
 
 
 def attach(config: WorkerSettings) -> tuple[Segment | None, str]:
@@ -58,7 +60,9 @@ def attach(config: WorkerSettings) -> tuple[Segment | None, str]:
     return segment, ""
 
 
-def checked(report: WeightsReport, before_bytes: int, path: Path, *, warm: bool) -> WeightsReport:
+def checked(
+    report: WeightsReport, before_bytes: int, path: Path, *, warm: bool, on_gpu: bool = False
+) -> WeightsReport:
     """The report with what else was copied in silence, beside the variables: logged, if anything was.
 
     The variables it knows for certain. This finds by its size what TensorFlow keeps of them elsewhere.
@@ -68,6 +72,7 @@ def checked(report: WeightsReport, before_bytes: int, path: Path, *, warm: bool)
         before_bytes: private_bytes() before the model was loaded.
         path: the version folder.
         warm: whether the model has answered anything yet: TensorFlow copies when it first uses a variable.
+        on_gpu: a CUDA context was made meanwhile.
     """
     if report.shared_variables and not warm:
         report = msgspec.structs.replace(report, why={**report.why, UNTRIED: []})
@@ -75,6 +80,7 @@ def checked(report: WeightsReport, before_bytes: int, path: Path, *, warm: bool)
         logger.warning("weights were copied in silence", bytes=report.excess_bytes, variables=copied)
     variables = report.shared_variables + report.private_variables
     expected = _ALLOWANCE_BYTES + _PER_FILE_BYTE * _graph_bytes(path) + _PER_VARIABLE_BYTES * variables
+    expected += _CONTEXT_BYTES * on_gpu
     grown = private_bytes() - before_bytes - report.private_bytes
     # More than there is to copy cannot have been copied.
     excess = min(grown - expected, report.shared_bytes)

@@ -73,7 +73,7 @@ def busy(pool: Pool) -> int:
 
 
 def server_log(pool: Pool) -> str:
-    return (pool.run_dir / "mps" / "gpu0" / "log" / "server.log").read_text()
+    return (pool.run_dir / "logs" / "mps.gpu0.log").read_text()
 
 
 def test_what_runs_is_finished(pool: Pool, ask: Ask) -> None:

@@ -174,7 +174,7 @@ def test_a_client_that_is_wedged_is_cut_off_and_replaced(pool: Pool, running: Lo
     """What it has on the GPU never returns: it is found by lack of progress, and no other worker is harmed."""
     before = on(pool, "gpu0", "generation")
     others = on(pool, "gpu1", "pid")
-    server_log = pool.run_dir / "mps" / "gpu0" / "log" / "server.log"
+    server_log = pool.run_dir / "logs" / "mps.gpu0.log"
     past = len(server_log.read_text())
     pool.fault("gpu0", "--kind", "client-wedge")
     until(lambda: on(pool, "gpu0", "generation") != before and pool.all_ready(), 60)
