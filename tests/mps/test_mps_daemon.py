@@ -132,7 +132,9 @@ def test_starts_answers_and_quits(place: Place) -> None:
     log = [line for line in place.said().splitlines() if line.startswith("[")]
     assert any("Received command 'quit -t 1'" in line for line in log)
     assert all("SIMULATED" in line for line in log)
-    assert not list(Path(place.settings.log_dir).glob("*.log")), "in the foreground it prints all it has to say"
+    assert not list(Path(place.settings.log_dir).glob("*.log")), (
+        "in the foreground it prints all it has to say"
+    )
 
 
 def test_clients_are_listed_terminated_and_gone(place: Place) -> None:

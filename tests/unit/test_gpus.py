@@ -279,11 +279,13 @@ def test_a_fault_that_is_over_when_it_is_looked_for(monkeypatch: pytest.MonkeyPa
         daemon.named, daemon.had_fault = [PIDS[SECOND]], True
         pool.told.clear()
         pool.end(SECOND)
+        assert pool.slots[SECOND].record().row == 1
         await auntil(lambda: bool(pool.condemned()))
         (condemned,) = pool.condemned()
         assert condemned["culprits"] == [str(SECOND)]
         assert "fatal fault" in condemned["reason"]
-        assert pool.endings == {FIRST}
+        await auntil(lambda: pool.endings == {FIRST})
+        assert pool.slots[SECOND].record().row == 0, "it was no end of its own"
         assert "clear" not in [op for op, _ in pool.told]
         pool.end(FIRST)
         await auntil(lambda: pool.state("gpu0") is DomainState.RECOVERING)

@@ -13,7 +13,6 @@ import pytest
 from mpspool.core.settings import MpsSettings
 from mpspool.supervisor.pool.daemon import Answer, Daemon
 
-
 HANDLED = "Server is handling a fatal GPU error.\n"
 
 

@@ -99,6 +99,21 @@ def test_a_proven_worker_starts_the_count_anew() -> None:
     assert live(slot, at, PROVEN_S)[0] == StartNow(6)
 
 
+def test_an_end_that_was_its_devices_does_not_count() -> None:
+    """Said later, and once for each end; of a worker that was never READY it may be the device that has it to blame."""
+    slot = Slot("s", SETTINGS)
+    live(slot, 0.0, 1.0)
+    assert live(slot, 1.0, 1.0)[0] == StartAt(2.0 + 1.0)
+    slot.excuse()
+    slot.excuse()
+    assert slot.tick(2.0) == StartNow(3)
+    assert live(slot, 2.0, 1.0)[0] == StartAt(3.0 + 1.0), "the first end counts still"
+    other = Slot("s", SETTINGS)
+    live(other, 0.0, None)
+    other.excuse()
+    assert live(other, 0.0, None)[0] == StartAt(1.0)
+
+
 def test_ready_takes_the_unready_restarts_back() -> None:
     """FATAL counts restarts in a row without READY: one that was READY in between breaks the row."""
     slot, at = Slot("s", SETTINGS), 0.0

@@ -46,6 +46,7 @@ from mpspool.supervisor.planning.queues import (
     scheduling_facts,
     version_batching,
 )
+from mpspool.supervisor.programs import mps_program
 
 
 @dataclass(frozen=True, slots=True)

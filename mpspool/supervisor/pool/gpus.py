@@ -378,6 +378,9 @@ class Gpus:
             down = self.failed(gpu.name)  # else all had gone meanwhile
             hit = [worker for worker, slot in self._on(gpu) if down and slot.state is SlotState.OCCUPIED]
             gpu.condemned.update((worker, self._slots[worker].generation) for worker in hit)
+            for worker in gpu.pids.values():  # TensorFlow ends by itself where its GPU fails
+                if slot := self._slots.get(worker):
+                    slot.excuse()
             self._endings.lost(hit, f"{gpu.name} failed: {reason}")
         gpu.wake.set()
         self._look()

@@ -100,6 +100,7 @@ class Slot:
         self.start_timeout_s = start_timeout_s
         self._row = record.row
         self._unready = record.unready
+        self._counted = False
         self.pid = record.pid
         self.generation = record.generation
         self.restarts = record.restarts
@@ -147,6 +148,7 @@ class Slot:
         self._life.to(SlotState.OCCUPIED, f"pid {pid} of generation {generation}")
         if 0 < self.generation < generation:
             self.restarts += 1
+        self._counted = False
         self.pid = pid
         self.generation = generation
         self.due = None
@@ -205,7 +207,19 @@ class Slot:
             self._row = 0
         self._row += 1
         self._unready += 1
+        self._counted = ready_since is not None
         return self._again(at)
+
+    def excuse(self) -> None:
+        """It turns out that its device had failed: the end of a worker that was READY does not count. Once for each end."""
+        if not self._counted:
+            return
+        self._counted = False
+        self._row -= 1
+        self._unready -= 1
+        if self.state is SlotState.BACKOFF:
+            self._life.to(SlotState.EMPTY, self.reason)
+            self.due = None
 
     def _again(self, at: float) -> Instruction:
         wait_s = delay_s(self._row, self._settings)
