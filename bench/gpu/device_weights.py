@@ -282,6 +282,7 @@ def _mps(number: int) -> Iterator[None]:
         gpu_uuid=gpus[number].uuid,
         pipe_dir=str(root / "pipe"),
         log_dir=str(root / "log"),
+        server_log="",
         control=control_program,
     )
     save(root / "mps.json", settings)

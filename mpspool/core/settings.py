@@ -359,10 +359,10 @@ class MpsSettings(msgspec.Struct, frozen=True, kw_only=True):
     gpu_uuid: str
     pipe_dir: str
     log_dir: str
+    server_log: str
     control: list[str]
     simulated: bool = False
     external: bool = False
-    server_log: str = ""
     max_clients: int = 0
 
 

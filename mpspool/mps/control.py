@@ -57,8 +57,9 @@ def daemon_environment(settings: MpsSettings, environ: Mapping[str, str]) -> dic
     }
 
 
-# Driver 580's daemon takes one connection at a time: of eight questions at once it refused half (docs/gpu-verification.md).
-# So they come one at a time from this process, by pipe folder, and what another process's has hit is sent again.
+# Driver 580's daemon takes one connection at a time: of eight questions at once it refused half, most with this text, a few
+# with none (docs/gpu-verification.md). So they come one at a time from this process, by pipe folder, and what another
+# process's has hit is sent again.
 _turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 _BUSY = "Cannot send command to MPS control daemon"
 _AGAIN_S = 0.05
@@ -88,19 +89,19 @@ class Control:
         """
         by_s = time.monotonic() + timeout_s
         while True:
-            done = self._run(command, timeout_s)
+            done = self._run(command, timeout_s, by_s)
             said = (done.stdout + done.stderr).strip()
             if "Cannot find MPS control daemon" in said:
                 pipe = self._environ.get("CUDA_MPS_PIPE_DIRECTORY")
                 raise NotAnsweringError(f"no control daemon on {pipe}")
             if not done.returncode:
                 return done.stdout
-            if _BUSY not in said or time.monotonic() > by_s:
+            if said and _BUSY not in said:
                 raise ControlError(f"{command!r} failed with status {done.returncode}: {said}")
             time.sleep(_AGAIN_S)
 
-    def _run(self, command: str, timeout_s: float) -> subprocess.CompletedProcess[str]:
-        """Raises NotAnsweringError."""
+    def _run(self, command: str, timeout_s: float, by_s: float) -> subprocess.CompletedProcess[str]:
+        """Raises NotAnsweringError, also where the daemon has been busy for all of the time."""
         try:
             with _turns[self._environ.get("CUDA_MPS_PIPE_DIRECTORY", "")]:
                 return subprocess.run(
@@ -110,7 +111,7 @@ class Control:
                     capture_output=True,
                     text=True,
                     errors="replace",
-                    timeout=timeout_s,
+                    timeout=max(0.0, by_s - time.monotonic()),
                     check=False,
                 )
         except OSError as error:
@@ -136,7 +137,7 @@ class Control:
         Raises:
             ControlError: no such server, or the daemon refuses: its exit status does not always tell.
         """
-        said = self._ask(f"get_server_status {server}").strip()
+        said = self.raw(f"get_server_status {server}").strip()
         if said not in STATUSES:
             raise ControlError(f"get_server_status {server} answered {said!r}")
         return said
@@ -161,18 +162,8 @@ class Control:
         """
         self.raw(f"quit -t {_CLIENTS_LEAVE_S}", timeout_s)
 
-    def _ask(self, command: str) -> str:
-        """As raw(), twice where it is refused: a question harms nobody."""
-        try:
-            return self.raw(command)
-        except NotAnsweringError:
-            raise
-        except ControlError:
-            time.sleep(_AGAIN_S)
-            return self.raw(command)
-
     def _pids(self, command: str) -> list[int]:
-        words = self._ask(command).split()
+        words = self.raw(command).split()
         if not all(word.isdigit() for word in words):
             raise ControlError(f"{command!r} answered {' '.join(words)!r}, which is no list of pids")
         return [int(word) for word in words]

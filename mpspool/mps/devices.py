@@ -138,9 +138,9 @@ def renumber(devices: list[GpuDevice], mask: str | None) -> list[GpuDevice]:
     """The devices that CUDA_VISIBLE_DEVICES=mask leaves, in its order, numbered from 0.
 
     None (not set) leaves all, an empty mask or "-1" none. An entry is an index (leading digits count,
-    so "1gpu" is 1, and blanks before them do not) or, in a list that starts with one, a UUID, in small
-    letters or capitals and with anything behind it, or enough of its beginning to be unique. An invalid
-    entry hides itself and all after it; an entry twice hides everything.
+    so "1gpu" is 1, and blanks before them do not) or, in a list that starts with one, a UUID, in capitals
+    too but for its "GPU-", and with anything behind it, or enough of its beginning to be unique. An
+    invalid entry hides itself and all after it; an entry twice hides everything.
 
     Sources: CUDA C++ Programming Guide, "CUDA Environment Variables" (order, prefixes, invalid entry);
     for leading digits, duplicates and lists of one kind only, what torch.cuda found out of the driver

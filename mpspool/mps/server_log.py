@@ -1,28 +1,37 @@
-"""What an MPS server writes of a fatal fault: that there was one, and who caused it.
+"""What an MPS server writes of a fatal fault: whom it has hit, and who caused it where it says so.
 
-Driver 580 names the cause: "Client {PID: 1313, Context: 1} encountered a fatal GPU error." Those that were hit, the cause
-among them, follow a line "The following client process have a sticky error set:", a pid a line; NVIDIA's documentation
-has "clients" there. So a pid counts where a line says of it that it caused, triggered or encountered the fault, or where
-it is the only one hit.
+NVIDIA documents that the log of a fatal memory fault names the pid of the client that triggered it, and shows no such
+line. Driver 580 does not: its "Client {PID: 1313, Context: 1} encountered a fatal GPU error." is about whoever noticed
+first, which with busy clients was another than the one that faulted. Those that were hit, the cause among them, follow a
+line "The following client process have a sticky error set:", a pid a line; the documentation has "clients" there. So a
+pid counts as the cause where a line says of it that it caused or triggered the fault, or where it is the only one hit.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from pathlib import Path
 
 # More than a fault leaves there; what lies before it is not read again.
 _TAIL_BYTES = 256 * 1024
 _PREFIX = re.compile(r"^\[[^\]]*\]\s*")
 _FAULT = re.compile(r"\bfatal\b|\bfault\b", re.IGNORECASE)
-_CAUSE = re.compile(r"trigger|caus|encounter|raised", re.IGNORECASE)
+_CAUSE = re.compile(r"trigger|caus|raised", re.IGNORECASE)
 _PID = re.compile(r"\bPID[:\s]+(\d+)|\bclient\s+\{?(\d+)", re.IGNORECASE)
 _HIT = re.compile(r"clients?( process)? have a sticky error", re.IGNORECASE)
-_HANDLED = re.compile(r"handling a fatal GPU error", re.IGNORECASE)
 
 
-def culprits(lines: list[str]) -> list[int]:
-    """The pids that caused a fatal fault, as far as these lines of a server's name them."""
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Pids: of those that a fatal fault hit, and of those that caused it, as far as they are named."""
+
+    hit: list[int]
+    culprits: list[int]
+
+
+def fault(lines: list[str]) -> Fault:
+    """What these lines of a server's say; of several faults all of it."""
     named: list[int] = []
     hit: list[int] = []
     listing = False
@@ -34,7 +43,8 @@ def culprits(lines: list[str]) -> list[int]:
         listing = bool(_HIT.search(text))
         if _FAULT.search(text) and _CAUSE.search(text):
             named += [int(found[1] or found[2]) for found in _PID.finditer(text)]
-    return list(dict.fromkeys(named or (hit if len(set(hit)) == 1 else [])))
+    hit = list(dict.fromkeys(hit))
+    return Fault(hit, list(dict.fromkeys(named or (hit if len(hit) == 1 else []))))
 
 
 class ServerLog:
@@ -44,13 +54,8 @@ class ServerLog:
         self._path = path
         self._known = self._size()
 
-    def faulted(self) -> bool:
-        """Whether there was a fatal fault."""
-        return any(_HANDLED.search(line) for line in self._lines())
-
-    def culprits(self) -> list[int]:
-        """Those who caused it, as far as the lines name them."""
-        return culprits(self._lines())
+    def fault(self) -> Fault:
+        return fault(self._lines())
 
     def forget(self) -> None:
         """What is there by now is of no later fault."""

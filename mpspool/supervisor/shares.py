@@ -17,7 +17,7 @@ from mpspool.mps.environment import Inherited
 
 MIB = 2**20
 # What a CUDA context with TensorFlow's libraries takes of a client's pinned memory limit beside TensorFlow's own pool. On an
-# H200, driver 580: 513 MiB a bare context that may use all multiprocessors, 222 one that may use a quarter of them, and
+# H200, driver 580: 513 MiB a bare context that may use all multiprocessors, 141 one that may use a quarter of them, and
 # 650 MiB and 406 (half of them) a worker of widedeep in all.
 CONTEXT_BYTES = 768 * MIB
 PRIORITIES = {"normal": 0, "below_normal": 1}

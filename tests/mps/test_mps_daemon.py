@@ -104,6 +104,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
         gpu_uuid=simulated(1)[0].uuid,
         pipe_dir=str(root / "pipe"),
         log_dir=str(root / "log"),
+        server_log="",
         control=control_command(),
         simulated=True,
     )

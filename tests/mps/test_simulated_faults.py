@@ -140,6 +140,7 @@ def gpu(tmp_path: Path) -> Iterator[Gpu]:
         gpu_uuid=simulated(1)[0].uuid,
         pipe_dir=str(tmp_path / "pipe"),
         log_dir=str(tmp_path / "log"),
+        server_log="",
         control=control_command(),
         simulated=True,
     )
@@ -188,7 +189,7 @@ def test_a_clients_fault_hits_all_and_the_server_comes_back(gpu: Gpu) -> None:
     until(lambda: gpu.control.server_status(server) == "ACTIVE", LIMIT_S)
     assert gpu.client().connected() == server
     log = gpu.log()
-    (named,) = re.findall(r"Client {PID: (\d+), Context ID: \d} encountered a fatal GPU error", log)
+    (named,) = re.findall(r"Client {PID: (\d+), Context ID: \d} triggered a fatal GPU memory fault", log)
     assert int(named) == culprit.pid
     assert "Creating server context on device 0" in log.split("Destroy server context on device 0")[1]
     assert all("SIMULATED" in line for line in log.splitlines())
@@ -202,7 +203,7 @@ def test_a_client_that_comes_while_the_server_rebuilds_waits(gpu: Gpu) -> None:
     until(lambda: gpu.control.client_list(server) == [], LIMIT_S)
     gpu.fail("server-fault")
     assert gpu.client().connected() == server
-    assert "encountered" not in gpu.log()
+    assert "triggered" not in gpu.log()
 
 
 def test_shot_while_busy_is_for_good_until_quit(gpu: Gpu) -> None:
@@ -266,7 +267,7 @@ def test_injected_fault_may_have_a_culprit(gpu: Gpu) -> None:
     gpu.fail(f"server-fault {second.pid}")
     assert first.hear().startswith("FAULT 700")
     assert second.hear().startswith("FAULT 700")
-    assert re.findall(r"PID: (\d+), Context ID: \d} encountered", gpu.log()) == [str(second.pid)]
+    assert re.findall(r"PID: (\d+), Context ID: \d} triggered", gpu.log()) == [str(second.pid)]
     assert nvml.nvmlEventSetWait_v2(events, 5000).eventData == 31
 
 

@@ -53,7 +53,9 @@ def pool(*models: ModelSettings, **values: object) -> PoolSettings:
 
 
 def daemon(device: str) -> MpsSettings:
-    return MpsSettings(device=device, gpu_uuid=device, pipe_dir=f"/p/{device}", log_dir="/l", control=["c"])
+    return MpsSettings(
+        device=device, gpu_uuid=device, pipe_dir=f"/p/{device}", log_dir="/l", server_log="", control=["c"]
+    )
 
 
 SLOTS = st.builds(

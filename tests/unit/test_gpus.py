@@ -49,7 +49,7 @@ class ScriptedDaemon(Daemon):
         super().__init__(settings)
         self.answer: Answer | None = Answer({SERVER: "ACTIVE"}, frozenset(PIDS.values()))
         self.named: list[int] = []
-        self.had_fault = False
+        self.was_hit: list[int] = []
         self.silence_s = 0.0
         self.asked = self.restarts = 0
 
@@ -73,12 +73,14 @@ class ScriptedDaemon(Daemon):
     def silent_s(self) -> float:
         return self.silence_s
 
-    def faulted(self) -> bool:
-        return self.had_fault
+    def hit(self) -> list[int]:
+        return self.was_hit
 
     async def culprits(self) -> list[int]:
-        self.had_fault = False
         return self.named
+
+    def forget_faults(self) -> None:
+        self.was_hit = []
 
 
 class ScriptedTelemetry:
@@ -188,6 +190,7 @@ def settings(restart: RestartSettings, external: bool) -> PoolSettings:
             gpu_uuid=f"GPU-{device}",
             pipe_dir="/pipe",
             log_dir="/log",
+            server_log="",
             control=["none"],
             external=external,
         )
@@ -276,7 +279,7 @@ def test_a_fault_that_is_over_when_it_is_looked_for(monkeypatch: pytest.MonkeyPa
 
     async def story(pool: Pool) -> None:
         daemon = pool.daemons["gpu0"]
-        daemon.named, daemon.had_fault = [PIDS[SECOND]], True
+        daemon.named, daemon.was_hit = [PIDS[SECOND]], [PIDS[FIRST], PIDS[SECOND]]
         pool.told.clear()
         pool.end(SECOND)
         assert pool.slots[SECOND].record().row == 1

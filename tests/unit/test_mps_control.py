@@ -69,8 +69,10 @@ def test_a_daemon_that_is_busy_is_asked_again(tmp_path: Path) -> None:
     body = f"{times}\nif os.path.getsize({str(tmp_path / 'asked')!r}) < 3: {busy}\nprint('0')"
     control(tmp_path, body).terminate_client(1, 2)
     assert (tmp_path / "asked").read_text() == "xxx"
-    with pytest.raises(ControlError, match="Cannot send command"):
-        control(tmp_path, busy).raw("ps", timeout_s=0.2)
+    with pytest.raises(NotAnsweringError, match="no answer to 'ps' in 0.5 s"):
+        control(tmp_path, busy).raw("ps", timeout_s=0.5)
+    with pytest.raises(ControlError, match="failed with status 1: what"):
+        control(tmp_path, "print('what'); sys.exit(1)").raw("ps")
 
 
 def test_a_daemon_that_quits_does_not_wait_for_its_clients(tmp_path: Path) -> None:
@@ -90,7 +92,7 @@ def test_missing_program_and_hanging_daemon_do_not_answer(tmp_path: Path) -> Non
 def test_daemon_gets_its_device_and_folders_over_the_callers(tmp_path: Path) -> None:
     """The caller's environment is inherited, except for what names another GPU or daemon."""
     settings = MpsSettings(
-        device="gpu1", gpu_uuid="GPU-1", pipe_dir="/r/pipe", log_dir="/r/logs", control=["x"]
+        device="gpu1", gpu_uuid="GPU-1", pipe_dir="/r/pipe", log_dir="/r/logs", server_log="", control=["x"]
     )
     environ = daemon_environment(
         settings, {"HOME": "/h", "CUDA_VISIBLE_DEVICES": "0", "CUDA_MPS_PIPE_DIRECTORY": "/q"}

@@ -135,8 +135,8 @@ def test_all_visible_gpus_times_contexts() -> None:
         gpu_uuid="GPU-1",
         pipe_dir="/run/pool/mps/gpu1/pipe",
         log_dir="/run/pool/mps/gpu1/log",
-        control=CONTROL,
         server_log="/run/pool/logs/mps.gpu1.log",
+        control=CONTROL,
         max_clients=48,
     )
     assert {slot.mps_pipe for slot in made.models[0].slots} == {

@@ -13,8 +13,6 @@ import pytest
 from mpspool.core.settings import MpsSettings
 from mpspool.supervisor.pool.daemon import Answer, Daemon
 
-HANDLED = "Server is handling a fatal GPU error.\n"
-
 
 @pytest.fixture
 def daemon(tmp_path: Path) -> Daemon:
@@ -24,8 +22,8 @@ def daemon(tmp_path: Path) -> Daemon:
             gpu_uuid="GPU-1",
             pipe_dir=str(tmp_path / "pipe"),
             log_dir=str(tmp_path),
-            control=["/nowhere/nvidia-cuda-mps-control"],
             server_log=str(tmp_path / "printed"),
+            control=["/nowhere/nvidia-cuda-mps-control"],
         )
     )
 
@@ -97,16 +95,12 @@ def test_whom_a_fault_is_laid_to(daemon: Daemon, tmp_path: Path) -> None:
         log = tmp_path / "printed"
         asking = asyncio.create_task(daemon.culprits())
         await asyncio.sleep(0)
-        assert not daemon.faulted()
-        log.write_text(f"{HANDLED}The following clients have a sticky error set:\n123\n")
-        assert daemon.faulted()
+        assert daemon.hit() == []
+        log.write_text("The following clients have a sticky error set:\n123\n")
+        assert daemon.hit() == [123]
         assert await asking == [123]
-        assert not daemon.faulted(), "it has been told"
-        with log.open("a") as file:
-            file.write(f"{HANDLED}The following clients have a sticky error set:\n456\n")
-        assert daemon.faulted()
         daemon.forget_faults()
-        assert not daemon.faulted()
+        assert daemon.hit() == []
         assert await daemon.culprits() == []
 
     asyncio.run(read())

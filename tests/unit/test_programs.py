@@ -27,7 +27,9 @@ def settings(run: RunDir) -> PoolSettings:
         mps="on",
         models=[],
         mps_daemons=[
-            MpsSettings(device="gpu0", gpu_uuid="GPU-0", pipe_dir="/p", log_dir="/l", control=["mps"])
+            MpsSettings(
+                device="gpu0", gpu_uuid="GPU-0", pipe_dir="/p", log_dir="/l", server_log="", control=["mps"]
+            )
         ],
         router=RouterSettings(run_dir=str(run.root), host="127.0.0.1", grpc_port=1, rest_port=2),
     )

@@ -60,6 +60,7 @@ class Scene:
             gpu_uuid="GPU-0",
             pipe_dir="/pipe",
             log_dir="/log",
+            server_log="",
             control=["mps"],
             external=external,
         )
@@ -202,7 +203,7 @@ def test_a_live_change_is_judged_as_in_the_file(run: RunDir) -> None:
         scene = Scene(run, fraction=0.5)
         (refused,) = await scene.set(pinned_bytes=[10 * GIB])
         assert refused["error"].startswith(
-            "pinned_memory 10GiB is less than half's gpu_memory.fraction, 40GiB, and about 512MiB"
+            "pinned_memory 10GiB is less than half's gpu_memory.fraction, 40GiB, and about 768MiB"
         )
         assert scene.place(WORKER)[1].share == Share()
         (taken,) = await scene.set(pinned_bytes=[41 * GIB])

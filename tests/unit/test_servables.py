@@ -133,7 +133,13 @@ def watching(
     )
     front: dict[str, Any] = {"run_dir": str(run.root), "host": "127.0.0.1", "grpc_port": 1, "rest_port": 0}
     daemon = MpsSettings(
-        device="gpu0", gpu_uuid="GPU-0", pipe_dir="/p", log_dir="/l", control=[], max_clients=max_clients
+        device="gpu0",
+        gpu_uuid="GPU-0",
+        pipe_dir="/p",
+        log_dir="/l",
+        server_log="",
+        control=[],
+        max_clients=max_clients,
     )
     config = PoolSettings(
         **front,

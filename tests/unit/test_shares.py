@@ -494,6 +494,7 @@ def test_what_is_left_of_a_killed_pool_is_not_the_daemon(
             gpu_uuid="GPU",
             pipe_dir=f"/{name}",
             log_dir="/l",
+            server_log="",
             control=["mps"],
             external=theirs,
         )

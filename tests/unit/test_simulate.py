@@ -47,7 +47,7 @@ def pool(run: RunDir, *devices: str, simulated: bool = True) -> None:
     daemons = [
         MpsSettings(
             device=device, gpu_uuid=f"GPU-{device}", pipe_dir=str(run.mps_pipe(device)),
-            log_dir=str(run.mps_log(device)), control=[str(program)], simulated=simulated,
+            log_dir=str(run.mps_log(device)), server_log="", control=[str(program)], simulated=simulated,
         )
         for device in devices
     ]  # fmt: skip

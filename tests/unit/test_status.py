@@ -178,7 +178,15 @@ def test_a_process_that_cannot_do_its_work_says_why() -> None:
 def test_a_process_that_stands_in_for_another_is_marked() -> None:
     """The daemon of a stand-in says so, a real one and all else do not."""
     daemons = [
-        MpsSettings(device=f"gpu{n}", gpu_uuid="", pipe_dir="", log_dir="", control=[], simulated=n == 0)
+        MpsSettings(
+            device=f"gpu{n}",
+            gpu_uuid="",
+            pipe_dir="",
+            log_dir="",
+            server_log="",
+            control=[],
+            simulated=n == 0,
+        )
         for n in (0, 1)
     ]
     config = msgspec.structs.replace(settings("good"), mps_daemons=daemons)

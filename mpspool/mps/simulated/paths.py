@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from collections.abc import Mapping
@@ -66,4 +67,5 @@ def write_log(role: str, message: str) -> None:
     There a daemon in the foreground and its servers have theirs; what -d starts has it in files.
     """
     now = datetime.now().astimezone().replace(tzinfo=None).isoformat(sep=" ", timespec="milliseconds")
-    print(f"[{now} {role} {os.getpid():5d}] SIMULATED {message}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # who read it has gone, and a server lives on
+        print(f"[{now} {role} {os.getpid():5d}] SIMULATED {message}", file=sys.stderr, flush=True)

@@ -250,13 +250,17 @@ class ServerState:
     def _fault(self, error: int, culprit: int | None) -> list[Order]:
         if self.status is ServerStatus.FAULT:
             return []
+        # NVIDIA documents that the culprit is named. Driver 580 has other words, for whoever notices first.
+        kind = "memory fault" if error == ILLEGAL_ADDRESS else "fault"
+        first = list(self.clients.values())[:1]
         # An error of the GPU's memory is nobody's doing.
         blamed = None if error == ECC_UNCORRECTABLE else culprit
         named = [client for client in self.clients.values() if client.pid == blamed]
         return [
             Xid(_XIDS.get(error, XID_GRAPHICS_EXCEPTION)),
-            *(Log(f"Client {client.name} encountered a fatal GPU error.") for client in named),
+            *(Log(f"Client {client.name} encountered a fatal GPU error.") for client in first),
             Log("Server is handling a fatal GPU error."),
+            *(Log(f"Client {client.name} triggered a fatal GPU {kind}") for client in named),
             *(Log(f"Client {client.name} on device 0 to be torn down") for client in self.clients.values()),
             *map(Log, ("The following devices will be reset:", "0")),
             Log("The following client process have a sticky error set:"),

@@ -15,7 +15,8 @@ _SHM_BACKING_BYTES = 2**30
 # A worker that imports TensorFlow itself, and one that is forked after the import.
 _EXEC_BYTES = 500 * 10**6
 _FORK_BYTES = 30 * 10**6
-# And what CUDA has in host memory for each that has a GPU, as seen on an H200.
+# And what CUDA has in host memory for each that has a GPU: of the 440 to 490 MB of an exec'd one on an H200, what is not
+# TensorFlow's import.
 _CUDA_BYTES = 270 * 10**6
 SHM = "/dev/shm"  # noqa: S108 - looked at, not written
 CUDA_LIBRARY = "libcuda.so.1"
@@ -48,8 +49,8 @@ def memory(intent: Intent, host: Host, tensorflow: TensorFlow) -> Finding:
     if tensorflow.available_bytes is None:
         return Finding("memory", Status.OK, "how much is available is not known")
     workers = intent.workers
-    needed = _EXEC_BYTES + workers * _FORK_BYTES if intent.forked else workers * _EXEC_BYTES
-    needed += intent.on_gpus * _CUDA_BYTES
+    forked = _EXEC_BYTES + workers * _FORK_BYTES + intent.on_gpus * _CUDA_BYTES
+    needed = forked if intent.forked else workers * _EXEC_BYTES
     text = (
         f"{_size(tensorflow.available_bytes)} of {_size(host.memory_bytes)} available;"
         f" {_count(workers, 'worker')} without the models: about {_size(needed)}"

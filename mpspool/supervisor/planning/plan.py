@@ -380,10 +380,10 @@ def _daemons(config: PoolConfig, drafts: list[Draft], machine: Machine) -> list[
             gpu_uuid=gpu.uuid,
             pipe_dir=external.pipe_dir if external else str(run_dir.mps_pipe(device_name(gpu))),
             log_dir=external.log_dir if external else str(run_dir.mps_log(device_name(gpu))),
+            server_log=_server_log(run_dir, device_name(gpu), external),
             control=list(machine.mps_control or ()),
             simulated=gpu.simulated,
             external=external is not None,
-            server_log=_server_log(run_dir, device_name(gpu), external),
             max_clients=max_clients(gpu.compute_capability, machine.driver),
         )
         for gpu in gpus_in_use(drafts)

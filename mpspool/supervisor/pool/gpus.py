@@ -52,7 +52,8 @@ class _Gpu:
         noted, answered: how many things have happened that the daemon is to be asked about at once, and how many of
             them its last answer came after.
         condemned: the generations that a fault has hit.
-        pids: of the workers since it was well last; those that have ended too, for the server may name one.
+        pids: of the workers since it was well last, or began to recover; those that have ended too, for the server may name
+            one.
     """
 
     name: str
@@ -251,8 +252,15 @@ class Gpus:
         )
 
     def _note_pids(self, gpu: _Gpu) -> None:
-        now = {pid: worker for worker, _ in self._on(gpu) if (pid := self._workers.pid(worker))}
-        gpu.pids = now if gpu.domain.state is DomainState.SERVING and not gpu.unasked else {**gpu.pids, **now}
+        on = dict(self._on(gpu))
+        now = {pid: worker for worker in on if (pid := self._workers.pid(worker))}
+        kept = gpu.pids
+        if gpu.domain.state is DomainState.SERVING and not gpu.unasked:
+            # Whose end nobody has noticed yet is still to be asked about.
+            unnoticed = {worker for worker, slot in on.items() if slot.state is SlotState.OCCUPIED}
+            unnoticed.difference_update(now.values())
+            kept = {pid: worker for pid, worker in kept.items() if worker in unnoticed}
+        gpu.pids = {**kept, **now}
 
     async def _watch(self, gpu: _Gpu, daemon: Daemon) -> None:
         if daemon.external:  # those that are READY were so perhaps before our time
@@ -276,7 +284,7 @@ class Gpus:
             self._fault(gpu, f"its MPS daemon has not answered for {SILENT_S:g} s")
         if answer is not None and answer.server is Server.FAULT:
             self._fault(gpu, "its MPS server is in FAULT")
-        elif answer is not None and was_unasked and daemon.faulted():
+        elif answer is not None and was_unasked and gpu.pids.keys() & daemon.hit():
             # It is well as soon as the last that it hit has ended, and TensorFlow ends at once.
             self._fault(gpu, "its MPS server had a fatal fault")
         if answer is not None:
@@ -319,6 +327,9 @@ class Gpus:
             case AwaitDaemon():
                 what = "not ours to restart: its workers come back once it takes clients"
                 logger.warning("waiting for the MPS daemon", device=gpu.name, pipe=daemon.pipe_dir, why=what)
+        if before is DomainState.FAULTED and gpu.domain.state is DomainState.RECOVERING:
+            daemon.forget_faults()
+            gpu.pids.clear()
         if gpu.domain.state is DomainState.LOST is not before:
             logger.error("GPU lost", device=gpu.name, reason=gpu.domain.reason)
         self._see_recovered(gpu)
@@ -405,8 +416,6 @@ class Gpus:
         ):
             gpu.domain.recovered(time.monotonic())
             gpu.condemned.clear()
-            if gpu.daemon:
-                gpu.daemon.forget_faults()
             logger.info("GPU recovered", device=gpu.name)
 
     # -- bookkeeping ------------------------------------------------------------------------------
