@@ -69,7 +69,7 @@ def test_a_daemon_that_is_busy_is_asked_again(tmp_path: Path) -> None:
     body = f"{times}\nif os.path.getsize({str(tmp_path / 'asked')!r}) < 3: {busy}\nprint('0')"
     control(tmp_path, body).terminate_client(1, 2)
     assert (tmp_path / "asked").read_text() == "xxx"
-    with pytest.raises(NotAnsweringError, match="no answer to 'ps' in 0.5 s"):
+    with pytest.raises(NotAnsweringError, match="no answer to 'ps'"):
         control(tmp_path, busy).raw("ps", timeout_s=0.5)
     with pytest.raises(ControlError, match="failed with status 1: what"):
         control(tmp_path, "print('what'); sys.exit(1)").raw("ps")
