@@ -285,16 +285,17 @@ def test_stopped_daemon_is_still_ended(place: Place) -> None:
 def test_parents_death_means_quit(place: Place, tmp_path: Path) -> None:
     """When what started the wrapper is killed, the daemon is quit in order, not shot."""
     pid_file = tmp_path / "pid"
-    parent = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            PARENT,
-            str(pid_file),
-            *(sys.executable, "-P", "-m", "mpspool.mps.daemon", str(place.file)),
-        ],
-        stderr=place.output.open("ab"),
-    )
+    with place.output.open("ab") as output:
+        parent = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                PARENT,
+                str(pid_file),
+                *(sys.executable, "-P", "-m", "mpspool.mps.daemon", str(place.file)),
+            ],
+            stderr=output,
+        )
     until(place.control.answers, "ready")
     wrapper = int(pid_file.read_text())
     client, server = place.attached()
