@@ -569,3 +569,4 @@ def test_a_silent_copy_is_reported(model_dir: ModelDir) -> None:
     assert checked(report, before_bytes, path, warm=False).why == {UNTRIED: []}
     copied = bytearray(b"x") * (200 * 2**20)
     assert 100 * 2**20 < checked(report, before_bytes, path, warm=True).excess_bytes < len(copied)
+    assert checked(report, before_bytes, path, warm=True, on_gpu=True) == report, "a CUDA context may take it"

@@ -481,7 +481,11 @@ def test_limits_of_memory() -> None:
     assert host.locked_memory(replace(HOST, locked_memory=8 * 2**20)).status is Status.OK
     little = replace(TF, available_bytes=10**9)
     assert host.memory(replace(WELL, workers=4), HOST, little).status is Status.WARNING
-    assert host.memory(replace(WELL, workers=4, forked=True), HOST, little).status is Status.OK
+    forked = replace(WELL, workers=4, forked=True)
+    assert host.memory(forked, HOST, little).status is Status.OK
+    assert host.memory(replace(forked, on_gpus=4), HOST, little).status is Status.WARNING, (
+        "CUDA takes some, too"
+    )
     assert host.memory(WELL, HOST, replace(TF, available_bytes=None)).status is Status.OK
 
 
