@@ -131,7 +131,8 @@ def _write(results: Results, plan: Plan, options: argparse.Namespace) -> None:
     (folder / f"{name}.md").write_text(table)
     (folder / f"{name}.json").write_text(report.as_json(results, plan))
     report.plot(results, plan, folder / f"{name}.png")
-    print(f"\n{table}\nbench.gpu: written to {folder / name}.md, .json, .png", flush=True)
+    files = ", ".join([".md", ".json", *([".png"] if results.pairs else [])])
+    print(f"\n{table}\nbench.gpu: written to {folder / name}{files}", flush=True)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

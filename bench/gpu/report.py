@@ -326,6 +326,7 @@ def _panel(axis: Any, results: Results, cell: Cell) -> None:
             places, rates, width, label=f"{'MPS' if mps else 'no MPS'}{', merged streams' if merged else ''}"
         )
         axis.bar_label(bars, [f"{ratio(results, cell, one) or 0.0:.2f}" for one in mine], fontsize=8)
+    axis.margins(y=0.1)  # for the labels
     axis.set_xticks(range(len(contexts)), [str(count) for count in contexts])
     axis.set_xlabel("workers")
     axis.set_ylabel("answers per second")
