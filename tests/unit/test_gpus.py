@@ -296,6 +296,25 @@ def test_a_fault_that_is_over_when_it_is_looked_for(monkeypatch: pytest.MonkeyPa
     play(story, monkeypatch)
 
 
+def test_a_fault_after_which_nobody_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All have ended by themselves, and the server is well: who caused it is told, nobody waits, and it recovers."""
+
+    async def story(pool: Pool) -> None:
+        daemon = pool.daemons["gpu0"]
+        daemon.named, daemon.was_hit = [PIDS[SECOND]], [PIDS[FIRST], PIDS[SECOND]]
+        pool.told.clear()
+        pool.end(FIRST)
+        pool.end(SECOND)
+        await auntil(lambda: pool.state("gpu0") is DomainState.RECOVERING)
+        (condemned,) = pool.condemned()
+        assert condemned["culprits"] == [str(SECOND)]
+        assert [pool.slots[worker].record().row for worker in (FIRST, SECOND)] == [0, 0]
+        assert "clear" not in [op for op, _ in pool.told]
+        assert not pool.endings
+
+    play(story, monkeypatch)
+
+
 def test_the_driver_alone_says_that_a_gpu_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its daemon still says ACTIVE: the workers are ended all the same, and none is ever started there."""
 

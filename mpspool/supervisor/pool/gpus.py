@@ -51,6 +51,7 @@ class _Gpu:
         doubtful: workers that may not be clients of the daemon's server.
         noted, answered: how many things have happened that the daemon is to be asked about at once, and how many of
             them its last answer came after.
+        ending: all on it are being ended: it does not recover before that has come to its end.
         condemned: the generations that a fault has hit.
         pids: of the workers since it was well last, or began to recover; those that have ended too, for the server may name
             one.
@@ -64,6 +65,7 @@ class _Gpu:
     reading: GpuReading | None = None
     noted: int = 0
     answered: int = 0
+    ending: bool = False
     doubtful: set[WorkerId] = field(default_factory=set)
     condemned: set[tuple[WorkerId, int]] = field(default_factory=set)
     pids: dict[int, WorkerId] = field(default_factory=dict)
@@ -320,6 +322,8 @@ class Gpus:
             self._fault(gpu, f"its MPS server {ended} has ended")
 
     def _tick(self, gpu: _Gpu, daemon: Daemon, clients: int, answer: Answer | None) -> None:
+        if gpu.ending:
+            return
         before = gpu.domain.state
         match gpu.domain.tick(time.monotonic(), clients, answer.server if answer else Server.SILENT):
             case RestartDaemon():
@@ -367,16 +371,28 @@ class Gpus:
         """The driver says that it is not there any more, or cannot be used without a reset."""
         if not self.stopping and gpu.domain.lost(reason):
             logger.error("GPU lost", device=gpu.name, reason=reason)
-            self._spawn(self._end_all(gpu, reason))
+            self._end_all_soon(gpu, reason)
 
     def _fault(self, gpu: _Gpu, reason: str) -> None:
         if self.stopping or not gpu.domain.fault(reason, time.monotonic()):
             return
         logger.error("GPU failed", device=gpu.name, reason=reason)
+        self._end_all_soon(gpu, reason)
+
+    def _end_all_soon(self, gpu: _Gpu, reason: str) -> None:
+        gpu.ending = True
         self._spawn(self._end_all(gpu, reason))
 
     async def _end_all(self, gpu: _Gpu, reason: str) -> None:
         """Ends every worker on the GPU; the router is told first, and who caused it where the server's log says."""
+        try:
+            await self._condemn_and_end(gpu, reason)
+        finally:
+            gpu.ending = False
+            gpu.wake.set()
+            self._look()
+
+    async def _condemn_and_end(self, gpu: _Gpu, reason: str) -> None:
         self._note_pids(gpu)
         named = await gpu.daemon.culprits() if gpu.daemon else []
         culprits = [str(gpu.pids[pid]) for pid in named if pid in gpu.pids]
@@ -393,8 +409,6 @@ class Gpus:
                 if slot := self._slots.get(worker):
                     slot.excuse()
             self._endings.lost(hit, f"{gpu.name} failed: {reason}")
-        gpu.wake.set()
-        self._look()
 
     async def _condemn(self, gpu: _Gpu, reason: str, culprits: list[str] | None) -> None:
         generations = {
