@@ -402,8 +402,7 @@ class Gpus:
         # A client of an external daemon may be nobody of ours.
         await self._condemn(gpu, reason, culprits if culprits or (named and external) else None)
         async with self._acting:
-            down = self.failed(gpu.name)  # else all had gone meanwhile
-            hit = [worker for worker, slot in self._on(gpu) if down and slot.state is SlotState.OCCUPIED]
+            hit = [worker for worker, slot in self._on(gpu) if slot.state is SlotState.OCCUPIED]
             gpu.condemned.update((worker, self._slots[worker].generation) for worker in hit)
             for worker in gpu.pids.values():  # TensorFlow ends by itself where its GPU fails
                 if slot := self._slots.get(worker):
