@@ -134,7 +134,7 @@ def density(run: RunDir, last: str, output: Path, devices: str | None, as_json: 
 def record(run: RunDir, length: str, output: Path) -> None:
     """Record what arrives at the pool, to play it under other policies: `python -m bench.sim --trace`, in a clone of mpspool.
 
-    A line for each Predict request: when it came, for which model, version and signature, its rows and bytes, priority and
+    A line for each request, of whatever method: when it came, for which model, version and signature, its rows and bytes, priority and
     what was left of its deadline, and how long its worker took for it. No values; of its client a number, by
     scheduling.fair_by or, where clients do not share, by their address.
 

@@ -67,6 +67,12 @@ class Arrivals:
             row["deadline_ms"] = max(0.001, (entry.deadline_ns - entry.arrived_ns) / 1e6)
         self._rows[admission] = row
 
+    def moved(self, admission: Admission, other: Admission) -> None:
+        """A request is run by the version that took the place of its own: what is released when it is over is another."""
+        row = self._rows.pop(admission, None)
+        if row is not None:
+            self._rows[other] = row
+
     def _number(self, name: str) -> int:
         """0 for all that come when too many are known."""
         key = hash(name)

@@ -181,8 +181,9 @@ class Dataplane:
             raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
         first = self._entry(asked, body, deadline_ns, admission, head)
         first.arrived_ns = arrived_ns or first.arrived_ns
-        for recording in self._recordings:
-            recording.arrived(first, admission, head.peer)
+        if not arrived_ns:
+            for recording in self._recordings:
+                recording.arrived(first, admission, head.peer)
         if asked.method in EXAMPLES:
             first.examples = rows_of(asked.method, body)
         batching = self._scheduler.batching(first.model)
@@ -211,6 +212,8 @@ class Dataplane:
         except PoolError as error:
             self._refused(asked.method, first.model, error)
             raise
+        for recording in self._recordings:
+            recording.moved(first.admission, room)
         return await self.call(asked, body, first.deadline_ns, room, head, first.arrived_ns)
 
     def _entry(

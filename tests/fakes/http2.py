@@ -142,8 +142,12 @@ class Scene:
 
     def send(self, *parts: bytes) -> list[Frame]:
         """What the server answers to these frames."""
-        self.connection.receive(b"".join(parts))
+        self.receive(b"".join(parts))
         return self.sent()
+
+    def receive(self, data: bytes) -> None:
+        """These bytes come, at the time of the last tick."""
+        self.connection.receive(data, self.connection.now_s)
 
     def sent(self) -> list[Frame]:
         """What it has sent since this was asked last."""

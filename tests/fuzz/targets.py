@@ -116,9 +116,9 @@ def http2(data: bytes) -> None:
     """A connection whose first byte says how what follows is cut."""
     step = data[0] + 1 if data else 1
     scene = Scene(kind=Echo)
-    scene.connection.receive(GREETING)
+    scene.receive(GREETING)
     for start in range(1, len(data), step):
-        scene.connection.receive(data[start : start + step])
+        scene.receive(data[start : start + step])
         scene.check_counts()
 
 

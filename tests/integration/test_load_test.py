@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
+import pty
+import re
 import signal
 import socket
 import subprocess
@@ -355,6 +358,36 @@ def bench(server: Server, *args: object) -> subprocess.CompletedProcess[str]:
 
 
 SHORT = ("--seconds", 0.3, "--repeat", 2, "--warmup", 0.1)
+
+
+def test_a_terminal_has_a_bar(server: Server) -> None:
+    """With the phase that runs, and what was right and what failed of it so far; it is gone at the end."""
+
+    async def sometimes(_body: bytes, context: Any) -> bytes:
+        if next(asked) % 10 == 9:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "busy")
+        return RIGHT
+
+    asked = itertools.count()
+    server.answer = sometimes
+    terminal, end = pty.openpty()
+    address = f"127.0.0.1:{server.port}"
+    command = [*CLI, "bench", "--model", "m", "--address", address, *map(str, SHORT), "--concurrency", "2"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=end, text=True
+    )
+    os.close(end)
+    shown = b""
+    with open(terminal, "rb", buffering=0) as read, contextlib.suppress(OSError):  # EIO is its end
+        while part := read.read(4096):
+            shown += part
+    assert process.wait(timeout=60) == 1, "some requests failed"
+    lines = re.split(r"[\r\n]+", re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode()))
+    assert any(line.startswith("2 in flight, warming up") for line in lines)
+    assert any(
+        re.fullmatch(r"2 in flight, 2 of 2 \S+ +\S+ [\d,]+ right, [\d,]+ failed *", line) for line in lines
+    )
+    assert not lines[-1].strip()
 
 
 def test_the_command(server: Server, tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
-from urllib.request import urlopen
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import grpc
 import pytest
@@ -21,7 +23,7 @@ import pathlib
 
 def noted(waiting):
     with pathlib.Path({notes!r}).open("a") as notes:
-        print(waiting.model.name, waiting.priority, waiting.size, file=notes)
+        print(waiting.model.name, waiting.signature, waiting.priority, waiting.size, sep=", ", file=notes)
     return waiting.arrived_s
 """
 
@@ -39,7 +41,7 @@ def request() -> bytes:
 def test_a_policy_of_ones_own_is_asked(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """By module and attribute, with what the client says of a request; what is no priority is refused by its name.
+    """By module and attribute, with what the client says of a request, by gRPC and REST; what is no priority is refused by its name.
 
     The start has asked it once before.
     """
@@ -65,10 +67,22 @@ def test_a_policy_of_ones_own_is_asked(
             call(body, timeout=30, metadata=(("x-mpspool-priority", "high"),))
     assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert "x-mpspool-priority is 'high'" in refused.value.details()
+    text = b'{"instances": [2.0]}'
+    url = f"http://127.0.0.1:{pool.rest_port}/v1/models/half_plus_two:predict"
+    with urlopen(Request(url, text, {"x-mpspool-priority": "-3"}), timeout=30) as answer:
+        assert json.load(answer) == {"predictions": [3.0]}
+    with pytest.raises(HTTPError) as wrong:
+        urlopen(Request(url, text, {"x-mpspool-priority": "high"}), timeout=30)
+    with wrong.value as answer:
+        assert (answer.status, json.load(answer)["error"]) == (400, refused.value.details())
     asked = [
-        f"half_plus_two {priority} {size}" for priority, size in ((0, 100), (0, len(body)), (7, len(body)))
+        ("serving_default", 0, 100),
+        ("serving_default", 0, len(body)),
+        ("serving_default", 7, len(body)),
+        ("REST Predict serving_default", -3, len(text)),
     ]
-    assert notes.read_text().splitlines() == asked
+    lines = notes.read_text().splitlines()
+    assert lines == [f"half_plus_two, {name}, {priority}, {size}" for name, priority, size in asked]
 
 
 def test_a_policy_that_fails_in_the_router_is_seen(

@@ -18,6 +18,7 @@ from mpspool.router.arrivals import PART, Arrivals
 from mpspool.router.memory import Admission, Memory
 from mpspool.router.scheduling.entry import Entry
 from tests.unit.test_dataplane import (
+    GONE,
     MODEL,
     Scene,
     batching_model,
@@ -172,6 +173,31 @@ def test_a_large_request_is_one_row(tmp_path: Path) -> None:
         await asked
         (row,) = await anext(pieces)
         assert (row["rows"], row["cost_us"]) == (7, 40)
+        await pieces.aclose()
+
+    play(tmp_path, story)
+
+
+def test_what_moves_to_the_next_version_is_one_row(tmp_path: Path) -> None:
+    """As it arrived, with what the next version's worker took for it."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([MODEL], {})
+        last = scene.hello(0, "LOADING")
+        pieces = recorded(scene)
+        await anext(pieces)
+        asked = scene.ask()
+        await settle()
+        scene.dataplane.want([{**MODEL, **GONE}, {**MODEL, "version": 2}], {})
+        scene.end(last)
+        await settle()
+        assert await anext(pieces) == []
+        worker = scene.hello(1, version=2)
+        await settle()
+        scene.answer(worker, scene.link.dispatches(worker)[-1])
+        await asked
+        (row,) = await anext(pieces)
+        assert (row["version"], row["cost_us"]) == (1, 12)
         await pieces.aclose()
 
     play(tmp_path, story)

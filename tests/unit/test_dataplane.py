@@ -97,9 +97,15 @@ class Scene:
         return self.links[-1]
 
     def hello(
-        self, slot: int, state: str = "READY", epoch: int = 0, generation: int = 1, inbox: str = ""
+        self,
+        slot: int,
+        state: str = "READY",
+        epoch: int = 0,
+        generation: int = 1,
+        inbox: str = "",
+        version: int = 1,
     ) -> bytes:
-        worker = f"m@1.cpu0.{slot}"
+        worker = f"m@{version}.cpu0.{slot}"
         identity = messages.worker_identity(worker, generation)
         page = self.folder / f"page{slot}.{generation}"
         if not page.exists():

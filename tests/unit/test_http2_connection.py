@@ -301,7 +301,7 @@ def test_going_away() -> None:
 def test_http_1_is_told_what_this_is(method: bytes) -> None:
     """A person with curl reads a line of text, and the connection ends."""
     scene = Scene()
-    scene.connection.receive(method + b" / HTTP/1.1\r\nhost: x\r\n\r\n")
+    scene.receive(method + b" / HTTP/1.1\r\nhost: x\r\n\r\n")
     assert scene.sink.sent.startswith(b"HTTP/1.1 400 Bad Request\r\n")
     assert b"gRPC" in scene.sink.sent
     assert scene.sink.closed

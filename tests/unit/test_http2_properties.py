@@ -45,7 +45,7 @@ def cut(whole: bytes, at: list[int]) -> list[bytes]:
 def outcome(pieces: list[bytes], kind: type[Remembering]):
     scene = Scene(Limits(streams=3), kind)
     for piece in pieces:
-        scene.connection.receive(piece)
+        scene.receive(piece)
         scene.check_counts()
     told = {number: (stream.told, stream.body) for number, stream in scene.all.items()}
     return bytes(scene.sink.sent), told, scene.sink.closed, scene.complaints
@@ -73,9 +73,9 @@ def test_byte_by_byte(sent: list[bytes]) -> None:
 def test_frame_soups(sent: list[bytes], doings: list[str], echo: bool) -> None:
     """Whatever comes, in whatever state: nothing raises, and at the end nothing is left of any stream."""
     scene = Scene(Limits(streams=3, control_bytes=100), Echo if echo else Remembering)
-    scene.connection.receive(GREETING)
+    scene.receive(GREETING)
     for number, piece in enumerate(sent):
-        scene.connection.receive(piece)
+        scene.receive(piece)
         scene.check_counts()
         if number < len(doings):
             _do(scene, doings[number], number)
@@ -121,7 +121,7 @@ class Client:
     def exchange(self) -> None:
         """Both ways until nothing is left to say."""
         while True:
-            self.scene.connection.receive(self.h2.data_to_send())
+            self.scene.receive(self.h2.data_to_send())
             new = bytes(self.scene.sink.sent[self._seen :])
             self._seen += len(new)
             for event in self.h2.receive_data(new):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from typing import Any
 
@@ -20,6 +21,7 @@ from mpspool.router.metrics.exposition import SLOT_STATES, Metrics
 from mpspool.supervisor.pool import status
 from mpspool.supervisor.pool.reconcile import WorkerReport
 from mpspool.supervisor.pool.slots import Slot, SlotRecord
+from tests.pool import ROOT
 
 WORKER = "half@3.cpu0.0"
 
@@ -330,6 +332,17 @@ def test_without_a_gpu_there_is_nothing_of_gpus() -> None:
     under_test = metrics()
     under_test.observe(Snapshot())
     assert b"mpspool_gpu" not in under_test.exposition("")[0]
+
+
+def test_every_metric_is_documented() -> None:
+    """In docs/metrics.md, and nothing that is not there."""
+    under_test = metrics()
+    full = GpuReading("GPU-x", "H100", 0.4, 1, 2, 5, 3.5, 7.0, 2, processes={77: 5}, xids={13: 2})
+    under_test.observe(Snapshot(devices=[as_message("gpu0", full, "SERVING", workers={"half@3.gpu0.1": 77})]))
+    text = under_test.exposition("")[0].decode()
+    shown = set(re.findall(r"^# TYPE (mpspool_\w+)", text, re.MULTILINE))
+    rows = re.findall(r"^\| (`mpspool_.+?) \|", (ROOT / "docs" / "metrics.md").read_text(), re.MULTILINE)
+    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == shown
 
 
 def test_latencies_count_up_to_each_bound() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -27,7 +28,7 @@ from mpspool.router.scheduling.batching import split
 from mpspool.router.scheduling.entry import Entry
 from mpspool.router.scheduling.load import Batch, Limits
 from mpspool.router.scheduling.placement import DISPATCHES
-from mpspool.router.scheduling.policy import Sjf, edf, fifo
+from mpspool.router.scheduling.policy import Policy, Sjf, edf, fifo
 from mpspool.router.scheduling.queues import QueueRules
 from mpspool.router.scheduling.scheduler import PoolRules, Refuse, Scheduler, Send
 from mpspool.router.scheduling.suspicion import MAX_REMEMBERED, REMEMBERED_NS, Blame, Standing, Suspicions
@@ -615,6 +616,7 @@ class Pool(RuleBasedStateMachine):
         self.most_rows = rules.batching.run_rows if rules.batching else 0
         self.limits = limits
         self.devices: dict[str, str] = {}
+        self.domains: dict[str, str] = {}
         self.serves: dict[str, ModelVersion] = {}
         self.now = 0
         self.names = 0
@@ -686,6 +688,7 @@ class Pool(RuleBasedStateMachine):
         for item in parts:
             self.keys[item] = (model, body)
         first = parts[0]
+        self._govern(model)
         rows, queued = self._rows(model), self.scheduler.queued(model)
         settings = self.rules.batching
         room = settings.max_enqueued_batches * settings.run_rows if settings and first.rows else 10**9
@@ -720,6 +723,11 @@ class Pool(RuleBasedStateMachine):
         assert self.scheduler.queued(model) <= max(most, queued), "more than may wait"
         assert self._rows(model) <= max(room, rows) or first.suspect, "more than may wait"
 
+    def _govern(self, model: ModelVersion) -> None:
+        """As for a version that is new, or is back."""
+        if model not in self.scheduler._queues:
+            self.scheduler.govern(model, self.rules)
+
     def _waiting(self, model: ModelVersion) -> set[Entry]:
         return {item for item in self.wanted.difference(self._in_flight()) if item.model == model}
 
@@ -735,12 +743,16 @@ class Pool(RuleBasedStateMachine):
     def a_cost_becomes_known(self, model: ModelVersion, size: int, rows: int, cost_us: int) -> None:
         self.scheduler.costs.observe(model, "", size, cost_us, rows)
 
-    @rule(model=models, credit=st.integers(1, 3), device=st.sampled_from("gh"))
-    def worker_joins(self, model: ModelVersion, credit: int, device: str) -> None:
+    @rule(model=models, credit=st.integers(1, 3), device=st.sampled_from("gh"), together=st.booleans())
+    def worker_joins(self, model: ModelVersion, credit: int, device: str, together: bool = False) -> None:
+        """`together`: it fails with others of its device."""
         self.names += 1
         name = f"w{self.names}"
-        self.scheduler.join(name, model, credit, device)
+        domain = f"all of {device}" if together else ""
+        self._govern(model)
+        self.scheduler.join(name, model, credit, device, domain)
         self.credits[name], self.held[name], self.devices[name] = credit, [], device
+        self.domains[name] = domain
         self.serves[name] = model
 
     def _answer(self, item: Entry, how: str) -> None:
@@ -800,6 +812,9 @@ class Pool(RuleBasedStateMachine):
                 self.trial = send
                 assert self.held[send.worker] == [send], "a suspect does not run alone"
                 assert len(send.entries) == 1, "a suspect does not run alone"
+            if self.trial and (domain := self._domain(self.trial)):
+                busy = {name for name, sends in self.held.items() if sends and self.domains[name] == domain}
+                assert busy == {self.trial.worker}, "sent where all fail with a suspect"
             assert self.trial not in self.held[send.worker][:-1], "sent beside a suspect"
         for device in "gh" if self.limits.running and not self.trial else "":
             busy = [name for name, sends in self.held.items() if sends and self.devices[name] == device]
@@ -807,6 +822,9 @@ class Pool(RuleBasedStateMachine):
         assert not self.put_out, "one that had to leave is not told"
         copies = self._in_flight()
         assert len(copies) == len(set(map(id, copies))), "one request in two places"
+
+    def _domain(self, send: Send) -> str:
+        return self.domains[send.worker]
 
     def _refused(self, refusal: Refuse) -> None:
         """One that had to leave for another, or cannot be in time."""
@@ -903,6 +921,45 @@ class Pool(RuleBasedStateMachine):
         name = self._pick(data, lambda name: True)
         self.leaving.add(name)
         self.scheduler.leave(name)
+
+    @rule(model=models)
+    def no_worker_will_come(self, model: ModelVersion) -> None:
+        self._given_up(self.scheduler.fail(model, "none can be started"), self._waiting(model))
+
+    @rule(model=models)
+    def version_goes(self, model: ModelVersion) -> None:
+        """When its last worker has."""
+        for name in [name for name in self.held if self.serves[name] == model]:
+            self._die(name, None)
+        self._given_up(self.scheduler.forget(model), self._waiting(model))
+        self.lived = {key for key in self.lived if key[0] != model}
+        self.excuses = {key: at for key, at in self.excuses.items() if key[0] != model}
+        self._expire()
+        self._sent(self.scheduler.dispatch(self.now))
+        assert model not in self.scheduler._queues, "kept though there is no such version"
+
+    @rule()
+    def time_is_up(self) -> None:
+        self._given_up(self.scheduler.abandon("over"), set(self.wanted))
+        assert not self.wanted
+
+    def _given_up(self, refusals: list[Refuse], those: set[Entry]) -> None:
+        assert {refusal.entry for refusal in refusals} == those
+        for refusal in refusals:
+            assert refusal.error.code is Code.UNAVAILABLE
+            self._answer(refusal.entry, "given up")
+
+    @rule(
+        dispatch=st.sampled_from(DISPATCHES),
+        long_us=st.sampled_from([0.0, 5_000.0]),
+        policy=st.sampled_from([fifo, edf, Sjf(10.0)]),
+        max_requests=st.integers(1, 6) | st.just(10_000),
+    )
+    def reload(self, dispatch: str, long_us: float, policy: Policy, max_requests: int) -> None:
+        self.rules = dataclasses.replace(self.rules, policy=policy, max_requests=max_requests)
+        self.scheduler.govern_all(PoolRules(dispatch, self.limits, long_us))
+        for model in (MODEL, OTHER):
+            self.scheduler.govern(model, self.rules)
 
     @rule(item=requests)
     def cancel(self, item: Entry) -> None:

@@ -354,12 +354,12 @@ def test_a_suspect_waits_for_room_on_its_device() -> None:
     assert {entry.body for send in (sent[0], other) for entry in send.entries} == {b"x", b"y"}
 
 
-@given(st.lists(st.tuples(st.sampled_from("uvw"), st.integers(0, 4)), max_size=60))
-def test_who_has_most_is_known(steps: list[tuple[str, int]]) -> None:
-    """For every order in which entries come (of so many rows) and go (the client's oldest, of 0)."""
+@given(st.lists(st.tuples(st.sampled_from("uvw"), st.integers(0, 4), st.booleans()), max_size=60))
+def test_who_has_most_is_known(steps: list[tuple[str, int, bool]]) -> None:
+    """For every order in which entries come (of so many rows) and go (the client's oldest, of 0), and in which it is asked for."""
     crowd = Crowd()
     waiting: dict[str, list[Entry]] = {client: [] for client in "uvwx"}
-    for client, rows in steps:
+    for client, rows, asked in [*steps, ("u", 0, True)]:
         if rows:
             entry = Entry(MODEL, "", b"", 0, rows=rows, client=client)
             waiting[client].append(entry)
@@ -367,8 +367,98 @@ def test_who_has_most_is_known(steps: list[tuple[str, int]]) -> None:
         elif waiting[client]:
             crowd.discard(waiting[client].pop(0))
         much = {client: sum(entry.rows for entry in entries) for client, entries in waiting.items()}
-        most = max(much.values())
-        last = next(crowd.last_of_most("x", 0), None)
-        assert (last is None) == (most == 0)
-        assert last is None or (much[last.client] == most and waiting[last.client][-1] is last)
         assert {client: crowd.of(client) for client in waiting} == much
+        if asked:
+            leaving = list(crowd.last_of_most("x", 0))
+            clients = [client for client, _ in itertools.groupby(entry.client for entry in leaving)]
+            sizes = sorted((size for size in much.values() if size), reverse=True)
+            assert [much[client] for client in clients] == sizes
+            assert leaving == [entry for client in clients for entry in reversed(waiting[client])]
+
+
+def test_who_has_as_much_again_as_it_once_had_is_asked_once() -> None:
+    """Nobody leaves twice, and not more wait than may."""
+    batching = BatchingSettings(max_batch_size=100, max_enqueued_batches=1)
+    pool = Scheduler(PoolRules(), QueueRules(fair=True, batching=batching))
+
+    def arrives(client: str, rows: int) -> Entry:
+        entry = Entry(MODEL, "", client.encode(), 0, rows=rows, kind=("", b"", b""), client=client)
+        pool.arrive(entry, 0)
+        return entry
+
+    has = [arrives("most", 20) for _ in range(5)]
+    pool.cancel(has.pop(0))
+    with pytest.raises(PoolError, match="is full"):
+        arrives("other", 50)  # of what goes beyond as much there are 20 rows, and 30 would have to leave
+    assert pool.dispatch(0) == []
+    arrives("other", 40)
+    assert [order.entry for order in pool.dispatch(0) if isinstance(order, Refuse)] == has[-1:]
+    assert pool.unfinished() == 4
+
+
+def test_a_trial_that_ends_for_want_of_a_worker_lets_the_next_begin() -> None:
+    """At once: nothing else may happen for a long time."""
+    pool = Scheduler(PoolRules(), QueueRules())
+
+    def sends() -> list[Send]:
+        return [order for order in pool.dispatch(0) if isinstance(order, Send)]
+
+    for name, model in (("o", OTHER), ("a", MODEL), ("b", MODEL)):
+        pool.join(name, model, 1)
+    pool.arrive(Entry(OTHER, "", b"waits", 0), 0)
+    (send,) = sends()
+    pool.lost("o", (send.dispatch, 0), 0)
+    for body in (b"is tried", b"runs"):
+        pool.arrive(Entry(MODEL, "", body, 0), 0)
+    first, _ = sends()
+    pool.lost(first.worker, (first.dispatch, 0), 0)
+    assert sends() == [], "it is to run where another still runs"
+    pool.join("p", OTHER, 1)
+    assert sends() == []
+    pool.lost("b" if first.worker == "a" else "a", None, 0)
+    (send,) = sends()
+    assert (send.worker, send.entries[0].body) == ("p", b"waits")
+
+
+def test_a_version_that_has_gone_is_not_made_again_by_a_trial_on_its_device() -> None:
+    """The trial of another had kept its worker free."""
+    pool = Scheduler(PoolRules(), QueueRules())
+    for name, model in (("a", MODEL), ("b", MODEL), ("o", OTHER)):
+        pool.join(name, model, 1, "gpu0", "gpu0")
+    pool.arrive(Entry(MODEL, "", b"p", 0), 0)
+    (send,) = pool.dispatch(0)
+    assert isinstance(send, Send)
+    pool.arrive(Entry(OTHER, "", b"x", 0), 0)
+    (beside,) = pool.dispatch(0)
+    assert isinstance(beside, Send)
+    pool.lost(send.worker, (send.dispatch, 0), 0)
+    assert pool.dispatch(0) == []  # the device is emptied for it
+    pool.lost("o", None, 0)
+    pool.forget(OTHER)
+    (alone,) = pool.dispatch(0)
+    assert isinstance(alone, Send)
+    assert list(pool._queues) == [MODEL]
+
+
+def test_the_times_to_look_again_do_not_pile_up() -> None:
+    """While a batch that is not full waits for long, the ends of dispatches come and go before it."""
+    batching = BatchingSettings(max_batch_size=4, batch_timeout_us=60_000_000)
+    pool = Scheduler(PoolRules(), QueueRules(batching=batching))
+    pool.costs.observe(MODEL, "", 0, 5_000, rows=4)
+    pool.join("a", MODEL, 2)
+    pool.arrive(Entry(MODEL, "", b"x", 0, rows=1, kind=("waits for others", b"", b"")), 0)
+    for now_ns in range(0, 2000 * MS, 10 * MS):
+        for _ in range(2):
+            pool.arrive(Entry(MODEL, "", b"x", now_ns, rows=4, kind=("", b"", b"")), now_ns)
+        sends = pool.dispatch(now_ns)
+        soon_ns = pool.look_again_ns(now_ns)
+        assert soon_ns is not None
+        sends += pool.dispatch(soon_ns)
+        for number, send in enumerate(sends, 1):
+            assert isinstance(send, Send)
+            pool.finished(send.worker, send.dispatch, now_ns=now_ns + 5 * MS * number)
+            for entry in send.entries:
+                pool.answered(entry, ran=True)
+        pool.dispatch(now_ns + 9 * MS)
+        assert pool.unfinished() == 1
+    assert len(pool._dues) < 100

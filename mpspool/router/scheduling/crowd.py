@@ -14,14 +14,15 @@ _GIVERS = 8
 
 
 class _Part:
-    """What waits of one client, in the order of arrival, and how much that is; listed as so much or more."""
+    """What waits of one client, in the order of arrival, and how much that is; listed as so much or more, by that serial number."""
 
-    __slots__ = ("entries", "listed", "much")
+    __slots__ = ("entries", "listed", "much", "serial")
 
     def __init__(self) -> None:
         self.entries: dict[Entry, int] = {}
         self.much = 0
         self.listed = 0
+        self.serial = -1
 
 
 class Crowd:
@@ -29,7 +30,8 @@ class Crowd:
 
     def __init__(self) -> None:
         self._parts: dict[str, _Part] = {}
-        # The one with most is at the front once those have left that are listed as more than they are.
+        # The one with most is at the front once those have left that are listed as more than they are. What has
+        # another number than its part is over: each is listed once.
         self._listed: list[tuple[int, int, _Part]] = []
         self._serial = itertools.count()
 
@@ -85,19 +87,18 @@ class Crowd:
         return found
 
     def _list(self, part: _Part) -> None:
-        part.listed = part.much
-        heapq.heappush(self._listed, (-part.much, next(self._serial), part))
+        part.listed, part.serial = part.much, next(self._serial)
+        heapq.heappush(self._listed, (-part.much, part.serial, part))
 
     def _most(self) -> _Part | None:
         while self._listed:
-            part = self._listed[0][2]
-            if part.much == -self._listed[0][0]:
+            _, serial, part = self._listed[0]
+            listed = serial == part.serial
+            if listed and part.much == part.listed:
                 return part
-            much, _, part = heapq.heappop(self._listed)
-            if part.listed == -much:
-                part.listed = 0
-                if part.much:
-                    self._list(part)
+            heapq.heappop(self._listed)
+            if listed and part.much:
+                self._list(part)
         return None
 
 

@@ -31,7 +31,8 @@ class Waiting(Protocol):
 
     Attributes:
         model: name and version.
-        signature: as the client named it; serving_default where it named none.
+        signature: as the client named it, serving_default where it named none; for all but gRPC's Predict after the method
+            (`Classify serving_default`, `REST Predict serving_default`), for these cost differently.
         rows: dimension 0 of its inputs where its model version batches and it can share a batch, else 0.
         size: of the request, in bytes.
         arrived_s: when it arrived.

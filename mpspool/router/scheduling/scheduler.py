@@ -251,7 +251,9 @@ class Scheduler:
 
     def fail(self, model: ModelVersion, reason: str) -> list[Refuse]:
         """No worker of this version will come back: refuses all that wait for one."""
-        queue = self._queue(model)
+        queue = self._queues.get(model)
+        if queue is None:
+            return []
         refusals = [self._refuse(entry, Code.UNAVAILABLE, reason) for entry in queue.waiting()]
         queue.suspects.clear()
         return refusals
@@ -265,7 +267,7 @@ class Scheduler:
         del self._queues[model]
         for kept in (self._waits, self._stirred, self._failed, self._suspected, self._starts):
             kept.pop(queue, None)
-        if self._trial and self._trial[0] is queue:
+        if self._is_tried(queue):
             self._end_trial()
         self._shares.forget(queue)
         self.costs.forget(model)
@@ -323,6 +325,8 @@ class Scheduler:
         worker = self._workers.pop(name, None)
         if worker is None:
             return []
+        if self._trial and worker in self._trial[1]:
+            self._trial[1].remove(worker)
         queue = self._queue(worker.model)
         queue.placement.remove(worker)
         if not queue.placement.workers:
@@ -416,8 +420,9 @@ class Scheduler:
 
     def dispatch(self, now_ns: int) -> list[Send | Refuse]:
         """Every dispatch that can be sent now, and who had to leave. To be called after expire() for the same time."""
-        for queue in list(self._suspected):
-            if queue.suspects or (self._trial and self._trial[0] is queue):
+        # First the one whose trial there is: when that is over, another's can begin.
+        for queue in sorted(self._suspected, key=self._is_tried, reverse=True):
+            if queue.suspects or self._is_tried(queue):
                 self._dispatch_suspect(queue, now_ns)
             else:
                 del self._suspected[queue]
@@ -456,6 +461,7 @@ class Scheduler:
             if due_ns is not None and not 0 < queue.due_ns <= due_ns:
                 queue.due_ns = due_ns
                 heapq.heappush(self._dues, (due_ns, next(self._tiebreak), queue))
+                self._forget_dues()
 
     def _dispatch_one(self, queues: dict[Queue, int], now_ns: int) -> bool:
         """Sends the dispatch that is next over these queues, each with its share, if one can be sent."""
@@ -534,7 +540,7 @@ class Scheduler:
 
     def _dispatch_suspect(self, queue: Queue, now_ns: int) -> None:
         """One suspect at a time in the pool, alone on a device or a worker that is emptied for it first."""
-        if self._trying or (self._trial and self._trial[0] is not queue):
+        if self._trying or (self._trial and not self._is_tried(queue)):
             return
         while queue.suspects and queue.suspects[0].over:
             queue.suspects.popleft()
@@ -556,6 +562,9 @@ class Scheduler:
             self._trying = True
             batch = Batch([entry], None, long=long, suspect=True)
             self._orders.append(self._send(queue, worker, batch, now_ns))
+
+    def _is_tried(self, queue: Queue) -> bool:
+        return self._trial is not None and self._trial[0] is queue
 
     def _end_trial(self) -> None:
         """What was kept free for a suspect, or ran it, takes other requests again."""
@@ -605,6 +614,12 @@ class Scheduler:
         if len(self._deadlines) > 2 * self._wanted + _SLACK:
             self._deadlines = [item for item in self._deadlines if not item[2].over]
             heapq.heapify(self._deadlines)
+
+    def _forget_dues(self) -> None:
+        """Keeps those from piling up that an earlier one has taken the place of."""
+        if len(self._dues) > 2 * len(self._queues) + _SLACK:
+            self._dues = [item for item in self._dues if item[2].due_ns == item[0]]
+            heapq.heapify(self._dues)
 
     def _refuse(self, entry: Entry, code: Code, text: str, lack: Lack | None = None) -> Refuse:
         self._end(entry)

@@ -242,7 +242,7 @@ class Connection(Receiver):
         if stream is None:
             self.count_useless()
             return
-        if stream.opened_s == self.now_s:
+        if self.now_s - stream.opened_s < self.limits.at_once_s:
             self._spend_reset()
         self._drop(stream)
 

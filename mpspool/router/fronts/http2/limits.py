@@ -18,7 +18,8 @@ class Limits:
         connection_window_bytes: of all streams together, given back as it is used.
         frame_bytes: of one frame, as we announce it.
         header_list_bytes: of a request's headers, decoded.
-        resets: streams per second that may be reset within a second of their beginning.
+        resets: streams per second that may be reset at once.
+        at_once_s: from their beginning. Who waits longer, as for a deadline, has no more of them than `streams` allows.
         useless: frames in a row, within a second, that bring neither a request nor data.
         control_bytes: of our answers to such frames that may wait for a peer that does not read.
         greeting_s: until the preface is there.
@@ -35,6 +36,7 @@ class Limits:
     frame_bytes: int = 2**20
     header_list_bytes: int = 16 * 1024
     resets: int = 512
+    at_once_s: float = 0.01
     useless: int = 2000
     control_bytes: int = 64 * 1024
     greeting_s: float = 10.0

@@ -58,7 +58,7 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            self.connection.receive(data)
+            self.connection.receive(data, self._listener.now_s())
         except Exception:
             logger.exception("connection failed")
             self.connection.fail(ErrorCode.INTERNAL_ERROR, "the server failed")

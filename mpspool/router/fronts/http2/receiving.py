@@ -106,10 +106,11 @@ class Receiver(Sender):
 
     # -- reading ----------------------------------------------------------------------------------
 
-    def receive(self, data: bytes) -> None:
-        """The next bytes from the peer."""
+    def receive(self, data: bytes, now_s: float) -> None:
+        """The next bytes from the peer, and the time."""
         if self.over:
             return
+        self.now_s = now_s
         self._heard = True
         try:
             if self._rest:

@@ -44,7 +44,7 @@ class Sender:
 
     Attributes:
         output: takes what is to be sent.
-        now_s: of the last tick.
+        now_s: of the last tick, or the last bytes from the peer.
         streams: those that are open, by number.
         peer_window: that a stream begins with.
         out_window: what may be sent on all streams together.
