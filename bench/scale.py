@@ -1,12 +1,15 @@
 """Does a request cost the router the same whatever the number of workers and connections? `python -m bench.scale`
 
-The router with echo workers, which compute nothing, under one steady rate; CPU of the router process per request.
+The router with echo workers, which compute nothing, under one steady rate; CPU of the router process per request. In rounds, each of
+which has every number once, in another order.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import random
+import statistics
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -33,35 +36,58 @@ class Series:
     Attributes:
         title: which, and what the other is meanwhile.
         counts: of it.
-        costs_us: of the router's CPU for each request.
+        rounds_us: of the router's CPU for each request, in each round.
     """
 
     title: str
     counts: Sequence[int]
-    costs_us: Sequence[float]
+    rounds_us: Sequence[Sequence[float]]
+
+    def medians_us(self) -> list[float]:
+        return [statistics.median(costs) for costs in zip(*self.rounds_us, strict=True)]
+
+    def ratios(self) -> list[float]:
+        """Of the first of the same round; medians."""
+        ratios = ([cost / costs[0] for cost in costs] for costs in self.rounds_us)
+        return [statistics.median(of_one) for of_one in zip(*ratios, strict=True)]
 
 
 def _measure(options: argparse.Namespace) -> list[Series]:
     with running(options.cache.resolve()) as run:
-        by_workers = [_costs_us(run, count, [_SOME_CONNECTIONS], options)[0] for count in options.workers]
-        by_connections = _costs_us(run, _FEW_WORKERS, options.connections, options)
+        rounds = [_round(run, options) for _ in range(options.repeat)]
+    by_workers, by_connections = zip(*rounds, strict=True)
     return [
         Series(f"workers, {_SOME_CONNECTIONS} connections", options.workers, by_workers),
         Series(f"connections, {_FEW_WORKERS} workers", options.connections, by_connections),
     ]
 
 
-def _costs_us(run: Run, workers: int, connections: Sequence[int], options: argparse.Namespace) -> list[float]:
+def _round(run: Run, options: argparse.Namespace) -> tuple[list[float], list[float]]:
+    """By number of workers, and of connections."""
+    found = {
+        workers: _costs_us(run, workers, [_SOME_CONNECTIONS], options)[_SOME_CONNECTIONS]
+        for workers in random.sample(options.workers, len(options.workers))
+    }
+    connections = random.sample(options.connections, len(options.connections))
+    by_connections = _costs_us(run, _FEW_WORKERS, connections, options)
+    return [found[count] for count in options.workers], [
+        by_connections[count] for count in options.connections
+    ]
+
+
+def _costs_us(
+    run: Run, workers: int, connections: Sequence[int], options: argparse.Namespace
+) -> dict[int, float]:
     """Over each number of connections."""
     peer = dataclasses.replace(_ROUTER, environment={"BENCH_ECHO_WORKERS": str(workers)})
-    costs = []
+    costs = {}
     with Server(peer, _MODEL, run) as server:
         measure.wait_until_quiet(limit_s=15.0)
         for count in connections:
             sample = server.measure(_BATCH, count, options.seconds, options.rate)
             answers = sample.cpu_by_role["router"] / sum(sample.cpu_by_role.values())
-            costs.append(sample.cpu_s_per_1000 * answers * 1000)
-            print(f"bench: {workers} workers, {count} connections: {costs[-1]:.1f} us", flush=True)
+            costs[count] = sample.cpu_s_per_1000 * answers * 1000
+            print(f"bench: {workers} workers, {count} connections: {costs[count]:.1f} us", flush=True)
     return costs
 
 
@@ -72,13 +98,15 @@ def _lines(found: Sequence[Series], options: argparse.Namespace) -> Iterator[str
     yield f"{facts['cpus']} CPUs ({facts['cpu']}), {facts['system']}, Python {facts['python']}, mpspool {facts['commit']},"
     yield f"{facts['time']}. Microseconds of the router's CPU for each of {options.rate:g} requests a second over"
     yield f"{options.seconds:g} s, with echo workers and {_MODEL}'s bodies; the load driver runs on the same machine."
+    yield f"Medians of {options.repeat} rounds in random order, and the least and the most of them."
     for series in found:
-        first = series.costs_us[0]
+        by_count = list(zip(*series.rounds_us, strict=True))
         yield ""
         yield f"| {series.title} | " + " | ".join(map(str, series.counts)) + " |"
         yield "|---" * (1 + len(series.counts)) + "|"
-        yield "| us a request | " + " | ".join(f"{cost:.1f}" for cost in series.costs_us) + " |"
-        yield "| of the first | " + " | ".join(f"{cost / first:.2f}" for cost in series.costs_us) + " |"
+        yield "| us a request | " + " | ".join(f"{cost:.1f}" for cost in series.medians_us()) + " |"
+        yield "| least to most | " + " | ".join(f"{min(us):.0f} to {max(us):.0f}" for us in by_count) + " |"
+        yield "| of the first | " + " | ".join(f"{ratio:.2f}" for ratio in series.ratios()) + " |"
 
 
 def _write(found: Sequence[Series], options: argparse.Namespace) -> None:
@@ -109,6 +137,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--rate", type=float, default=2000.0, help="requests a second; default: 2000")
     add("--seconds", type=float, default=4.0, help="of load for each figure; default: 4")
+    add("--repeat", type=int, default=3, help="rounds; default: 3")
     add("--name", default=time.strftime("%Y%m%d-%H%M%S-scale"), help="of the files; default: the time")
     add("--results", type=Path, default=_RESULTS, help="where they go; default: bench/results")
     add("--cache", type=Path, default=environments.DEFAULT_CACHE, help="for the model")

@@ -26,6 +26,8 @@ def test_scale_runs(models_root: Path, tmp_path: Path) -> None:
     command += [
         "--seconds",
         "1",
+        "--repeat",
+        "2",
         "--name",
         "smoke",
         "--results",
@@ -37,7 +39,9 @@ def test_scale_runs(models_root: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "smoke.json").read_text())
     assert [series["counts"] for series in found["series"]] == [[1, 3], [1, 20]]
-    assert all(cost > 0 for series in found["series"] for cost in series["costs_us"])
+    rounds = [costs for series in found["series"] for costs in series["rounds_us"]]
+    assert len(rounds) == 4
+    assert all(cost > 0 for costs in rounds for cost in costs)
     assert {"cpu", "commit", "time"} <= set(found["machine"])
     table = (tmp_path / "smoke.md").read_text()
     assert f"mpspool {found['machine']['commit']}" in table
