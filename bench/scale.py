@@ -1,7 +1,7 @@
 """Does a request cost the router the same whatever the number of workers and connections? `python -m bench.scale`
 
 The router with echo workers, which compute nothing, under one steady rate; CPU of the router process per request. In rounds, each of
-which has every number once, in another order.
+which has every number once, in random order.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.messages import Dispatch, Outcome, Request
+from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings
 from mpspool.worker.engine.base import Array, Signature, TensorSpec
 from mpspool.worker.predict import Predictor
@@ -75,7 +76,7 @@ class Bench:
 
     def run(self, *asked: Ask | bytes, together: bool = True) -> list[Outcome]:
         asks = [Ask(one) if isinstance(one, bytes) else one for one in asked]
-        requests = [Request(None, one.deadline_ns, one.rows) for one in asks]
+        requests = [Request(None, one.deadline_ns, one.rows, method=one.method) for one in asks]
         dispatch = Dispatch(1, 5, requests, together)
         self.frames = []
         self.ran = self.runner.run(dispatch, [one.body for one in asks], self.frames)
@@ -98,6 +99,7 @@ class Ask:
     body: bytes
     rows: tuple[int, int] | None = None
     deadline_ns: int = 0
+    method: Method = Method.PREDICT
 
 
 def make_body(

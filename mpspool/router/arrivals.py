@@ -100,8 +100,13 @@ class Arrivals:
         """
         over = [admission for admission in self._rows if last or not admission.size]
         for start in range(0, len(over) or 1, PART):
-            found = [self._rows.pop(admission) for admission in over[start : start + PART]]
-            yield {"requests": found, "dropped": self._dropped, "simulated": self._simulated}
+            # One may have moved to another version since.
+            found = [self._rows.pop(admission, None) for admission in over[start : start + PART]]
+            yield {
+                "requests": [row for row in found if row is not None],
+                "dropped": self._dropped,
+                "simulated": self._simulated,
+            }
 
 
 def _took_us(outcome: Outcome) -> int:

@@ -378,6 +378,7 @@ class Dataplane:
         self._callers = rules.Callers(settings.scheduling.priority_key, settings.scheduling.fair_by)
         self.memory.limit_bytes = settings.max_queued_bytes
         self._told.clear()  # what holds for a queue follows from both
+        self._pump_soon()  # there may be room for what waits
 
     def want(
         self, models: list[dict[str, Any]], restarts: dict[str, int], slots: dict[str, str] | None = None
@@ -431,6 +432,7 @@ class Dataplane:
         if self._told.get(model) != told:
             self._told[model] = told
             self._scheduler.govern(model, rules.queue_rules(self._settings, *told))
+            self._pump_soon()
 
     def _limits(self, models: list[dict[str, Any]]) -> dict[str, int]:
         """How many bytes each model's requests may hold: as many as the most generous of its versions allows.

@@ -13,7 +13,10 @@ _COLUMNS = b'"inputs"'
 _LIST = re.compile(rb"\s*:\s*\[\s*")
 # The first input, or all of the only one: {"inputs": {"x": [, or {"inputs": [.
 _INPUT = re.compile(rb'\s*:\s*(?:\{\s*"[^"]*"\s*:\s*)?\[\s*')
-_BRACKETS = re.compile(rb'[][{}]|"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+# A string that has no end goes on to the body's: where nothing matched, all that it holds would be looked at again and again.
+_BRACKETS = re.compile(rb'[][{}]|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+# What stands before so many closing brackets, and they; begun nowhere but there, or each of a run too short would be looked at as often.
+_CLOSE = rb"[^]\s]\s*+(?:\]\s*+){%d}"
 # Of the first row: one with more is not looked at any further.
 _MOST_BRACKETS = 512
 
@@ -39,10 +42,8 @@ def _like_the_first(body: bytes, start: int, end: int | None) -> int:
     if not brackets:
         return 1
     if end is None:
-        close = re.compile(rb"(?:\]\s*){%d}" % (levels + 1) if opening == b"[" else rb"\}\s*\]").search(
-            body, start
-        )
-        end = close.start() if close else len(body)
+        close = re.compile(_CLOSE % (levels + 1) if opening == b"[" else rb"\}\s*+\]").search(body, start)
+        end = close.start() + 1 if close else len(body)
     return max(1, body.count(opening, start, end) // brackets)
 
 

@@ -121,7 +121,7 @@ class Runner:
         self._found_apart |= apart
         if rows > self._batching.run_rows and kind.response.whole:
             joined = time.perf_counter_ns()
-            parts = [self._run(one, one.part_rows) for one in self._batching.parts(call, rows)]
+            parts = [self._run_part(one, pads=not apart) for one in self._batching.parts(call, rows)]
             outputs = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
         else:
             padding = self._batching.padding(rows) if rows and not apart else 0
@@ -142,6 +142,13 @@ class Runner:
             run_us,
             (encoded - ran) // 1000,
         )
+
+    def _run_part(self, call: Call, *, pads: bool) -> list[Array]:
+        """The outputs of some rows of a call, padded to a size that is allowed."""
+        rows = call.part_rows
+        padding = self._batching.padding(rows) if pads else 0
+        inputs = self._batching.joined([call], rows, padding) if padding else None
+        return self._run(call, rows, padding, inputs)
 
     def _run(
         self, call: Call, rows: int, padding: int = 0, inputs: dict[str, Array] | None = None

@@ -372,9 +372,15 @@ def test_a_terminal_has_a_bar(server: Server) -> None:
     server.answer = sometimes
     terminal, end = pty.openpty()
     address = f"127.0.0.1:{server.port}"
-    command = [*CLI, "bench", "--model", "m", "--address", address, *map(str, SHORT), "--concurrency", "2"]
+    times = ("--warmup", "0.6", "--seconds", "1", "--repeat", "2")
+    command = [*CLI, "bench", "--model", "m", "--address", address, *times, "--concurrency", "2"]
     process = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=end, text=True
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=end,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
     )
     os.close(end)
     shown = b""

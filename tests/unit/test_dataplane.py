@@ -917,6 +917,24 @@ def test_what_moves_to_the_next_version_has_waited_since_it_came(tmp_path: Path)
     play(tmp_path, story)
 
 
+def test_what_a_reload_lets_go_goes_at_once(tmp_path: Path) -> None:
+    """It waits for nothing else to happen."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([batching_model(batch_timeout_us=60_000_000)], {})
+        worker = scene.hello(0)
+        asked = scene.ask(body=rows_request(1))
+        await settle()
+        assert scene.link.dispatches(worker) == []
+        scene.dataplane.want([batching_model(batch_timeout_us=0)], {})
+        await settle()
+        (dispatch,) = scene.link.dispatches(worker)
+        scene.answer(worker, dispatch)
+        await asked
+
+    play(tmp_path, story)
+
+
 def test_a_large_request_moves_to_the_next_version(tmp_path: Path) -> None:
     """Whole, though one of its parts has been run: a request is answered by one version."""
 

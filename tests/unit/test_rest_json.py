@@ -191,6 +191,13 @@ def test_what_is_refused(case: str) -> None:
     assert text in refused(types, document)
 
 
+@pytest.mark.parametrize("end", [b"", b"\\"])
+def test_a_string_that_does_not_end_is_gone_through_once(end: bytes) -> None:
+    """It would be minutes otherwise."""
+    with pytest.raises(PoolError, match="Missing a closing quotation mark in string"):
+        rest_document.parse(b'{"instances": [Inf, "' + b'\\"' * 10**6 + end)
+
+
 def test_too_many_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """RESOURCE_EXHAUSTED before it is read, for they take far more than their bytes; as many as there may be are read."""
     monkeypatch.setattr(rest_document, "MAX_NODES", 22)

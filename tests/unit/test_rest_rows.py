@@ -48,6 +48,22 @@ def test_a_first_row_without_an_end_is_not_gone_through() -> None:
     assert rest_rows(b'{"instances": ' + b"[" * 10**7) == 1
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"instances": [["' + b'\\"' * 10**6,
+        b'{"instances": [["' + b'\\"' * 10**6 + b"\\",
+        b'{"inputs": {"x": ' + b"[" * 400 + b"1" + b"]" * 400 + b", " + (b"]" * 399 + b"1") * 10**4,
+        b'{"inputs": {"x": ' + b"[" * 400 + b"1" + b"]" * 400 + b", " + (b"] " * 399 + b"1") * 10**4,
+        b'{"inputs": {"x": [{"y": 1}, ' + b"} " * 10**6,
+    ],
+    ids=["string", "escape", "closed", "closed apart", "object"],
+)
+def test_what_does_not_end_is_gone_through_once(body: bytes) -> None:
+    """It would be minutes otherwise, in which the router does nothing else."""
+    assert rest_rows(body) >= 1
+
+
 @given(st.binary(), st.sampled_from([b'{"instances":[', b'{"inputs":{"x":[', b""]))
 def test_any_bytes_have_some_rows(body: bytes, start: bytes) -> None:
     """One at least."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping
 
@@ -11,6 +12,7 @@ import structlog
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.join import join
+from mpspool.core.methods import Method
 from mpspool.core.progress import WHOLE
 from mpspool.worker import run_sizes
 from mpspool.worker.device_failure import DeviceFailedError
@@ -357,6 +359,15 @@ def test_parts_are_their_rows_and_joined_are_the_whole(together: bool) -> None:
         bodies = [outcome.body or b"" for outcome in outcomes[:3]]
         assert join(bodies) == bench.run(whole, together=False)[0].body
     assert bench.fed[0] == ([0, 1, 2, 3, 4, 5, 6, 50] if together else [0, 1, 2])
+
+
+def test_a_large_request_by_rest_runs_in_parts_that_are_padded_too() -> None:
+    """One after the other, and answered as a whole."""
+    bench = Bench(half, allowed_batch_sizes=[4, 8], max_batch_size=18, max_execution_batch_size=8)
+    asked = {"instances": [*range(20, 38)]}
+    (outcome,) = bench.run(Ask(json.dumps(asked).encode(), method=Method.REST_PREDICT))
+    assert bench.fed == [[*range(20, 28)], [*range(28, 36)], [36, 37, 36, 36]]
+    assert json.loads(outcome.body or b"") == {"predictions": [x / 2 + 2 for x in range(20, 38)]}
 
 
 TWO = make_signature(

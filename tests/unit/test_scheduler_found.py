@@ -440,6 +440,85 @@ def test_a_version_that_has_gone_is_not_made_again_by_a_trial_on_its_device() ->
     assert list(pool._queues) == [MODEL]
 
 
+def _on_a_trial(busy: bool) -> tuple[Scheduler, Send]:
+    """A suspect of MODEL that runs alone on gpu0, or waits there for OTHER's worker to end what it was sent."""
+    pool = Scheduler(PoolRules(), QueueRules())
+    for name, model in (("a", MODEL), ("b", MODEL), ("o", OTHER)):
+        pool.join(name, model, 2, "gpu0", "gpu0")
+    pool.costs.observe(OTHER, "", 1, 10_000_000)
+    pool.arrive(Entry(MODEL, "", b"suspect", 0), 0)
+    (send,) = pool.dispatch(0)
+    assert isinstance(send, Send)
+    if busy:
+        pool.arrive(Entry(OTHER, "", b"x", 0), 0)
+        assert len(pool.dispatch(0)) == 1
+    pool.lost(send.worker, (send.dispatch, 0), 0)
+    sends = [order for order in pool.dispatch(0) if isinstance(order, Send)]
+    assert len(sends) == (not busy)
+    return pool, sends[0] if sends else send
+
+
+def test_a_worker_that_joins_beside_a_suspect_waits_for_it() -> None:
+    """Where one fails with the other: it would be blamed for what the newcomer is sent."""
+    pool, alone = _on_a_trial(busy=False)
+    pool.join("new", OTHER, 1, "gpu0", "gpu0")
+    pool.join("elsewhere", OTHER, 1, "gpu1", "gpu1")
+    pool.arrive(Entry(OTHER, "", b"y", 0), 0)
+    pool.arrive(Entry(OTHER, "", b"z", 0), 0)
+    assert [order.worker for order in pool.dispatch(0) if isinstance(order, Send)] == ["elsewhere"]
+    pool.finished(alone.worker, alone.dispatch)
+    assert [order.worker for order in pool.dispatch(0) if isinstance(order, Send)] == ["o"]
+
+
+def test_what_waits_for_a_suspect_s_turn_costs_the_same_however_long() -> None:
+    """Nothing piles up of workers that are kept free for it."""
+    pool, _ = _on_a_trial(busy=True)
+    for now_ns in range(1, 500):
+        pool.arrive(Entry(MODEL, "", b"waits", now_ns), now_ns)
+        assert pool.dispatch(now_ns) == []
+    places = [queue.placement for queue in pool._queues.values()]
+    assert sum(len(place._soon) + sum(map(len, place._idle.values())) for place in places) < 20
+
+
+def test_a_version_that_goes_leaves_its_room_to_others() -> None:
+    """Though the loss of its worker, which made room, and its end come together."""
+    pool = Scheduler(PoolRules(limits=Limits(running=1)), QueueRules())
+    for name, model in (("a", MODEL), ("o", OTHER)):
+        pool.join(name, model, 1, "gpu0")
+    for model in (MODEL, OTHER):
+        pool.arrive(Entry(model, "", b"x", 0), 0)
+    (send,) = pool.dispatch(0)
+    assert isinstance(send, Send)
+    (goes, stays) = (MODEL, OTHER) if send.worker == "a" else (OTHER, MODEL)
+    pool.lost(send.worker, None, 0)
+    pool.forget(goes)
+    (other,) = pool.dispatch(0)
+    assert isinstance(other, Send)
+    assert other.entries[0].model == stays
+
+
+def test_suspects_that_are_over_are_no_part_of_what_waits() -> None:
+    """What waits beside them is shared out among the workers."""
+    pool = Scheduler(PoolRules(), QueueRules())
+    pool.costs.observe(MODEL, "", 1, 10)
+    pool.join("a", MODEL, 1)
+    pool.arrive(Entry(MODEL, "", b"p", 0), 0)
+    (send,) = pool.dispatch(0)
+    assert isinstance(send, Send)
+    pool.lost("a", (send.dispatch, 0), 0)
+    pool.hold_suspects = True
+    for _ in range(50):
+        one = Entry(MODEL, "", b"p", 0)
+        pool.arrive(one, 0)
+        pool.cancel(one)
+    for _ in range(40):
+        pool.arrive(Entry(MODEL, "", b"x", 0), 0)
+    pool.join("b", MODEL, 1)
+    (send,) = pool.dispatch(0)
+    assert isinstance(send, Send)
+    assert len(send.entries) == 40
+
+
 def test_the_times_to_look_again_do_not_pile_up() -> None:
     """While a batch that is not full waits for long, the ends of dispatches come and go before it."""
     batching = BatchingSettings(max_batch_size=4, batch_timeout_us=60_000_000)

@@ -239,7 +239,7 @@ class Queue:
             return 0.0  # nobody knows who is before it
         settings = self.rules.batching
         if settings is None:
-            runs = self.length - len(self.suspects)
+            runs = self._lined
             run_s = self.waiting_s / max(1, runs)
         else:
             line = self._lines.get((entry.kind, entry.long)) if entry.rows else None
@@ -655,8 +655,7 @@ class Queue:
 
     def share(self) -> int:
         """How many requests each worker would get if all were sent now, suspects aside."""
-        waiting = self.length - len(self.suspects)
-        return max(1, -(-waiting // max(1, len(self.placement.workers))))
+        return max(1, -(-self._lined // max(1, len(self.placement.workers))))
 
     def look_again_ns(self, now_ns: int) -> int | None:
         """When more of what waits could be sent, if nothing else happens before."""
@@ -693,6 +692,11 @@ class Queue:
             return False
         each_us = self.costs.predict(self.model, line.signature, 0, settings.run_rows) or 0.0
         return batches * each_us >= _BACKLOG_US * workers
+
+    @property
+    def _lined(self) -> int:
+        """Requests that wait and are no suspects."""
+        return sum(line.count for line in self._lines.values())
 
     @property
     def waits(self) -> bool:

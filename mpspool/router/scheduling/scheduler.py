@@ -43,7 +43,7 @@ from mpspool.router.scheduling.suspicion import Blame, Standing, Suspicions
 _SLACK = 64
 _QUARANTINED = (
     "A worker was lost while it ran this request or one with the same body, and another while it ran it "
-    "alone: it is taken for the cause, and not run again until nobody has sent it for a minute; `mpspool logs` of its "
+    "alone: it is taken for the cause, and not run again for a minute; `mpspool logs` of its "
     "model's workers has how they ended"
 )
 _TOO_LATE = "Deadline exceeded: too little time was left for the request, and others wait that have more; it was not run"
@@ -267,6 +267,7 @@ class Scheduler:
         del self._queues[model]
         for kept in (self._waits, self._stirred, self._failed, self._suspected, self._starts):
             kept.pop(queue, None)
+        self._stirred.update(self._waits)  # its devices may have room now, for others too
         if self._is_tried(queue):
             self._end_trial()
         self._shares.forget(queue)
@@ -301,6 +302,9 @@ class Scheduler:
         """
         place = self._devices.setdefault(device, Device(device))
         worker = self._workers[name] = WorkerLoad(name, model, credit, place, domain)
+        if self._trial and any(worker.shares_with(one) for one in self._trial[1]):
+            worker.reserved = True
+            self._trial[1].append(worker)
         queue = self._queue(model)
         queue.placement.add(worker)
         self._stirred[queue] = None
@@ -545,16 +549,17 @@ class Scheduler:
         while queue.suspects and queue.suspects[0].over:
             queue.suspects.popleft()
         staying = [worker for worker in queue.placement.workers.values() if not worker.leaving]
-        kept = [worker for worker in staying if worker.reserved]
-        self._end_trial()
         if self.hold_suspects or not queue.suspects or not staying:
+            self._end_trial()
             return
-        worker = min(kept or staying, key=by_load)
+        worker = min([one for one in staying if one.reserved] or staying, key=by_load)
         group = [one for one in self._workers.values() if one is worker or one.shares_with(worker)]
-        self._trial = queue, group
-        for one in group:
-            one.reserved = True
-            self._queue(one.model).placement.settle(one)
+        if self._trial is None or self._trial[1] != group:
+            self._end_trial()
+            self._trial = queue, group
+            for one in group:
+                one.reserved = True
+                self._queue(one.model).placement.settle(one)
         long = queue.suspects[0].long
         if not any(one.batches for one in group) and self._rules.limits.allow(worker.device, long):
             entry = queue.suspects.popleft()

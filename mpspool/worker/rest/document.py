@@ -21,7 +21,8 @@ _SIGNATURE = "signature_name"
 _LENIENT = json.JSONDecoder()
 # Other words for these numbers, and strings, in which they are none.
 _OTHER_NUMBERS = re.compile(r"-NaN|Inf(?!inity)")
-_TOKENS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|' + _OTHER_NUMBERS.pattern, re.DOTALL)
+# One without an end goes on to the document's: else all that it holds would be looked at again and again.
+_TOKENS = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)|' + _OTHER_NUMBERS.pattern, re.DOTALL)
 _READ_AS = {"-NaN": "NaN", "Inf": "Infinity"}
 # An escaped pair of surrogates, one without its other half, and any other escape.
 _ESCAPES = re.compile(r"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F]..)|.)", re.DOTALL)

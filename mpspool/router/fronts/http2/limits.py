@@ -18,8 +18,8 @@ class Limits:
         connection_window_bytes: of all streams together, given back as it is used.
         frame_bytes: of one frame, as we announce it.
         header_list_bytes: of a request's headers, decoded.
-        resets: streams per second that may be reset at once.
-        at_once_s: from their beginning. Who waits longer, as for a deadline, has no more of them than `streams` allows.
+        resets: streams per second that may be reset within at_once_s of their beginning, or for what is wrong with them. Who waits
+            longer, as for a deadline, has no more of them than `streams` allows.
         useless: frames in a row, within a second, that bring neither a request nor data.
         control_bytes: of our answers to such frames that may wait for a peer that does not read.
         greeting_s: until the preface is there.
