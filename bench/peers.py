@@ -120,7 +120,7 @@ OURS_BATCHING = replace(
     environment={
         "MPSPOOL_BATCHING": "on",
         "MPSPOOL_BATCHING_MAX_BATCH_SIZE": "1024",
-        "MPSPOOL_BATCHING_MAX_ENQUEUED_BATCHES": "100",
+        "MPSPOOL_BATCHING_MAX_ENQUEUED_BATCHES": "10000",
     },
 )
 GROUPS: Mapping[str, Sequence[Peer]] = {
