@@ -240,7 +240,7 @@ def test_a_worker_that_never_gets_ready_is_given_up(
     """Whether the router has heard of it or not: its stack is in its log at each start, then it is FATAL."""
     config = tmp_path / "pool.yaml"
     config.write_text(
-        f"models: {{half: {{base_path: {model_dir('half_plus_two')}, cpu_slots: 2, start_timeout_s: 2}}}}\n"
+        f"models: {{half: {{base_path: {model_dir('half_plus_two')}, cpu_slots: 2, start_timeout_s: 4}}}}\n"
         "restart: {retries: 2, backoff_s: 0.1}\n"
     )
     pool = start_pool(config, env=LIGHT).wait()
@@ -248,7 +248,7 @@ def test_a_worker_that_never_gets_ready_is_given_up(
     kill(pool.workers()[ONE]["pid"])
     until(lambda: pool.workers()[ONE]["state"] == state, 20)
     hung = until(lambda: (w := pool.workers()[ONE])["generation"] == 3 and w, 20)
-    assert hung["error"] == f"hung and killed: still {state} after 2 s (start_timeout_s)"
+    assert hung["error"] == f"hung and killed: still {state} after 4 s (start_timeout_s)"
     worker = until(lambda: (w := pool.workers()[ONE])["state"] == "FATAL" and w, 20)
     assert worker["error"] == f"not READY after 2 restarts: {hung['error']}"
     log = (pool.run_dir / "logs" / f"worker.{ONE}.log").read_text()
