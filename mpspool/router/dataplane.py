@@ -259,11 +259,18 @@ class Dataplane:
             self._pump_soon()
 
     def _take_in(self, parts: Sequence[Pending], now_ns: int) -> bool:
-        """As Scheduler.arrive_in_parts. What has come in this turn of the loop fills no queue while workers are idle: it is sent first."""
+        """As Scheduler.arrive_in_parts. What has come in this turn of the loop fills no queue while workers are idle: it is sent first.
+
+        Before one is refused, results that are here make room: in a flood, the loop would come to them after hundreds of refusals,
+        and the workers wait for as long.
+        """
         try:
             return self._scheduler.arrive_in_parts(parts, now_ns, evict=not self._pumping)
         except PoolError as error:
-            if not self._pumping or error.lack not in (Lack.REQUESTS, Lack.BATCHES):
+            if error.lack not in (Lack.REQUESTS, Lack.BATCHES):
+                raise
+            self._link.drain()
+            if not self._pumping:
                 raise
         self._pump()
         model = parts[0].model

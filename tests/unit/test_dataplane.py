@@ -57,13 +57,14 @@ GONE = {"phase": "LEAVING", "opens": False, "weight": 0}
 
 
 class Link:
-    """Records what is sent; a worker in `broken` cannot be reached."""
+    """Records what is sent; a worker in `broken` cannot be reached, and what is `unread` has come and was not looked at."""
 
     def __init__(self, receive: Callable[..., None]) -> None:
         self.receive = receive
         self.sent: list[tuple[bytes, Any]] = []
         self.broken: set[bytes] = set()
         self.frames: list[bytes] = []
+        self.unread: list[tuple[bytes, Any]] = []
 
     def send(self, identity: bytes, message: Any, frames: list[bytes]) -> bool:
         """`frames` are those of the last message."""
@@ -76,7 +77,9 @@ class Link:
     def dispatches(self, identity: bytes) -> list[Dispatch]:
         return [m for to, m in self.sent if to == identity and isinstance(m, Dispatch)]
 
-    def drain(self) -> None: ...
+    def drain(self) -> None:
+        while self.unread:
+            self.receive(*self.unread.pop(0), [])
 
     def close(self) -> None: ...
 
@@ -931,6 +934,35 @@ def test_what_a_reload_lets_go_goes_at_once(tmp_path: Path) -> None:
         (dispatch,) = scene.link.dispatches(worker)
         scene.answer(worker, dispatch)
         await asked
+
+    play(tmp_path, story)
+
+
+def test_what_workers_have_sent_makes_room_before_one_is_refused(tmp_path: Path) -> None:
+    """A flood is not gone through first, while they wait."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([{**MODEL, "queue": {"max_queued_requests": 1}}], {})
+        worker = scene.hello(0)
+        asked = []
+        for _ in range(3):
+            asked.append(scene.ask())
+            await settle()
+        held = scene.link.dispatches(worker)
+        with pytest.raises(PoolError, match="is full"):
+            await scene.ask()
+        results = [
+            Result(scene.dataplane.epoch, one.dispatch, [Outcome(Code.OK, b"a", "", 1, 1, 1)], 1, 3)
+            for one in held
+        ]
+        scene.link.unread = [(worker, result) for result in results]
+        asked.append(scene.ask())
+        await settle()
+        assert not asked[-1].done()
+        assert [task.result() for task in asked[: len(held)]] == [b"a"] * len(held)
+        assert len(scene.link.dispatches(worker)) > len(held), "and they have more to do"
+        for task in asked[len(held) :]:
+            task.cancel()
 
     play(tmp_path, story)
 
