@@ -519,6 +519,33 @@ def test_suspects_that_are_over_are_no_part_of_what_waits() -> None:
     assert len(send.entries) == 40
 
 
+def test_who_comes_is_not_behind_all_that_a_slow_lane_holds_back() -> None:
+    """Though a short request of whoever floods, the last of many, was run before the long ones."""
+    pool = Scheduler(PoolRules(limits=Limits(long=1), long_us=100_000), QueueRules(fair=True))
+    for size, cost_us in ((1, 1_000), (1000, 200_000)):
+        pool.costs.observe(MODEL, "", size, cost_us)
+    for name in "ab":
+        pool.join(name, MODEL, 1, "gpu0")
+
+    def arrives(client: str, size: int) -> None:
+        pool.arrive(Entry(MODEL, "", bytes(size), 0, client=client), 0)
+
+    def sent() -> list[Send]:
+        return [order for order in pool.dispatch(0) if isinstance(order, Send)]
+
+    for size in [1000] * 10 + [1]:
+        arrives("floods", size)
+    assert sorted(len(send.entries[0].body) for send in sent()) == [1, 1000]
+    arrives("comes", 1000)
+    served = []
+    for _ in range(3):
+        for name, worker in pool._workers.items():
+            for dispatch in list(worker.batches):
+                pool.finished(name, dispatch)
+        served += [entry.client for send in sent() for entry in send.entries]
+    assert "comes" in served[:2]
+
+
 def test_the_times_to_look_again_do_not_pile_up() -> None:
     """While a batch that is not full waits for long, the ends of dispatches come and go before it."""
     batching = BatchingSettings(max_batch_size=4, batch_timeout_us=60_000_000)

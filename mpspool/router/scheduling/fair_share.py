@@ -10,6 +10,7 @@ when it has ended.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Hashable
 
 # Until then it is charged so much, and no less in the end.
@@ -48,9 +49,16 @@ class FairShare:
         if party in self._next_s:
             self._next_s[party] -= cost_s
 
-    def served(self, start_s: float) -> None:
-        """A request that counted as arrived then is being run."""
-        self.clock_s = max(self.clock_s, start_s)
+    def served(self, start_s: float, least_s: float = math.inf, step_s: float = 0.0) -> None:
+        """A request that counted as arrived then is being run.
+
+        Args:
+            start_s: then.
+            least_s: when the first of those that still wait counted so. Where that is earlier, as when there was only room for what is
+                short, the clock does not go past it: who comes next would be behind all that.
+            step_s: but by so much it goes on, or whoever comes would be before those that are served, for as long as that one waits.
+        """
+        self.clock_s = max(self.clock_s, min(start_s, max(least_s, self.clock_s + step_s)))
 
     def serve(self, party: Hashable, start_s: float, cost_s: float) -> float:
         """A dispatch of this party that counted as arrived then is being run. When its next one counts so."""

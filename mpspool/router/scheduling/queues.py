@@ -492,7 +492,10 @@ class Queue:
         else:
             entries, cost_us = self._take_short(line, now_ns, begin_ns, share)
         if self.rules.fair and entries:
-            self._shares.served(entries[0].start_s)
+            firsts = (other.first(now_ns) for other in list(self._lines.values()))
+            least_s = min((first.start_s for first in firsts if first is not None), default=math.inf)
+            step_s = sum(entry.charge_s for entry in entries) / max(1, self._crowd.clients)
+            self._shares.served(entries[0].start_s, least_s, step_s)
         return Batch(entries, cost_us, together, long)
 
     def _leave_late(
