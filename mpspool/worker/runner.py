@@ -121,11 +121,13 @@ class Runner:
         self._found_apart |= apart
         if rows > self._batching.run_rows and kind.response.whole:
             joined = time.perf_counter_ns()
-            parts = [self._run_part(one, pads=not apart) for one in self._batching.parts(call, rows)]
+            cut = self._batching.parts(call, rows)
+            parts = [
+                self._run(one, one.part_rows, *self._fed(one, one.part_rows, pads=not apart)) for one in cut
+            ]
             outputs = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
         else:
-            padding = self._batching.padding(rows) if rows and not apart else 0
-            inputs = self._batching.joined([call], rows, padding) if padding else call.inputs()
+            padding, inputs = self._fed(call, rows, pads=rows > 0 and not apart)
             joined = time.perf_counter_ns()
             outputs = self._run(call, rows, padding, inputs)
         ran = time.perf_counter_ns()
@@ -143,19 +145,15 @@ class Runner:
             (encoded - ran) // 1000,
         )
 
-    def _run_part(self, call: Call, *, pads: bool) -> list[Array]:
-        """The outputs of some rows of a call, padded to a size that is allowed."""
-        rows = call.part_rows
+    def _fed(self, call: Call, rows: int, *, pads: bool) -> tuple[int, dict[str, Array]]:
+        """How many rows one call by itself is padded with, up to a size that is allowed, and what its run is fed."""
         padding = self._batching.padding(rows) if pads else 0
-        inputs = self._batching.joined([call], rows, padding) if padding else None
-        return self._run(call, rows, padding, inputs)
+        return padding, self._batching.joined([call], rows, padding) if padding else call.inputs()
 
-    def _run(
-        self, call: Call, rows: int, padding: int = 0, inputs: dict[str, Array] | None = None
-    ) -> list[Array]:
+    def _run(self, call: Call, rows: int, padding: int, inputs: dict[str, Array]) -> list[Array]:
         """The outputs of one call, without its padding."""
         kind = call.kind
-        outputs = self._predictor.run(kind, inputs or call.inputs())
+        outputs = self._predictor.run(kind, inputs)
         if padding:
             if found := unsplittable(kind.response.aliases, outputs, rows + padding):
                 self._keep_apart(kind, found)

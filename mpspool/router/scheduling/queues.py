@@ -492,7 +492,7 @@ class Queue:
         else:
             entries, cost_us = self._take_short(line, now_ns, begin_ns, share)
         if self.rules.fair and entries:
-            firsts = (other.first(now_ns) for other in list(self._lines.values()))
+            firsts = (other.first(now_ns) for other in self._lines.values())
             least_s = min((first.start_s for first in firsts if first is not None), default=math.inf)
             step_s = sum(entry.charge_s for entry in entries) / max(1, self._crowd.clients)
             self._shares.served(entries[0].start_s, least_s, step_s)
