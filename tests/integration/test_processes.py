@@ -155,7 +155,11 @@ def test_who_serves_shares_no_session(light_pool: LightStarter) -> None:
     until(lambda: autogroup(pool.supervisord_pid()).split()[-1] == "0")
     until(lambda: not (pool.run_dir / "behave" / ONE).exists())  # it is the slow one
     kill(until(lambda: pool.workers()[ONE]["pid"]))
-    until(lambda: autogroup(pool.supervisord_pid()).split()[-1] == "10")
+    supervisord = pool.supervisord_pid()
+    until(lambda: autogroup(supervisord).split()[-1] == "10")
+    kill(pool.process_pid("pool"))
+    until(lambda: autogroup(supervisord).split()[-1] == "0", what="its successor does not give way while it begins")
+    until(lambda: autogroup(supervisord).split()[-1] == "10")
 
 
 def test_counts_survive_the_pool_process(light_pool: LightStarter) -> None:
