@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import grpc
@@ -11,6 +12,8 @@ import grpc
 from mpspool.core import json_tensors, tfs
 from mpspool.core.client_tls import ClientTls
 from mpspool.core.errors import PoolError
+
+_Metadata = Sequence[tuple[str, str | bytes]]
 
 _OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1)]
 
@@ -49,6 +52,7 @@ def predict(
     signature: str,
     version: int | None,
     timeout_s: float,
+    metadata: _Metadata = (),
     tls: ClientTls | None = None,
 ) -> dict[str, Any]:
     """Asks for the model's signatures, builds the request by them, and returns the outputs.
@@ -60,6 +64,7 @@ def predict(
         signature: "" for the default one.
         version: None for the latest.
         timeout_s: of each call.
+        metadata: of each call, as core.metadata has it.
         tls: None for clear text.
 
     Raises:
@@ -69,10 +74,10 @@ def predict(
     """
     with _channel(address, tls) as channel:
         try:
-            signatures = _signatures(channel, name, version, timeout_s)
+            signatures = _signatures(channel, name, version, timeout_s, metadata)
             body = json_tensors.request(name, document, signatures, signature=signature, version=version)
             try:
-                return json_tensors.response(_call(channel, "Predict", body, timeout_s))
+                return json_tensors.response(_call(channel, "Predict", body, timeout_s, metadata))
             except grpc.RpcError as error:
                 misfit = json_tensors.misfit(document, signatures, signature=signature)
                 if error.code() is not grpc.StatusCode.INVALID_ARGUMENT or not misfit:
@@ -133,16 +138,19 @@ def _text(error: grpc.RpcError) -> str:
     return f"{error.code().name}: {error.details()}"
 
 
-def _signatures(channel: grpc.Channel, name: str, version: int | None, timeout_s: float) -> Any:
+def _signatures(
+    channel: grpc.Channel, name: str, version: int | None, timeout_s: float, metadata: _Metadata
+) -> Any:
     request = tfs.GetModelMetadataRequest(metadata_field=[tfs.SIGNATURE_DEF])
     request.model_spec.name = name
     if version is not None:
         request.model_spec.version.value = version
-    answer = _call(channel, "GetModelMetadata", request.SerializeToString(), timeout_s)
-    metadata = tfs.GetModelMetadataResponse.FromString(answer).metadata
-    return tfs.SignatureDefMap.FromString(metadata[tfs.SIGNATURE_DEF].value)
+    answer = _call(channel, "GetModelMetadata", request.SerializeToString(), timeout_s, metadata)
+    found = tfs.GetModelMetadataResponse.FromString(answer).metadata
+    return tfs.SignatureDefMap.FromString(found[tfs.SIGNATURE_DEF].value)
 
 
-def _call(channel: grpc.Channel, method: str, body: bytes, timeout_s: float) -> bytes:
-    answer: bytes = channel.unary_unary(f"/{tfs.PREDICTION_SERVICE}/{method}")(body, timeout=timeout_s)
+def _call(channel: grpc.Channel, method: str, body: bytes, timeout_s: float, metadata: _Metadata) -> bytes:
+    call = channel.unary_unary(f"/{tfs.PREDICTION_SERVICE}/{method}")
+    answer: bytes = call(body, timeout=timeout_s, metadata=metadata)
     return answer

@@ -19,6 +19,24 @@ if TYPE_CHECKING:
 _MAX_LEVEL = 10_000_000
 
 
+def _pairs(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[tuple[str, str], ...]:
+    found = [value.partition("=") for value in values]
+    if bad := [key for key, equals, _ in found if not (key and equals)]:
+        raise click.BadParameter(f"{bad[0]!r} is no KEY=VALUE", context, parameter)
+    return tuple((key.lower(), value) for key, _, value in found)
+
+
+_metadata_option = click.option(
+    "--metadata",
+    multiple=True,
+    callback=_pairs,
+    metavar="KEY=VALUE",
+    help="Sent with each request, as x-mpspool-priority=1; repeat for more.",
+)
+
+
 @main.command(
     epilog=examples(
         "mpspool predict half_plus_two --input '{\"x\": [1, 2, 5]}'",
@@ -38,6 +56,7 @@ _MAX_LEVEL = 10_000_000
 @click.option(
     "--timeout", type=SECONDS, default=60.0, show_default=True, metavar="S", help="The request's deadline."
 )
+@_metadata_option
 @tls_options
 def predict(
     *,
@@ -48,6 +67,7 @@ def predict(
     version: int | None,
     address: str | None,
     timeout: float,
+    metadata: tuple[tuple[str, str], ...],
     **tls: Any,
 ) -> None:
     """Ask a model once, over gRPC, and print its outputs as JSON.
@@ -58,9 +78,14 @@ def predict(
     import json
 
     from mpspool import client
+    from mpspool.core.metadata import MetadataError, value
     from mpspool.supervisor.ports import with_port
     from mpspool.supervisor.report import elsewhere, program
 
+    try:
+        sent = [(key, value(key, text)) for key, text in metadata]
+    except MetadataError as error:
+        raise click.UsageError(f"--metadata: {error}") from error
     parsed = _parsed("--input", document)
     asked = with_port(address) if address else _address(run)
     try:
@@ -71,6 +96,7 @@ def predict(
             signature=signature,
             version=version,
             timeout_s=timeout,
+            metadata=sent,
             tls=_client_tls(run, asked, **tls),
         )
     except client.NotGrpcError as error:
@@ -110,15 +136,6 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
             parameter,
         )
     return tuple(dict.fromkeys(found))
-
-
-def _pairs(
-    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
-) -> tuple[tuple[str, str], ...]:
-    found = [value.partition("=") for value in values]
-    if bad := [key for key, equals, _ in found if not (key and equals)]:
-        raise click.BadParameter(f"{bad[0]!r} is no KEY=VALUE", context, parameter)
-    return tuple((key.lower(), value) for key, _, value in found)
 
 
 @main.command(
@@ -195,13 +212,7 @@ def _pairs(
     metavar="S",
     help="Of each request.",
 )
-@click.option(
-    "--metadata",
-    multiple=True,
-    callback=_pairs,
-    metavar="KEY=VALUE",
-    help="Sent with each request, as x-mpspool-priority=1; repeat for more.",
-)
+@_metadata_option
 @click.option(
     "--streams-per-connection",
     "streams",

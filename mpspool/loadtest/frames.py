@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import re
 import struct
 from collections.abc import Iterable
 from enum import IntEnum
 
+from mpspool.core import metadata
 from mpspool.core.errors import Code
 from mpspool.core.http2_frames import END_HEADERS, END_STREAM, ErrorCode
 
@@ -25,10 +25,6 @@ _SETTING = struct.Struct(">HI")
 
 _TIMEOUT_UNITS = (("u", 1e-6), ("m", 1e-3), ("S", 1.0))
 _MAX_TIMEOUT = 99_999_999
-_KEY = re.compile(r"[0-9a-z_.-]+")
-_VALUE = re.compile(r"[\x20-\x7e]*")
-# gRPC's and HTTP's own.
-_RESERVED = frozenset({"te", "content-type", "user-agent", "connection", "transfer-encoding", "host"})
 
 
 class Kind(IntEnum):
@@ -66,10 +62,6 @@ CODE_OF_HTTP = {
 }
 
 
-class MetadataError(ValueError):
-    """Metadata that cannot be sent."""
-
-
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return head(kind, flags, len(payload)) + stream.to_bytes(4, "big") + payload
 
@@ -95,7 +87,7 @@ def window_update(stream: int, size: int) -> bytes:
 def header_block(
     path: str,
     authority: str,
-    metadata: Iterable[tuple[str, str]],
+    named: Iterable[tuple[str, str]],
     deadline_s: float,
     *,
     secure: bool = False,
@@ -105,7 +97,7 @@ def header_block(
     Args:
         path: "/package.Service/Method".
         authority: HOST:PORT.
-        metadata: the caller's own; values of keys that end in "-bin" are sent in base64, as gRPC does.
+        named: the caller's own metadata; values of keys that end in "-bin" are sent in base64, as gRPC does.
         deadline_s: for grpc-timeout.
         secure: it goes by TLS.
 
@@ -116,25 +108,17 @@ def header_block(
     block += b"\x04" + _string(path) + b"\x01" + _string(authority)
     # content-type and user-agent have numbers above the four bits that a literal has for them.
     block += b"\x0f\x10" + _string("application/grpc") + b"\x0f\x2b" + _string("mpspool-bench")
-    named = [("te", "trailers"), ("grpc-timeout", timeout(deadline_s))]
-    named += [(key, _checked(key, value)) for key, value in metadata]
-    block += b"".join(b"\x00" + _string(key) + _string(value) for key, value in named)
+    last = [("te", "trailers"), ("grpc-timeout", timeout(deadline_s))]
+    last += [(key, _on_the_wire(key, text)) for key, text in named]
+    block += b"".join(b"\x00" + _string(key) + _string(value) for key, value in last)
     if len(block) + len(NO_TABLE) > FRAME_BYTES:
-        raise MetadataError(f"the metadata takes {len(block)} bytes; {FRAME_BYTES} are the most")
+        raise metadata.MetadataError(f"the metadata takes {len(block)} bytes; {FRAME_BYTES} are the most")
     return block
 
 
-def _checked(key: str, value: str) -> str:
-    if not _KEY.fullmatch(key) or key.startswith("grpc-") or key in _RESERVED:
-        raise MetadataError(
-            f"{key!r} is no key of metadata: lower-case letters, digits, '-', '_' and '.',"
-            " and none of gRPC's or HTTP's own"
-        )
-    if key.endswith("-bin"):
-        return base64.b64encode(value.encode()).decode().rstrip("=")
-    if not _VALUE.fullmatch(value):
-        raise MetadataError(f"the value of {key!r} is no printable ASCII; a key that ends in -bin takes any")
-    return value
+def _on_the_wire(key: str, text: str) -> str:
+    value = metadata.value(key, text)
+    return base64.b64encode(value).decode().rstrip("=") if isinstance(value, bytes) else value
 
 
 def timeout(deadline_s: float) -> str:

@@ -66,7 +66,7 @@ def record(run: RunDir, length: str, output: Path) -> None:
             problem = f"cannot write {str(output)!r}: {error.strerror or error}"
     if not trace.count:
         why = problem or f"nothing arrived in {trace.length_s:.3g} s; is the pool under load?"
-        raise RecordError(f"{why}: no trace was written")
+        raise RecordError(f"no trace was written: {why}")
     click.echo(trace.told(_devices(run)))
     if problem:
         raise RecordError(f"{problem}: the trace ends there")

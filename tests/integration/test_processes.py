@@ -158,7 +158,10 @@ def test_who_serves_shares_no_session(light_pool: LightStarter) -> None:
     supervisord = pool.supervisord_pid()
     until(lambda: autogroup(supervisord).split()[-1] == "10")
     kill(pool.process_pid("pool"))
-    until(lambda: autogroup(supervisord).split()[-1] == "0", what="its successor does not give way while it begins")
+    until(
+        lambda: autogroup(supervisord).split()[-1] == "0",
+        what="its successor does not give way while it begins",
+    )
     until(lambda: autogroup(supervisord).split()[-1] == "10")
 
 

@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from mpspool import client
+from tests.pool import cli
 
 
 @pytest.fixture
@@ -27,14 +28,46 @@ def proxy(monkeypatch: pytest.MonkeyPatch) -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def port() -> Iterator[int]:
+def overheard() -> Overheard:
+    return Overheard()
+
+
+@pytest.fixture
+def port(overheard: Overheard) -> Iterator[int]:
     """A server that knows no method, on 127.0.0.1."""
     with futures.ThreadPoolExecutor(1) as pool:
-        server = grpc.server(pool)
+        server = grpc.server(pool, handlers=[overheard])
         port = server.add_insecure_port("127.0.0.1:0")
         server.start()
         yield port
         server.stop(None).wait()
+
+
+class Overheard(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """What came along with each call; it knows no method."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, dict[str, str | bytes]]] = []
+
+    def service(self, details: grpc.HandlerCallDetails) -> None:
+        self.calls.append((details.method.rpartition("/")[2], dict(details.invocation_metadata)))
+
+
+def test_metadata_goes_along(port: int, overheard: Overheard) -> None:
+    """With every call, by its key in small letters; bytes under a key for those. What cannot be sent is a usage error."""
+    sent = ("--metadata", "X-Mpspool-Priority=1", "--metadata", "blob-bin=\u00e9=")
+    done = cli("predict", "half", "--input", "[1]", "--address", f"127.0.0.1:{port}", *sent)
+    assert (done.returncode, "UNIMPLEMENTED" in done.stderr) == (1, True)
+    (method, metadata), *_ = overheard.calls
+    assert method == "GetModelMetadata"
+    assert (metadata["x-mpspool-priority"], metadata["blob-bin"]) == ("1", "\u00e9=".encode())
+    for given, told in (
+        ("priority=\u00e9", "the value of 'priority' is no printable ASCII"),
+        ("te=x", "'te' is no key of metadata"),
+        ("alone", "'alone' is no KEY=VALUE"),
+    ):
+        done = cli("predict", "half", "--input", "[1]", "--metadata", given)
+        assert (done.returncode, told in done.stderr) == (2, True)
 
 
 def ask(address: str) -> None:

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from mpspool.core import http2_frames
 from mpspool.core.errors import Code
+from mpspool.core.metadata import MetadataError
 from mpspool.loadtest import frames
-from mpspool.loadtest.frames import Kind, MetadataError, Request, header_block
+from mpspool.loadtest.frames import Kind, Request, header_block
 from mpspool.loadtest.wire import Call, Connection, WireError
 
 H2 = h2.connection.H2Connection

@@ -356,6 +356,7 @@ def test_a_policy_is_named(name: str, found: str) -> None:
                 " shortest-tenant), nor module:attribute; did you mean sjf?"
             ),
         ),
+        ("SJF", "did you mean sjf?"),
         ("shortest_tenant", "nor module:attribute; did you mean shortest-tenant?"),
         ("colour", "nor module:attribute; use one of them, or install the package that brings it"),
         ("torn:", "'torn:' is neither built in"),

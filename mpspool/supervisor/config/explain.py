@@ -78,8 +78,9 @@ def _suggest(key: str, fields: Fields) -> str:
 
 
 def nearest(key: str, fields: Iterable[str]) -> str:
-    """The field that was probably meant; "" where none looks like it."""
-    return next(iter(difflib.get_close_matches(key, fields, n=1)), "")
+    """The field that was probably meant, in capitals or not; "" where none looks like it."""
+    known = {field.lower(): field for field in fields}
+    return known[near[0]] if (near := difflib.get_close_matches(key.lower(), known, n=1)) else ""
 
 
 def _remark(description: str) -> str:
