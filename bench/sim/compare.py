@@ -49,7 +49,9 @@ def setups(pool: Pool, policy: str, *, deadlines: bool = True, clients: bool = F
         *([Setup("fifo, clients share", fair=True, batching=False)] if clients else []),
         Setup("fifo, batching"),
         Setup("fifo, batching, round robin", dispatch="round_robin"),
+        Setup("sjf, batching", policy="sjf"),
         Setup("edf, batching", policy="edf"),
+        *([Setup("fifo, batching, clients share", fair=True)] if clients else []),
     ]
     found = [
         setup

@@ -266,7 +266,8 @@ def test_a_run_folder_in_use(root: Path) -> None:
         (told,) = run_dir(root)
         assert told == (
             f"run_dir: a pool runs in {root} (pid {holder.pid}); "
-            f"stop it with `{program()} stop --run-dir {root}`, or choose another --run-dir"
+            f"stop it with `{program()} stop --run-dir {root}`, choose another --run-dir, or have it take up what has changed:"
+            f" `{program()} reload --run-dir {root}`, with `--check` to see what that would be"
         )
         with socket.create_server(("127.0.0.1", 0)) as its_front:
             config = load_config(None, {"model": ["m=/m"], "run_dir": root}, {})

@@ -410,8 +410,9 @@ def _is_writable(folder: Path) -> bool:
 
 def _check_taken(run_dir: RunDir) -> str:
     if pid := lock.holder(run_dir):
-        stop = f"{program()} stop{elsewhere(str(run_dir.root))}"
+        where = elsewhere(str(run_dir.root))
         return (
-            f"a pool runs in {run_dir.root} (pid {pid}); stop it with `{stop}`, or choose another --run-dir"
+            f"a pool runs in {run_dir.root} (pid {pid}); stop it with `{program()} stop{where}`, choose another --run-dir,"
+            f" or have it take up what has changed: `{program()} reload{where}`, with `--check` to see what that would be"
         )
     return ""
