@@ -180,12 +180,22 @@ def test_what_was_taken_over_stays_when_the_other_goes(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [0, 1])
 def test_what_is_taken_over_is_bounded(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many versions come, and without pushing out what was seen: the newest keeps what it has taken over."""
+    """However many versions it is from: the last one's stays."""
     monkeypatch.setattr(cost, "_MAX_SIGNATURES", 3)
     table = CostTable()
-    for signature in "abc":
-        table.observe(0, signature, 100, 5.0, rows)
-    for version in range(1, 50):
-        table.take_over(version, [0])
-    kept = [(v, s) for v in range(50) for s in "abc" if table.predict(v, s, 100, rows) is not None]
-    assert kept == [(v, s) for v in (0, 49) for s in "abc"]
+    for version, signatures in enumerate(["abc", "def"]):
+        for signature in signatures:
+            table.observe(version, signature, 100, 5.0, rows)
+    table.take_over(2, [0, 1])
+    assert [s for s in "abcdef" if table.predict(2, s, 100, rows) is not None] == list("def")
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_no_model_pushes_out_what_is_known_of_another(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As hundreds of them would, each with a few signatures."""
+    monkeypatch.setattr(cost, "_MAX_SIGNATURES", 3)
+    table = CostTable()
+    for model in range(100):
+        for signature in "abc":
+            table.observe(model, signature, 100, 5.0, rows)
+    assert all(table.predict(model, s, 100, rows) == 5.0 for model in range(100) for s in "abc")

@@ -22,6 +22,7 @@ from mpspool.router.scheduling.scheduler import PoolRules, Scheduler, Send
 
 A = ModelVersion("a", 1)
 B = ModelVersion("b", 1)
+C = ModelVersion("c", 1)
 MS = 1_000_000
 NO_LIMITS = Limits()
 # Short requests share a dispatch up to so much.
@@ -45,19 +46,27 @@ class Pool:
 
     def know(self, *signatures: str) -> None:
         for signature in signatures:
-            for model in (A, B):
+            for model in (A, B, C):
                 self.scheduler.costs.observe(model, signature, 1, 1000 * ms(signature))
 
-    def join(self, model: ModelVersion = A, workers: int = 1, credit: int = 1) -> None:
+    def join(self, model: ModelVersion = A, workers: int = 1, credit: int = 1, device: str = "gpu") -> None:
         for number in range(workers):
-            self.scheduler.join(f"{model.name}{number}", model, credit, "gpu")
+            self.scheduler.join(f"{model.name}{number}.{device}", model, credit, device)
 
     def ask(
-        self, signature: str, client: str = "", model: ModelVersion = A, count: int = 1, at_ms: float = 0
+        self,
+        signature: str,
+        client: str = "",
+        model: ModelVersion = A,
+        count: int = 1,
+        at_ms: float = 0,
+        priority: int = 0,
     ) -> list[Entry]:
         """They arrive at that time, or now where that has passed."""
         at_ns = max(self.now_ns, int(at_ms * MS))
-        entries = [Entry(model, signature, b"x", at_ns, client=client) for _ in range(count)]
+        entries = [
+            Entry(model, signature, b"x", at_ns, client=client, priority=priority) for _ in range(count)
+        ]
         self.asked += entries
         for entry in entries:
             self._at(at_ns, entry)
@@ -227,6 +236,193 @@ def test_what_became_known_counts_for_what_is_long() -> None:
 
 
 SIGNATURES = ["1", "3", "10", "30", "2 bad", "30 bad"]
+
+
+# Four workers of each model, and one long request at a time, which is ten times as long as others.
+LANE = Limits(running=4, long=1)
+LONG, SHORT = "200", "20"
+LONG_US = 100_000.0
+COMES_MS = 6_000
+
+
+def lane(**rules: object) -> Pool:
+    """A slow lane, and long before COMES_MS more of it wanted than there is."""
+    pool = Pool(LANE, LONG_US, **rules)
+    pool.know(LONG, SHORT)
+    return pool
+
+
+def first_after_ms(pool: Pool, entries: Sequence[Entry]) -> float:
+    """How long after they came the first of them was sent."""
+    assert any(entry.sent_ns for entry in entries), "none was sent"
+    return (min(entry.sent_ns for entry in entries if entry.sent_ns) - entries[0].arrived_ns) / MS
+
+
+@pytest.mark.parametrize("fair", [False, True], ids=["models", "clients"])
+def test_who_comes_to_the_slow_lane_takes_turns_there(fair: bool) -> None:
+    """It is not behind all that the lane has held back, though others have had three times as much meanwhile."""
+    pool = lane(fair=fair)
+    for model in (A,) if fair else (A, B, C):
+        pool.join(model, 4)
+    one, two, three = (A, A, A) if fair else (A, B, C)
+    pool.ask(LONG, "x", one, count=100)
+    pool.ask(SHORT, "s", two, count=2000)
+    late = pool.ask(LONG, "n", three, count=30, at_ms=COMES_MS)
+    pool.run(COMES_MS + 4_000)
+    assert first_after_ms(pool, late) <= 2 * ms(LONG)
+    assert sum(entry.sent_ns > 0 for entry in late) >= 9, "every other one of twenty"
+
+
+@pytest.mark.parametrize("fair", [False, True], ids=["models", "clients"])
+def test_what_the_slow_lane_holds_back_earns_nothing_elsewhere(fair: bool) -> None:
+    """Who has waited for it, and then asks for what is short, takes turns with those who have been served."""
+    pool = lane(fair=fair)
+    for model in (A,) if fair else (A, B):
+        pool.join(model, 4)
+    other = A if fair else B
+    pool.ask(LONG, "x", A, count=100)
+    pool.ask(SHORT, "s", other, count=1500)
+    pool.ask(SHORT, "x", A, count=500, at_ms=COMES_MS)
+    pool.run(COMES_MS)
+    done = len(pool.sent)
+    pool.run(COMES_MS + 1_000)
+    served = Counter(entry.client for entry in pool.sent[done:] if entry.signature == SHORT)
+    assert min(served["s"], served["x"]) >= 60, "of 150"
+
+
+@pytest.mark.parametrize("fair", [False, True], ids=["models", "clients"])
+def test_who_comes_for_what_is_short_takes_turns_with_those_who_had_it(fair: bool) -> None:
+    """While the slow lane holds something back, no less than without."""
+    pool = lane(fair=fair)
+    for model in (A,) if fair else (A, B, C):
+        pool.join(model, 4)
+    one, two, three = (A, A, A) if fair else (A, B, C)
+    pool.ask(LONG, "x", one, count=100)
+    pool.ask(SHORT, "s", two, count=2000)
+    pool.ask(SHORT, "n", three, count=500, at_ms=COMES_MS)
+    pool.run(COMES_MS)
+    done = len(pool.sent)
+    pool.run(COMES_MS + 1_000)
+    served = Counter(entry.client for entry in pool.sent[done:] if entry.signature == SHORT)
+    assert min(served["s"], served["n"]) >= 60, "of 150"
+
+
+def test_batches_that_the_slow_lane_holds_back_are_no_queue_to_be_behind() -> None:
+    """As single requests that are long: their kind is slow."""
+    batching = BatchingSettings(max_batch_size=10, batch_timeout_us=0, max_enqueued_batches=10_000)
+    pool = Scheduler(PoolRules(limits=LANE, long_us=LONG_US), QueueRules(fair=True, batching=batching))
+    for rows in (1, 10):
+        pool.costs.observe(A, "long", 1, 20_000 * rows, rows)
+        pool.costs.observe(A, "short", 1, 2_000 * rows, rows)
+    for number in range(4):
+        pool.join(f"w{number}", A, 1, "gpu")
+    events: list[tuple[int, int, Send]] = []
+    serial = itertools.count()
+    late: list[Entry] = []
+    now_ns = 0
+
+    def ask(kind: str, client: str, count: int) -> list[Entry]:
+        found = [
+            Entry(A, kind, b"x", now_ns, rows=1, kind=(kind, b"", b""), client=client) for _ in range(count)
+        ]
+        for entry in found:
+            pool.arrive(entry, now_ns)
+        return found
+
+    ask("long", "x", 1000)
+    ask("short", "s", 9000)
+    while now_ns < (COMES_MS + 2_000) * MS:
+        if now_ns >= COMES_MS * MS and not late:
+            late = ask("long", "n", 50)
+        for send in pool.dispatch(now_ns):
+            assert isinstance(send, Send)
+            cost_us = pool.costs.predict(A, send.entries[0].signature, 0, len(send.entries))
+            assert cost_us is not None
+            heapq.heappush(events, (now_ns + int(cost_us * 1000), next(serial), send))
+        now_ns, _, send = heapq.heappop(events)
+        batch = pool.finished(send.worker, send.dispatch, now_ns=now_ns)
+        assert batch is not None
+        for entry in batch.entries:
+            pool.answered(entry, ran=True)
+    assert sum(entry.sent_ns > 0 for entry in late) >= 40, "half of ten batches"
+
+
+def test_who_comes_to_a_device_is_not_behind_what_another_has_run() -> None:
+    """Each has a clock of its own."""
+    pool = Pool(Limits(running=1))
+    pool.know(SHORT)
+    pool.join(A, 1, device="gpu0")
+    for model in (B, C):
+        pool.join(model, 1, device="gpu1")
+    other = ModelVersion("d", 1)
+    pool.scheduler.costs.observe(other, SHORT, 1, 1000 * ms(SHORT))
+    pool.join(other, 1, device="gpu1")
+    for model in (A, B, C):
+        pool.ask(SHORT, model=model, count=800)
+    late = pool.ask(SHORT, model=other, count=100, at_ms=COMES_MS)
+    pool.run(COMES_MS + 1_000)
+    assert first_after_ms(pool, late) <= 3 * ms(SHORT)
+    assert sum(entry.sent_ns > 0 for entry in late) >= 15, "a third of fifty"
+
+
+def test_who_comes_is_not_behind_what_went_before_others_by_its_priority() -> None:
+    """They have waited for it, and the one that comes has not had it."""
+    pool = Pool(Limits(running=1))
+    pool.know(SHORT)
+    for model in (A, B, C):
+        pool.join(model)
+    pool.ask(SHORT, model=A, count=COMES_MS // ms(SHORT), priority=999)
+    pool.ask(SHORT, model=B, count=500)
+    late = pool.ask(SHORT, model=C, count=100, at_ms=COMES_MS)
+    pool.run(COMES_MS + 1_000)
+    assert first_after_ms(pool, late) <= 2 * ms(SHORT)
+    assert sum(entry.sent_ns > 0 for entry in late) >= 20, "half of fifty"
+
+
+def test_a_model_whose_workers_come_back_takes_turns() -> None:
+    """It had one of four for a while, and what it could not have been sent is nobody's debt."""
+    pool = Pool(Limits(running=4))
+    pool.know(SHORT)
+    pool.join(A, 4)
+    pool.join(B, 1)
+    pool.ask(SHORT, model=A, count=2000)
+    pool.ask(SHORT, model=B, count=1000)
+    pool.run(COMES_MS)
+    for number in range(1, 4):
+        pool.scheduler.join(f"b{number}.gpu", B, 1, "gpu")
+    done = len(pool.sent)
+    pool.run(COMES_MS + 1_000)
+    served = Counter(entry.model for entry in pool.sent[done:])
+    assert min(served[A], served[B]) >= 80, "of two hundred"
+
+
+def test_clients_share_under_a_policy_whose_numbers_are_no_times() -> None:
+    """It says which of its requests a client's turn is for, and not when that is."""
+    pool = Pool(fair=True, policy=lambda waiting: float(waiting.size))
+    pool.join()
+    pool.know(SHORT)
+    for at_ms in range(0, 2_000, ms(SHORT)):
+        for client in range(4):
+            pool.ask(SHORT, str(client), at_ms=at_ms)
+    pool.run(2_000)
+    served = Counter(entry.client for entry in pool.sent)
+    assert max(served.values()) - min(served[str(client)] for client in range(4)) <= 2
+
+
+@pytest.mark.parametrize("running", [0, 2])
+def test_a_slow_lane_that_is_given_up_holds_nobody_back(running: int) -> None:
+    """What is long by then waits on as the rest does, and everything is sent."""
+    pool = Pool(Limits(running=running, long=1), LONG_US)
+    pool.know(LONG, SHORT)
+    for model in (A, B):
+        pool.join(model, 2)
+    pool.ask(LONG, count=6)
+    pool.run(0)
+    pool.scheduler.govern_all(PoolRules(limits=Limits(running=running)))
+    pool.ask(SHORT, count=3)
+    pool.ask(SHORT, model=B, count=3)
+    pool.run()
+    assert len(pool.sent) == 12
 
 
 @given(

@@ -239,6 +239,18 @@ def test_a_suspect_waits_until_its_worker_is_empty() -> None:
     assert alone.entries == sends["a"].entries
 
 
+def test_a_suspect_may_take_as_long_as_it_was_predicted_to() -> None:
+    """Or a slow one, lost by no fault of its own, is taken for one that hangs."""
+    scheduler = make()
+    scheduler.costs.observe(MODEL, "", 1, 20e6)
+    arrive(scheduler, b"1")
+    for name in "ab":
+        scheduler.join(name, MODEL, 1)
+        (send,) = scheduler.dispatch(0)
+        assert scheduler.predicted_us(name) == 20e6
+        scheduler.lost(name, (send.dispatch, 0), 0)
+
+
 def lose(scheduler: Scheduler, name: str, now_ns: int = 0) -> list[Refuse]:
     """A worker joins, is sent what there is, starts the first of it and is lost at now_ns."""
     scheduler.join(name, MODEL, 1)

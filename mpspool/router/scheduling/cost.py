@@ -15,7 +15,7 @@ from typing import Any, Self
 
 _WEIGHT = 0.2  # of the newest observation in the moving averages
 _MOST = 4.0  # times the average is what an observation counts for at the most: one stall is not what all others cost
-_MAX_SIGNATURES = 1024  # kept, of each sort: those that were seen last
+_MAX_SIGNATURES = 1024  # kept of a version, of each sort: those that were seen last
 
 
 @dataclass(slots=True)
@@ -63,60 +63,77 @@ class _Curve:
         return self.cost_us[at - 1] + part * (self.cost_us[at] - self.cost_us[at - 1])
 
 
+@dataclass(slots=True)
+class _Costs:
+    """What is known of one model version: by signature and size class of the body, and by signature over rows.
+
+    Attributes:
+        taken_over_us, taken_over: what another version costs, while nothing like it has been seen of this one.
+    """
+
+    by_size_us: OrderedDict[tuple[str, int], float] = field(default_factory=OrderedDict)
+    by_rows: OrderedDict[str, _Curve] = field(default_factory=OrderedDict)
+    taken_over_us: OrderedDict[tuple[str, int], float] = field(default_factory=OrderedDict)
+    taken_over: OrderedDict[str, _Curve] = field(default_factory=OrderedDict)
+
+    def curve(self, signature: str) -> _Curve | None:
+        return self.by_rows.get(signature) or self.taken_over.get(signature)
+
+
 class CostTable:
     """Moving averages of worker time, by model version and signature, and by rows or size class of the body."""
 
     def __init__(self) -> None:
-        self._by_size_us: OrderedDict[tuple[Hashable, str, int], float] = OrderedDict()
-        self._by_rows: OrderedDict[tuple[Hashable, str], _Curve] = OrderedDict()
-        # What counts for versions of which nothing like it has been seen.
-        self._taken_over_us: OrderedDict[tuple[Hashable, str, int], float] = OrderedDict()
-        self._taken_over: OrderedDict[tuple[Hashable, str], _Curve] = OrderedDict()
+        self._of: dict[Hashable, _Costs] = {}
 
     def take_over(self, model: Hashable, others: Iterable[Hashable]) -> None:
         """Until something like it is seen of a version, it costs what it does with the last of these that knows."""
         for other in others:
-            for (whose, *what), cost_us in self._by_size_us.items():
-                if whose == other:
-                    self._taken_over_us[model, *what] = cost_us  # type: ignore[index]
-            for (whose, signature), curve in self._by_rows.items():
-                if whose == other:
-                    self._taken_over[model, signature] = curve.for_another()
-        _trim(self._taken_over_us)
-        _trim(self._taken_over)
+            if (known := self._of.get(other)) is not None and other != model:
+                costs = self._of.setdefault(model, _Costs())
+                for key, cost_us in known.by_size_us.items():
+                    costs.taken_over_us[key] = cost_us
+                for signature, curve in known.by_rows.items():
+                    costs.taken_over[signature] = curve.for_another()
+                _trim(costs.taken_over_us)
+                _trim(costs.taken_over)
 
     def observe(self, model: Hashable, signature: str, size: int, cost_us: float, rows: int = 0) -> None:
         """A request of so many bytes, or a batch of so many rows, took a worker this long."""
+        costs = self._of.get(model)
+        if costs is None:
+            costs = self._of[model] = _Costs()
         if rows:
-            named = (model, signature)
-            curve = self._by_rows.get(named)
+            curve = costs.by_rows.get(signature)
             if curve is None:
-                curve = self._taken_over.pop(named) if named in self._taken_over else _Curve()
-                self._by_rows[named] = curve
+                curve = costs.taken_over.pop(signature) if signature in costs.taken_over else _Curve()
+                costs.by_rows[signature] = curve
             curve.observe(rows, cost_us)
-            _keep(self._by_rows, named)
+            _keep(costs.by_rows, signature)
         else:
-            key = (model, signature, size.bit_length())
-            known_us = self._by_size_us.get(key)
+            key = (signature, size.bit_length())
+            known_us = costs.by_size_us.get(key)
             if known_us is None:
-                self._taken_over_us.pop(key, None)
+                costs.taken_over_us.pop(key, None)
                 known_us = cost_us
-            self._by_size_us[key] = _learned(known_us, cost_us)
-            _keep(self._by_size_us, key)
+            costs.by_size_us[key] = _learned(known_us, cost_us)
+            _keep(costs.by_size_us, key)
 
     def forget(self, model: Hashable) -> None:
         """There is no such version any more."""
-        for table in (self._by_size_us, self._by_rows, self._taken_over_us, self._taken_over):
-            _drop(table, model)
+        self._of.pop(model, None)
 
     def predict(self, model: Hashable, signature: str, size: int, rows: int = 0) -> float | None:
         """Microseconds of worker time, or None where nothing like it has been seen."""
+        costs = self._of.get(model)
+        if costs is None:
+            return None
         if rows:
-            curve = self._curve(model, signature)
+            curve = costs.curve(signature)
             return curve.predict(rows) if curve is not None else None
-        key = (model, signature, size.bit_length())
-        cost_us = self._by_size_us.get(key)
-        return self._taken_over_us.get(key) if cost_us is None else cost_us
+        key = (signature, size.bit_length())
+        cost_us = costs.by_size_us.get(key)
+        return costs.taken_over_us.get(key) if cost_us is None else cost_us
 
     def at_least(self, model: Hashable, signature: str, rows: int) -> float:
         """Microseconds that a batch of so many rows takes for sure: of more than were seen, what the largest did; 0 where none was."""
@@ -129,18 +146,13 @@ class CostTable:
         return curve.least_per_row() if curve is not None else 0.0
 
     def _curve(self, model: Hashable, signature: str) -> _Curve | None:
-        named = (model, signature)
-        return self._by_rows.get(named) or self._taken_over.get(named)
+        costs = self._of.get(model)
+        return costs.curve(signature) if costs is not None else None
 
 
 def _learned(known_us: float, cost_us: float) -> float:
     """The average after one more. One that is 0, from a clock that did not move, can grow, too."""
     return known_us + _WEIGHT * (min(cost_us, _MOST * max(known_us, 1.0)) - known_us)
-
-
-def _drop(table: OrderedDict[Any, Any], model: Hashable) -> None:
-    for key in [key for key in table if key[0] == model]:
-        del table[key]
 
 
 def _keep(table: OrderedDict[Any, Any], key: Hashable) -> None:

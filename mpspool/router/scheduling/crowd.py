@@ -40,11 +40,6 @@ class Crowd:
         part = self._parts.get(client)
         return part.much if part is not None else 0
 
-    @property
-    def clients(self) -> int:
-        """How many have something waiting."""
-        return len(self._parts)
-
     def add(self, entry: Entry, much: int = 1) -> None:
         """An entry waits that counts for so much."""
         part = self._parts.get(entry.client)

@@ -44,6 +44,7 @@ class Entry:
         key: its place: what has the least is next.
         order: among those with the same key.
         long: it is of those that a slow lane is for.
+        slow: its client has its share of that lane for it.
         line: where it waits.
         sent_ns: when it was sent last, 0 before.
         deaths: workers that were lost while they ran it.
@@ -75,6 +76,7 @@ class Entry:
     order: int = 0
     fills: bool = False
     long: bool = False
+    slow: bool = False
     line: Line | None = None
     sent_ns: int = 0
     deaths: int = 0

@@ -32,39 +32,32 @@ class FairShare:
         self._next_s: dict[Hashable, float] = {}
         self._most = _SLACK  # parties, before those are forgotten that can be
 
-    def arrive(self, party: Hashable, cost_s: float) -> float:
-        """When a request of this party counts as arrived."""
-        start_s = self.now(party)
+    def arrive(self, party: Hashable, cost_s: float, behind_s: float = math.inf) -> float:
+        """When a request of this party counts as arrived, as now() has it."""
+        start_s = self.now(party, behind_s)
         self._next_s[party] = start_s + cost_s
         if len(self._next_s) > self._most:
             self._forget()
         return start_s
 
-    def now(self, party: Hashable) -> float:
-        """When a request of this party would count as arrived."""
-        return max(self.clock_s, self._next_s.get(party, 0.0))
+    def now(self, party: Hashable, behind_s: float = math.inf) -> float:
+        """When a request of this party would count as arrived.
+
+        Args:
+            party: whose it is.
+            behind_s: when the first one counted so of those that wait where it will. They may have been held back while others
+                were served: who comes is not behind all of them for that.
+        """
+        return max(min(self.clock_s, behind_s), self._next_s.get(party, 0.0))
 
     def refund(self, party: Hashable, cost_s: float) -> None:
         """A request of this party leaves without having been run."""
         if party in self._next_s:
             self._next_s[party] -= cost_s
 
-    def served(self, start_s: float, least_s: float = math.inf, step_s: float = 0.0) -> None:
-        """A request that counted as arrived then is being run.
-
-        Args:
-            start_s: then.
-            least_s: when the first of those that still wait counted so. Where that is earlier, as when there was only room for what is
-                short, the clock does not go past it: who comes next would be behind all that.
-            step_s: but by so much it goes on, or whoever comes would be before those that are served, for as long as that one waits.
-        """
-        self.clock_s = max(self.clock_s, min(start_s, max(least_s, self.clock_s + step_s)))
-
-    def serve(self, party: Hashable, start_s: float, cost_s: float) -> float:
-        """A dispatch of this party that counted as arrived then is being run. When its next one counts so."""
-        self._next_s[party] = start_s + cost_s
-        self.served(start_s)
-        return start_s + cost_s
+    def served(self, start_s: float) -> None:
+        """A request that counted as arrived then is being run."""
+        self.clock_s = max(self.clock_s, start_s)
 
     def forget(self, party: Hashable) -> None:
         """It does not come again."""

@@ -18,12 +18,13 @@ class Line:
         kind: what is the same in all of them; None of those that share no batches.
         signature: of all of them, where they share batches.
         long: a slow lane is for each of them alone.
+        slow: it is for them, alone or since a batch of them was to be long.
         fair: its clients take turns.
         count, rows: of those that wait and are still wanted.
         since_ns: no younger than the oldest of them, while they do not fill a batch.
     """
 
-    __slots__ = ("_heap", "count", "kind", "long", "rows", "signature", "since_ns")
+    __slots__ = ("_heap", "count", "kind", "long", "rows", "signature", "since_ns", "slow")
 
     fair = False
 
@@ -31,6 +32,7 @@ class Line:
         self.kind = kind
         self.signature = signature
         self.long = long
+        self.slow = long
         self.count = 0
         self.rows = 0
         self.since_ns = 0

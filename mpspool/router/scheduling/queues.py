@@ -257,9 +257,22 @@ class Queue:
         entry.key = entry.own_key = number - entry.priority * rules.priority_s
         if rules.fair:  # anybody can say that a request is urgent
             entry.charge_s = entry.cost_s or 0.0
-            entry.start_s = self._shares.arrive(entry.client, entry.charge_s)
-            entry.key = number + entry.start_s - entry.arrived_s
+            entry.slow = entry.long or self._is_slow(entry)
+            behind_s = self._slow_since_s(entry.arrived_ns) if entry.slow else math.inf
+            entry.start_s = self._shares.arrive((entry.client, entry.slow), entry.charge_s, behind_s)
+            later_s = number - entry.arrived_s if is_time(rules.policy) else 0.0
+            entry.key = entry.start_s + later_s
         entry.order = next(self._order)
+
+    def _is_slow(self, entry: Entry) -> bool:
+        """Whether it waits for the slow lane with others, whose batch is long."""
+        line = self._lines.get((entry.kind if entry.rows else None, entry.long))
+        return line is not None and line.slow
+
+    def _slow_since_s(self, now_ns: int) -> float:
+        """When the first one of those that wait for the slow lane counts as arrived."""
+        firsts = [line.first(now_ns) for line in self._lines.values() if line.slow]
+        return min((first.start_s for first in firsts if first is not None), default=math.inf)
 
     def after_s(self, first: Entry) -> float:
         """How long after its turn among models a request is next by its policy, and by its priority where clients do not share.
@@ -273,7 +286,7 @@ class Queue:
     def give_back(self, entry: Entry) -> None:
         """It leaves without having been run: its client is not charged for it."""
         if self.rules.fair and not entry.sent_ns:
-            self._shares.refund(entry.client, entry.charge_s)
+            self._shares.refund((entry.client, entry.slow), entry.charge_s)
 
     def charge(self, entry: Entry, cost_s: float) -> None:
         """What was sent costs no less than this: its client's others are later by what it was not charged for it so far."""
@@ -281,9 +294,9 @@ class Queue:
         if more_s <= 0.0 or not self.rules.fair:
             return
         entry.charge_s = cost_s
-        self._shares.owe(entry.client, more_s, entry.start_s)
+        self._shares.owe((entry.client, entry.slow), more_s, entry.start_s)
         for line in self._lines.values():
-            if isinstance(line, FairLine):
+            if isinstance(line, FairLine) and line.slow == entry.slow:
                 line.delay(entry.client, more_s)
 
     def add(self, entry: Entry) -> bool:
@@ -336,6 +349,7 @@ class Queue:
             line.leave(entry)
             if not line.count:
                 self._lines.pop((line.kind, line.long), None)
+            entry.slow = entry.long
             self._join_line(entry)
         return True
 
@@ -463,6 +477,7 @@ class Queue:
                     continue
                 if not long and long_from_us < math.inf:
                     long = self._batch_us(line, settings) >= long_from_us
+                    line.slow |= long
                     if long and not allowed(long):
                         continue
             first = line.first(now_ns)
@@ -492,10 +507,7 @@ class Queue:
         else:
             entries, cost_us = self._take_short(line, now_ns, begin_ns, share)
         if self.rules.fair and entries:
-            firsts = (other.first(now_ns) for other in self._lines.values())
-            least_s = min((first.start_s for first in firsts if first is not None), default=math.inf)
-            step_s = sum(entry.charge_s for entry in entries) / max(1, self._crowd.clients)
-            self._shares.served(entries[0].start_s, least_s, step_s)
+            self._shares.served(entries[0].start_s)
         return Batch(entries, cost_us, together, long)
 
     def _leave_late(
@@ -705,6 +717,11 @@ class Queue:
     def waits(self) -> bool:
         """Whether anything waits that is no suspect."""
         return bool(self._lines)
+
+    @property
+    def waits_slow(self) -> bool:
+        """Whether any of that is for the slow lane."""
+        return any(line.slow for line in self._lines.values())
 
 
 def _surely_s(entry: Entry, cost_s: float) -> float:

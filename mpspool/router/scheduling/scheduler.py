@@ -32,13 +32,14 @@ from mpspool.core.progress import WHOLE
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.scheduling.cost import CostTable
 from mpspool.router.scheduling.entry import Entry
-from mpspool.router.scheduling.fair_share import LEAST_S, FairShare
+from mpspool.router.scheduling.fair_share import LEAST_S
 from mpspool.router.scheduling.line import Line
 from mpspool.router.scheduling.load import Batch, Device, Limits, WorkerLoad, by_load
 from mpspool.router.scheduling.placement import Placement
 from mpspool.router.scheduling.policy import Policy, edf
 from mpspool.router.scheduling.queues import Queue, QueueRules
 from mpspool.router.scheduling.suspicion import Blame, Standing, Suspicions
+from mpspool.router.scheduling.turns import Turns
 
 _SLACK = 64
 _QUARANTINED = (
@@ -85,6 +86,18 @@ class Refuse:
     error: PoolError
 
 
+@dataclass(slots=True)
+class _Choice:
+    """What could be sent next, and where; where queues share a device, when that counts as arrived, and how soon it is next."""
+
+    queue: Queue
+    line: Line
+    worker: WorkerLoad
+    long: bool
+    start_s: float = 0.0
+    rank: float = 0.0
+
+
 class Scheduler:
     """Who runs what, when.
 
@@ -109,10 +122,7 @@ class Scheduler:
         self._dues: list[tuple[int, int, Queue]] = []
         self._workers: dict[str, WorkerLoad] = {}
         self._devices: dict[str, Device] = {}
-        self._shares = FairShare()
-        self._starts: dict[
-            Queue, float
-        ] = {}  # of those that wait: where on that clock their next dispatch is
+        self._turns: dict[Device, Turns] = {}
         self._average_us = 0.0
         self._dispatches = itertools.count(1)
         self._deadlines: list[tuple[int, int, Entry]] = []
@@ -265,12 +275,13 @@ class Scheduler:
             return []
         refusals = self.fail(model, f"{model} is not served any more")
         del self._queues[model]
-        for kept in (self._waits, self._stirred, self._failed, self._suspected, self._starts):
+        for kept in (self._waits, self._stirred, self._failed, self._suspected):
             kept.pop(queue, None)
         self._stirred.update(self._waits)  # its devices may have room now, for others too
         if self._is_tried(queue):
             self._end_trial()
-        self._shares.forget(queue)
+        for turns in self._turns.values():
+            turns.forget(queue)
         self.costs.forget(model)
         return refusals
 
@@ -300,7 +311,10 @@ class Scheduler:
             device: what it shares with others that run beside it.
             domain: what fails for all workers on it at once; "" where each fails by itself.
         """
-        place = self._devices.setdefault(device, Device(device))
+        place = self._devices.get(device)
+        if place is None:
+            place = self._devices[device] = Device(device)
+            self._turns[place] = Turns()
         worker = self._workers[name] = WorkerLoad(name, model, credit, place, domain)
         if self._trial and any(worker.shares_with(one) for one in self._trial[1]):
             worker.reserved = True
@@ -383,8 +397,9 @@ class Scheduler:
                 queue.clear(body)
         queue.placement.settle(worker)
         self._stirred[queue] = None
-        if batch.charge_s:
-            self._charge(queue, batch.took_s(now_ns) - batch.charge_s)
+        more_s = batch.took_s(now_ns) - batch.charge_s
+        if batch.charge_s and more_s > 0.0:
+            self._turns[worker.device].charge(queue, batch.long, more_s)
         for entry in batch.entries:
             entry.held = False
             if entry.cost_s is None:
@@ -392,13 +407,6 @@ class Scheduler:
             if entry.over:
                 entry.let_go()
         return batch
-
-    def _charge(self, queue: Queue, more_s: float) -> None:
-        """A dispatch of this queue took so much longer than it was charged for."""
-        if more_s > 0.0:
-            self._shares.owe(queue, more_s)
-            if queue in self._starts:
-                self._starts[queue] += more_s
 
     def keep_apart(self, entry: Entry) -> bool:
         """A worker could not join requests of this one's signature and outputs: from now on they run one by one.
@@ -441,52 +449,75 @@ class Scheduler:
             while self._stirred:
                 queue, _ = self._stirred.popitem()
                 self._failed[queue] = None
-                self._dispatch_all({queue: queue.share()}, now_ns)
+                self._dispatch_all([queue], now_ns)
                 del self._failed[queue]
         elif self._stirred:
             self._failed |= self._stirred
             self._stirred.clear()
-            self._dispatch_all({queue: queue.share() for queue in self._waits}, now_ns)
+            self._dispatch_all(list(self._waits), now_ns)
             self._failed.clear()
         self._stirred |= self._failed
         self._failed.clear()
         orders, self._orders = self._orders, []
         return orders
 
-    def _dispatch_all(self, queues: dict[Queue, int], now_ns: int) -> None:
+    def _dispatch_all(self, queues: list[Queue], now_ns: int) -> None:
         """Sends all that these queues can be sent now, and notes when there may be more."""
-        while self._dispatch_one(queues, now_ns):
+        if len(queues) > 1:
+            waiting = {queue for queue in queues if queue.waits}
+            slow = {queue for queue in waiting if queue.waits_slow}
+            for turns in self._turns.values():
+                turns.keep(waiting, slow)
+        shares: dict[Queue, int] = {}
+        while self._dispatch_one(queues, shares, now_ns):
             pass
         for queue in queues:
             if not queue.length:
                 self._waits.pop(queue, None)
-                continue
-            due_ns = queue.look_again_ns(now_ns)
-            if due_ns is not None and not 0 < queue.due_ns <= due_ns:
-                queue.due_ns = due_ns
-                heapq.heappush(self._dues, (due_ns, next(self._tiebreak), queue))
-                self._forget_dues()
+            elif queue in self._failed or queue in shares:
+                self._look_again(queue, now_ns)
 
-    def _dispatch_one(self, queues: dict[Queue, int], now_ns: int) -> bool:
-        """Sends the dispatch that is next over these queues, each with its share, if one can be sent."""
+    def _look_again(self, queue: Queue, now_ns: int) -> None:
+        """Notes when more of it could be sent."""
+        due_ns = queue.look_again_ns(now_ns)
+        if due_ns is not None and not 0 < queue.due_ns <= due_ns:
+            queue.due_ns = due_ns
+            heapq.heappush(self._dues, (due_ns, next(self._tiebreak), queue))
+            self._forget_dues()
+
+    def _dispatch_one(self, queues: list[Queue], shares: dict[Queue, int], now_ns: int) -> bool:
+        """Sends the dispatch that is next over these queues, if one can be sent.
+
+        Args:
+            queues: all that may be sent something.
+            shares: requests for each worker at most, of those that have been sent something since these were looked at.
+            now_ns: the time.
+        """
         several = len(queues) > 1
-        if several:  # who waits keeps its place while others are served, or it would never come up
-            ready = [queue for queue in queues if queue.waits and queue.placement.workers]
-            self._starts = {queue: self._starts.get(queue, self._shares.now(queue)) for queue in ready}
-        # By policy: the numbers of two need not mean the same, and are not compared.
-        best: dict[Policy, tuple[float, Queue, Line, WorkerLoad, bool]] = {}
+        # By device, and by policy: the numbers of two need not mean the same, and are not compared.
+        best: dict[tuple[Device, Policy], _Choice] = {}
+        could: dict[tuple[Device, bool], list[Queue]] = {}
         for queue in queues:
-            if queue.waits and (found := self._next(queue, now_ns, alone=not several)):
-                line, first, worker, long = found
-                rank = self._rank(queue, first, now_ns) if several else 0.0
-                policy = queue.rules.policy
-                if policy not in best or rank < best[policy][0]:
-                    best[policy] = rank, queue, line, worker, long
+            if not queue.waits or (found := self._next(queue, now_ns, alone=not several)) is None:
+                continue
+            line, first, worker, long = found
+            device = worker.device
+            choice = _Choice(queue, line, worker, long)
+            if several:
+                turns = self._turns[device]
+                choice.start_s = turns.start_s(queue, long)
+                choice.rank = _rank(queue, first, choice.start_s, turns.clock_s - now_ns / 1e9)
+                could.setdefault((device, long), []).append(queue)
+            known = best.get((device, queue.rules.policy))
+            if known is None or choice.rank < known.rank:
+                best[device, queue.rules.policy] = choice
         if not best:
             return False
-        _, queue, line, worker, long = min(best.values(), key=lambda choice: self._starts.get(choice[1], 0.0))
+        choice = min(best.values(), key=lambda one: one.start_s)
+        queue, worker, long = choice.queue, choice.worker, choice.long
+        share = shares.setdefault(queue, queue.share())
         begin_ns = now_ns + int(worker.left_s(now_ns) * 1e9)
-        batch = queue.take(line, now_ns, begin_ns, queues[queue], long)
+        batch = queue.take(choice.line, now_ns, begin_ns, share, long)
         self._orders += [
             self._refuse(entry, Code.DEADLINE_EXCEEDED, _TOO_LATE, Lack.TIME) for entry in queue.late
         ]
@@ -495,17 +526,10 @@ class Scheduler:
             if batch.cost_us is None:
                 batch.charge_s = LEAST_S
             cost_s = batch.charge_s or (batch.cost_us or 0.0) / 1e6
-            self._starts[queue] = self._shares.serve(queue, self._starts[queue], cost_s)
+            self._turns[worker.device].serve(queue, long, cost_s, could[worker.device, long])
         if batch.entries:
             self._orders.append(self._send(queue, worker, batch, now_ns))
         return True
-
-    def _rank(self, queue: Queue, first: Entry, now_ns: int) -> float:
-        """How soon a queue's first request is next among those of its policy where queues share a device: the least is."""
-        after_s = queue.after_s(first)
-        if queue.rules.policy is edf:  # a deadline is one whoever is asked, and when
-            return self._shares.clock_s + after_s + first.arrived_s - now_ns / 1e9
-        return self._starts[queue] + after_s
 
     def _next(self, queue: Queue, now_ns: int, alone: bool) -> tuple[Line, Entry, WorkerLoad, bool] | None:
         """What a queue would send next, to whom, and whether it is long. `alone`: no other may be kept off a device by that."""
@@ -517,6 +541,10 @@ class Scheduler:
             # Who is always sent more before its device is free is the only one who ever runs there.
             if workers[long] is None and (alone or not (limits.running or (long and limits.long))):
                 workers[long] = place.soon(long, now_ns, queue.window_ns)
+        # What was long while there was a slow lane is still called so.
+        workers.setdefault(True, workers[False])
+        if workers[False] is None and workers[True] is None:
+            return None
         found = queue.next_line(now_ns, lambda long: workers[long] is not None, self._long_us)
         if found is None:
             return None
@@ -565,7 +593,8 @@ class Scheduler:
             entry = queue.suspects.popleft()
             queue.discount(entry)
             self._trying = True
-            batch = Batch([entry], None, long=long, suspect=True)
+            cost_us = None if entry.cost_s is None else entry.cost_s * 1e6
+            batch = Batch([entry], cost_us, long=long, suspect=True)
             self._orders.append(self._send(queue, worker, batch, now_ns))
 
     def _is_tried(self, queue: Queue) -> bool:
@@ -671,3 +700,18 @@ class Scheduler:
     def unfinished(self) -> int:
         """Requests that wait or run and are still wanted."""
         return self._wanted
+
+
+def _rank(queue: Queue, first: Entry, start_s: float, clock_ahead_s: float) -> float:
+    """How soon a queue's first request is next among those of its policy where queues share a device: the least is.
+
+    Args:
+        queue: whose.
+        first: what its policy puts first.
+        start_s: when its turn is, on the device's clock.
+        clock_ahead_s: by how much that clock is before the time.
+    """
+    after_s = queue.after_s(first)
+    if queue.rules.policy is edf:  # a deadline is one whoever is asked, and when
+        return first.arrived_s + after_s + clock_ahead_s
+    return start_s + after_s
