@@ -48,6 +48,7 @@ MODULES = (
     "router/scheduling/rules.py",
     "router/scheduling/scheduler.py",
     "router/scheduling/suspicion.py",
+    "router/scheduling/turns.py",
     "worker/aligned.py",
     "worker/batch.py",
     "worker/call.py",
