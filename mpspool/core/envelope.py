@@ -105,8 +105,18 @@ def _find_spec(body: bytes) -> bytes | None:
         if position > end:
             raise _MalformedError
         if tag == _MODEL_SPEC_TAG:
-            spec = body[start:position] if spec is None else spec + body[start:position]
+            if spec is not None:
+                return _merged_spec(body)
+            spec = body[start:position]
     return spec
+
+
+def _merged_spec(body: bytes) -> bytes:
+    """What is sent in pieces. It grows in place: anyone may send a million of them."""
+    spec = bytearray()
+    for start, end in _contents(body, 0, len(body), _MODEL_SPEC_TAG):
+        spec += body[start:end]
+    return bytes(spec)
 
 
 def _find_task_spec(body: bytes) -> bytes:
@@ -258,7 +268,7 @@ def peek_rows(body: bytes, *, padded: bool = False) -> tuple[int, bytes, bytes]:
 
 
 def _read_rows(body: bytes, padded: bool) -> tuple[int, bytes, bytes]:
-    first = stop = inputs = 0
+    first = stop = inputs = filters = 0
     outputs = b""
     position, end = 0, len(body)
     while position < end:
@@ -276,7 +286,11 @@ def _read_rows(body: bytes, padded: bool) -> tuple[int, bytes, bytes]:
             if inputs == 1:
                 first, stop = start, position
         elif tag == _OUTPUT_FILTER_TAG:
-            outputs += body[start:position] + b"\n"
+            filters += 1
+            if filters == 1:
+                outputs = body[start:position] + b"\n"
+    if filters > 1:
+        outputs = _all_filters(body)
     head = _tensor_head(body, first, stop)
     if head is None:
         return 0, b"", b""
@@ -285,6 +299,15 @@ def _read_rows(body: bytes, padded: bool) -> tuple[int, bytes, bytes]:
     if not rows:
         return 0, b"", b""
     return rows, outputs, inner if inputs == 1 else b""
+
+
+def _all_filters(body: bytes) -> bytes:
+    """Of a request with several. They grow in place, as _merged_spec()."""
+    outputs = bytearray()
+    for start, end in _contents(body, 0, len(body), _OUTPUT_FILTER_TAG):
+        outputs += body[start:end]
+        outputs += b"\n"
+    return bytes(outputs)
 
 
 def _tensor_head(body: bytes, position: int, end: int) -> bytes | None:
@@ -314,7 +337,7 @@ def _tensor_head(body: bytes, position: int, end: int) -> bytes | None:
 def _parse_head(head: bytes, padded: bool) -> tuple[int, bytes]:
     """Dimension 0, and type and other dimensions, or how many."""
     sizes: list[int] = []
-    rest = b""
+    rest = bytearray()
     position = 0
     while position < len(head):
         tag, start, position = _field(head, position)
@@ -323,7 +346,7 @@ def _parse_head(head: bytes, padded: bool) -> tuple[int, bytes]:
         else:
             rest += head[start:position]
     rows = sizes[0] if sizes and 0 < sizes[0] < _MAX_ROWS else 0
-    return rows, rest + repr(len(sizes) if padded else sizes[1:]).encode()
+    return rows, bytes(rest) + repr(len(sizes) if padded else sizes[1:]).encode()
 
 
 _known_head = lru_cache(maxsize=4096)(_parse_head)
