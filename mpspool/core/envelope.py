@@ -19,7 +19,10 @@ _VARINT, _FIXED64, _LEN, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _MODEL_SPEC_TAG = 1 << 3 | _LEN  # also of an InferenceTask
 _TASKS_TAG = 1 << 3 | _LEN  # of a MultiInferenceRequest
 _INPUT_TAG = 2 << 3 | _LEN  # of a request with examples
-_LIST_TAGS = (1 << 3 | _LEN, 2 << 3 | _LEN)  # of an Input: a list of examples, or one with a context
+_LIST_TAG, _CONTEXT_TAG = (
+    1 << 3 | _LEN,
+    2 << 3 | _LEN,
+)  # of an Input: a list of examples, or one with a context
 _EXAMPLE_TAG = 1 << 3 | _LEN  # of either
 _INPUTS_TAG = 2 << 3 | _LEN
 _OUTPUT_FILTER_TAG = 3 << 3 | _LEN
@@ -127,6 +130,9 @@ def _find_task_spec(body: bytes) -> bytes:
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
     """A varint's value and the position after it. Raises IndexError or _MalformedError."""
+    value = data[position]
+    if value < 0x80:
+        return value, position + 1
     value = 0
     for shift in range(0, 7 * _MAX_VARINT_BYTES, 7):
         byte = data[position]
@@ -143,6 +149,13 @@ def _field(data: bytes, position: int, depth: int = 0) -> tuple[int, int, int]:
     Raises:
         IndexError, _MalformedError: it goes past the data, or is no field.
     """
+    tag = data[position]
+    if tag & 0x87 == _LEN and tag > 7 and (size := data[position + 1]) < 0x80:
+        start = position + 2
+        position = start + size
+        if position > len(data):
+            raise _MalformedError
+        return tag, start, position
     tag, position = _varint(data, position)
     wire = tag & 7
     # A field number of 0 is none; protobuf does not mind it within an unknown group.
@@ -231,21 +244,44 @@ def peek_start(start: bytes, method: Method = Method.PREDICT) -> ModelSpecPeek |
 def peek_examples(body: bytes) -> int:
     """How many examples a request has that peek() took and that is no PredictRequest; 0 where they cannot be told."""
     try:
-        return sum(_count_examples(body, *content) for content in _contents(body, 0, len(body), _INPUT_TAG))
+        return _count(body)
     except (_MalformedError, IndexError):
         return 0
 
 
-def _count_examples(body: bytes, start: int, end: int) -> int:
-    lists = _contents(body, start, end, *_LIST_TAGS)
-    return sum(1 for found in lists for _ in _contents(body, *found, _EXAMPLE_TAG))
+def _count(body: bytes) -> int:
+    # Without a generator: anyone may send millions of them, and all others wait while they are counted.
+    count = position = 0
+    while position < len(body):
+        tag, start, position = _field(body, position)
+        if tag == _INPUT_TAG:
+            count += _count_in_input(body, start, position)
+    return count
 
 
-def _contents(body: bytes, position: int, end: int, *tags: int) -> Iterator[tuple[int, int]]:
-    """Where the contents of fields with these tags begin and end. Raises IndexError or _MalformedError."""
+def _count_in_input(body: bytes, position: int, end: int) -> int:
+    count = 0
     while position < end:
         tag, start, position = _field(body, position)
-        if tag in tags:
+        if tag in (_LIST_TAG, _CONTEXT_TAG):
+            count += _count_in_list(body, start, position)
+    return count
+
+
+def _count_in_list(body: bytes, position: int, end: int) -> int:
+    count = 0
+    while position < end:
+        tag, _, position = _field(body, position)
+        if tag == _EXAMPLE_TAG:
+            count += 1
+    return count
+
+
+def _contents(body: bytes, position: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
+    """Where the contents of fields with this tag begin and end. Raises IndexError or _MalformedError."""
+    while position < end:
+        tag, start, position = _field(body, position)
+        if tag == wanted:
             yield start, position
 
 

@@ -45,8 +45,8 @@ class Arrivals:
         # Numbers, by the hash of a name: it may be long, and it is nobody's business.
         self._clients: dict[int, int] = {}
 
-    def arrived(self, entry: Entry, admission: Admission, peer: str) -> None:
-        """A request that is about to be queued, or refused by its queue."""
+    def arrived(self, entry: Entry, admission: Admission, peer: str, examples: int = 0) -> None:
+        """A request, of so many examples, that is about to be queued, or refused by its queue."""
         if len(self._rows) >= self._size:
             self._dropped += 1
             return
@@ -54,7 +54,7 @@ class Arrivals:
             "time": round((entry.arrived_ns - self._began_ns) / 1e9, 6),
             "model": entry.model.name,
             "version": entry.model.version,
-            "rows": max(1, rows_of(entry.method, entry.body)),
+            "rows": max(1, rows_of(entry.method, entry.body, examples)),
             "bytes": len(entry.body),
         }
         if entry.signature != tfs.DEFAULT_SIGNATURE:

@@ -38,24 +38,37 @@ class Asked(NamedTuple):
             return name
         return f"{'REST ' if self.method.is_rest else ''}{self.method.api} {name}"
 
-    def rows(self, body: bytes, signature: str, batching: BatchingSettings) -> tuple[int, Kind]:
-        """How many rows the request has, as far as can be told, and with whom it may share a batch."""
+    def examples(self, body: bytes) -> int:
+        """How many examples the request has, as far as can be told; 0 for a method whose rows are none. To be asked once."""
+        return peek_examples(body) if self.method in EXAMPLES else 0
+
+    def rows(
+        self, body: bytes, signature: str, batching: BatchingSettings, examples: int
+    ) -> tuple[int, Kind]:
+        """How many rows the request has, as far as can be told, and with whom it may share a batch.
+
+        Args:
+            body: the request.
+            signature: of signature().
+            batching: its model version's.
+            examples: of examples().
+        """
         if self.method is Method.PREDICT:
             rows, outputs, inputs = peek_rows(body, padded=batching.pad_variable_length_inputs)
             if rows > batching.run_rows:
                 # Parts are not padded to others' sizes: their outputs are put together again.
                 inputs = peek_rows(body)[2]
             return rows, (signature, outputs, inputs)
-        rows = rows_of(self.method, body)
+        rows = rows_of(self.method, body, examples)
         # Those whose answers do not go together go whole, and the worker takes apart what is too large.
         return rows if self.method in _MERGED else min(rows, batching.run_rows), (signature, b"", b"")
 
 
-def rows_of(method: Method, body: bytes) -> int:
-    """How many rows a request has, as far as can be told; 0 where it has none."""
+def rows_of(method: Method, body: bytes, examples: int) -> int:
+    """How many rows a request that has so many examples has, as far as can be told; 0 where it has none."""
     if method is Method.PREDICT:
         return peek_rows(body)[0]
-    return rest_rows(body) if method.is_rest else peek_examples(body)
+    return rest_rows(body) if method.is_rest else examples
 
 
 PREDICT = Asked(Method.PREDICT)

@@ -23,7 +23,7 @@ from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings, QueueSettings, RouterSettings
 from mpspool.core.states import DomainState, VersionPhase, WorkerState
 from mpspool.router.arrivals import Arrivals
-from mpspool.router.asked import EXAMPLES, Asked, rows_of
+from mpspool.router.asked import Asked
 from mpspool.router.capture import Capture
 from mpspool.router.fault_domains import FaultDomains
 from mpspool.router.link import Link
@@ -181,14 +181,13 @@ class Dataplane:
             raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
         first = self._entry(asked, body, deadline_ns, admission, head)
         first.arrived_ns = arrived_ns or first.arrived_ns
+        first.examples = asked.examples(body)
         if not arrived_ns:
             for recording in self._recordings:
-                recording.arrived(first, admission, head.peer)
-        if asked.method in EXAMPLES:
-            first.examples = rows_of(asked.method, body)
+                recording.arrived(first, admission, head.peer, first.examples)
         batching = self._scheduler.batching(first.model)
         if batching is not None:
-            first.rows, first.kind = asked.rows(body, first.signature, batching)
+            first.rows, first.kind = asked.rows(body, first.signature, batching, first.examples)
             if first.rows > batching.run_rows:
                 try:
                     return await self._call_in_parts(first, batching)

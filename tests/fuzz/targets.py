@@ -83,7 +83,7 @@ def routed(data: bytes) -> None:
         except PoolError as error:
             _refused(error)
         else:
-            asked.rows(data, asked.signature(spec), _BATCHING)
+            asked.rows(data, asked.signature(spec), _BATCHING, asked.examples(data))
             assert envelope.peek(data, method) == spec
 
 

@@ -39,8 +39,8 @@ def test_examples_are_rows(method: Method) -> None:
     body = examples(KINDS[method], 7)
     asked = Asked(method)
     assert asked.spec(body) == asked.spec_at_start(body) == SPEC
-    assert rows_of(method, body) == 7
-    rows, kind = asked.rows(body, asked.signature(SPEC), BATCHING)
+    assert asked.examples(body) == rows_of(method, body, 7) == 7
+    rows, kind = asked.rows(body, asked.signature(SPEC), BATCHING, 7)
     assert rows == (4 if method is Method.MULTI_INFERENCE else 7)
     assert kind == (f"{method.api} sum", b"", b"")
 
@@ -49,9 +49,9 @@ def test_rest_says_whose_it_is_beside_the_body() -> None:
     """In the body only its rows are looked at; more than run at once stay together, and its worker takes them apart."""
     asked = Asked(Method.REST_PREDICT, SPEC)
     assert asked.spec(b"{") == asked.spec_at_start(b"") == SPEC
-    assert asked.rows(b"{", asked.signature(SPEC), BATCHING) == (1, ("REST Predict sum", b"", b""))
-    assert asked.rows(b'{"instances": [1, 2, 3]}', asked.signature(SPEC), BATCHING)[0] == 3
-    assert asked.rows(b'{"instances": [1, 2, 3, 4, 5]}', asked.signature(SPEC), BATCHING)[0] == 4
+    assert asked.rows(b"{", asked.signature(SPEC), BATCHING, 0) == (1, ("REST Predict sum", b"", b""))
+    assert asked.rows(b'{"instances": [1, 2, 3]}', asked.signature(SPEC), BATCHING, 0)[0] == 3
+    assert asked.rows(b'{"instances": [1, 2, 3, 4, 5]}', asked.signature(SPEC), BATCHING, 0)[0] == 4
 
 
 def test_requests_that_cost_alike_are_told_apart_from_others() -> None:
@@ -66,4 +66,4 @@ def test_requests_that_cost_alike_are_told_apart_from_others() -> None:
 def test_any_bytes_have_some_rows(method: Method) -> None:
     """What is no request has none, and raises nothing."""
     for body in (b"", b"\xff" * 20, b"\x12\x05"):
-        assert rows_of(method, body) in (0, 1)
+        assert rows_of(method, body, Asked(method).examples(body)) in (0, 1)

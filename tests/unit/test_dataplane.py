@@ -1020,6 +1020,34 @@ def test_examples_are_counted_once_they_are_answered(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_examples_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anyone may send millions: one look does for the batch, the metrics and whoever records what arrives."""
+    looks = []
+
+    def peek_examples(body: bytes) -> int:
+        looks.append(body)
+        return 3
+
+    monkeypatch.setattr("mpspool.router.asked.peek_examples", peek_examples)
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([batching_model()], {})
+        worker = scene.hello(0)
+        body = tfs.ClassificationRequest(model_spec=tfs.ModelSpec(name="m")).SerializeToString()
+        asked, head = Asked(Method.CLASSIFY), RequestHead(metadata={}, peer="127.0.0.1:4711")
+        with scene.dataplane.recording() as recording:
+            admission = scene.dataplane.admit(asked, len(body), body, head)
+            call = asyncio.create_task(scene.dataplane.call(asked, body, 0, admission, head))
+            await settle()
+            scene.answer(worker, scene.link.dispatches(worker)[-1])
+            await call
+            (piece,) = recording.pieces(last=True)
+        assert [row["rows"] for row in piece["requests"]] == scene.recorder.example_counts == [3]
+        assert len(looks) == 1
+
+    play(tmp_path, story)
+
+
 def test_a_large_request_can_be_cancelled(tmp_path: Path) -> None:
     """All its parts leave, counted once."""
 
