@@ -346,6 +346,26 @@ def _all_filters(body: bytes) -> bytes:
     return bytes(outputs)
 
 
+def names_twice(body: bytes) -> bool:
+    """Whether a PredictRequest that peek() took has an input of one name twice: then the last of them is meant, not the first.
+
+    True where that cannot be told.
+    """
+    try:
+        names = [_name(body, start, end) for start, end in _contents(body, 0, len(body), _INPUTS_TAG)]
+    except (_MalformedError, IndexError):
+        return True
+    return len(set(names)) < len(names)
+
+
+def _name(body: bytes, position: int, end: int) -> bytes:
+    """Of an entry of the inputs, which may lack one or have several."""
+    name = b""
+    for start, stop in _contents(body, position, end, _KEY_TAG):
+        name = body[start:stop]
+    return name
+
+
 def _tensor_head(body: bytes, position: int, end: int) -> bytes | None:
     """Type and shape of an input, which lie before its values in what every client sends; None elsewhere."""
     if end - position > 8 and body[position] == _KEY_TAG and body[position + 1] < 0x80:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mpspool.core import tfs
-from mpspool.core.envelope import ModelSpecPeek, peek, peek_examples, peek_rows, peek_start
+from mpspool.core.envelope import ModelSpecPeek, names_twice, peek, peek_examples, peek_rows, peek_start
 from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.rest_rows import rest_rows
@@ -56,6 +56,8 @@ class Asked(NamedTuple):
         if self.method is Method.PREDICT:
             rows, outputs, inputs = peek_rows(body, padded=batching.pad_variable_length_inputs)
             if rows > batching.run_rows:
+                if names_twice(body):  # by its parts, rows of another tensor would be asked for
+                    return 0, (signature, b"", b"")
                 # Parts are not padded to others' sizes: their outputs are put together again.
                 inputs = peek_rows(body)[2]
             return rows, (signature, outputs, inputs)

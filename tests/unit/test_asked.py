@@ -45,6 +45,20 @@ def test_examples_are_rows(method: Method) -> None:
     assert kind == (f"{method.api} sum", b"", b"")
 
 
+def _predict(rows: int, name: str) -> bytes:
+    tensor = tfs.TensorProto(dtype=1, tensor_shape={"dim": [{"size": rows}]}, tensor_content=bytes(4 * rows))
+    return bytes(tfs.PredictRequest(inputs={name: tensor}).SerializeToString())
+
+
+@pytest.mark.parametrize(("first", "second"), [(5, 7), (7, 5), (5, 5)])
+def test_an_input_that_comes_twice_runs_whole(first: int, second: int) -> None:
+    """The last one is meant, whatever the first one's rows: by these, the answer would lack some."""
+    body = _predict(first, "x") + _predict(second, "x")
+    assert PREDICT.rows(body, "sum", BATCHING, 0) == (0, ("sum", b"", b""))
+    body = _predict(5, "x") + _predict(5, "y")
+    assert PREDICT.rows(body, "sum", BATCHING, 0)[0] == 5
+
+
 def test_rest_says_whose_it_is_beside_the_body() -> None:
     """In the body only its rows are looked at; more than run at once stay together, and its worker takes them apart."""
     asked = Asked(Method.REST_PREDICT, SPEC)

@@ -251,6 +251,24 @@ def test_what_comes_in_pieces_is_not_copied_with_each(look: Any, body: bytes) ->
     assert _Counting.copied - before < 5 * len(body)
 
 
+def _entry(name: bytes, way: str) -> bytes:
+    key, tensor = _field(0x0A, name) if name else b"", _field(0x12, _THREE.SerializeToString())
+    ways = {"usual": key + tensor, "turned": tensor + key, "renamed": _field(0x0A, b"other") + tensor + key}
+    return _field(0x12, ways[way])
+
+
+entries = st.builds(
+    _entry, st.sampled_from([b"", b"x", b"y", b"z" * 200]), st.sampled_from(["usual", "turned", "renamed"])
+)
+
+
+@given(st.lists(entries, max_size=4), st.lists(specs | unknown, max_size=2).map(b"".join))
+def test_an_input_that_comes_twice_is_seen(found: list[bytes], more: bytes) -> None:
+    """However an entry is written: without a name, with two, or after its tensor."""
+    body = more + b"".join(found)
+    assert envelope.names_twice(body) == (len(tfs.PredictRequest.FromString(body).inputs) < len(found))
+
+
 def _kind(
     sizes: Sequence[int],
     dtype: int = 1,
