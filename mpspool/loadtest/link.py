@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import cast
 
@@ -95,6 +95,7 @@ class Link:
             raise UnreachableError(f"{where}: {error}") from error
         finally:
             if not new.ready.done() or new.ready.cancelled() or new.ready.exception():
+                new.ready.cancel()  # nobody waits any more for what becomes of it
                 new.end()
         if new.over:
             raise UnreachableError(f"{where} closed the connection")
@@ -121,14 +122,22 @@ class Link:
         self._socket.retire()
         return found
 
-    def gone(self, socket: _Socket, why: str) -> None:
-        """It cannot be used any more; another one is made."""
+    def gone(self, socket: _Socket, why: str, over: Sequence[Call] = ()) -> None:
+        """It cannot be used any more; another one is made.
+
+        Args:
+            socket: which one.
+            why: what those are told that were on their way.
+            over: calls that it has answered, and nobody has been told yet.
+        """
         if socket is not self._socket:
             return
         self._socket = None
         if not self._closed:
             self._again = asyncio.get_running_loop().create_task(self._reconnect())
         now = monotonic()
+        for call in over:
+            self.finished(self, call, now)
         for call in socket.connection.lost():
             call.code, call.text = Code.UNAVAILABLE, why
             self.finished(self, call, now)
@@ -183,7 +192,7 @@ class _Socket(asyncio.Protocol):
             if not self.ready.done():
                 self.ready.set_exception(error)
             self.end()
-            self._link.gone(self, f"the connection is given up: {error}")
+            self._link.gone(self, f"the connection is given up: {error}", error.over)
             return
         if over:
             link = self._link

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -52,7 +52,13 @@ _DATA, _HEADERS, _CONTINUATION = Kind.DATA.value, Kind.HEADERS.value, Kind.CONTI
 
 
 class WireError(Exception):
-    """The server does not keep to the protocol: the connection is of no use any more."""
+    """The server does not keep to the protocol: the connection is of no use any more.
+
+    Attributes:
+        over: the calls that were over before, with what was read last.
+    """
+
+    over: Sequence[Call] = ()
 
 
 class Head(NamedTuple):
@@ -224,6 +230,14 @@ class Connection:
     def receive(self, data: bytes) -> list[Call]:
         """The calls that are over with it. Raises WireError."""
         over: list[Call] = []
+        try:
+            self._receive(data, over)
+        except WireError as error:
+            error.over = over
+            raise
+        return over
+
+    def _receive(self, data: bytes, over: list[Call]) -> None:
         calls, heads = self.calls, self._heads
         end = len(data)
         at = 0
@@ -277,7 +291,6 @@ class Connection:
             self._received = 0
         while self._waiting and len(calls) < self._most and not self.closing:
             self._start(self._waiting.popleft())
-        return over
 
     def _go_on(self, data: bytes, over: list[Call]) -> int:
         """The rest of a DATA frame; where it ends."""

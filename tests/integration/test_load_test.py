@@ -20,12 +20,15 @@ from typing import Any
 
 import grpc.aio
 import pytest
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import StreamEnded
 
 from mpspool.core import tfs
 from mpspool.core.errors import Code
 from mpspool.loadtest import fleet, generator
 from mpspool.loadtest.figures import run_of
-from mpspool.loadtest.frames import header_block
+from mpspool.loadtest.frames import Kind, frame, header_block
 from mpspool.loadtest.loops import loop_for
 from mpspool.loadtest.messages import Ask, Job, Phase, Progress, Result
 from tests.conftest import PoolStarter
@@ -136,7 +139,7 @@ async def loading(order: Job, phase: Phase, **others: Any) -> AsyncIterator[Call
 
 def load(order: Job, phase: Phase, **others: Any) -> Result:
     async def run() -> Result:
-        async with loading(order, phase, **others) as go:
+        async with asyncio.timeout(40), loading(order, phase, **others) as go:
             return await go()
 
     return asyncio.run(run())
@@ -311,6 +314,43 @@ def test_stream_ids_that_are_used_up(server: Server) -> None:
     found = load(job(server.port, [b"a"]), Phase(0.5, in_flight=3, streams=3), last_stream=41)
     assert not found.failures
     assert found.right == found.sent > 60
+
+
+def test_a_server_that_answers_and_breaks_the_protocol() -> None:
+    """In one write, on each connection: what it has answered counts, the other call is lost, and the phase ends."""
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        where = listener.getsockname()
+        thread = threading.Thread(target=_answer_one_and_push, args=(listener, over))
+        thread.start()
+        try:
+            order = job(where[1], [b"a"], any_answer=True)
+            found = load(order, Phase(0.5, in_flight=2, streams=2))
+        finally:
+            over.set()
+            socket.create_connection(where).close()
+            thread.join()
+    (failure,) = found.failures
+    assert (failure.code, failure.count) == ("UNAVAILABLE", found.right)
+    assert found.sent == 2 * found.right > 0
+
+
+def _answer_one_and_push(listener: socket.socket, over: threading.Event) -> None:
+    """Of two calls on each connection."""
+    while not over.is_set():
+        with listener.accept()[0] as connection, contextlib.suppress(ConnectionError):
+            h2 = H2Connection(H2Configuration(client_side=False))
+            h2.initiate_connection()
+            asked: list[int] = []
+            while data := connection.recv(2**16):
+                asked += [one.stream_id for one in h2.receive_data(data) if isinstance(one, StreamEnded)]
+                if len(asked) == 2:
+                    h2.send_headers(asked[0], [(":status", "200")])
+                    h2.send_data(asked[0], bytes(5))
+                    h2.send_headers(asked[0], [("grpc-status", "0")], end_stream=True)
+                    connection.sendall(h2.data_to_send() + frame(Kind.PUSH_PROMISE, 4, asked[1], bytes(4)))
+                    break
+                connection.sendall(h2.data_to_send())
 
 
 def test_nobody_there() -> None:

@@ -10,6 +10,7 @@ import h2.connection
 import h2.events
 import h2.settings
 import pytest
+from hpack import Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -340,6 +341,22 @@ def test_what_is_no_http2(data: bytes, text: str) -> None:
     client.open()
     with pytest.raises(WireError, match=text):
         client.receive(data)
+
+
+def test_what_was_over_before_is_told() -> None:
+    """A call whose answer is in the same bytes is over; the other is lost with the connection."""
+    client = Connection(lambda _: None)
+    client.open()
+    client.receive(frames.settings({}))
+    first, second = Call(Request(BLOCK, b"x")), Call(Request(BLOCK, b"x"))
+    client.start(first)
+    client.start(second)
+    answer = frames.frame(Kind.HEADERS, 5, 1, Encoder().encode([*HEAD, *OK]))
+    with pytest.raises(WireError) as raised:
+        client.receive(answer + frames.frame(Kind.PUSH_PROMISE, 4, 3))
+    assert raised.value.over == [first]
+    assert first.code == Code.OK
+    assert client.lost() == [second]
 
 
 @given(data=st.binary(max_size=200), cut=st.integers(0, 200))
