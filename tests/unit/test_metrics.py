@@ -194,6 +194,23 @@ def test_what_requests_are_refused_for_is_counted() -> None:
     assert counts == {"queue_requests": 0, "queue_batches": 1, "bytes": 0, "late": 0}
 
 
+def test_answers_that_are_not_kept_are_of_no_version() -> None:
+    """They have no other series, and go with their model; what comes when it is gone is of no model."""
+    under_test = metrics()
+    under_test.finished(Method.PREDICT, "half", 3, WORKER, Code.OK, 0.1, 0.05, None)
+    others = len(read(under_test))
+    for _ in range(2):
+        under_test.unkept("half")
+    assert sample(under_test, "refusals_total", model="half", version="", reason="answers") == 2
+    assert len(read(under_test)) == others + 1
+    under_test.forget("half", 3)
+    assert 'model="half"' not in under_test.exposition("")[0].decode()
+    for model in ("half", ""):
+        under_test.unkept(model)
+    assert sample(under_test, "refusals_total", model="", version="", reason="answers") == 2
+    assert 'model="half"' not in under_test.exposition("")[0].decode()
+
+
 def test_the_snapshot_becomes_gauges() -> None:
     """Versions, queues, workers by state, in flight and restarts show as the snapshot has them."""
     under_test = metrics()

@@ -54,6 +54,8 @@ class Metrics:
         self._versions: dict[tuple[str, int], VersionCounts] = {}
         self._workers: dict[str, WorkerCounts] = {}
         self._others: dict[tuple[str, Code, str, int | None], int] = {}
+        # Answers that were not kept, by model: whose version they are of is not known any more.
+        self._unkept: dict[str, int] = {}
         # Of versions that are not told any more: of models that are, and of those that are not.
         self._past: dict[str, VersionCounts] = {}
         self._gone = VersionCounts()
@@ -61,7 +63,7 @@ class Metrics:
         self._look_ups: dict[str, tfs_metrics.LookUps] = {}
         self._builds = tfs_metrics.Builds()
         self._collector: _SnapshotCollector | None = None
-        self._registry.register(RequestCollector(self._versions, self._workers, self._others))
+        self._registry.register(RequestCollector(self._versions, self._workers, self._others, self._unkept))
         self._registry.register(_BuildInfo(settings.simulated))
         self._connections = ConnectionCollector()
         self._registry.register(self._connections)
@@ -159,8 +161,18 @@ class Metrics:
         counts.lacks[lack] = counts.lacks.get(lack, 0) + 1
 
     def unkept(self, model: str) -> None:
-        """Says that an answer, which finished() has counted, was not kept until its client would have taken it."""
-        self.lacked(model, 0, Lack.ANSWERS)
+        """Says that an answer, which finished() has counted, was not kept until its client would have taken it.
+
+        Args:
+            model: whose; one that is gone by now counts as none.
+        """
+        if model and self._tells_of(model):
+            self._unkept[model] = self._unkept.get(model, 0) + 1
+        else:
+            self.lacked("", 0, Lack.ANSWERS)
+
+    def _tells_of(self, model: str) -> bool:
+        return any(name == model for name, _ in (*self._versions, *self._loads))
 
     def loaded(self, model: str, version: int, report: LoadReport) -> None:
         """Counts a worker that became READY."""
@@ -201,8 +213,9 @@ class Metrics:
         if counts is not None:
             self._past.setdefault(model, VersionCounts()).add(counts)
         self._loads.pop((model, version), None)
-        if not any(name == model for name, _ in (*self._versions, *self._loads)):
+        if not self._tells_of(model):
             self._gone.add(self._past.pop(model, VersionCounts()))
+            self._unkept.pop(model, None)
             self._look_ups.pop(model, None)
         for key in [key for key in self._others if key[2:] == (model, version)]:
             del self._others[key]

@@ -190,6 +190,7 @@ class RequestCollector(Collector):
         versions: by name and version of a model; ("", 0) for requests that named none of ours.
         workers: by slot.
         others: requests that run no model: by method, code, model and version.
+        unkept: answers that were not kept, by model.
     """
 
     def __init__(
@@ -197,10 +198,12 @@ class RequestCollector(Collector):
         versions: Mapping[tuple[str, int], VersionCounts],
         workers: Mapping[str, WorkerCounts],
         others: Mapping[tuple[str, Code, str, int | None], int],
+        unkept: Mapping[str, int],
     ) -> None:
         self._versions = versions
         self._workers = workers
         self._others = others
+        self._unkept = unkept
 
     def describe(self) -> Iterable[Metric]:
         """Nothing: registering must not render yet."""
@@ -243,6 +246,8 @@ class RequestCollector(Collector):
         for key, counts in self._versions.items():
             for lack in Lack:
                 family.add_metric((*_labels(*key), lack.value), counts.lacks.get(lack, 0))
+        for model, count in self._unkept.items():
+            family.add_metric((model, "", Lack.ANSWERS.value), count)
         return family
 
     def _by_worker(self) -> Iterator[Metric]:
