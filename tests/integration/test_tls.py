@@ -597,6 +597,81 @@ def test_an_end_tells_clients_and_answers_what_runs(ca: Authority, server: Pair)
     started.close()
 
 
+def ended_without_reading(fronts: Fronts, ca: Authority) -> socket.socket:
+    """A client with 30 MiB to read that says by TLS that it has ended, and does nothing any more."""
+    client = Secure(fronts, context(ca, "h2"))
+    client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 2**30})
+    client.h2.increment_flow_control_window(2**30)
+    client.flush()
+    client.data(client.begin(), message(bytes(30 * 2**20)), end=True)
+    (link,) = fronts.grpc._server.listener.links
+    until(lambda: link.connection.paused)
+    assert isinstance(client.socket, ssl.SSLSocket)
+    with contextlib.suppress(ssl.SSLError):  # what comes is no answer to that
+        client.socket.unwrap()
+    until(link._transport.is_closing)
+    return client.socket
+
+
+def test_who_ends_tls_and_does_not_read(ca: Authority, server: Pair) -> None:
+    """What waits for it is dropped at once, its connection in time, and others are looked after as before."""
+    with serving(tls=TlsSettings(**server.files())) as started, capture_logs() as logs:
+        listener = started.grpc._server.listener
+        with ended_without_reading(started, ca):
+            until(lambda: 0 < started.dataplane.memory.used < 2**20)
+            listener.limits = Limits(greeting_s=1.0)
+            with connect(started) as silent, contextlib.suppress(ConnectionResetError):
+                assert silent.recv(1) == b""
+            until(lambda: not listener.links)
+            assert started.dataplane.memory.used == 0
+        assert not [line for line in logs if line["event"] == "connection failed"]
+
+
+def test_an_end_while_one_has_ended_tls_and_does_not_read(ca: Authority, server: Pair) -> None:
+    """It does not hold up the server's, nor does who broke TLS and stays."""
+    started = Fronts(tls=TlsSettings(**server.files()))
+    with capture_logs() as logs, ended_without_reading(started, ca):
+        broken = Secure(started, context(ca, "h2"))
+        with socket.socket(fileno=broken.socket.detach()) as raw:
+            raw.sendall(b"\x17\x03\x03\0\x20" + bytes(32))
+            until(lambda: why(logs))
+            started.run(started.grpc.quiesce(0))
+            started.close()
+        assert not [line for line in logs if line["event"] == "connection failed"]
+    assert started.dataplane.memory.used == 0
+
+
+@pytest.mark.parametrize("work", ["tick", "end"])
+def test_a_connection_that_fails(ca: Authority, server: Pair, work: str) -> None:
+    """It is ended by itself, at any of what is done with all: the others have what is due to them."""
+    started = Fronts(tls=TlsSettings(**server.files()))
+    listener = started.grpc._server.listener
+    clients = [Secure(started, context(ca, "h2")) for _ in range(3)]
+    until(lambda: len(listener.links) == 3)
+    first, *others = list(listener.links)
+    ticked: list[object] = []
+    first.connection.go_away = lambda: 1 / 0 if work == "end" else None
+    first.tick = lambda _now_s: 1 / 0 if work == "tick" else None
+    for link in others:
+        link.tick = lambda _now_s, link=link: ticked.append(link)
+    with capture_logs() as logs:
+        if work == "tick":
+            until(lambda: ticked.count(others[0]) >= 2)
+            assert listener.links == set(others)
+        started.run(started.grpc.quiesce(0))
+        until(lambda: len(listener.links) == 2)
+        for client in clients:
+            while client.goaway is None and not client.closed:
+                try:
+                    client.step()
+                except ssl.SSLEOFError:
+                    client.closed = True
+            client.socket.close()
+        assert [client.goaway for client in clients].count(0) == 2
+        started.close()
+    assert [line["event"] for line in logs].count("connection failed") == 1
+
+
 def served(fronts: Fronts, ca: Authority) -> bytes | None:
     """The certificate that a new connection is shown."""
     with secured(fronts, context(ca, "h2")) as found:

@@ -98,15 +98,22 @@ class Listener:
 
     def _tick(self) -> None:
         now_s = self.now_s()
-        for link in list(self.links):
-            link.tick(now_s)
+        self._each(lambda link: link.tick(now_s))
         self.complaints.tick()
         self._ticker = self._loop.call_later(TICK_S, self._tick) if self.links else None
 
+    def _each(self, work: Callable[[Link], None]) -> None:
+        """Does it with all; one with which it fails is ended, and the others do not notice."""
+        for link in list(self.links):
+            try:
+                work(link)
+            except Exception:
+                logger.exception("connection failed")
+                link.abort()
+
     def go_away(self) -> None:
         """Tells all peers to begin nothing more on the connections that they have; new ones are taken."""
-        for link in list(self.links):
-            link.connection.go_away()
+        self._each(lambda link: link.connection.go_away())
 
     async def close(self) -> None:
         """Ends everything: what has been answered is sent, what runs is reset."""
@@ -115,13 +122,11 @@ class Listener:
         for path in self._paths:
             with contextlib.suppress(OSError):
                 os.unlink(path)
-        for link in list(self.links):
-            link.end()
+        self._each(lambda link: link.end())
         end_s = self.now_s() + _LINGER_S
         while self.links and self.now_s() < end_s:
             await asyncio.sleep(0.005)
-        for link in list(self.links):
-            link.abort()
+        self._each(lambda link: link.abort())
         while self.links:
             await asyncio.sleep(0)
         if self._ticker is not None:

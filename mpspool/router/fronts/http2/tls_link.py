@@ -32,11 +32,15 @@ class TlsLink(Link):
     Args:
         listener: its own.
         context: a server's, of that moment: another one is for those who come later.
+
+    Attributes:
+        ended: that nothing follows has been said, or that TLS is broken: what is written afterwards is dropped.
     """
 
     def __init__(self, listener: Listener, context: ssl.SSLContext) -> None:
         super().__init__(listener)
         self._session = TlsSession(context)
+        self.ended = False
         # What came before it is known what it is; None afterwards.
         self._hello: bytes | None = b""
         self._open = False
@@ -62,6 +66,7 @@ class TlsLink(Link):
         if clear:
             super().data_received(clear)
         if self._session.ended and not self._transport.is_closing():
+            self.connection.lost()  # it may never read what its streams have, nor close its socket
             self.close()
 
     def _answer(self, own: bytes) -> None:
@@ -119,6 +124,7 @@ class TlsLink(Link):
         if alert and not self._transport.is_closing():
             self._transport.write(alert)
         self.connection.lost()
+        self.ended = True
         super().write_end()
 
     # -- what ends it -----------------------------------------------------------------------------
@@ -154,7 +160,8 @@ class TlsLink(Link):
         self._transport.close()
 
     def _say_end(self) -> None:
-        if self._open and not self._transport.is_closing():
+        if self._open and not self.ended and not self._transport.is_closing():
+            self.ended = True
             self._transport.write(self._session.end())
 
     def seal(self, data: Buffer) -> bytes:
@@ -166,11 +173,14 @@ class _Sealed:
     """Where a connection's bytes go."""
 
     def __init__(self, link: TlsLink, transport: asyncio.Transport) -> None:
+        self._link = link
         self._seal = link.seal
         self._transport = transport
         self.close = link.close
 
     def write(self, data: Buffer) -> None:
+        if self._link.ended:
+            return
         if len(sealed := [self._seal(piece) for piece in pieces(data)]) == 1:
             self._transport.write(sealed[0])
         else:
