@@ -156,10 +156,15 @@ class Scene:
         return split(new)
 
     def check_counts(self) -> None:
-        """Nothing is kept for streams that are not open."""
+        """Nothing is kept for streams that are not open, and of what waits nothing could go."""
         connection = self.connection
         assert all(stream.open for stream in connection.streams.values())
-        assert set(connection._waiting) <= set(connection.streams.values())
+        assert set(connection._waiting) == {
+            stream
+            for stream in connection.streams.values()
+            if (stream.out_window > 0 if stream.queued else stream.lead or stream.tail)
+        }
+        assert connection.paused or connection.out_window <= 0 or not connection._waiting
         assert self.held == sum(stream.queued + stream.cut for stream in connection.streams.values())
         assert all(not stream.open for id_, stream in self.all.items() if id_ not in connection.streams)
 

@@ -34,6 +34,8 @@ _REMEMBERED_RESETS = 1024
 _MAX_SETTINGS = 32
 # Each may touch every stream: as much as this many other frames that bring nothing.
 _SETTINGS_COST = 20
+# What DATA that was taken makes up for is remembered for so many frames.
+_MOST_MADE_UP = 2**16
 
 
 class Connection(Receiver):
@@ -86,7 +88,8 @@ class Connection(Receiver):
         self.now_s = now_s
         if self.over:
             return
-        self.useless = 0
+        self.useless = max(min(self.useless, 0), -_MOST_MADE_UP)
+        self.toil = 0
         self._resets_left = self.limits.resets
         if self._heard:
             self._heard, self._heard_s, self._pinged_s = False, now_s, None
@@ -218,7 +221,7 @@ class Connection(Receiver):
         if head.malformed:
             self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR, head.malformed)
             return
-        self.useless = 0
+        self.useless = min(self.useless, 0)
         stream = self.streams[stream_id] = self._open_stream(self, stream_id, head)
         stream.receiving = not flags & END_STREAM
         stream.on_head()

@@ -20,7 +20,7 @@ class Limits:
         header_list_bytes: of a request's headers, decoded.
         resets: streams per second that may be reset within at_once_s of their beginning, or for what is wrong with them. Who waits
             longer, as for a deadline, has no more of them than `streams` allows.
-        useless: frames in a row, within a second, that bring neither a request nor data.
+        useless: frames in a row, within a second, that bring neither a request nor data, beyond those that belong to taking answers.
         control_bytes: of our answers to such frames that may wait for a peer that does not read.
         greeting_s: until the preface is there.
         silence_s: after which the peer is asked whether it is alive.

@@ -208,7 +208,7 @@ class Receiver(Sender):
                 raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "padding that is longer than its frame")
         stream = self.receiver(stream_id, size + padding + (1 if flags & PADDED else 0))
         if size:
-            self.useless = 0
+            self.useless = min(self.useless, 0)
         elif not flags & END_STREAM:
             self.count_useless()
         self._left, self._padding, self._into, self._ends = size, padding, stream, bool(flags & END_STREAM)

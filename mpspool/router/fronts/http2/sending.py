@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Final, Protocol
 
 from mpspool.core import http2_frames as frames
 from mpspool.core.http2_frames import (
@@ -26,6 +26,18 @@ _PIECE_BYTES = 2**18
 # Below this, one buffer that is copied together is cheaper than several.
 _JOIN_BYTES = 8 * 1024
 _END = END_HEADERS | END_STREAM
+# Who takes a piece of DATA opens two windows for it, its stream's and the connection's, or does so for every part that is read: as
+# many frames that bring nothing are no fault.
+_FRAMES_OF_PIECE: Final = 2
+_BYTES_OF_FRAME: Final = 32
+# A crumb is DATA of fewer bytes that one frame of the peer's lets go on many streams; it is toil, and so is a change of all windows,
+# as much as one crumb for so many streams.
+_CRUMB_BYTES = 64
+_STREAMS_OF_CRUMB = 64
+# Of the crumbs that go at once so many are none: as many small frames might have asked for them.
+_FEW_CRUMBS = 8
+# Within a tick: ten milliseconds or so.
+_MOST_TOIL = 4000
 
 
 class Output(Protocol):
@@ -50,7 +62,9 @@ class Sender:
         out_window: what may be sent on all streams together.
         paused: the transport takes nothing more for now.
         sent: bytes of DATA that were handed to the transport.
-        useless: frames that the peer has sent since the last one that brought something, or took something.
+        useless: frames that the peer has sent since the last one that brought something, less what the DATA makes up for that was
+            sent; below 0 for frames to come.
+        toil: since the last tick, in crumbs.
     """
 
     def __init__(self, output: Output, control_bytes: int, now_s: float) -> None:
@@ -58,13 +72,13 @@ class Sender:
         self.now_s = now_s
         self.streams: dict[int, Stream] = {}
         self.peer_window = self.out_window = DEFAULT_WINDOW
-        self.useless = 0
+        self.useless = self.toil = 0
         self._frame_bytes = DEFAULT_FRAME_BYTES
         self.paused = False
         self.sent = 0
         self._control_bytes = control_bytes
         self._control_waiting = 0
-        # Those with something queued, in the order of their turns.
+        # Those with something queued, in the order of their turns; not those with DATA and no window for it of their own.
         self._waiting: dict[Stream, None] = {}
         self._table_told = False
 
@@ -87,6 +101,7 @@ class Sender:
         ):
             self.out_window -= size
             self.sent += size
+            self.useless -= _FRAMES_OF_PIECE + size // _BYTES_OF_FRAME
             stream_id = stream.id
             self.output.write(
                 b"".join(
@@ -129,11 +144,10 @@ class Sender:
 
     def push(self, stream: Stream) -> None:
         """Sends what the windows and the transport allow of a stream's queue."""
-        waited = stream in self._waiting
         while not self.paused:
             pieces, size = self._next(stream)
             if size:
-                self.useless = 0
+                self.useless -= _FRAMES_OF_PIECE + size // _BYTES_OF_FRAME
                 self.sent += size
             if pieces:
                 self.output.writelines(pieces)
@@ -142,11 +156,11 @@ class Sender:
                 return
             if size < _PIECE_BYTES:
                 break
+        self._waiting.pop(stream, None)
         if stream.queued or stream.lead or stream.tail:
-            self._waiting.pop(stream, None)
-            self._waiting[stream] = None
-        elif waited:
-            del self._waiting[stream]
+            if not stream.queued or stream.out_window > 0:
+                self._waiting[stream] = None
+        elif stream.held:
             stream.on_drained()
         self._account(stream)
 
@@ -226,11 +240,13 @@ class Sender:
         raise NotImplementedError
 
     def open_out_window(self, increment: int) -> None:
-        """Raises ProtocolError where that is more than there can be."""
+        """Raises ProtocolError where that is more than there can be, or too little for too many streams."""
+        shut = self.out_window <= 0
         self.out_window += increment
         if self.out_window > MAX_WINDOW:
             raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window beyond 2**31-1")
-        self._push_all()
+        if shut:  # else nothing has waited for it
+            self._push_granted()
 
     def resize_windows(self, size: int) -> None:
         """INITIAL_WINDOW_SIZE, which is of the streams that are open, too. Raises ProtocolError."""
@@ -240,7 +256,12 @@ class Sender:
             stream.out_window += change
             if stream.out_window > MAX_WINDOW:
                 raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, "a stream's window beyond 2**31-1")
-        self._push_all()
+            if stream.queued and stream.out_window > 0:
+                self._waiting.setdefault(stream, None)
+            elif stream.queued:
+                self._waiting.pop(stream, None)
+        self._count_toil(len(self.streams) // _STREAMS_OF_CRUMB)
+        self._push_granted()
 
     def resize_frames(self, size: int) -> None:
         """MAX_FRAME_SIZE. Raises ProtocolError."""
@@ -252,11 +273,31 @@ class Sender:
         """How many bytes wait for the connection's window, or the transport, and not for their streams' own windows."""
         if not self.paused and self.out_window > 0:
             return 0
-        return sum(stream.queued for stream in self._waiting if stream.out_window > 0)
+        return sum(stream.queued for stream in self._waiting)
 
     def _push_all(self) -> None:
         for stream in list(self._waiting):
             if self.paused:
                 return
-            if stream.open and (not stream.queued or (self.out_window > 0 and stream.out_window > 0)):
+            if stream.open and (not stream.queued or self.out_window > 0):
                 self.push(stream)
+
+    def _push_granted(self) -> None:
+        """What the peer's windows let go of DATA, as long as the connection's does. Raises ProtocolError where it is crumbs."""
+        crumbs = 0
+        for stream in list(self._waiting):
+            if self.paused or self.out_window <= 0:
+                break
+            if stream.open:
+                before = self.sent
+                self.push(stream)
+                if stream.queued and stream.out_window <= 0 and self.sent - before < _CRUMB_BYTES:
+                    crumbs += 1
+        if crumbs > _FEW_CRUMBS:
+            self._count_toil(crumbs - _FEW_CRUMBS)
+
+    def _count_toil(self, count: int) -> None:
+        self.toil += count
+        if self.toil > _MOST_TOIL:
+            text = "windows of many streams are changed too often, or opened by too little"
+            raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, text)
