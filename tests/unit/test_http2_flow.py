@@ -8,7 +8,7 @@ from mpspool.core import http2_frames as frames
 from mpspool.core.http2_frames import ErrorCode, Setting
 from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.streams import Buffer
-from tests.fakes.http2 import LEAD, TAIL, Frame, Scene, data, goaway_code, headers, reset_codes
+from tests.fakes.http2 import LEAD, TAIL, Echo, Frame, Scene, data, goaway_code, headers, reset_codes
 
 MIB = 2**20
 
@@ -198,19 +198,53 @@ def test_small_bodies_cost_no_window_updates() -> None:
 
 
 def test_a_message_that_was_admitted_needs_no_more_windows() -> None:
-    """Its stream and the connection take all of it at once, and not more than there can be."""
+    """Its stream, with a frame's padding, and the connection take all of it at once, and not more than there can be."""
     scene = Scene().greet()
     scene.send(headers(1), data(1, b"x"))
     scene.connection.expect(scene.all[1], 40 * MIB)
     told = {item.stream: int.from_bytes(item.payload, "big") for item in scene.sent()}
-    assert told == {1: 39 * MIB + 1, 0: 24 * MIB + 1}
+    assert told == {1: 39 * MIB + 257, 0: 24 * MIB + 1}
     for _ in range(40):
         assert scene.send(data(1, bytes(MIB))) == [] or scene.connection._in_window >= 8 * MIB
-    assert reset_codes(scene.send(data(1, b"x"))) == {1: ErrorCode.FLOW_CONTROL_ERROR}
+    assert reset_codes(scene.send(data(1, bytes(257)))) == {1: ErrorCode.FLOW_CONTROL_ERROR}
     scene.send(headers(3))
     scene.connection.expect(scene.all[3], 2**31 + 5)
     assert scene.all[3].in_window == 2**31 - 1
     assert scene.connection._in_window == 2**31 - 1
+
+
+def padded(stream_id: int, payload: bytes, padding: int, *, end: bool = False) -> bytes:
+    flags = frames.PADDED | (frames.END_STREAM if end else 0)
+    return frames.frame(frames.DATA, flags, stream_id, bytes([padding]) + payload + bytes(padding))
+
+
+@pytest.mark.parametrize("padding", [0, 1, 255])
+@pytest.mark.parametrize("piece", [64, 1000, 16_000])
+def test_a_message_in_padded_frames(padding: int, piece: int) -> None:
+    """What is around its data is given back: it comes whole from a client that pads each frame and keeps to the windows."""
+    scene = Scene(Limits(window_bytes=70_000, connection_window_bytes=100_000), Echo).greet()
+    windows = {0: 100_000, 1: 70_000}
+    body = bytes(range(256)) * 800
+    scene.send(headers(1))
+    scene.connection.expect(scene.all[1], len(body))
+    for start in range(0, len(body), piece):
+        for item in scene.sent():
+            assert item.kind == frames.WINDOW_UPDATE
+            windows[item.stream] += int.from_bytes(item.payload, "big")
+        part = body[start : start + piece]
+        windows = {number: window - len(part) - padding - 1 for number, window in windows.items()}
+        assert min(windows.values()) >= 0
+        scene.receive(padded(1, part, padding, end=start + piece >= len(body)))
+    assert scene.all[1].body == body
+    assert scene.connection._in_window == windows[0]
+
+
+def test_padding_of_what_is_not_wanted() -> None:
+    """Nothing is given back of a stream that is over, or is by that frame."""
+    scene = Scene(kind=Echo).greet()
+    sent = scene.send(headers(1), padded(1, b"x", 200, end=True), headers(3), frames.rst_stream(3, 8))
+    sent += scene.send(padded(3, b"x", 200))
+    assert frames.WINDOW_UPDATE not in {item.kind for item in sent}
 
 
 def test_data_past_the_connections_window() -> None:

@@ -120,6 +120,8 @@ USELESS = {
     "priorities": frame(frames.PRIORITY, 0, 7, bytes(5)),
     "unknown frames": frame(0x42, 0, 0, b"x"),
     "empty data": data(1),
+    "padding": frame(frames.DATA, frames.PADDED, 1, b"\xff" + bytes(255)),
+    "a little data and padding": frame(frames.DATA, frames.PADDED, 1, b"\0x"),
     "windows": frames.window_update(0, 1),
     "acknowledgements": frame(frames.SETTINGS, frames.ACK, 0),
     "resets of what is over": frames.rst_stream(3, 8),

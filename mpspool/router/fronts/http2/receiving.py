@@ -29,6 +29,10 @@ from mpspool.router.fronts.http2.streams import Stream
 # A header block, or SETTINGS, of more bytes than this on the wire ends the connection.
 _MAX_BLOCK_BYTES = 64 * 1024
 _MAX_CONTINUATIONS = 32
+# The most that a DATA frame has beside its data: the last one of a message has to fit into its stream's window with it.
+_MOST_PADDING_BYTES = 256
+# A padded frame with less data brings nothing: it is answered by a WINDOW_UPDATE.
+_LEAST_PADDED_BYTES = 64
 _HTTP_1 = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
     b"This port speaks gRPC, that is HTTP/2, and nothing else.\n"
@@ -200,17 +204,20 @@ class Receiver(Sender):
             raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, "DATA beyond the connection's window")
         if window < self.limits.connection_window_bytes >> 1:
             self._open_window(self.limits.connection_window_bytes)
-        padding = 0
+        padding, around, least = 0, 0, 1
         if flags & PADDED:
             padding = data[start] if size else 0
-            start, size = start + 1, size - 1 - padding
+            around, least = padding + 1, _LEAST_PADDED_BYTES
+            start, size = start + 1, size - around
             if size < 0:
                 raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "padding that is longer than its frame")
-        stream = self.receiver(stream_id, size + padding + (1 if flags & PADDED else 0))
-        if size:
+        stream = self.receiver(stream_id, size + around)
+        if size >= least:
             self.useless = min(self.useless, 0)
         elif not flags & END_STREAM:
             self.count_useless()
+        if around and stream is not None and not flags & END_STREAM:
+            self._give_back(stream, around)
         self._left, self._padding, self._into, self._ends = size, padding, stream, bool(flags & END_STREAM)
         return self._on_payload(data, start, end)
 
@@ -261,12 +268,18 @@ class Receiver(Sender):
     # -- the peer's windows -----------------------------------------------------------------------
 
     def expect(self, stream: Stream, size: int) -> None:
-        """Lets the peer send `size` bytes more of a stream without waiting for us."""
-        if stream.receiving and stream.open and stream.in_window < size:
-            increment = min(size, MAX_WINDOW) - stream.in_window
+        """Lets the peer send `size` bytes more of a stream without waiting for us, padded or not."""
+        window = min(size + _MOST_PADDING_BYTES, MAX_WINDOW)
+        if stream.receiving and stream.open and stream.in_window < window:
+            increment = window - stream.in_window
             stream.in_window += increment
             self.output.write(frames.window_update(stream.id, increment))
         self._open_window(min(size, MAX_WINDOW))
+
+    def _give_back(self, stream: Stream, size: int) -> None:
+        """What took a part of the stream's window and is none of its message: that would not come whole otherwise."""
+        stream.in_window += size
+        self.write_control(frames.window_update(stream.id, size))
 
     def _open_window(self, size: int) -> None:
         if self._in_window < size:
