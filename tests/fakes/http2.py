@@ -165,7 +165,10 @@ class Scene:
             if (stream.out_window > 0 if stream.queued else stream.lead or stream.tail)
         }
         assert connection.paused or connection.out_window <= 0 or not connection._waiting
-        assert self.held == sum(stream.queued + stream.cut for stream in connection.streams.values())
+        assert self.held == sum(
+            stream.queued + stream.cut + len(stream.lead) + len(stream.tail)
+            for stream in connection.streams.values()
+        )
         assert all(not stream.open for id_, stream in self.all.items() if id_ not in connection.streams)
 
 

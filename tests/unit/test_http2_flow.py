@@ -6,11 +6,14 @@ import pytest
 
 from mpspool.core import http2_frames as frames
 from mpspool.core.http2_frames import ErrorCode, Setting
+from mpspool.router.fronts.http2.headers import NO_TABLE
 from mpspool.router.fronts.http2.limits import Limits
-from mpspool.router.fronts.http2.streams import Buffer
+from mpspool.router.fronts.http2.streams import Buffer, headers_frame
 from tests.fakes.http2 import LEAD, TAIL, Echo, Frame, Scene, data, goaway_code, headers, reset_codes
 
 MIB = 2**20
+# What a response's status waits with.
+TAIL_BYTES = len(headers_frame(1, TAIL))
 
 
 def asked(*ids: int) -> Scene:
@@ -52,9 +55,9 @@ def test_an_answer_waits_for_its_streams_window() -> None:
     scene.send(frames.window_update(0, MIB))
     answer(scene, 1, bytes(100_000))
     assert len(bodies(scene.sent())[1]) == 65_535
-    assert scene.held == 100_000
+    assert scene.held == 100_000 + TAIL_BYTES
     assert len(bodies(scene.send(frames.window_update(1, 10_000)))[1]) == 10_000
-    assert scene.held == 100_000
+    assert scene.held == 100_000 + TAIL_BYTES
     sent = scene.send(frames.window_update(1, 30_000))
     assert len(bodies(sent)[1]) == 24_465
     assert sent[-1].kind == frames.HEADERS
@@ -113,7 +116,8 @@ def test_a_transport_that_takes_no_more_is_waited_for() -> None:
     answer(scene, 1, b"small")
     answer(scene, 3, bytes(30_000))
     assert scene.sent() == []
-    assert scene.held == 30_005
+    lead = len(headers_frame(1, LEAD))
+    assert scene.held == 30_005 + 2 * (lead + TAIL_BYTES) + len(NO_TABLE)
     scene.connection.resume()
     assert {number: len(body) for number, body in bodies(scene.sent()).items()} == {1: 5, 3: 30_000}
     assert scene.held == 0
@@ -164,9 +168,9 @@ def test_what_waits_goes_with_its_stream() -> None:
     scene = asked(1, 3)
     for number in (1, 3):
         answer(scene, number, bytes(100_000))
-    assert scene.held == 200_000
+    assert scene.held == 200_000 + 2 * TAIL_BYTES
     scene.send(frames.rst_stream(3, ErrorCode.CANCEL))
-    assert scene.held == 100_000
+    assert scene.held == 100_000 + TAIL_BYTES
     scene.connection.lost()
     assert scene.held == 0
     assert scene.all[3].told[-1] == "reset"

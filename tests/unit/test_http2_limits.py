@@ -185,13 +185,19 @@ def test_answers_do_not_pile_up_for_a_peer_that_does_not_read(provoking: bytes) 
 
 
 def test_refusals_do_not_pile_up_either() -> None:
-    """An answer waits in its stream, and the streams are bounded."""
+    """An answer waits in its stream, and the streams are bounded; its headers count as what is held."""
     scene = Scene(Limits(streams=10), Echo).greet()
     scene.connection.pause()
     for number in range(1, 101, 2):
         scene.send(headers(number, end=True))
     assert len(scene.connection.streams) == 10
     assert len(scene.sink.sent) < 2000
+    scene.check_counts()
+    scene.sent()
+    held = scene.held
+    scene.connection.resume()
+    assert held == sum(len(item.payload) + frames.FRAME_HEADER_BYTES for item in scene.sent())
+    assert scene.held == 0
 
 
 @pytest.mark.parametrize("begun", [b"", GREETING[:24], GREETING[:30]])

@@ -188,7 +188,7 @@ class Sender:
         return pieces, total
 
     def _account(self, stream: Stream) -> None:
-        change = stream.queued + stream.cut - stream.held
+        change = stream.queued + stream.cut + len(stream.lead) + len(stream.tail) - stream.held
         if change:
             stream.held += change
             stream.on_held(change)
@@ -212,6 +212,7 @@ class Sender:
             self._waiting.pop(stream, None)
             stream.queue.clear()
             stream.queued = stream.cut = 0
+            stream.lead = stream.tail = b""
             self._account(stream)
 
     # -- what the peer and the transport allow ----------------------------------------------------

@@ -38,6 +38,7 @@ class Stream:
         queued: bytes of DATA that wait for the peer to take them.
         least: `queued` when enough of it has gone.
         cut: bytes that were taken of the first chunk, which is there until it has gone to its end.
+        held: bytes that wait, and are told to be held: DATA, what was cut of it, and header blocks.
     """
 
     __slots__ = (
