@@ -41,6 +41,7 @@ _metadata_option = click.option(
     epilog=examples(
         "mpspool predict half_plus_two --input '{\"x\": [1, 2, 5]}'",
         "mpspool predict half_plus_two --input '[1, 2, 5]' --address 10.0.0.7:8500",
+        "mpspool predict ranker --input - --metadata x-tenant=shop < request.json",
     ),
 )
 @run_dir_option

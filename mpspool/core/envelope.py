@@ -19,10 +19,9 @@ _VARINT, _FIXED64, _LEN, _GROUP, _END_GROUP, _FIXED32 = range(6)
 _MODEL_SPEC_TAG = 1 << 3 | _LEN  # also of an InferenceTask
 _TASKS_TAG = 1 << 3 | _LEN  # of a MultiInferenceRequest
 _INPUT_TAG = 2 << 3 | _LEN  # of a request with examples
-_LIST_TAG, _CONTEXT_TAG = (
-    1 << 3 | _LEN,
-    2 << 3 | _LEN,
-)  # of an Input: a list of examples, or one with a context
+# Of an Input: a list of examples, or one with a context.
+_LIST_TAG = 1 << 3 | _LEN
+_CONTEXT_TAG = 2 << 3 | _LEN
 _EXAMPLE_TAG = 1 << 3 | _LEN  # of either
 _INPUTS_TAG = 2 << 3 | _LEN
 _OUTPUT_FILTER_TAG = 3 << 3 | _LEN
@@ -262,7 +261,7 @@ def _count(body: bytes) -> int:
 def _count_in_input(body: bytes, position: int, end: int) -> int:
     count = 0
     while position < end:
-        tag, start, position = _field(body, position)
+        tag, start, position = _within(body, position, end)
         if tag in (_LIST_TAG, _CONTEXT_TAG):
             count += _count_in_list(body, start, position)
     return count
@@ -271,16 +270,26 @@ def _count_in_input(body: bytes, position: int, end: int) -> int:
 def _count_in_list(body: bytes, position: int, end: int) -> int:
     count = 0
     while position < end:
-        tag, _, position = _field(body, position)
+        tag, _, position = _within(body, position, end)
         if tag == _EXAMPLE_TAG:
             count += 1
     return count
 
 
+def _within(body: bytes, position: int, end: int) -> tuple[int, int, int]:
+    """As _field(), of a message that ends there: thousands of them whose fields went on to the end of the body would be walked again
+    and again.
+    """
+    tag, start, position = _field(body, position)
+    if position > end:
+        raise _MalformedError
+    return tag, start, position
+
+
 def _contents(body: bytes, position: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
     """Where the contents of fields with this tag begin and end. Raises IndexError or _MalformedError."""
     while position < end:
-        tag, start, position = _field(body, position)
+        tag, start, position = _within(body, position, end)
         if tag == wanted:
             yield start, position
 

@@ -8,7 +8,9 @@ _KEY = re.compile(r"[0-9a-z_.-]+")
 _VALUE = re.compile(r"[\x20-\x7e]*")
 _BINARY = "-bin"
 # gRPC's and HTTP's own.
-_RESERVED = frozenset({"te", "content-type", "user-agent", "connection", "transfer-encoding", "host"})
+_RESERVED = frozenset(
+    {"te", "content-type", "content-length", "user-agent", "connection", "transfer-encoding", "host"}
+)
 
 
 class MetadataError(ValueError):
@@ -27,7 +29,7 @@ def value(key: str, text: str) -> str | bytes:
             " and none of gRPC's or HTTP's own"
         )
     if key.endswith(_BINARY):
-        return text.encode()
+        return text.encode(errors="surrogateescape")  # as the command line has bytes that are no text
     if not _VALUE.fullmatch(text):
         raise MetadataError(f"the value of {key!r} is no printable ASCII; a key that ends in -bin takes any")
     return text

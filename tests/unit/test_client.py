@@ -12,6 +12,7 @@ import grpc
 import pytest
 
 from mpspool import client
+from mpspool.core import metadata
 from tests.pool import cli
 
 
@@ -58,16 +59,22 @@ def test_metadata_goes_along(port: int, overheard: Overheard) -> None:
     sent = ("--metadata", "X-Mpspool-Priority=1", "--metadata", "blob-bin=\u00e9=")
     done = cli("predict", "half", "--input", "[1]", "--address", f"127.0.0.1:{port}", *sent)
     assert (done.returncode, "UNIMPLEMENTED" in done.stderr) == (1, True)
-    (method, metadata), *_ = overheard.calls
+    (method, sent_along), *_ = overheard.calls
     assert method == "GetModelMetadata"
-    assert (metadata["x-mpspool-priority"], metadata["blob-bin"]) == ("1", "\u00e9=".encode())
+    assert (sent_along["x-mpspool-priority"], sent_along["blob-bin"]) == ("1", "\u00e9=".encode())
     for given, told in (
         ("priority=\u00e9", "the value of 'priority' is no printable ASCII"),
         ("te=x", "'te' is no key of metadata"),
+        ("content-length=5", "'content-length' is no key of metadata"),
         ("alone", "'alone' is no KEY=VALUE"),
     ):
         done = cli("predict", "half", "--input", "[1]", "--metadata", given)
         assert (done.returncode, told in done.stderr) == (2, True)
+
+
+def test_bytes_that_are_no_text_are_sent_as_they_are() -> None:
+    """As the command line hands them on."""
+    assert metadata.value("blob-bin", b"\xff\x00".decode(errors="surrogateescape")) == b"\xff\x00"
 
 
 def ask(address: str) -> None:

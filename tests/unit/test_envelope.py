@@ -269,6 +269,25 @@ def test_an_input_that_comes_twice_is_seen(found: list[bytes], more: bytes) -> N
     assert envelope.names_twice(body) == (len(tfs.PredictRequest.FromString(body).inputs) < len(found))
 
 
+class Looked(bytes):
+    """Bytes that count how often one of them is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, key: Any) -> Any:
+        Looked.looks += 1
+        return super().__getitem__(key)
+
+
+@pytest.mark.parametrize("look", [envelope.peek_examples, envelope.names_twice])
+def test_what_goes_on_behind_its_end_is_not_followed_each_time(look: Any) -> None:
+    """A group that begins in an input and ends with the body, thousands of times: the first one is malformed."""
+    body = Looked(b"\x12\x03\x1b\x12\x03" * 2000 + b"\x12\x03\x00\x1c\x00")
+    Looked.looks = 0
+    assert look(body) in (0, True)
+    assert Looked.looks <= 6 * len(body)
+
+
 def _kind(
     sizes: Sequence[int],
     dtype: int = 1,

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import BatchingSettings
+from mpspool.router.scheduling import fair_share
 from mpspool.router.scheduling.entry import Entry
 from mpspool.router.scheduling.line import FairLine
 from mpspool.router.scheduling.load import Limits
@@ -305,6 +306,71 @@ def test_who_comes_for_what_is_short_takes_turns_with_those_who_had_it(fair: boo
     pool.run(COMES_MS + 1_000)
     served = Counter(entry.client for entry in pool.sent[done:] if entry.signature == SHORT)
     assert min(served["s"], served["n"]) >= 60, "of 150"
+
+
+@pytest.mark.parametrize("fair", [False, True], ids=["models", "clients"])
+def test_who_asks_for_one_long_request_at_a_time_has_its_turn_in_the_lane(fair: bool) -> None:
+    """Before the next of who has many waiting, however far the others have come meanwhile."""
+    pool = lane(fair=fair)
+    pool.know("500")
+    for model in (A,) if fair else (A, B, C):
+        pool.join(model, 4)
+    one, two, three = (A, A, A) if fair else (A, B, C)
+    pool.ask("500", "x", one, count=30)
+    pool.ask(SHORT, "s", two, count=2000)
+    pool.run(COMES_MS)
+    asked = [pool.ask(LONG, "n", three)[0]]
+    waits_ms = []
+    while len(waits_ms) < 5 and pool.step():
+        if asked[-1].over:
+            waits_ms.append((asked[-1].sent_ns - asked[-1].arrived_ns) / MS)
+            asked += pool.ask(LONG, "n", three)
+    assert max(waits_ms) <= 500
+
+
+def test_clients_that_ask_once_do_not_make_a_flood_as_good_as_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the slow lane neither, though that is behind: what is forgotten of clients is what nobody could owe."""
+    monkeypatch.setattr(fair_share, "_SLACK", 4)
+    pool = lane(fair=True)
+    pool.join(A, 4)
+    pool.ask(SHORT, "s", count=2000)
+    for at_ms in range(0, COMES_MS, ms(LONG) // 4):
+        pool.ask(SHORT, f"once {at_ms}", at_ms=at_ms)
+        pool.ask(LONG, "x", count=2, at_ms=at_ms)
+    late = pool.ask(LONG, "n", count=40, at_ms=COMES_MS / 2)
+    pool.run(COMES_MS)
+    assert sum(entry.sent_ns > 0 for entry in late) >= 6, "half of fifteen"
+
+
+def test_what_is_short_is_not_behind_its_model_s_long_one() -> None:
+    """Where the lane has room, and it is not that one's turn yet."""
+    pool = Pool(Limits(running=2, long=1), LONG_US)
+    pool.know("2000", SHORT)
+    pool.join(A, 2)
+    others = [ModelVersion(f"other {number}", 1) for number in range(5)]
+    for other in others:
+        pool.scheduler.costs.observe(other, SHORT, 1, 1000 * ms(SHORT))
+        pool.join(other, 2)
+        pool.ask(SHORT, model=other, count=400)
+    pool.ask("2000", count=3)
+    pool.run(COMES_MS / 2)
+    for at_ms in range(COMES_MS // 2, COMES_MS, 200):
+        (short,) = pool.ask(SHORT, at_ms=at_ms)
+        pool.run(at_ms + 199)
+        assert short.sent_ns, "before six others had two turns each"
+
+
+def test_the_slow_lane_does_not_take_the_others_clock_along() -> None:
+    """A model whose long requests go before all others for their priority keeps nobody out who comes."""
+    pool = Pool(Limits(running=2, long=1), LONG_US)
+    pool.know(LONG, SHORT)
+    for model in (A, B, C):
+        pool.join(model, 2)
+    pool.ask(LONG, model=A, count=COMES_MS // ms(LONG), priority=999)
+    pool.ask(SHORT, model=B, count=1000)
+    late = pool.ask(SHORT, model=C, count=20, at_ms=COMES_MS / 2)
+    pool.run(COMES_MS)
+    assert first_after_ms(pool, late) <= 3 * ms(SHORT)
 
 
 def test_batches_that_the_slow_lane_holds_back_are_no_queue_to_be_behind() -> None:

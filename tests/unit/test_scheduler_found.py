@@ -217,7 +217,7 @@ def test_a_decision_does_not_look_at_models_that_nothing_happened_to(monkeypatch
         scheduler.arrive(Entry(ModelVersion("m", version), "", b"x", 0), 0)
     scheduler.dispatch(0)
     asked: list[int] = []
-    monkeypatch.setattr(Queue, "next_line", lambda *_: asked.append(1))
+    monkeypatch.setattr(Queue, "next_lines", lambda *_: asked.append(1) or {})
     scheduler.join("a", ModelVersion("m", 7), 1)
     scheduler.dispatch(1)
     assert len(asked) == 1

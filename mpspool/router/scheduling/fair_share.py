@@ -10,7 +10,6 @@ when it has ended.
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Hashable
 
 # Until then it is charged so much, and no less in the end.
@@ -21,7 +20,7 @@ _MOST = 2**16
 
 
 class FairShare:
-    """The clock of one queue and its parties. Seconds of worker time.
+    """A clock and its parties. Seconds of worker time.
 
     Attributes:
         clock_s: how far those that were served have come.
@@ -32,23 +31,17 @@ class FairShare:
         self._next_s: dict[Hashable, float] = {}
         self._most = _SLACK  # parties, before those are forgotten that can be
 
-    def arrive(self, party: Hashable, cost_s: float, behind_s: float = math.inf) -> float:
-        """When a request of this party counts as arrived, as now() has it."""
-        start_s = self.now(party, behind_s)
+    def arrive(self, party: Hashable, cost_s: float) -> float:
+        """When a request of this party counts as arrived."""
+        start_s = self.now(party)
         self._next_s[party] = start_s + cost_s
         if len(self._next_s) > self._most:
             self._forget()
         return start_s
 
-    def now(self, party: Hashable, behind_s: float = math.inf) -> float:
-        """When a request of this party would count as arrived.
-
-        Args:
-            party: whose it is.
-            behind_s: when the first one counted so of those that wait where it will. They may have been held back while others
-                were served: who comes is not behind all of them for that.
-        """
-        return max(min(self.clock_s, behind_s), self._next_s.get(party, 0.0))
+    def now(self, party: Hashable) -> float:
+        """When a request of this party would count as arrived."""
+        return max(self.clock_s, self._next_s.get(party, 0.0))
 
     def refund(self, party: Hashable, cost_s: float) -> None:
         """A request of this party leaves without having been run."""
@@ -76,3 +69,23 @@ class FairShare:
             most = heapq.nlargest(_MOST // 2, self._next_s.items(), key=lambda known: known[1])
             self._next_s = dict(most)
         self._most = max(_SLACK, 2 * len(self._next_s))
+
+
+class Lanes:
+    """Two of them: for the slow lane, and for all else. Parties have an account in each.
+
+    Who comes to a lane where others wait begins where that lane is: it may be far behind the other one, which was served while it
+    was held back. A lane where nothing waits goes along with the other.
+    """
+
+    def __init__(self) -> None:
+        self._fast = FairShare()
+        self._slow = FairShare()
+
+    def of(self, slow: bool) -> FairShare:
+        """The slow lane's, or the other one."""
+        return self._slow if slow else self._fast
+
+    def catch_up(self, slow: bool) -> None:
+        """Nothing has waited in this lane."""
+        self.of(slow).served(self.of(not slow).clock_s)

@@ -15,7 +15,7 @@ from mpspool.router.scheduling import batching
 from mpspool.router.scheduling.cost import CostTable
 from mpspool.router.scheduling.crowd import Crowd
 from mpspool.router.scheduling.entry import Entry
-from mpspool.router.scheduling.fair_share import LEAST_S, FairShare
+from mpspool.router.scheduling.fair_share import LEAST_S, Lanes
 from mpspool.router.scheduling.line import FairLine, Line
 from mpspool.router.scheduling.load import Batch
 from mpspool.router.scheduling.placement import (
@@ -122,7 +122,7 @@ class Queue:
     excused: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     apart: set[tuple[str, bytes]] = field(default_factory=set)
     _lines: dict[tuple[object, bool], Line] = field(default_factory=dict)
-    _shares: FairShare = field(default_factory=FairShare)
+    _shares: Lanes = field(default_factory=Lanes)
     # Those with a negative priority in the lines, whom others pass.
     _passed: int = 0
     # By signature.
@@ -258,8 +258,9 @@ class Queue:
         if rules.fair:  # anybody can say that a request is urgent
             entry.charge_s = entry.cost_s or 0.0
             entry.slow = entry.long or self._is_slow(entry)
-            behind_s = self._slow_since_s(entry.arrived_ns) if entry.slow else math.inf
-            entry.start_s = self._shares.arrive((entry.client, entry.slow), entry.charge_s, behind_s)
+            if not self._waits_in(entry.slow):
+                self._shares.catch_up(entry.slow)
+            entry.start_s = self._shares.of(entry.slow).arrive(entry.client, entry.charge_s)
             later_s = number - entry.arrived_s if is_time(rules.policy) else 0.0
             entry.key = entry.start_s + later_s
         entry.order = next(self._order)
@@ -269,10 +270,9 @@ class Queue:
         line = self._lines.get((entry.kind if entry.rows else None, entry.long))
         return line is not None and line.slow
 
-    def _slow_since_s(self, now_ns: int) -> float:
-        """When the first one of those that wait for the slow lane counts as arrived."""
-        firsts = [line.first(now_ns) for line in self._lines.values() if line.slow]
-        return min((first.start_s for first in firsts if first is not None), default=math.inf)
+    def _waits_in(self, slow: bool) -> bool:
+        """Whether anything waits in the slow lane, or outside of it."""
+        return any(line.slow == slow for line in self._lines.values())
 
     def after_s(self, first: Entry) -> float:
         """How long after its turn among models a request is next by its policy, and by its priority where clients do not share.
@@ -286,7 +286,7 @@ class Queue:
     def give_back(self, entry: Entry) -> None:
         """It leaves without having been run: its client is not charged for it."""
         if self.rules.fair and not entry.sent_ns:
-            self._shares.refund((entry.client, entry.slow), entry.charge_s)
+            self._shares.of(entry.slow).refund(entry.client, entry.charge_s)
 
     def charge(self, entry: Entry, cost_s: float) -> None:
         """What was sent costs no less than this: its client's others are later by what it was not charged for it so far."""
@@ -294,7 +294,7 @@ class Queue:
         if more_s <= 0.0 or not self.rules.fair:
             return
         entry.charge_s = cost_s
-        self._shares.owe((entry.client, entry.slow), more_s, entry.start_s)
+        self._shares.of(entry.slow).owe(entry.client, more_s, entry.start_s)
         for line in self._lines.values():
             if isinstance(line, FairLine) and line.slow == entry.slow:
                 line.delay(entry.client, more_s)
@@ -454,39 +454,44 @@ class Queue:
 
     # -- dispatch ---------------------------------------------------------------------------------
 
-    def next_line(
+    def next_lines(
         self, now_ns: int, allowed: Callable[[bool], bool], long_us: Callable[[], float]
-    ) -> tuple[Line, Entry, bool] | None:
-        """The line whose first request is next, that request, and whether the dispatch would be long.
+    ) -> dict[bool, tuple[Line, Entry]]:
+        """The line whose first request is next, and that request: of long dispatches, and of others.
 
         Args:
             now_ns: the time.
             allowed: whether there is a worker for a long dispatch, or for another.
             long_us: from which predicted cost on a batch is long.
         """
-        best: tuple[Line, Entry, bool] | None = None
+        best: dict[bool, tuple[Line, Entry]] = {}
         learned = False
         long_from_us = long_us()
         settings = self.rules.batching
         for line in list(self._lines.values()):
             long = line.long
-            if not allowed(long):
-                continue
             if settings is not None and line.kind is not None:
                 if batching.due_ns(line, settings) > now_ns:
                     continue
-                if not long and long_from_us < math.inf:
-                    long = self._batch_us(line, settings) >= long_from_us
-                    line.slow |= long
-                    if long and not allowed(long):
-                        continue
+                if not long and long_from_us < math.inf and self._batch_us(line, settings) >= long_from_us:
+                    long = True
+                    self._turn_slow(line)
+            if not allowed(long):
+                continue
             first = line.first(now_ns)
             while first is not None and first.cost_s is None and self._estimate_again(first):
                 learned = True
                 first = line.first(now_ns)
-            if first is not None and (best is None or _place(first) < _place(best[1])):
-                best = line, first, long
-        return self.next_line(now_ns, allowed, long_us) if learned else best
+            if first is not None and (long not in best or _place(first) < _place(best[long][1])):
+                best[long] = line, first
+        return self.next_lines(now_ns, allowed, long_us) if learned else best
+
+    def _turn_slow(self, line: Line) -> None:
+        """Batches of it are long: it waits for the slow lane from now on."""
+        if not line.slow:
+            if not self._waits_in(True):
+                self._shares.catch_up(True)
+            line.slow = True
 
     def take(self, line: Line, now_ns: int, begin_ns: int, share: int, long: bool) -> Batch:
         """The next dispatch from a line; empty where all in it are late.
@@ -507,7 +512,7 @@ class Queue:
         else:
             entries, cost_us = self._take_short(line, now_ns, begin_ns, share)
         if self.rules.fair and entries:
-            self._shares.served(entries[0].start_s)
+            self._shares.of(line.slow).served(entries[0].start_s)
         return Batch(entries, cost_us, together, long)
 
     def _leave_late(
@@ -721,7 +726,7 @@ class Queue:
     @property
     def waits_slow(self) -> bool:
         """Whether any of that is for the slow lane."""
-        return any(line.slow for line in self._lines.values())
+        return self._waits_in(True)
 
 
 def _surely_s(entry: Entry, cost_s: float) -> float:

@@ -92,6 +92,7 @@ class _Choice:
 
     queue: Queue
     line: Line
+    first: Entry
     worker: WorkerLoad
     long: bool
     start_s: float = 0.0
@@ -469,13 +470,15 @@ class Scheduler:
             for turns in self._turns.values():
                 turns.keep(waiting, slow)
         shares: dict[Queue, int] = {}
-        while self._dispatch_one(queues, shares, now_ns):
-            pass
-        for queue in queues:
-            if not queue.length:
-                self._waits.pop(queue, None)
-            elif queue in self._failed or queue in shares:
-                self._look_again(queue, now_ns)
+        try:
+            while self._dispatch_one(queues, shares, now_ns):
+                pass
+        finally:
+            for queue in queues:
+                if not queue.length:
+                    self._waits.pop(queue, None)
+                elif queue in self._failed or queue in shares:
+                    self._look_again(queue, now_ns)
 
     def _look_again(self, queue: Queue, now_ns: int) -> None:
         """Notes when more of it could be sent."""
@@ -498,19 +501,16 @@ class Scheduler:
         best: dict[tuple[Device, Policy], _Choice] = {}
         could: dict[tuple[Device, bool], list[Queue]] = {}
         for queue in queues:
-            if not queue.waits or (found := self._next(queue, now_ns, alone=not several)) is None:
-                continue
-            line, first, worker, long = found
-            device = worker.device
-            choice = _Choice(queue, line, worker, long)
-            if several:
-                turns = self._turns[device]
-                choice.start_s = turns.start_s(queue, long)
-                choice.rank = _rank(queue, first, choice.start_s, turns.clock_s - now_ns / 1e9)
-                could.setdefault((device, long), []).append(queue)
-            known = best.get((device, queue.rules.policy))
-            if known is None or choice.rank < known.rank:
-                best[device, queue.rules.policy] = choice
+            for choice in self._next(queue, now_ns, alone=not several) if queue.waits else ():
+                device = choice.worker.device
+                if several:
+                    turns = self._turns[device]
+                    choice.start_s = turns.start_s(queue, choice.long)
+                    choice.rank = _rank(queue, choice.first, choice.start_s, turns.clock_s - now_ns / 1e9)
+                    could.setdefault((device, choice.long), []).append(queue)
+                known = best.get((device, queue.rules.policy))
+                if known is None or choice.rank < known.rank:
+                    best[device, queue.rules.policy] = choice
         if not best:
             return False
         choice = min(best.values(), key=lambda one: one.start_s)
@@ -531,8 +531,14 @@ class Scheduler:
             self._orders.append(self._send(queue, worker, batch, now_ns))
         return True
 
-    def _next(self, queue: Queue, now_ns: int, alone: bool) -> tuple[Line, Entry, WorkerLoad, bool] | None:
-        """What a queue would send next, to whom, and whether it is long. `alone`: no other may be kept off a device by that."""
+    def _next(self, queue: Queue, now_ns: int, alone: bool) -> list[_Choice]:
+        """What a queue would send next, and to whom: one choice, or one that is long and one that is not.
+
+        Args:
+            queue: whose.
+            now_ns: the time.
+            alone: there is no other that may be kept off a device by that, and whose turn might be between the two.
+        """
         place = queue.placement
         limits = self._rules.limits
         workers: dict[bool, WorkerLoad | None] = {}
@@ -544,14 +550,16 @@ class Scheduler:
         # What was long while there was a slow lane is still called so.
         workers.setdefault(True, workers[False])
         if workers[False] is None and workers[True] is None:
-            return None
-        found = queue.next_line(now_ns, lambda long: workers[long] is not None, self._long_us)
-        if found is None:
-            return None
-        line, first, long = found
-        worker = workers[long]
-        assert worker is not None
-        return line, first, worker, long
+            return []
+        found = queue.next_lines(now_ns, lambda long: workers[long] is not None, self._long_us)
+        choices = []
+        for long, (line, first) in found.items():
+            worker = workers[long]
+            assert worker is not None
+            choices.append(_Choice(queue, line, first, worker, long))
+        if len(choices) > 1 and (alone or not limits.long):
+            return [min(choices, key=lambda choice: (choice.first.key, choice.first.order))]
+        return choices
 
     def look_again_ns(self, now_ns: int) -> int | None:
         """When dispatch() could next send something, if nothing else happens before."""

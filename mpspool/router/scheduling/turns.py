@@ -1,36 +1,36 @@
 """Between models that share a device: whose turn it is. Pure.
 
-Start-time fair queueing, as between clients, but that a model has one place for all that it has waiting, and one more in the
-slow lane: what is long waits there while the rest is served, and has its turns among its like.
+Start-time fair queueing, as between clients, but that a model has one place for all that it has waiting in a lane.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
 
-from mpspool.router.scheduling.fair_share import FairShare
+from mpspool.router.scheduling.fair_share import Lanes
 
 
 class Turns:
-    """Of one device. A party is there from when it first could have been sent something until nothing of it waits."""
+    """Of one device. A party is in a lane from when it first could have been sent something there until nothing of it waits for that."""
 
     def __init__(self) -> None:
-        self._share = FairShare()
+        self._lanes = Lanes()
         # In the slow lane, or not: when the next dispatch of each party counts as arrived.
         self._starts: dict[bool, dict[Hashable, float]] = {False: {}, True: {}}
 
     @property
     def clock_s(self) -> float:
-        """How far those that were served have come, in seconds of worker time."""
-        return self._share.clock_s
+        """How far those that were served have come outside of the slow lane, in seconds of worker time."""
+        return self._lanes.of(False).clock_s
 
     def start_s(self, party: Hashable, slow: bool) -> float:
         """When the next dispatch of a party counts as arrived. `slow`: it would be in the slow lane."""
         starts = self._starts[slow]
         start_s = starts.get(party)
         if start_s is None:
-            behind_s = min(starts.values(), default=self.clock_s) if slow else self.clock_s
-            start_s = starts[party] = self._share.now((party, slow), behind_s)
+            if not starts:
+                self._lanes.catch_up(slow)
+            start_s = starts[party] = self._lanes.of(slow).now(party)
         return start_s
 
     def serve(self, party: Hashable, slow: bool, cost_s: float, could: Collection[Hashable]) -> None:
@@ -40,22 +40,23 @@ class Turns:
             party: whose.
             slow: it is in the slow lane.
             cost_s: of it.
-            could: all that could have been sent one there now, this one included. The clock does not pass them, whatever the
+            could: all that could have been sent one in that lane now, this one included. Its clock does not pass them, whatever the
                 order; what others wait for is not their turn, and they gather none.
         """
         starts = self._starts[slow]
         next_s = starts[party] + cost_s
         at_s = min(starts[one] for one in could)
-        self._share.served(at_s)
         for one, start_s in starts.items():
-            if start_s < at_s and one not in could:
+            if start_s < at_s:
                 starts[one] = at_s
         starts[party] = next_s
-        self._share.owe((party, slow), 0.0, next_s)
+        lane = self._lanes.of(slow)
+        lane.served(at_s)
+        lane.owe(party, 0.0, next_s)
 
     def charge(self, party: Hashable, slow: bool, more_s: float) -> None:
         """What was sent took so much longer than it was charged for."""
-        self._share.owe((party, slow), more_s)
+        self._lanes.of(slow).owe(party, more_s)
         if party in self._starts[slow]:
             self._starts[slow][party] += more_s
 
@@ -69,4 +70,4 @@ class Turns:
         """It does not come again."""
         for slow, starts in self._starts.items():
             starts.pop(party, None)
-            self._share.forget((party, slow))
+            self._lanes.of(slow).forget(party)
