@@ -475,6 +475,24 @@ def test_clients_share_under_a_policy_whose_numbers_are_no_times() -> None:
     assert max(served.values()) - min(served[str(client)] for client in range(4)) <= 2
 
 
+@pytest.mark.parametrize("fair", [False, True], ids=["models", "clients"])
+def test_a_slow_lane_that_is_widened_does_not_make_up_for_what_was(fair: bool) -> None:
+    """Long requests that come then take turns with what is short, and have no more of them for having been held back."""
+    pool = lane(fair=fair)
+    for model in (A,) if fair else (A, B):
+        pool.join(model, 4)
+    pool.ask(LONG, "x", A, count=40)
+    pool.ask(SHORT, "s", A if fair else B, count=3000)
+    pool.ask(LONG, "y", A, count=100, at_ms=COMES_MS)
+    pool.run(COMES_MS - 1)
+    pool.scheduler.govern_all(PoolRules(limits=Limits(running=4, long=4), long_us=LONG_US))
+    since_ms = COMES_MS + (2_000 if fair else 0)  # what a client had waiting keeps its place
+    pool.run(since_ms)
+    done = len(pool.sent)
+    pool.run(since_ms + 2_000)
+    assert sum(entry.signature == SHORT for entry in pool.sent[done:]) >= 80, "of four hundred"
+
+
 @pytest.mark.parametrize("running", [0, 2])
 def test_a_slow_lane_that_is_given_up_holds_nobody_back(running: int) -> None:
     """What is long by then waits on as the rest does, and everything is sent."""

@@ -258,8 +258,7 @@ class Queue:
         if rules.fair:  # anybody can say that a request is urgent
             entry.charge_s = entry.cost_s or 0.0
             entry.slow = entry.long or self._is_slow(entry)
-            if not self._waits_in(entry.slow):
-                self._shares.catch_up(entry.slow)
+            self._enter(entry.slow)
             entry.start_s = self._shares.of(entry.slow).arrive(entry.client, entry.charge_s)
             later_s = number - entry.arrived_s if is_time(rules.policy) else 0.0
             entry.key = entry.start_s + later_s
@@ -273,6 +272,15 @@ class Queue:
     def _waits_in(self, slow: bool) -> bool:
         """Whether anything waits in the slow lane, or outside of it."""
         return any(line.slow == slow for line in self._lines.values())
+
+    def _enter(self, slow: bool) -> None:
+        """Something is about to wait in the slow lane, or outside of it."""
+        if not self._waits_in(slow):
+            self._shares.catch_up(slow)
+
+    def level_lanes(self) -> None:
+        """The slow lane has another width: who comes to it begins where the others are, however long it was held back."""
+        self._shares.catch_up(True)
 
     def after_s(self, first: Entry) -> float:
         """How long after its turn among models a request is next by its policy, and by its priority where clients do not share.
@@ -350,6 +358,7 @@ class Queue:
             if not line.count:
                 self._lines.pop((line.kind, line.long), None)
             entry.slow = entry.long
+            self._enter(entry.slow)
             self._join_line(entry)
         return True
 
@@ -473,7 +482,9 @@ class Queue:
             if settings is not None and line.kind is not None:
                 if batching.due_ns(line, settings) > now_ns:
                     continue
-                if not long and long_from_us < math.inf and self._batch_us(line, settings) >= long_from_us:
+                if long_from_us == math.inf:
+                    line.slow = long  # there is no slow lane, any more perhaps
+                elif not long and self._batch_us(line, settings) >= long_from_us:
                     long = True
                     self._turn_slow(line)
             if not allowed(long):
@@ -489,8 +500,7 @@ class Queue:
     def _turn_slow(self, line: Line) -> None:
         """Batches of it are long: it waits for the slow lane from now on."""
         if not line.slow:
-            if not self._waits_in(True):
-                self._shares.catch_up(True)
+            self._enter(True)
             line.slow = True
 
     def take(self, line: Line, now_ns: int, begin_ns: int, share: int, long: bool) -> Batch:

@@ -140,6 +140,11 @@ class Scheduler:
 
     def govern_all(self, rules: PoolRules) -> None:
         """What holds for all queues from now on."""
+        if rules.limits.long != self._rules.limits.long:
+            for queue in self._queues.values():
+                queue.level_lanes()
+            for turns in self._turns.values():
+                turns.level_lanes()
         self._rules = rules
         for queue in self._queues.values():
             queue.placement.govern(rules.dispatch, rules.limits)
@@ -515,9 +520,10 @@ class Scheduler:
             return False
         choice = min(best.values(), key=lambda one: one.start_s)
         queue, worker, long = choice.queue, choice.worker, choice.long
-        share = shares.setdefault(queue, queue.share())
+        if queue not in shares:
+            shares[queue] = queue.share()
         begin_ns = now_ns + int(worker.left_s(now_ns) * 1e9)
-        batch = queue.take(choice.line, now_ns, begin_ns, share, long)
+        batch = queue.take(choice.line, now_ns, begin_ns, shares[queue], long)
         self._orders += [
             self._refuse(entry, Code.DEADLINE_EXCEEDED, _TOO_LATE, Lack.TIME) for entry in queue.late
         ]

@@ -66,6 +66,13 @@ class Turns:
             for party in [one for one in starts if one not in stay]:
                 del starts[party]
 
+    def level_lanes(self) -> None:
+        """The slow lane has another width: what it was held back by is over, and so are the turns that it would have for that."""
+        self._lanes.catch_up(True)
+        slow = self._starts[True]
+        for party, start_s in slow.items():
+            slow[party] = max(start_s, self.clock_s)
+
     def forget(self, party: Hashable) -> None:
         """It does not come again."""
         for slow, starts in self._starts.items():
