@@ -23,6 +23,9 @@ from mpspool.worker.engine.base import Array
 _MAX_NUMBERS = 4096
 # Of what would run at once, what the larger of two runs has less than, padding and all.
 _MOST_OF_WHOLE = 0.75
+# A run that is padded to more than that, and to so many times what was sent, is worth nobody's memory.
+_MOST_PADDED_BYTES = 2**24
+_MOST_PADDED_TIMES = 4
 _ALIAS = operator.itemgetter(0)
 
 
@@ -71,13 +74,25 @@ class Batching:
             kind = call.kind
             rows = kind.rows if kind.rows >= 0 else self.rows(call)
             run, taken = open_runs.get(kind.key, ([], 0)) if rows else ([], 0)
-            if not run or taken + rows > self.run_rows:
+            if not run or taken + rows > self.run_rows or self._fills(calls, run, call, taken + rows):
                 run, taken = [], 0
                 runs.append(run)
             run.append(position)
             if rows:
                 open_runs[kind.key] = run, taken + rows
         return runs
+
+    def _fills(self, calls: Sequence[Call], run: Sequence[int], call: Call, rows: int) -> bool:
+        """Whether a run of so many rows, padded to what is longest of its calls and this one, is much more than was sent."""
+        if not self._pads_inputs or all(calls[position].kind is call.kind for position in run):
+            return False
+        made = sent = 0
+        fed = [calls[position].inputs() for position in run] + [call.inputs()]
+        for alias, array in fed[-1].items():
+            inner = [inputs[alias].shape[1:] for inputs in fed]
+            made += rows * math.prod(map(max, zip(*inner, strict=True))) * array.dtype.itemsize
+            sent += sum(inputs[alias].nbytes for inputs in fed)
+        return made > _MOST_PADDED_BYTES and made > _MOST_PADDED_TIMES * sent
 
     def rows(self, call: Call) -> int:
         """Of the call; 0 where it cannot share a run, and is not to be padded either."""

@@ -266,6 +266,8 @@ class Runner:
         if found := unsplittable(kind.response.aliases, outputs, rows + padding):
             self._keep_apart(kind, found)
             return []
+        if padding:
+            outputs = [output[:rows] for output in outputs]
         responses = kind.response.encode_each(outputs, bounds)
         encoded = time.perf_counter_ns()
         each = len(calls)

@@ -358,3 +358,29 @@ def test_every_address_of_the_machine() -> None:
             client.sendall(f"POST {PATH} HTTP/1.0\r\nContent-Length: 1\r\n\r\ny".encode())
             assert everything(client).endswith(b"\r\n\r\ny")
         assert fronts.dataplane.heads[1].peer.startswith("[::1]:")
+
+
+def test_what_comes_behind_a_request_that_waits_is_left_in_its_socket(fronts: Fronts) -> None:
+    """A client that sends dozens of large ones at once is read as far as one or two of them; nobody would count the rest."""
+    with contextlib.closing(Fronts()) as patient, connect(patient) as client:
+        client.settimeout(2)
+        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n"
+        client.sendall(f"{head}Content-Length: 4\r\n\r\nwait".encode())
+        until(lambda: patient.dataplane.waiting == 1)
+        body = f"{head}Content-Length: 500000\r\n\r\n".encode() + bytes(500_000)
+        sent = 0
+        with contextlib.suppress(TimeoutError):
+            for _ in range(64):
+                at = 0
+                while at < len(body):
+                    size = client.send(body[at:])
+                    at, sent = at + size, sent + size
+        assert sent < 14 * 2**20, "what sockets hold, and a little"
+
+
+def test_a_length_of_thousands_of_digits(fronts: Fronts) -> None:
+    """It is the client's mistake."""
+    with connect(fronts) as client:
+        length = "0" * 5000 + "1"
+        client.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\nx".encode())
+        assert client.recv(100).startswith(b"HTTP/1.1 400")

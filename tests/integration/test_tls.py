@@ -627,6 +627,33 @@ def test_who_ends_tls_and_does_not_read(ca: Authority, server: Pair) -> None:
         assert not [line for line in logs if line["event"] == "connection failed"]
 
 
+def test_who_has_gone_is_not_waited_for(ca: Authority, server: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of clients that have begun a handshake and gone none is done, so that who comes later has its own."""
+    shaken = []
+    shake = TlsSession.shake
+    monkeypatch.setattr(TlsSession, "shake", lambda session: (shaken.append(1), shake(session))[1])
+    hello = ssl.MemoryBIO()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context(ca, "h2").wrap_bio(ssl.MemoryBIO(), hello, server_hostname="localhost").do_handshake()
+    first = hello.read()
+    with serving(tls=TlsSettings(**server.files())) as started:
+        listener = started.grpc._server.listener
+        go_on = threading.Event()
+        started.loop.call_soon_threadsafe(listener.in_thread, lambda: go_on.wait(30))
+        gone = [connect(started) for _ in range(20)]
+        for client in gone:
+            client.sendall(first)
+        until(lambda: len(listener.links) == 20)
+        listener.limits = Limits(greeting_s=0.1)
+        for client in gone:
+            client.close()
+        until(lambda: not listener.links)
+        listener.limits = Limits()
+        go_on.set()
+        Secure(started, context(ca, "h2")).socket.close()
+        assert len(shaken) <= 3, "two steps of the last one"
+
+
 def test_an_end_while_one_has_ended_tls_and_does_not_read(ca: Authority, server: Pair) -> None:
     """It does not hold up the server's, nor does who broke TLS and stays."""
     started = Fronts(tls=TlsSettings(**server.files()))

@@ -307,6 +307,19 @@ def test_what_is_not_padded_with_its_neighbours() -> None:
     assert [np.shape(answered(outcome)) for outcome in outcomes] == [(1, 3), (1, 2, 1), (1,), (1, 0), (1, 3)]
 
 
+def test_what_would_be_padded_to_much_more_than_was_sent_runs_alone() -> None:
+    """Two requests of some kilobytes each, long the one way and the other, make no run of gigabytes."""
+    bench = Bench(
+        lambda inputs: {"y": inputs["x"]},
+        make_signature({"x": (FLOAT, None)}, {"y": (FLOAT, None)}),
+        pad_variable_length_inputs=True,
+    )
+    shapes = [(1, 4000, 1), (1, 1, 4000)]
+    outcomes = bench.run(*[make_body({"x": np.ones(shape, np.float32)}) for shape in shapes])
+    assert [np.shape(x) for x in bench.fed] == shapes
+    assert [np.shape(answered(outcome)) for outcome in outcomes] == shapes
+
+
 @pytest.mark.parametrize("sizes", [[], [16]])
 def test_large_requests_that_are_known_are_joined_in_order(sizes: list[int]) -> None:
     """With their padding, at an address where TensorFlow uses them as they lie."""

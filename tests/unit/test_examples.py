@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -199,3 +200,22 @@ def test_method_names(method: str, kind: str, multi: bool) -> None:
         Code.INVALID_ARGUMENT,
         f"Expected {kind} signature method_name to be {method}. Was: {NATIVE}",
     )
+
+
+def test_a_long_context_before_many_examples_is_refused() -> None:
+    """A hundred kilobytes would be hundreds of megabytes; by gRPC and by REST."""
+    outputs = {"scores": TensorSpec(1, (None, None))}
+    signature = Signature("serving_default", "", {"inputs": TensorSpec(7, (None,))}, outputs, {})
+    predictor = Predictor(FakeEngine([signature], lambda _: {}), ModelVersion("m", 1))
+    request = tfs.ClassificationRequest()
+    request.model_spec.name = "m"
+    given = request.input.example_list_with_context
+    given.context.features.feature["a"].bytes_list.value.append(bytes(50_000))
+    for _ in range(10_000):
+        given.examples.add()
+    context = {"a": "x" * 50_000}
+    rest = json.dumps({"context": context, "examples": [{}] * 10_000}).encode()
+    for method, body in ((Method.CLASSIFY, request.SerializeToString()), (Method.REST_CLASSIFY, rest)):
+        with pytest.raises(PoolError, match="bytes before each of 10000 examples") as caught:
+            predictor.read(body, method)
+        assert caught.value.code is Code.RESOURCE_EXHAUSTED

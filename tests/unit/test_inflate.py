@@ -66,3 +66,25 @@ def test_a_message_is_inflated_in_pieces(monkeypatch: pytest.MonkeyPatch, size: 
     for broken in (message[:-1], message + b"x"):
         with pytest.raises(PoolError, match=r"cut off|past its end"):
             asyncio.run(inflate(broken, "gzip", 2**30, admission))
+
+
+def test_what_yields_nothing_does_not_hold_up_others() -> None:
+    """A megabyte of empty blocks: others have their turns meanwhile."""
+    squeezer = zlib.compressobj()
+    body = squeezer.compress(b"end") + squeezer.flush(zlib.Z_SYNC_FLUSH)
+    body += b"\x00\x00\x00\xff\xff" * (2**20 // 5) + squeezer.flush()
+    turns = []
+
+    async def count() -> None:
+        while True:
+            turns.append(1)
+            await asyncio.sleep(0)
+
+    async def both() -> bytes:
+        counting = asyncio.ensure_future(count())
+        found = await inflate(body, "deflate", 2**20, Memory(2**30).admit(len(body), "m"))
+        counting.cancel()
+        return found
+
+    assert asyncio.run(both()) == b"end"
+    assert len(turns) >= 10

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import structlog
 
+from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.join import join
 from mpspool.core.methods import Method
@@ -21,6 +22,7 @@ from tests.batches import (
     FLOAT,
     INT64,
     POISON,
+    STRING,
     Ask,
     Bench,
     Shape,
@@ -437,3 +439,28 @@ def _any_level() -> Iterator[None]:
     structlog.reset_defaults()
     yield
     structlog.configure(**before)
+
+
+def test_examples_that_are_padded_share_a_run() -> None:
+    """Each answer is made of its own rows, and none of what the run was filled up with."""
+    signature = make_signature({"inputs": (STRING, (None,))}, {"outputs": (FLOAT, (None,))})
+    bench = Bench(
+        lambda inputs: {"outputs": np.float32([len(one) for one in inputs["inputs"]])},
+        signature,
+        allowed_batch_sizes=[4, 8],
+    )
+    asks = []
+    for count in range(1, 4):
+        request = tfs.ClassificationRequest()  # the same but for its name
+        request.model_spec.name = "half"
+        feature = request.input.example_list.examples.add().features.feature["a"]
+        feature.int64_list.value.extend([1] * count)
+        asks.append(Ask(request.SerializeToString(), method=Method.REGRESS))
+    outcomes = bench.run(*asks)
+    assert [len(inputs["inputs"]) for _, inputs, _ in bench.engine.calls] == [4]
+    values = [
+        [one.value for one in tfs.RegressionResponse.FromString(outcome.body).result.regressions]
+        for outcome in outcomes
+    ]
+    assert [len(each) for each in values] == [1, 1, 1]
+    assert values == sorted(values)

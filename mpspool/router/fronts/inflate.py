@@ -14,8 +14,10 @@ _WINDOW_BITS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 ENCODINGS = ("identity", *_WINDOW_BITS)
 # Inflated at once: some milliseconds of the event loop.
 _STEP_BYTES = 2**20
-# Given to the library at once: of what it does not take yet it makes a copy, each time.
-_GIVEN_BYTES = 2**18
+# Given to the library at once: of what it does not take yet it makes a copy, each time, and of what yields nothing it takes all.
+_GIVEN_BYTES = 2**16
+# What was taken counts so many times: bytes that yield nothing cost as much as those that they might have.
+_TAKEN = 16
 # Of what a message begins with.
 _BEGIN_BYTES = 4096
 
@@ -52,6 +54,7 @@ async def inflate(body: bytes, encoding: str, max_bytes: int, admission: Admissi
             if not left:
                 left = body[given : given + _GIVEN_BYTES]
                 given += len(left)
+            there = len(left)
             part = inflater.decompress(left, _STEP_BYTES)
             left = inflater.unconsumed_tail
             if plain.tell() + len(part) > max_bytes:
@@ -63,7 +66,7 @@ async def inflate(body: bytes, encoding: str, max_bytes: int, admission: Admissi
             plain.write(part)
             if given == len(body) and not left and not part and not inflater.eof:
                 raise PoolError(Code.INTERNAL, f"A message in {encoding} is cut off")
-            step += len(part)
+            step += len(part) + _TAKEN * (there - len(left))
             if step >= _STEP_BYTES:
                 step = 0
                 await asyncio.sleep(0)

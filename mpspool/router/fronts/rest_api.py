@@ -178,9 +178,9 @@ class RestApi:
 
     async def _read(self, asked: Asked, request: web.Request, head: Head) -> tuple[bytes, Admission]:
         """The body in plain, and what it was admitted by. Raises PoolError, counted."""
-        body = Body(request, self._settings.max_message_bytes)
         with self._counted(asked.method):
             self._check_serving()
+            body = Body(request, self._settings.max_message_bytes)
             encoding = _encoding(request)
             body.check_size(body.declared)
         if _waits_to_be_asked(request):  # a body that there is no room for need not come

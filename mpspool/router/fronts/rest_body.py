@@ -21,12 +21,15 @@ class Body:
 
     Attributes:
         declared: bytes that it announces; 0 where nobody has said its length.
+
+    Raises:
+        PoolError: what it announces is no length.
     """
 
     def __init__(self, request: web.Request, max_bytes: int) -> None:
         self._request = request
         self._max_bytes = max_bytes
-        self.declared = request.content_length or 0
+        self.declared = _length_of(request)
         self._least = self._due = least_of(self.declared)
         # It grows in place: putting a long body together at its end would hold up all others.
         self._come = BytesIO()
@@ -65,3 +68,11 @@ class Body:
     def whole(self) -> bytes:
         """All of it, once it is there."""
         return self._come.getvalue()
+
+
+def _length_of(request: web.Request) -> int:
+    """What it announces; 0 where it announces nothing. Raises PoolError."""
+    try:
+        return request.content_length or 0
+    except ValueError:  # more digits than Python converts
+        raise PoolError(Code.INVALID_ARGUMENT, "The Content-Length is no length") from None

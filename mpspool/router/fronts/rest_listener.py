@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from aiohttp import web
+from aiohttp import web, web_protocol
 from aiohttp.http_exceptions import HttpProcessingError
 
 from mpspool.core import log
@@ -26,6 +26,11 @@ STALL_S = 60.0
 _LEAST_PART, _LEAST_BYTES = 10, 4096
 # Of one line of a request's head; as many as all the headers of a request have by gRPC.
 LINE_BYTES = 16 * 1024
+
+
+# Requests of one connection that are read while an earlier one waits for its answer: nobody counts them.
+_PIPELINED = 2
+web_protocol.MAX_MSG_QUEUE_SIZE = _PIPELINED
 
 
 def least_of(size: int) -> int:

@@ -22,18 +22,23 @@ PASSING = frozenset(
 # What Python puts around the C++ status: where the op was created (before), what called it (after).
 _PREAMBLE = "Graph execution error:"
 _ORIGIN = ("Detected at node", "Node: ", "<stack traces unavailable>", "  ")
-_CALLER = re.compile(r"^\{\{function_node __wrapped__\S*\}\} | \[Op:\w+\](?: name: .*)?\s*$")
+_WRAPPED = re.compile(r"\{\{function_node __wrapped__\S*\}\} ")
+_OP = " [Op:"
+_CALLER = re.compile(r" \[Op:\w+\](?: name: .*)?\s*")
 
 
 def status_text(error: tf.errors.OpError) -> str:
-    """The C++ status message, without what TensorFlow's Python side adds to it."""
-    message, preamble, text = error.message.partition(_PREAMBLE)
+    """The C++ status message, without what TensorFlow's Python side adds to it. What a client has sent may be in it, as long as it likes."""
+    message: str = error.message
+    _, preamble, text = message.partition(_PREAMBLE)
     if preamble:
         lines = text.split("\n")
-        while lines and (not lines[0] or lines[0].startswith(_ORIGIN)):
-            del lines[0]
-        message = "\n".join(lines)
-    return _CALLER.sub("", message)
+        told = (at for at, line in enumerate(lines) if line and not line.startswith(_ORIGIN))
+        message = "\n".join(lines[next(told, len(lines)) :])
+    if wrapped := _WRAPPED.match(message):
+        message = message[wrapped.end() :]
+    at = message.rfind(_OP)
+    return message[:at] if at >= 0 and _CALLER.fullmatch(message, at) else message
 
 
 def pool_error(error: Exception) -> PoolError:

@@ -17,6 +17,7 @@ from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.methods import Method
 from mpspool.worker.call import Call, Kind, check_model
+from mpspool.worker.codec import MAX_FILLED_BYTES
 from mpspool.worker.engine.base import Array, Engine
 from mpspool.worker.examples.response import Asked, ExamplesResponse, MultiInferenceResponse, asked
 from mpspool.worker.examples.tasks import CLASSIFY, INPUTS, REGRESS, Classification, Regression
@@ -166,14 +167,22 @@ def examples(given: Any) -> Array:
     Messages that follow one another are one to protobuf, in which what comes later wins.
 
     Raises:
-        PoolError: INVALID_ARGUMENT, there are none.
+        PoolError: there are none, or they are too much with their contexts.
     """
     which = given.WhichOneof("kind")
     found = list(getattr(given, which).examples) if which else []
     if not found:
         raise _invalid("Input is empty.")
     context = b"".join(given.example_list_with_context.context)
+    check_context(len(context), len(found))
     return as_array([context + one for one in found] if context else found)
+
+
+def check_context(size: int, count: int) -> None:
+    """Raises PoolError where a context of so many bytes is too much before each of so many examples: little is sent, and much is made."""
+    if size * count > MAX_FILLED_BYTES:
+        text = f"The context of {size} bytes before each of {count} examples is more than {MAX_FILLED_BYTES} bytes"
+        raise PoolError(Code.RESOURCE_EXHAUSTED, f"{text}: send fewer examples at a time")
 
 
 def as_array(found: Sequence[bytes]) -> Array:

@@ -11,7 +11,7 @@ from mpspool.core.ids import ModelVersion
 from mpspool.core.methods import Method
 from mpspool.worker.call import Call, Kind
 from mpspool.worker.engine.base import Array
-from mpspool.worker.examples.reader import ExamplesReader, as_array, call
+from mpspool.worker.examples.reader import ExamplesReader, as_array, call, check_context
 from mpspool.worker.examples.response import ExamplesResponse
 from mpspool.worker.examples.tasks import Classification
 from mpspool.worker.plan import Plan, Plans
@@ -45,7 +45,9 @@ class RestExamplesReader:
         found = document.parse(body)
         name = document.signature_of(found) or tfs.DEFAULT_SIGNATURE
         context = example(found[_CONTEXT]) if _CONTEXT in found else b""
-        serialised = [context + example(given) for given in _given(found)]
+        given = _given(found)
+        check_context(len(context), len(given))
+        serialised = [context + example(one) for one in given]
         plan, answer = self._examples.answer(name)
         return call(Kind(plan, self._response(plan, answer)), [plan], body, as_array(serialised))
 

@@ -47,6 +47,7 @@ class TlsLink(Link):
         self._begun_s = listener.now_s()
         # What the library has sent by itself since the last tick.
         self._unasked = 0
+        self._step: asyncio.Future[bool] | None = None
 
     def output(self, transport: asyncio.Transport) -> Output:
         return _Sealed(self, transport)
@@ -102,7 +103,8 @@ class TlsLink(Link):
     def _shake(self) -> None:
         """Nothing else of this connection happens until it is done."""
         self._transport.pause_reading()
-        self._listener.in_thread(self._session.shake).add_done_callback(self._shaken)
+        self._step = self._listener.in_thread(self._session.shake)
+        self._step.add_done_callback(self._shaken)
 
     def _shaken(self, step: asyncio.Future[bool]) -> None:
         error = None if step.cancelled() else step.exception()
@@ -140,6 +142,8 @@ class TlsLink(Link):
         super().tick(now_s)
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self._step is not None:
+            self._step.cancel()
         if self._hello is None and not self._open and not self.connection.over:
             self.complain(
                 ErrorCode.INADEQUATE_SECURITY,
