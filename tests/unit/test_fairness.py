@@ -475,22 +475,116 @@ def test_clients_share_under_a_policy_whose_numbers_are_no_times() -> None:
     assert max(served.values()) - min(served[str(client)] for client in range(4)) <= 2
 
 
+def shorts_in_a_second(pool: Pool) -> int:
+    done = len(pool.sent)
+    pool.run(pool.now_ns / MS + 1_000)
+    return sum(entry.signature == SHORT for entry in pool.sent[done:])
+
+
+@pytest.mark.parametrize("limits", [Limits(running=4, long=4), Limits(running=4), Limits(running=1, long=1)])
 @pytest.mark.parametrize("fair", [False, True], ids=["models", "clients"])
-def test_a_slow_lane_that_is_widened_does_not_make_up_for_what_was(fair: bool) -> None:
-    """Long requests that come then take turns with what is short, and have no more of them for having been held back."""
+def test_a_slow_lane_that_is_held_back_no_more_does_not_make_up_for_it(fair: bool, limits: Limits) -> None:
+    """By other limits: who asks for what is short goes on having turns."""
     pool = lane(fair=fair)
     for model in (A,) if fair else (A, B):
         pool.join(model, 4)
-    pool.ask(LONG, "x", A, count=40)
+    pool.ask(LONG, "x", A, count=200)
     pool.ask(SHORT, "s", A if fair else B, count=3000)
-    pool.ask(LONG, "y", A, count=100, at_ms=COMES_MS)
-    pool.run(COMES_MS - 1)
-    pool.scheduler.govern_all(PoolRules(limits=Limits(running=4, long=4), long_us=LONG_US))
-    since_ms = COMES_MS + (2_000 if fair else 0)  # what a client had waiting keeps its place
-    pool.run(since_ms)
+    pool.run(COMES_MS)
+    pool.scheduler.govern_all(PoolRules(limits=limits, long_us=LONG_US))
+    pool.run(COMES_MS + ms(LONG))
+    shares = [shorts_in_a_second(pool) for _ in range(3)]
+    assert min(shares) >= 15 * limits.running, "of 50 a worker, half or so"
+
+
+def test_a_slow_lane_does_not_make_up_for_workers_that_were_lost() -> None:
+    """Where one of four is left, long requests and short ones share it."""
+    pool = lane(fair=True)
+    pool.join(A, 4)
+    pool.ask(LONG, "x", count=200)
+    pool.ask(SHORT, "s", count=3000)
+    pool.run(COMES_MS)
+    for number in range(1, 4):
+        pool.scheduler.leave(f"a{number}.gpu")
+    pool.run(COMES_MS + ms(LONG))
+    assert min(shorts_in_a_second(pool) for _ in range(3)) >= 15, "of fifty"
+
+
+def test_what_turns_out_to_be_long_has_its_place_in_the_slow_lane() -> None:
+    """By its clock, and not by the others', which is far ahead."""
+    pool = lane(fair=True)
+    pool.join(A, 4)
+    pool.ask(LONG, "x", count=200)
+    pool.ask(SHORT, "s", count=3000)
+    late = pool.ask("210", "n", count=8, at_ms=COMES_MS)  # nobody knows yet what that costs
+    pool.run(COMES_MS + 4_000)
+    assert all(entry.sent_ns for entry in late)
+
+
+def test_the_others_go_along_while_the_slow_lane_is_served() -> None:
+    """A model that comes with short requests does not find a clock that has stood still, and long ones have their turns."""
+    pool = Pool(Limits(running=2, long=1), LONG_US)
+    pool.know(LONG, SHORT)
+    for model in (A, B, C):
+        pool.join(model, 2)
+    pool.ask(LONG, model=A, count=200)
+    pool.ask(LONG, model=C, count=15)
+    for at_ms in range(0, 2 * COMES_MS, 500):
+        pool.ask(SHORT, model=A, at_ms=at_ms)
+    pool.ask(SHORT, model=B, count=2000, at_ms=COMES_MS)
+    pool.run(COMES_MS)
     done = len(pool.sent)
-    pool.run(since_ms + 2_000)
-    assert sum(entry.signature == SHORT for entry in pool.sent[done:]) >= 80, "of four hundred"
+    pool.run(COMES_MS + 2_000)
+    assert sum(entry.signature == LONG for entry in pool.sent[done:]) >= 8, "of ten"
+
+
+def test_who_comes_is_not_before_all_for_the_sake_of_one_less_urgent() -> None:
+    """It begins where those are that are as urgent."""
+    pool = Pool(Limits(running=1))
+    pool.know(SHORT)
+    for model in (A, B, C):
+        pool.join(model)
+    pool.ask(SHORT, model=A, count=600)
+    pool.ask(SHORT, model=B, count=100, priority=-100)
+    pool.ask(SHORT, model=C, count=600, at_ms=COMES_MS)
+    pool.run(COMES_MS)
+    done = len(pool.sent)
+    pool.run(COMES_MS + 2_000)
+    served = Counter(entry.model for entry in pool.sent[done:])
+    assert min(served[A], served[C]) >= 40, "of a hundred"
+
+
+def test_rows_are_charged_for_as_their_batches_cost() -> None:
+    """A client of single rows, which are cheap together, has as much of the workers as one of whole batches."""
+    batching = BatchingSettings(max_batch_size=32, batch_timeout_us=0, max_enqueued_batches=10_000)
+    pool = Scheduler(PoolRules(), QueueRules(fair=True, batching=batching))
+    for rows in (1, 32):
+        pool.costs.observe(A, "s", 1, 5_000 + 100 * rows, rows)
+    pool.join("w", A, 1, "gpu")
+    for client, rows, count in (("ones", 1, 3200), ("whole", 32, 100)):
+        for _ in range(count):
+            # Of two kinds, so that they share no batch.
+            entry = Entry(A, "s", b"x", 0, rows=rows, kind=("s", b"", client.encode()), client=client)
+            pool.arrive(entry, 0)
+    served: Counter[str] = Counter()
+    for number in range(60):
+        (send,) = pool.dispatch(number)
+        assert isinstance(send, Send)
+        served[send.entries[0].client] += 1
+        pool.finished(send.worker, send.dispatch, now_ns=number)
+    assert min(served.values()) >= 25, "of sixty batches"
+
+
+def test_what_waits_for_the_slow_lane_refuses_nobody_else() -> None:
+    """A short request with little time is not taken to be behind it."""
+    pool = Pool(Limits(long=1), LONG_US)
+    pool.know(LONG, SHORT)
+    pool.join(workers=4)
+    pool.ask(LONG, count=50)
+    pool.run(0)
+    entry = Entry(A, SHORT, b"x", 0, deadline_ns=1000 * MS)
+    pool.scheduler.arrive(entry, 0)
+    assert [send.entries for send in pool.scheduler.dispatch(0) if isinstance(send, Send)] == [[entry]]
 
 
 @pytest.mark.parametrize("running", [0, 2])

@@ -10,6 +10,7 @@ when it has ended.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Hashable
 
 # Until then it is charged so much, and no less in the end.
@@ -39,9 +40,9 @@ class FairShare:
             self._forget()
         return start_s
 
-    def now(self, party: Hashable) -> float:
-        """When a request of this party would count as arrived."""
-        return max(self.clock_s, self._next_s.get(party, 0.0))
+    def now(self, party: Hashable, earliest_s: float = math.inf) -> float:
+        """When a request of this party would count as arrived: no later than `earliest_s` but for what it owes."""
+        return max(min(self.clock_s, earliest_s), self._next_s.get(party, 0.0))
 
     def refund(self, party: Hashable, cost_s: float) -> None:
         """A request of this party leaves without having been run."""
@@ -74,13 +75,18 @@ class FairShare:
 class Lanes:
     """Two of them: for the slow lane, and for all else. Parties have an account in each.
 
-    Who comes to a lane where others wait begins where that lane is: it may be far behind the other one, which was served while it
-    was held back. A lane where nothing waits goes along with the other.
+    Who comes to a lane where others wait begins where that lane is, which may be far behind the other one. A lane where nothing
+    waits goes along with the other.
+
+    Attributes:
+        held_s: how far the slow lane was left behind while it was held back: beside the other's its times count as so much later, or
+            it would make up for all of that once it is not.
     """
 
     def __init__(self) -> None:
         self._fast = FairShare()
         self._slow = FairShare()
+        self.held_s = 0.0
 
     def of(self, slow: bool) -> FairShare:
         """The slow lane's, or the other one."""
@@ -88,4 +94,15 @@ class Lanes:
 
     def catch_up(self, slow: bool) -> None:
         """Nothing has waited in this lane."""
-        self.of(slow).served(self.of(not slow).clock_s)
+        if slow:
+            self._slow.served(self._fast.clock_s - self.held_s)
+        else:
+            self._fast.served(self._slow.clock_s + self.held_s)
+
+    def beside(self, slow: bool, at_s: float) -> float:
+        """A time of this lane's beside the other's."""
+        return at_s + self.held_s if slow else at_s
+
+    def hold(self, served_s: float, first_s: float) -> None:
+        """What counts as arrived at one time was served, and what does so at another waits on in the slow lane."""
+        self.held_s = max(self.held_s, served_s - first_s)

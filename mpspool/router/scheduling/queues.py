@@ -239,6 +239,8 @@ class Queue:
             return 0.0  # nobody knows who is before it
         settings = self.rules.batching
         if settings is None:
+            if any(line.long != entry.long for line in self._lines.values()):
+                return 0.0  # what waits in the other lane need not be before it
             runs = self._lined
             run_s = self.waiting_s / max(1, runs)
         else:
@@ -257,6 +259,9 @@ class Queue:
         entry.key = entry.own_key = number - entry.priority * rules.priority_s
         if rules.fair:  # anybody can say that a request is urgent
             entry.charge_s = entry.cost_s or 0.0
+            if entry.rows:  # the least that its part of a batch costs
+                least_s = entry.rows * self.costs.least_per_row(self.model, entry.signature) / 1e6
+                entry.charge_s = min(entry.charge_s, least_s)
             entry.slow = entry.long or self._is_slow(entry)
             self._enter(entry.slow)
             entry.start_s = self._shares.of(entry.slow).arrive(entry.client, entry.charge_s)
@@ -277,10 +282,6 @@ class Queue:
         """Something is about to wait in the slow lane, or outside of it."""
         if not self._waits_in(slow):
             self._shares.catch_up(slow)
-
-    def level_lanes(self) -> None:
-        """The slow lane has another width: who comes to it begins where the others are, however long it was held back."""
-        self._shares.catch_up(True)
 
     def after_s(self, first: Entry) -> float:
         """How long after its turn among models a request is next by its policy, and by its priority where clients do not share.
@@ -341,6 +342,7 @@ class Queue:
         if line is None:
             if len(self._lines) >= _MAX_LINES:
                 kind = None
+            self._enter(entry.long)
             make = FairLine if self.rules.fair else Line
             line = self._lines.setdefault((kind, entry.long), make(kind, entry.signature, entry.long))
         line.add(entry)
@@ -357,8 +359,8 @@ class Queue:
             line.leave(entry)
             if not line.count:
                 self._lines.pop((line.kind, line.long), None)
-            entry.slow = entry.long
-            self._enter(entry.slow)
+            self._enter(entry.long)
+            self._change_lane(entry, entry.long, entry.cost_s)
             self._join_line(entry)
         return True
 
@@ -493,7 +495,9 @@ class Queue:
             while first is not None and first.cost_s is None and self._estimate_again(first):
                 learned = True
                 first = line.first(now_ns)
-            if first is not None and (long not in best or _place(first) < _place(best[long][1])):
+            if first is not None and (
+                long not in best or self.place_of(line, first) < self.place_of(*best[long])
+            ):
                 best[long] = line, first
         return self.next_lines(now_ns, allowed, long_us) if learned else best
 
@@ -502,6 +506,23 @@ class Queue:
         if not line.slow:
             self._enter(True)
             line.slow = True
+            for entry in sorted(line, key=_place) if self.rules.fair else ():
+                line.leave(entry)
+                self._change_lane(entry, True, entry.charge_s)
+                line.add(entry)
+
+    def _change_lane(self, entry: Entry, slow: bool, cost_s: float) -> None:
+        """It is in the slow lane from now on, or is not any more: its place there is by that lane's clock and its client's account."""
+        if self.rules.fair and slow != entry.slow:
+            self._shares.of(entry.slow).refund(entry.client, entry.charge_s)
+            start_s = self._shares.of(slow).arrive(entry.client, cost_s)
+            entry.key += start_s - entry.start_s
+            entry.start_s, entry.charge_s = start_s, cost_s
+        entry.slow = slow
+
+    def place_of(self, line: Line, first: Entry) -> tuple[float, int]:
+        """Where the first request of a line is among those of all lines."""
+        return self._shares.beside(line.slow, first.key), first.order
 
     def take(self, line: Line, now_ns: int, begin_ns: int, share: int, long: bool) -> Batch:
         """The next dispatch from a line; empty where all in it are late.
@@ -523,6 +544,11 @@ class Queue:
             entries, cost_us = self._take_short(line, now_ns, begin_ns, share)
         if self.rules.fair and entries:
             self._shares.of(line.slow).served(entries[0].start_s)
+            if not line.slow:
+                firsts = [other.first(now_ns) for other in self._lines.values() if other.slow]
+                for first in firsts:
+                    if first is not None:
+                        self._shares.hold(entries[0].start_s, first.start_s)
         return Batch(entries, cost_us, together, long)
 
     def _leave_late(
@@ -624,11 +650,13 @@ class Queue:
             if tight and self._is_too_long(line, rows, entry.rows, whole, left_us):
                 break
             self.discount(entry)
-            if line.fair and entry.charge_s != entry.cost_s:
-                self.charge(entry, entry.cost_s or LEAST_S * entry.rows / settings.run_rows)
             entries.append(entry)
             rows += entry.rows
-        return entries, self.costs.predict(self.model, line.signature, 0, rows) if rows else 0.0
+        cost_us = self.costs.predict(self.model, line.signature, 0, rows) if rows else 0.0
+        each_s = LEAST_S / settings.run_rows if cost_us is None else cost_us / 1e6 / max(1, rows)
+        for entry in entries if line.fair else ():
+            self.charge(entry, each_s * entry.rows)
+        return entries, cost_us
 
     def _batch_us(self, line: Line, settings: BatchingSettings) -> float:
         """What the next batch of a line is predicted to cost; 0 where nobody knows."""

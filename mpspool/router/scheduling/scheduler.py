@@ -140,11 +140,6 @@ class Scheduler:
 
     def govern_all(self, rules: PoolRules) -> None:
         """What holds for all queues from now on."""
-        if rules.limits.long != self._rules.limits.long:
-            for queue in self._queues.values():
-                queue.level_lanes()
-            for turns in self._turns.values():
-                turns.level_lanes()
         self._rules = rules
         for queue in self._queues.values():
             queue.placement.govern(rules.dispatch, rules.limits)
@@ -510,7 +505,7 @@ class Scheduler:
                 device = choice.worker.device
                 if several:
                     turns = self._turns[device]
-                    choice.start_s = turns.start_s(queue, choice.long)
+                    choice.start_s = turns.start_s(queue, choice.long, queue.after_s(choice.first))
                     choice.rank = _rank(queue, choice.first, choice.start_s, turns.clock_s - now_ns / 1e9)
                     could.setdefault((device, choice.long), []).append(queue)
                 known = best.get((device, queue.rules.policy))
@@ -532,7 +527,8 @@ class Scheduler:
             if batch.cost_us is None:
                 batch.charge_s = LEAST_S
             cost_s = batch.charge_s or (batch.cost_us or 0.0) / 1e6
-            self._turns[worker.device].serve(queue, long, cost_s, could[worker.device, long])
+            others = (worker.device, not long) in could
+            self._turns[worker.device].serve(queue, long, cost_s, could[worker.device, long], others=others)
         if batch.entries:
             self._orders.append(self._send(queue, worker, batch, now_ns))
         return True
@@ -564,7 +560,7 @@ class Scheduler:
             assert worker is not None
             choices.append(_Choice(queue, line, first, worker, long))
         if len(choices) > 1 and (alone or not limits.long):
-            return [min(choices, key=lambda choice: (choice.first.key, choice.first.order))]
+            return [min(choices, key=lambda choice: queue.place_of(choice.line, choice.first))]
         return choices
 
     def look_again_ns(self, now_ns: int) -> int | None:
