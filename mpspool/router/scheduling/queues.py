@@ -485,10 +485,10 @@ class Queue:
                 if batching.due_ns(line, settings) > now_ns:
                     continue
                 if long_from_us == math.inf:
-                    line.slow = long  # there is no slow lane, any more perhaps
+                    self._set_lane(line, long)  # there is no slow lane, any more perhaps
                 elif not long and self._batch_us(line, settings) >= long_from_us:
                     long = True
-                    self._turn_slow(line)
+                    self._set_lane(line, True)
             if not allowed(long):
                 continue
             first = line.first(now_ns)
@@ -501,14 +501,14 @@ class Queue:
                 best[long] = line, first
         return self.next_lines(now_ns, allowed, long_us) if learned else best
 
-    def _turn_slow(self, line: Line) -> None:
-        """Batches of it are long: it waits for the slow lane from now on."""
-        if not line.slow:
-            self._enter(True)
-            line.slow = True
+    def _set_lane(self, line: Line, slow: bool) -> None:
+        """Batches of it are long, and wait for the slow lane from now on; or there is none any more."""
+        if line.slow != slow:
+            self._enter(slow)
+            line.slow = slow
             for entry in sorted(line, key=_place) if self.rules.fair else ():
                 line.leave(entry)
-                self._change_lane(entry, True, entry.charge_s)
+                self._change_lane(entry, slow, entry.charge_s)
                 line.add(entry)
 
     def _change_lane(self, entry: Entry, slow: bool, cost_s: float) -> None:
