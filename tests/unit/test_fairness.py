@@ -575,6 +575,20 @@ def test_rows_are_charged_for_as_their_batches_cost() -> None:
     assert min(served.values()) >= 25, "of sixty batches"
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_its_policy_puts_off_is_not_what_the_slow_lane_was_held_back_by(workers: int) -> None:
+    """Or it would be later by that each time: long requests go on having turns under `sjf`."""
+    pool = Pool(Limits(long=1), LONG_US, fair=True, policy=Sjf(3.0))
+    pool.know(LONG, SHORT)
+    pool.join(workers=workers)
+    pool.ask(LONG, "x", count=200)
+    pool.ask(SHORT, "s", count=2000)
+    pool.run(2 * COMES_MS)
+    done = len(pool.sent)
+    pool.run(2 * COMES_MS + 2_000)
+    assert sum(entry.signature == LONG for entry in pool.sent[done:]) >= 4, "of five for each worker"
+
+
 def test_what_waits_for_the_slow_lane_refuses_nobody_else() -> None:
     """A short request with little time is not taken to be behind it."""
     pool = Pool(Limits(long=1), LONG_US)

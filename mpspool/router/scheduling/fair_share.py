@@ -103,6 +103,14 @@ class Lanes:
         """A time of this lane's beside the other's."""
         return at_s + self.held_s if slow else at_s
 
-    def hold(self, served_s: float, first_s: float) -> None:
-        """What counts as arrived at one time was served, and what does so at another waits on in the slow lane."""
-        self.held_s = max(self.held_s, served_s - first_s)
+    def hold(self, served_s: float, first_s: float, after_s: float) -> None:
+        """One was served, and another waits on in the slow lane, for want of room there.
+
+        Args:
+            served_s: when the one counted as arrived.
+            first_s: and the other.
+            after_s: how much later than that the other is next by its policy, beyond what the one was. That is its policy's, and
+                nothing that it was held back by.
+        """
+        first_s = max(first_s, self._slow.clock_s)
+        self.held_s = max(self.held_s, served_s - first_s - max(0.0, after_s))

@@ -481,9 +481,9 @@ class Queue:
         settings = self.rules.batching
         for line in list(self._lines.values()):
             long = line.long
+            if not self._is_due(line, now_ns):
+                continue
             if settings is not None and line.kind is not None:
-                if batching.due_ns(line, settings) > now_ns:
-                    continue
                 if long_from_us == math.inf:
                     self._set_lane(line, long)  # there is no slow lane, any more perhaps
                 elif not long and self._batch_us(line, settings) >= long_from_us:
@@ -545,11 +545,21 @@ class Queue:
         if self.rules.fair and entries:
             self._shares.of(line.slow).served(entries[0].start_s)
             if not line.slow:
-                firsts = [other.first(now_ns) for other in self._lines.values() if other.slow]
-                for first in firsts:
-                    if first is not None:
-                        self._shares.hold(entries[0].start_s, first.start_s)
+                taken = entries[0]
+                for other in self._lines.values():
+                    if (
+                        other.slow
+                        and self._is_due(other, now_ns)
+                        and (first := other.first(now_ns)) is not None
+                    ):
+                        after_s = (first.key - first.start_s) - (taken.key - taken.start_s)
+                        self._shares.hold(taken.start_s, first.start_s, after_s)
         return Batch(entries, cost_us, together, long)
+
+    def _is_due(self, line: Line, now_ns: int) -> bool:
+        """Whether it could be sent now, and does not wait for more to fill its batch."""
+        settings = self.rules.batching
+        return settings is None or line.kind is None or batching.due_ns(line, settings) <= now_ns
 
     def _leave_late(
         self, line: Line, now_ns: int, begin_ns: int, plan: Callable[[Entry], tuple[int, float]]

@@ -80,7 +80,7 @@ class Turns:
             _lift(self._places[False].values(), self.clock_s)
         elif not others:
             for held in self._places[True].values():
-                self._lanes.hold(start_s, held.start_s)
+                self._lanes.hold(start_s, held.start_s, held.after_s - place.after_s)
 
     def charge(self, party: Hashable, slow: bool, more_s: float) -> None:
         """What was sent took so much longer than it was charged for."""
