@@ -253,6 +253,22 @@ def lane(**rules: object) -> Pool:
     return pool
 
 
+def shared(fair: bool) -> tuple[Pool, tuple[ModelVersion, ModelVersion, ModelVersion]]:
+    """Of three parties, which are models, or clients of one: that pool, and the model of each."""
+    pool = lane(fair=fair)
+    models = (A, A, A) if fair else (A, B, C)
+    for model in dict.fromkeys(models):
+        pool.join(model, 4)
+    return pool, models
+
+
+def shorts_in_a_second(pool: Pool) -> Counter[str]:
+    """Short requests that are sent in the next one, by client."""
+    done = len(pool.sent)
+    pool.run(pool.now_ns / MS + 1_000)
+    return Counter(entry.client for entry in pool.sent[done:] if entry.signature == SHORT)
+
+
 def first_after_ms(pool: Pool, entries: Sequence[Entry]) -> float:
     """How long after they came the first of them was sent."""
     assert any(entry.sent_ns for entry in entries), "none was sent"
@@ -262,10 +278,7 @@ def first_after_ms(pool: Pool, entries: Sequence[Entry]) -> float:
 @pytest.mark.parametrize("fair", [False, True], ids=["models", "clients"])
 def test_who_comes_to_the_slow_lane_takes_turns_there(fair: bool) -> None:
     """It is not behind all that the lane has held back, though others have had three times as much meanwhile."""
-    pool = lane(fair=fair)
-    for model in (A,) if fair else (A, B, C):
-        pool.join(model, 4)
-    one, two, three = (A, A, A) if fair else (A, B, C)
+    pool, (one, two, three) = shared(fair)
     pool.ask(LONG, "x", one, count=100)
     pool.ask(SHORT, "s", two, count=2000)
     late = pool.ask(LONG, "n", three, count=30, at_ms=COMES_MS)
@@ -277,45 +290,32 @@ def test_who_comes_to_the_slow_lane_takes_turns_there(fair: bool) -> None:
 @pytest.mark.parametrize("fair", [False, True], ids=["models", "clients"])
 def test_what_the_slow_lane_holds_back_earns_nothing_elsewhere(fair: bool) -> None:
     """Who has waited for it, and then asks for what is short, takes turns with those who have been served."""
-    pool = lane(fair=fair)
-    for model in (A,) if fair else (A, B):
-        pool.join(model, 4)
-    other = A if fair else B
+    pool, (_, other, _) = shared(fair)
     pool.ask(LONG, "x", A, count=100)
     pool.ask(SHORT, "s", other, count=1500)
     pool.ask(SHORT, "x", A, count=500, at_ms=COMES_MS)
     pool.run(COMES_MS)
-    done = len(pool.sent)
-    pool.run(COMES_MS + 1_000)
-    served = Counter(entry.client for entry in pool.sent[done:] if entry.signature == SHORT)
+    served = shorts_in_a_second(pool)
     assert min(served["s"], served["x"]) >= 60, "of 150"
 
 
 @pytest.mark.parametrize("fair", [False, True], ids=["models", "clients"])
 def test_who_comes_for_what_is_short_takes_turns_with_those_who_had_it(fair: bool) -> None:
     """While the slow lane holds something back, no less than without."""
-    pool = lane(fair=fair)
-    for model in (A,) if fair else (A, B, C):
-        pool.join(model, 4)
-    one, two, three = (A, A, A) if fair else (A, B, C)
+    pool, (one, two, three) = shared(fair)
     pool.ask(LONG, "x", one, count=100)
     pool.ask(SHORT, "s", two, count=2000)
     pool.ask(SHORT, "n", three, count=500, at_ms=COMES_MS)
     pool.run(COMES_MS)
-    done = len(pool.sent)
-    pool.run(COMES_MS + 1_000)
-    served = Counter(entry.client for entry in pool.sent[done:] if entry.signature == SHORT)
+    served = shorts_in_a_second(pool)
     assert min(served["s"], served["n"]) >= 60, "of 150"
 
 
 @pytest.mark.parametrize("fair", [False, True], ids=["models", "clients"])
 def test_who_asks_for_one_long_request_at_a_time_has_its_turn_in_the_lane(fair: bool) -> None:
     """Before the next of who has many waiting, however far the others have come meanwhile."""
-    pool = lane(fair=fair)
+    pool, (one, two, three) = shared(fair)
     pool.know("500")
-    for model in (A,) if fair else (A, B, C):
-        pool.join(model, 4)
-    one, two, three = (A, A, A) if fair else (A, B, C)
     pool.ask("500", "x", one, count=30)
     pool.ask(SHORT, "s", two, count=2000)
     pool.run(COMES_MS)
@@ -475,25 +475,17 @@ def test_clients_share_under_a_policy_whose_numbers_are_no_times() -> None:
     assert max(served.values()) - min(served[str(client)] for client in range(4)) <= 2
 
 
-def shorts_in_a_second(pool: Pool) -> int:
-    done = len(pool.sent)
-    pool.run(pool.now_ns / MS + 1_000)
-    return sum(entry.signature == SHORT for entry in pool.sent[done:])
-
-
 @pytest.mark.parametrize("limits", [Limits(running=4, long=4), Limits(running=4), Limits(running=1, long=1)])
 @pytest.mark.parametrize("fair", [False, True], ids=["models", "clients"])
 def test_a_slow_lane_that_is_held_back_no_more_does_not_make_up_for_it(fair: bool, limits: Limits) -> None:
     """By other limits: who asks for what is short goes on having turns."""
-    pool = lane(fair=fair)
-    for model in (A,) if fair else (A, B):
-        pool.join(model, 4)
-    pool.ask(LONG, "x", A, count=200)
-    pool.ask(SHORT, "s", A if fair else B, count=3000)
+    pool, (one, two, _) = shared(fair)
+    pool.ask(LONG, "x", one, count=200)
+    pool.ask(SHORT, "s", two, count=3000)
     pool.run(COMES_MS)
     pool.scheduler.govern_all(PoolRules(limits=limits, long_us=LONG_US))
     pool.run(COMES_MS + ms(LONG))
-    shares = [shorts_in_a_second(pool) for _ in range(3)]
+    shares = [shorts_in_a_second(pool).total() for _ in range(3)]
     assert min(shares) >= 15 * limits.running, "of 50 a worker, half or so"
 
 
@@ -507,7 +499,7 @@ def test_a_slow_lane_does_not_make_up_for_workers_that_were_lost() -> None:
     for number in range(1, 4):
         pool.scheduler.leave(f"a{number}.gpu")
     pool.run(COMES_MS + ms(LONG))
-    assert min(shorts_in_a_second(pool) for _ in range(3)) >= 15, "of fifty"
+    assert min(shorts_in_a_second(pool).total() for _ in range(3)) >= 15, "of fifty"
 
 
 def test_what_turns_out_to_be_long_has_its_place_in_the_slow_lane() -> None:

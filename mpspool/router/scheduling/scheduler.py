@@ -88,7 +88,12 @@ class Refuse:
 
 @dataclass(slots=True)
 class _Choice:
-    """What could be sent next, and where; where queues share a device, when that counts as arrived, and how soon it is next."""
+    """What could be sent next, and where.
+
+    Attributes:
+        start_s: where queues share a device, when its turn is, on the device's clock.
+        rank: how soon it is next among those of its policy there: the least is.
+    """
 
     queue: Queue
     line: Line
@@ -505,8 +510,11 @@ class Scheduler:
                 device = choice.worker.device
                 if several:
                     turns = self._turns[device]
-                    choice.start_s = turns.start_s(queue, choice.long, queue.after_s(choice.first))
-                    choice.rank = _rank(queue, choice.first, choice.start_s, turns.clock_s - now_ns / 1e9)
+                    after_s = queue.after_s(choice.first)
+                    choice.start_s = turns.start_s(queue, choice.long, after_s)
+                    choice.rank = after_s + choice.start_s
+                    if queue.rules.policy is edf:  # a deadline is one whoever is asked, and when
+                        choice.rank = after_s + choice.first.arrived_s + turns.clock_s - now_ns / 1e9
                     could.setdefault((device, choice.long), []).append(queue)
                 known = best.get((device, queue.rules.policy))
                 if known is None or choice.rank < known.rank:
@@ -710,18 +718,3 @@ class Scheduler:
     def unfinished(self) -> int:
         """Requests that wait or run and are still wanted."""
         return self._wanted
-
-
-def _rank(queue: Queue, first: Entry, start_s: float, clock_ahead_s: float) -> float:
-    """How soon a queue's first request is next among those of its policy where queues share a device: the least is.
-
-    Args:
-        queue: whose.
-        first: what its policy puts first.
-        start_s: when its turn is, on the device's clock.
-        clock_ahead_s: by how much that clock is before the time.
-    """
-    after_s = queue.after_s(first)
-    if queue.rules.policy is edf:  # a deadline is one whoever is asked, and when
-        return first.arrived_s + after_s + clock_ahead_s
-    return start_s + after_s
