@@ -86,6 +86,7 @@ def cases(*, simulated: bool, quick: bool) -> dict[str, Inject]:
         "a client faults": fault,
         "a busy worker is shot after terminate_client": _terminate_and_shoot,
         "a busy worker is shot": _shoot,
+        "the MPS server is shot": _shoot_server,
         "the MPS daemon is shot": _shoot_daemon,
     }
     return {what: found[what] for what in list(found)[:2]} if quick else found
@@ -275,6 +276,13 @@ def _terminate_and_shoot(pool: Pool) -> tuple[float, str]:
     except ProcessLookupError:
         said += ", the worker had ended by then"
     return at, f"{said}; {_server_says(pool)}"
+
+
+def _shoot_server(pool: Pool) -> tuple[float, str]:
+    (server,) = pool.control().server_list()
+    at = time.time()
+    os.kill(server, signal.SIGKILL)
+    return at, ""
 
 
 def _shoot_daemon(pool: Pool) -> tuple[float, str]:

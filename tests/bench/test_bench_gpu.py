@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from bench.gpu import services
 from bench.gpu.faulter import PTX
 from tests.pool import ROOT
 
@@ -100,3 +104,50 @@ def test_the_program_that_faults(tmp_path: Path) -> None:
     assert said["cuda_error"] == 700
     assert done.returncode == 0
     assert b".target sm_70" in PTX, "as old as MPS itself allows"
+
+
+def test_three_services_on_a_stand_in(models_root: Path, tmp_path: Path) -> None:
+    """Every policy at one load; the report has a line of each for each service."""
+    command = [
+        sys.executable,
+        "-m",
+        "bench.gpu.services",
+        "--simulate",
+        "--contexts",
+        "1",
+        "--seconds",
+        "0.5",
+    ]
+    command += ["--levels", "0.3", "--name", "services", "--results", str(tmp_path)]
+    done = subprocess.run(
+        [*command, "--cache", str(models_root / "bench")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=ROOT,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "services.json").read_text())
+    assert found["gpu"]["simulated"] is True
+    assert list(found["levels"]) == list(services.SETUPS)
+    for (level,) in found["levels"].values():
+        assert set(level["services"]) == {one.name for one in services.SERVICES}
+        assert all(late["rate"] >= 0 for late in level["services"].values())
+        assert level["services"]["widedeep"]["rate"] > 0
+    told = (tmp_path / "services.md").read_text()
+    assert told.startswith("# Three services on one GPU: SIMULATED")
+    assert all(told.count(f"| {title} |") == 1 + len(services.SERVICES) for title in services.SETUPS)
+
+
+def test_the_load_up_to_which_all_are_in_time() -> None:
+    """Between two levels by the logarithm of the lateness; the last that was in time where the next one failed; none where none was."""
+    alone = {"one": services.Alone(10.0, 100.0)}
+
+    def level(load: float, p95_ms: float) -> services.Level:
+        return services.Level(load, {"one": services.Late(1.0, 1.0, p95_ms, 0)})
+
+    assert services.capacity([level(0.5, 40.0), level(0.9, 160.0)], alone) == pytest.approx(0.7)
+    assert services.capacity([level(0.5, 40.0), level(0.9, math.inf)], alone) == 0.5
+    assert services.capacity([level(0.5, 40.0), level(0.9, 80.0)], alone) == 0.9
+    assert services.capacity([level(0.5, 81.0)], alone) == 0.0
