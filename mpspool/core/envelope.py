@@ -31,6 +31,12 @@ _DTYPE_TAG = 1 << 3 | _VARINT  # of a TensorProto
 _SHAPE_TAG = 2 << 3 | _LEN
 _DIM_TAG = 2 << 3 | _LEN  # of a TensorShapeProto
 _MAX_ROWS = 2**31
+# A request of more fields than anybody sends is refused, and of more examples no more are counted: all others wait meanwhile.
+# Groups, which are none of ours, count by their bytes.
+_MOST_FIELDS = 2**16
+_MOST_EXAMPLES = 2**18
+# Fields of an input and of its tensor's type and shape, and the bytes of these.
+_MOST_OF_INPUT, _MAX_HEAD_BYTES = 64, 2**13
 _MAX_VARINT_BYTES = 10
 _MAX_GROUP_DEPTH = 100
 _MAX_REMEMBERED_BYTES = 512
@@ -94,7 +100,11 @@ def _find_spec(body: bytes) -> bytes | None:
     """The content of the field model_spec; sent twice, both one after the other, which merges them."""
     spec = None
     position, end = 0, len(body)
+    fields = pieces = 0
     while position < end:
+        fields += 1
+        if fields > _MOST_FIELDS:
+            raise _MalformedError
         tag = body[position]
         if tag & 0x87 == _LEN and tag > 7:  # a tag of one byte, as it is nearly always
             size = body[position + 1]
@@ -104,17 +114,18 @@ def _find_spec(body: bytes) -> bytes | None:
             position = start + size
         else:
             tag, start, position = _field(body, position)
+            if tag & 7 == _GROUP:
+                fields += position - start
         if position > end:
             raise _MalformedError
         if tag == _MODEL_SPEC_TAG:
-            if spec is not None:
-                return _merged_spec(body)
+            pieces += 1
             spec = body[start:position]
-    return spec
+    return spec if pieces <= 1 else _merged_spec(body)
 
 
 def _merged_spec(body: bytes) -> bytes:
-    """What is sent in pieces. It grows in place: anyone may send a million of them."""
+    """What is sent in pieces."""
     spec = bytearray()
     for start, end in _contents(body, 0, len(body), _MODEL_SPEC_TAG):
         spec += body[start:end]
@@ -123,8 +134,11 @@ def _merged_spec(body: bytes) -> bytes:
 
 def _find_task_spec(body: bytes) -> bytes:
     """The model_spec of the first task; empty where there is none."""
-    found = [_find_spec(body[start:end]) for start, end in _contents(body, 0, len(body), _TASKS_TAG)]
-    return (found[0] if found else None) or b""
+    tasks = list(_contents(body, 0, len(body), _TASKS_TAG))
+    if not tasks:
+        return b""
+    start, end = tasks[0]
+    return _find_spec(body[start:end]) or b""
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
@@ -171,7 +185,7 @@ def _field(data: bytes, position: int, depth: int = 0) -> tuple[int, int, int]:
         size, start = _varint(data, position)
         position = start + size
     elif wire == _GROUP:
-        position = _skip_group(data, position, tag, depth + 1)
+        position = _skip_group(data, position, tag, depth + 1, position + _MOST_FIELDS)
     elif not depth:
         raise _MalformedError  # the end of a group that never began
     if position > len(data):
@@ -179,15 +193,16 @@ def _field(data: bytes, position: int, depth: int = 0) -> tuple[int, int, int]:
     return tag, start, position
 
 
-def _skip_group(data: bytes, position: int, opening: int, depth: int) -> int:
+def _skip_group(data: bytes, position: int, opening: int, depth: int, end: int) -> int:
     if depth > _MAX_GROUP_DEPTH:
         raise _MalformedError
-    while True:
+    while position <= end:
         tag, _, position = _field(data, position, depth)
         if tag & 7 == _END_GROUP:
             if tag != opening + 1:
                 raise _MalformedError
             return position
+    raise _MalformedError
 
 
 def _read_spec(spec: bytes) -> ModelSpecPeek:
@@ -199,8 +214,11 @@ def _parse_spec(spec: bytes) -> ModelSpecPeek:
     name, signature_name = "", ""
     version: int | None = None
     label: str | None = None
-    position = 0
+    position = fields = 0
     while position < len(spec):
+        fields += 1
+        if fields > _MOST_FIELDS:
+            raise _MalformedError
         tag, start, position = _field(spec, position)
         content = spec[start:position]
         if tag == 1 << 3 | _LEN:
@@ -218,7 +236,9 @@ _known_spec = lru_cache(maxsize=1024)(_parse_spec)
 
 
 def _parse_int64_value(data: bytes, value: int) -> int:
-    """google.protobuf.Int64Value, merged into what an earlier one said."""
+    """google.protobuf.Int64Value, merged into what an earlier one said. Raises IndexError or _MalformedError."""
+    if len(data) > _MAX_HEAD_BYTES:
+        raise _MalformedError
     position = 0
     while position < len(data):
         tag, start, position = _field(data, position)
@@ -249,30 +269,22 @@ def peek_examples(body: bytes) -> int:
 
 
 def _count(body: bytes) -> int:
-    # Without a generator: anyone may send millions of them, and all others wait while they are counted.
     count = position = 0
-    while position < len(body):
+    left = _MOST_EXAMPLES
+    while position < len(body) and left > 0:
+        left -= 1
         tag, start, position = _field(body, position)
-        if tag == _INPUT_TAG:
-            count += _count_in_input(body, start, position)
-    return count
-
-
-def _count_in_input(body: bytes, position: int, end: int) -> int:
-    count = 0
-    while position < end:
-        tag, start, position = _within(body, position, end)
-        if tag in (_LIST_TAG, _CONTEXT_TAG):
-            count += _count_in_list(body, start, position)
-    return count
-
-
-def _count_in_list(body: bytes, position: int, end: int) -> int:
-    count = 0
-    while position < end:
-        tag, _, position = _within(body, position, end)
-        if tag == _EXAMPLE_TAG:
-            count += 1
+        if tag != _INPUT_TAG:
+            continue
+        while start < position and left > 0:
+            left -= 1
+            tag, at, start = _within(body, start, position)
+            if tag not in (_LIST_TAG, _CONTEXT_TAG):
+                continue
+            while at < start and left > 0:
+                left -= 1
+                tag, _, at = _within(body, at, start)
+                count += tag == _EXAMPLE_TAG
     return count
 
 
@@ -286,10 +298,16 @@ def _within(body: bytes, position: int, end: int) -> tuple[int, int, int]:
     return tag, start, position
 
 
-def _contents(body: bytes, position: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
-    """Where the contents of fields with this tag begin and end. Raises IndexError or _MalformedError."""
+def _contents(
+    body: bytes, position: int, end: int, wanted: int, most: int = _MOST_FIELDS
+) -> Iterator[tuple[int, int]]:
+    """Where the contents of fields with this tag begin and end. Raises IndexError or _MalformedError, of more than `most` too."""
+    fields = 0
     while position < end:
         tag, start, position = _within(body, position, end)
+        fields += 1 if tag & 7 != _GROUP else position - start
+        if fields > most:
+            raise _MalformedError
         if tag == wanted:
             yield start, position
 
@@ -370,7 +388,7 @@ def names_twice(body: bytes) -> bool:
 def _name(body: bytes, position: int, end: int) -> bytes:
     """Of an entry of the inputs, which may lack one or have several."""
     name = b""
-    for start, stop in _contents(body, position, end, _KEY_TAG):
+    for start, stop in _contents(body, position, end, _KEY_TAG, _MOST_OF_INPUT):
         name = body[start:stop]
     return name
 
@@ -386,16 +404,18 @@ def _tensor_head(body: bytes, position: int, end: int) -> bytes | None:
                 at += 1
             if body[at] == _DTYPE_TAG and body[at + 2] == _SHAPE_TAG and body[at + 1] < 0x80 > body[at + 3]:
                 return body[at : at + 4 + body[at + 3]]
-    while position < end:
+    fields = 0
+    while position < end and fields < _MOST_OF_INPUT:
+        fields += 1
         tag, start, position = _field(body, position)
         if tag == _VALUE_TAG:
             position, begin = start, start
-            while position < end:
+            while position < end and position - begin <= _MAX_HEAD_BYTES:
                 tag, _, after = _field(body, position)
                 if tag not in (_DTYPE_TAG, _SHAPE_TAG):
                     break
                 position = after
-            return body[begin:position]
+            return body[begin:position] if position - begin <= _MAX_HEAD_BYTES else None
     return None
 
 

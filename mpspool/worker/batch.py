@@ -46,6 +46,62 @@ class Unsplittable(NamedTuple):
         )
 
 
+class _Filling:
+    """A run that is being filled: what of it is counted goes on with each call, and is not gone through anew.
+
+    Args:
+        first: its first call.
+        pads: inputs of different sizes are padded.
+
+    Attributes:
+        positions: of its calls.
+        rows: of all of them.
+    """
+
+    __slots__ = ("_first", "_longest", "_pads", "_sent", "positions", "rows")
+
+    def __init__(self, first: Call, *, pads: bool) -> None:
+        self._first = first
+        self._pads = pads
+        self.positions: list[int] = []
+        self.rows = 0
+        # By input, once there are calls of several kinds: those of one kind are of one size.
+        self._longest: dict[str, tuple[int, ...]] | None = None
+        self._sent = 0
+
+    def takes(self, call: Call, rows: int) -> bool:
+        """Whether a run with this call, padded to what is longest of it, is not much more than was sent."""
+        if not self._pads or (self._longest is None and call.kind is self._first.kind):
+            return True
+        fed = call.inputs()
+        longest, sent = self._counted()
+        made = sum(
+            math.prod(map(max, longest[alias], array.shape[1:])) * array.dtype.itemsize
+            for alias, array in fed.items()
+        ) * (self.rows + rows)
+        sent += sum(array.nbytes for array in fed.values())
+        return bool(made <= _MOST_PADDED_BYTES or made <= _MOST_PADDED_TIMES * sent)
+
+    def add(self, position: int, call: Call, rows: int) -> None:
+        if self._pads and (self._longest is not None or call.kind is not self._first.kind):
+            longest, self._sent = self._counted()
+            fed = call.inputs()
+            self._longest = {
+                alias: tuple(map(max, longest[alias], array.shape[1:])) for alias, array in fed.items()
+            }
+            self._sent += sum(array.nbytes for array in fed.values())
+        self.positions.append(position)
+        self.rows += rows
+
+    def _counted(self) -> tuple[dict[str, tuple[int, ...]], int]:
+        """The largest sizes of each input so far, and the bytes of all."""
+        if self._longest is not None:
+            return self._longest, self._sent
+        fed = self._first.inputs()
+        sent = len(self.positions) * sum(array.nbytes for array in fed.values())
+        return {alias: array.shape[1:] for alias, array in fed.items()}, sent
+
+
 class Batching:
     """The rules of one model version.
 
@@ -68,31 +124,18 @@ class Batching:
     def runs(self, calls: Sequence[Call]) -> list[list[int]]:
         """The positions of the calls that are to share each run, in order; a call that cannot is in a run of its own."""
         runs: list[list[int]] = []
-        # The run that is being filled, and its rows.
-        open_runs: dict[int | None, tuple[list[int], int]] = {}
+        open_runs: dict[int | None, _Filling] = {}
         for position, call in enumerate(calls):
             kind = call.kind
             rows = kind.rows if kind.rows >= 0 else self.rows(call)
-            run, taken = open_runs.get(kind.key, ([], 0)) if rows else ([], 0)
-            if not run or taken + rows > self.run_rows or self._fills(calls, run, call, taken + rows):
-                run, taken = [], 0
-                runs.append(run)
-            run.append(position)
+            filling = open_runs.get(kind.key) if rows else None
+            if filling is None or filling.rows + rows > self.run_rows or not filling.takes(call, rows):
+                filling = _Filling(call, pads=self._pads_inputs)
+                runs.append(filling.positions)
+            filling.add(position, call, rows)
             if rows:
-                open_runs[kind.key] = run, taken + rows
+                open_runs[kind.key] = filling
         return runs
-
-    def _fills(self, calls: Sequence[Call], run: Sequence[int], call: Call, rows: int) -> bool:
-        """Whether a run of so many rows, padded to what is longest of its calls and this one, is much more than was sent."""
-        if not self._pads_inputs or all(calls[position].kind is call.kind for position in run):
-            return False
-        made = sent = 0
-        fed = [calls[position].inputs() for position in run] + [call.inputs()]
-        for alias, array in fed[-1].items():
-            inner = [inputs[alias].shape[1:] for inputs in fed]
-            made += rows * math.prod(map(max, zip(*inner, strict=True))) * array.dtype.itemsize
-            sent += sum(inputs[alias].nbytes for inputs in fed)
-        return made > _MOST_PADDED_BYTES and made > _MOST_PADDED_TIMES * sent
 
     def rows(self, call: Call) -> int:
         """Of the call; 0 where it cannot share a run, and is not to be padded either."""
@@ -244,8 +287,9 @@ def part(call: Call, rows: tuple[int, int]) -> Call:
     kind = call.kind.of_part()
     outputs = kind.plan.signature.outputs
     for alias in kind.response.aliases:
-        if outputs[alias].rows is not None:
-            raise Unsplittable(alias, outputs[alias].shape or ()).error()
+        # Of several signatures' outputs those of the others are seen when they have been run.
+        if (spec := outputs.get(alias)) is not None and spec.rows is not None:
+            raise Unsplittable(alias, spec.shape or ()).error()
     inputs = {alias: array[start:end] for alias, array in call.inputs().items()}
     return Call(kind, call.body, inputs, end - start)
 

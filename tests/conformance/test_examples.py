@@ -312,7 +312,21 @@ def test_batches(
             found = [[entry.value for entry in one.regression_result.regressions] for one in results]
             assert found == [[x / 2 + 2 for x in xs], [x * 5 + 3 for x in xs]][: len(signatures)]
 
-        waiting = [clients.submit(kind, n) for n in range(60) for kind in (regress, classify, multi)]
+        def both(first: int) -> None:
+            made = apis.multi()
+            for method, signature in (("classify", "classify_both"), ("regress", "regress_x_to_y")):
+                task = made.tasks.add(method_name=f"tensorflow/serving/{method}")
+                task.model_spec.name, task.model_spec.signature_name = model, signature
+            xs = range(first, first + 1 + first % 20)
+            for x in xs:
+                fill(made.input.example_list.examples.add(), x, 10 * x)
+            classified, regressed = stub.MultiInference(made, timeout=30).results
+            scores = [entry.classes[0].score for entry in classified.classification_result.classifications]
+            assert scores == [x / 2 + 2 for x in xs]
+            assert [one.value for one in regressed.regression_result.regressions] == [x / 2 + 2 for x in xs]
+
+        kinds = (regress, classify, multi, both)
+        waiting = [clients.submit(kind, n) for n in range(60) for kind in kinds]
         for one in waiting:
             one.result()
         too_many = ask(apis.regress, "regress_x_to_y", *range(65), model=model)

@@ -31,6 +31,7 @@ from h2.settings import SettingCodes
 from mpspool.core import http2_frames as frames
 from mpspool.core.errors import Code
 from mpspool.core.http2_frames import ErrorCode
+from mpspool.router.fronts.http2 import link as link_module
 from mpspool.router.fronts.http2.limits import Limits
 from tests.integration.test_front import PREDICT, Fronts, until
 
@@ -520,6 +521,36 @@ def test_what_the_socket_does_not_take_is_counted(fronts: Fronts) -> None:
     assert len(raw.answer(number).body) == 30 * 2**20 + 5
     until(lambda: fronts.dataplane.memory.used == 0)
     raw.socket.close()
+
+
+def test_who_takes_long_to_read_makes_way(fronts: Fronts, raw: Raw, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two reads of its socket the others have their turn, however much more of it is there."""
+    monkeypatch.setattr(link_module, "_SLICE_S", 0.0)
+    read: list[int] = []
+    turns = 0
+    data_received = link_module.Link.data_received
+
+    def noted(link: link_module.Link, data: bytes) -> None:
+        read.append(turns)
+        data_received(link, data)
+
+    async def count() -> None:
+        nonlocal turns
+        while not raw.answers[number].ended:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(link_module.Link, "data_received", noted)
+    raw = Raw(fronts.grpc.port)
+    number = raw.begin()
+    counting = asyncio.run_coroutine_threadsafe(count(), fronts.loop)
+    raw.data(number, message(bytes(8 * 2**20)), end=True)
+    assert len(raw.answer(number).body) == 8 * 2**20 + 5
+    counting.result(10)
+    raw.socket.close()
+    counted = [turn for turn in read if turn]  # of the time in which they were
+    assert len(counted) > 10
+    assert len(set(counted)) == len(counted)
 
 
 # -- stock clients ------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from mpspool.core.errors import Code
 from mpspool.core.settings import BatchingSettings
 from mpspool.worker.batch import Batching
+from mpspool.worker.call import Call
 from mpspool.worker.engine.base import Array
 from tests.batches import (
     FLOAT,
@@ -318,6 +320,29 @@ def test_what_would_be_padded_to_much_more_than_was_sent_runs_alone() -> None:
     outcomes = bench.run(*[make_body({"x": np.ones(shape, np.float32)}) for shape in shapes])
     assert [np.shape(x) for x in bench.fed] == shapes
     assert [np.shape(answered(outcome)) for outcome in outcomes] == shapes
+
+
+def test_a_run_that_is_padded_is_not_gone_through_for_each_of_its_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The inputs of each are asked for a few times, however many share the run."""
+    asked: Counter[int] = Counter()
+    inputs = Call.inputs
+
+    def counted(call: Call) -> Any:
+        asked[id(call)] += 1
+        return inputs(call)
+
+    monkeypatch.setattr(Call, "inputs", counted)
+    bench = Bench(
+        lambda inputs: {"y": inputs["x"]},
+        make_signature({"x": (FLOAT, None)}, {"y": (FLOAT, None)}),
+        pad_variable_length_inputs=True,
+    )
+    outcomes = bench.run(*[make_body({"x": np.ones((1, 1 + n % 7), np.float32)}) for n in range(200)])
+    assert [np.shape(answered(outcome)) for outcome in outcomes] == [(1, 7)] * 200
+    assert len(bench.engine.calls) == 1
+    assert max(asked.values()) <= 5
 
 
 @pytest.mark.parametrize("sizes", [[], [16]])

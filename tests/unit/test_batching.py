@@ -163,6 +163,24 @@ def test_a_part_is_not_taken_where_the_rest_would_wait_for_its_timeout() -> None
         assert rows(scheduler.dispatch(100 * MS)) == expected
 
 
+@pytest.mark.parametrize(
+    ("limits", "timeout_us"),
+    [(Limits(running=1), 0), (Limits(running=1), 1_000), (Limits(long=1), 0)],
+    ids=["running", "timed", "slow lane"],
+)
+def test_who_may_not_run_has_no_part(limits: Limits, timeout_us: int) -> None:
+    """Eight rows are not cut in four for workers of which the device lets one run at a time."""
+    rules = QueueRules(batching=BatchingSettings(batch_timeout_us=timeout_us))
+    scheduler = Scheduler(PoolRules(limits=limits, long_us=5_000), rules)
+    scheduler.govern(MODEL, rules)
+    for number in range(4):
+        scheduler.join(f"w{number}", MODEL, 2, "gpu0")
+    learned(scheduler, {1: 10, 8: 20})
+    for _ in range(8):
+        ask(scheduler)
+    assert rows(scheduler.dispatch(timeout_us * 1000)) == [8]
+
+
 def test_who_takes_nothing_more_has_no_part() -> None:
     """A worker that drains is none that the rest could be for."""
     scheduler = make(workers=2)
@@ -516,7 +534,8 @@ def test_a_large_request_that_keeps_others_waiting_is_not_tried() -> None:
     """One of two workers is idle, and the other is known to be late; on two that are idle it is."""
     for busy in (True, False):
         scheduler = make(2, max_batch_size=100, max_execution_batch_size=4)
-        scheduler.costs.observe(MODEL, "", 0, 100_000, rows=4)
+        for _ in range(2):
+            scheduler.costs.observe(MODEL, "", 0, 100_000, rows=4)
         if busy:
             ask(scheduler, 4)
             assert rows(scheduler.dispatch(0)) == [4]
@@ -530,7 +549,7 @@ def test_a_large_request_that_keeps_others_waiting_is_not_tried() -> None:
 def test_a_large_request_takes_as_long_as_its_parts(deadline_ms: int, in_time: bool) -> None:
     """Over all workers, which have begun something else of 10 ms: five of 10 ms on two are done after 25, and no sooner."""
     scheduler = make(2, max_batch_size=100, max_execution_batch_size=4)
-    for count in (1, 4):
+    for count in (1, 4, 1, 4):
         scheduler.costs.observe(MODEL, "", 0, 10_000, rows=count)
     for kind in "ab":
         ask(scheduler, 4, kind)

@@ -199,3 +199,42 @@ def test_no_model_pushes_out_what_is_known_of_another(rows: int, monkeypatch: py
         for signature in "abc":
             table.observe(model, signature, 100, 5.0, rows)
     assert all(table.predict(model, s, 100, rows) == 5.0 for model in range(100) for s in "abc")
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_a_first_run_is_not_what_all_others_cost(rows: int) -> None:
+    """It may compile, tune and allocate: one that takes less tells what the size costs, and one that takes more is averaged."""
+    for second_us, known_us in ((1_000, 1_000), (400_000, 384_000)):
+        table = CostTable()
+        assert not table.seen_once("m", "", 4, rows)
+        table.observe("m", "", 4, 380_000, rows)
+        assert table.seen_once("m", "", 4, rows)
+        table.observe("m", "", 4, second_us, rows)
+        assert not table.seen_once("m", "", 4, rows)
+        assert table.predict("m", "", 4, rows) == known_us
+        table.observe("m", "", 4, second_us / 2, rows)
+        assert table.predict("m", "", 4, rows) == pytest.approx(0.8 * known_us + 0.1 * second_us)
+
+
+def test_what_is_between_a_size_that_was_seen_once_and_another_is_not_known_either() -> None:
+    """The sizes beyond them are told by the nearest."""
+    table = CostTable()
+    for rows in (1, 1, 16, 64, 64):
+        table.observe("m", "", 0, 1_000 * rows, rows)
+    assert [table.seen_once("m", "", 0, rows) for rows in (1, 8, 16, 32, 64, 100)] == [
+        *(False, True, True, True, True),
+        False,
+    ]
+
+
+def test_a_new_version_s_first_run_is_one() -> None:
+    """What it took over stands for it until then, and refuses by what the other version has been seen to cost."""
+    table = CostTable()
+    for _ in range(2):
+        table.observe("m1", "", 0, 1_000, 4)
+    table.take_over("m2", ["m1"])
+    assert not table.seen_once("m2", "", 0, 4)
+    table.observe("m2", "", 0, 90_000, 4)
+    assert table.seen_once("m2", "", 0, 4)
+    table.observe("m2", "", 0, 1_000, 4)
+    assert table.predict("m2", "", 0, 4) == 1_000

@@ -400,3 +400,48 @@ def test_what_is_malformed_is_named(method: Method, message: str) -> None:
     """Bytes that are no request: the text has the message's name."""
     with pytest.raises(PoolError, match=rf"The 2 bytes received are not a tensorflow\.serving\.{message}: "):
         envelope.peek(b"\x0a\x05", method)
+
+
+def _sized(tag: int, content: bytes) -> bytes:
+    size, head = len(content), b""
+    while size > 0x7F:
+        head += bytes([size & 0x7F | 0x80])
+        size >>= 7
+    return bytes([tag]) + head + bytes([size]) + content
+
+
+_SPEC = _sized(0x0A, b"\x0a\x01m")
+_NOTHINGS = b"\x12\x00" * 2**17
+
+
+@pytest.mark.parametrize(
+    ("body", "method"),
+    [
+        (_SPEC + _NOTHINGS, Method.PREDICT),
+        (_SPEC * 2**17, Method.PREDICT),
+        (_sized(0x0A, b"\x0a\x01m" + _NOTHINGS), Method.PREDICT),
+        (_sized(0x0A, b"\x0a\x01m" + _sized(0x12, b"\x08\x01" * 2**13)), Method.PREDICT),
+        (_SPEC + b"\x7b" + _NOTHINGS + b"\x7c", Method.PREDICT),
+        (_SPEC + (b"\x7b" + b"\x12\x00" * 2**10 + b"\x7c") * 2**6, Method.PREDICT),
+        (_sized(0x0A, _SPEC) + b"\x0a\x00" * 2**17, Method.MULTI_INFERENCE),
+        (_sized(0x0A, _SPEC + _NOTHINGS), Method.MULTI_INFERENCE),
+    ],
+    ids=["fields", "specs", "spec", "version", "group", "groups", "tasks", "task"],
+)
+def test_more_fields_than_anybody_sends_are_refused(body: bytes, method: Method) -> None:
+    """All others wait while they are gone through."""
+    with pytest.raises(PoolError, match="truncated or malformed"):
+        envelope.peek(body, method)
+
+
+def test_no_more_is_gone_through_than_is_worth_it() -> None:
+    """Rows and examples of what says them behind a hundred thousand other fields are not known."""
+    assert envelope.peek_examples(_sized(0x12, _sized(0x0A, b"\x0a\x00" * 1000))) == 1000
+    assert envelope.peek_examples(_sized(0x12, _sized(0x0A, b"\x0a\x00" * 2**19))) <= 2**18
+    assert envelope.peek_examples(_sized(0x12, _sized(0x0A, b"\x12\x00" * 2**19 + b"\x0a\x00"))) == 0
+    tensor = _sized(0x12, b"\x08\x01" + _sized(0x12, _sized(0x12, b"\x08\x07")))
+    key = _sized(0x0A, b"x")
+    assert envelope.peek_rows(_SPEC + _sized(0x12, key + tensor))[0] == 7
+    assert envelope.peek_rows(_SPEC + _sized(0x12, b"\x1a\x00" * 2**17 + tensor))[0] == 0
+    assert envelope.peek_rows(_SPEC + _sized(0x12, b"\x1a\x00" + _sized(0x12, b"\x08\x01" * 2**17)))[0] == 0
+    assert envelope.names_twice(_SPEC + _sized(0x12, key * 2**17 + tensor)), "it cannot be told"

@@ -17,7 +17,7 @@ from mpspool.router.scheduling import fair_share
 from mpspool.router.scheduling.entry import Entry
 from mpspool.router.scheduling.line import FairLine
 from mpspool.router.scheduling.load import Limits
-from mpspool.router.scheduling.policy import Sjf
+from mpspool.router.scheduling.policy import Policy, Sjf, edf
 from mpspool.router.scheduling.queues import QueueRules
 from mpspool.router.scheduling.scheduler import PoolRules, Scheduler, Send
 
@@ -591,6 +591,53 @@ def test_what_waits_for_the_slow_lane_refuses_nobody_else() -> None:
     entry = Entry(A, SHORT, b"x", 0, deadline_ns=1000 * MS)
     pool.scheduler.arrive(entry, 0)
     assert [send.entries for send in pool.scheduler.dispatch(0) if isinstance(send, Send)] == [[entry]]
+
+
+@pytest.mark.parametrize("pause_ms", [0, 50, 100, 300])
+def test_who_asks_now_and_then_is_not_behind_what_ran_meanwhile(pause_ms: int) -> None:
+    """One model asks for 100 ms at a time and pauses; what another was sent meanwhile counts as the other's turns."""
+    pool = Pool(Limits(running=1))
+    pool.know("10", "100")
+    for model in (A, B):
+        pool.join(model, 2)
+    pool.ask("10", model=A, count=3000)
+    waits: list[float] = []
+    for _ in range(20):
+        (entry,) = pool.ask("100", model=B, at_ms=pool.now_ns / MS + pause_ms)
+        while not entry.sent_ns:
+            pool.step()
+        waits.append((entry.sent_ns - entry.arrived_ns) / MS)
+        pool.run(entry.sent_ns / MS + 100)
+    owed_ms = max(0, 100 - pause_ms)  # of the turns that it has had more
+    assert all(wait <= owed_ms + 20 for wait in waits[1:])
+
+
+@pytest.mark.parametrize(
+    ("policy", "after", "depth", "share"),
+    [(Sjf(3.0), "100", 2, 0.48), (edf, "10", 5, 0.4)],
+    ids=["sjf", "edf"],
+)
+def test_who_waits_already_does_not_lose_its_place_to_who_is_before_it_by_its_policy(
+    policy: Policy, after: str, depth: int, share: float
+) -> None:
+    """In the long run a client that keeps a few waiting has its half, beside one that floods with what goes first."""
+    pool = Pool(fair=True, policy=policy, refuse_late=False)
+    pool.know("10", "100")
+    pool.join(A)
+    asked: dict[str, list[Entry]] = {"first": [], "after": []}
+    wants = {"first": ("10", 50, 1), "after": (after, depth, 10)}
+    while pool.now_ns < 60_000 * MS:
+        for client, (signature, waiting, deadline_s) in wants.items():
+            missing = waiting - sum(not entry.sent_ns for entry in asked[client][-waiting:])
+            new = pool.ask(signature, client=client, count=missing)
+            for entry in new if policy is edf else ():
+                entry.deadline_ns = entry.arrived_ns + 1000 * deadline_s * MS
+            asked[client] += new
+        pool.step()
+    took = {
+        client: pool.work_ms([one for one in entries if one.sent_ns]) for client, entries in asked.items()
+    }
+    assert took["after"] >= share * sum(took.values())
 
 
 @pytest.mark.parametrize("running", [0, 2])

@@ -27,7 +27,7 @@ NO_LIMITS = Limits()
 def make(limits: Limits = NO_LIMITS, long_us: float = 0.0, **rules: object) -> Scheduler:
     scheduler = Scheduler(PoolRules(limits=limits, long_us=long_us), QueueRules(**rules))  # type: ignore[arg-type]
     for size, cost_us in ((1, 1_000), (10, 10_000), (100, 100_000)):
-        for model in (A, B):
+        for model in (A, B, A, B):  # what was seen once refuses nobody
             scheduler.costs.observe(model, "", size, cost_us)
     return scheduler
 
@@ -307,6 +307,19 @@ def test_what_cannot_meet_its_deadline_for_what_runs(
     ) as refused:
         ask(scheduler, 10, at_ms=10, deadline_ms=deadline_ms)
     assert (refused.value.code, refused.value.lack) == (Code.DEADLINE_EXCEEDED, Lack.TIME)
+
+
+def test_what_was_seen_once_refuses_nobody() -> None:
+    """A first run of 400 ms is not what the next one with 50 ms is refused for, though it waits."""
+    scheduler = make()
+    scheduler.join("w", A, 1)
+    scheduler.costs.observe(A, "", 1000, 400_000)
+    ask(scheduler, 10)
+    scheduler.dispatch(0)
+    assert ask(scheduler, 1000, deadline_ms=50).waiting
+    scheduler.costs.observe(A, "", 1000, 400_000)
+    with pytest.raises(PoolError, match="expected to take 400"):
+        ask(scheduler, 1000, deadline_ms=50)
 
 
 def test_what_runs_longer_than_anybody_knew_keeps_nobody_out() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -29,7 +29,7 @@ from mpspool.router.scheduling.entry import Entry
 from mpspool.router.scheduling.load import Batch, Limits
 from mpspool.router.scheduling.placement import DISPATCHES
 from mpspool.router.scheduling.policy import Policy, Sjf, edf, fifo
-from mpspool.router.scheduling.queues import QueueRules
+from mpspool.router.scheduling.queues import Queue, QueueRules
 from mpspool.router.scheduling.scheduler import PoolRules, Refuse, Scheduler, Send
 from mpspool.router.scheduling.suspicion import MAX_REMEMBERED, REMEMBERED_NS, Blame, Standing, Suspicions
 
@@ -336,6 +336,40 @@ def test_all_with_the_body_of_a_suspect_wait_for_its_trial() -> None:
     refusals = scheduler.lost(send.worker, (send.dispatch, 0), 0)
     assert {refusal.entry for refusal in refusals} == {*copies, *late}
     assert scheduler.unfinished() == 0
+
+
+def test_what_waits_is_gone_through_once_for_all_that_a_worker_was_lost_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those with the body of any of them are suspects, in their order; nobody else is."""
+    rules = QueueRules(batching=BatchingSettings(max_batch_size=3))
+    scheduler = Scheduler(PoolRules(), rules)
+    scheduler.govern(MODEL, rules)
+    scheduler.join("a", MODEL, 1)
+
+    def ask(*bodies: bytes) -> list[Entry]:
+        entries = [Entry(MODEL, "", body, 0, rows=1, kind=("", b"", b"")) for body in bodies]
+        for entry in entries:
+            scheduler.arrive(entry, 0)
+        return entries
+
+    first = ask(b"p", b"q", b"r")
+    (send,) = scheduler.dispatch(0)
+    assert send.entries == first
+    waiting = ask(b"q", b"s", b"p", b"tt", b"q")
+    (queue,) = scheduler._queues.values()
+    gone_through: list[int] = []
+    suspect = Queue.suspect
+
+    def counted(queue: Queue, bodies: Collection[bytes]) -> None:
+        gone_through.append(len(bodies))
+        suspect(queue, bodies)
+
+    monkeypatch.setattr(Queue, "suspect", counted)
+    assert scheduler.lost("a", (send.dispatch, WHOLE), 0) == []
+    assert gone_through == [3]
+    assert [entry.suspect for entry in waiting] == [True, False, True, False, True]
+    assert list(queue.suspects) == [*first, waiting[0], waiting[2], waiting[4]]
 
 
 def test_those_that_were_sent_before_the_suspicion_share_it_when_they_come_back() -> None:

@@ -338,9 +338,11 @@ def test_a_pool_that_goes_away_is_said_to_have_gone(tmp_path: Path, monkeypatch:
     silent: set[Path] = set()
     asked: list[tuple[str, bool]] = []
 
+    busy = False
+
     def call(path: Path, op: str, *, timeout_s: float, memory: bool = False) -> Any:
         assert timeout_s <= 1
-        if path in silent:
+        if path in silent or (busy and memory):
             raise ControlError("nobody answers")
         asked.append((op, memory))
         return {"status": told, "snapshot": router(), "latencies": latencies()}[op]
@@ -350,8 +352,13 @@ def test_a_pool_that_goes_away_is_said_to_have_gone(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sampling.lock, "holder", lambda _run: next(holders))
     sampler = sampling.Sampler(run)
     silent |= {run.pool_control, run.router_control}
-    assert sampler.take().problem == "the pool is only starting"
+    assert sampler.take().problem == "the pool does not answer: it is only starting, or very busy"
     silent.clear()
+    busy = True
+    found = sampler.take()
+    assert (found.status, found.problem, found.pss_bytes) == (told, "", {})
+    busy = False
+    asked.clear()
     found = sampler.take()
     assert (found.status, found.problem, found.pss_bytes) == (told, "", {ONE: 5})
     assert asked == [("status", True), ("snapshot", False), ("latencies", False)]

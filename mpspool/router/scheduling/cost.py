@@ -24,12 +24,14 @@ class _Curve:
 
     Attributes:
         taken_over: the classes that are another version's, until they are seen.
+        once: those that were seen but once.
     """
 
     classes: list[int] = field(default_factory=list)
     rows: list[float] = field(default_factory=list)
     cost_us: list[float] = field(default_factory=list)
     taken_over: set[int] = field(default_factory=set)
+    once: set[int] = field(default_factory=set)
 
     def for_another(self) -> Self:
         """What is known of it, as a starting point."""
@@ -40,14 +42,23 @@ class _Curve:
         at = bisect_left(self.classes, size_class)
         if size_class in self.taken_over:
             self.taken_over.remove(size_class)
+            self.once.add(size_class)
             self.rows[at], self.cost_us[at] = float(rows), float(cost_us)
         elif at < len(self.classes) and self.classes[at] == size_class:
             self.rows[at] += _WEIGHT * (rows - self.rows[at])
-            self.cost_us[at] = _learned(self.cost_us[at], cost_us)
+            self.cost_us[at] = _learned(self.cost_us[at], cost_us, once=size_class in self.once)
+            self.once.discard(size_class)
         else:
+            self.once.add(size_class)
             self.classes.insert(at, size_class)
             self.rows.insert(at, float(rows))
             self.cost_us.insert(at, float(cost_us))
+
+    def seen_once(self, rows: int) -> bool:
+        """Whether what so many rows are predicted to cost is what a class that was seen but once has."""
+        at = bisect_left(self.rows, rows)
+        beside = self.classes[max(0, at - 1) : at + 1]
+        return any(size_class in self.once for size_class in beside)
 
     def least_per_row(self) -> float:
         return min(cost_us / rows for rows, cost_us in zip(self.rows, self.cost_us, strict=True))
@@ -68,10 +79,12 @@ class _Costs:
     """What is known of one model version: by signature and size class of the body, and by signature over rows.
 
     Attributes:
+        once: of by_size_us, those that were seen but once.
         taken_over_us, taken_over: what another version costs, while nothing like it has been seen of this one.
     """
 
     by_size_us: OrderedDict[tuple[str, int], float] = field(default_factory=OrderedDict)
+    once: set[tuple[str, int]] = field(default_factory=set)
     by_rows: OrderedDict[str, _Curve] = field(default_factory=OrderedDict)
     taken_over_us: OrderedDict[tuple[str, int], float] = field(default_factory=OrderedDict)
     taken_over: OrderedDict[str, _Curve] = field(default_factory=OrderedDict)
@@ -115,9 +128,14 @@ class CostTable:
             known_us = costs.by_size_us.get(key)
             if known_us is None:
                 costs.taken_over_us.pop(key, None)
-                known_us = cost_us
-            costs.by_size_us[key] = _learned(known_us, cost_us)
+                costs.by_size_us[key] = cost_us
+                costs.once.add(key)
+            else:
+                costs.by_size_us[key] = _learned(known_us, cost_us, once=key in costs.once)
+                costs.once.discard(key)
             _keep(costs.by_size_us, key)
+            if len(costs.once) > _MAX_SIGNATURES:
+                costs.once &= costs.by_size_us.keys()
 
     def forget(self, model: Hashable) -> None:
         """There is no such version any more."""
@@ -135,6 +153,16 @@ class CostTable:
         cost_us = costs.by_size_us.get(key)
         return costs.taken_over_us.get(key) if cost_us is None else cost_us
 
+    def seen_once(self, model: Hashable, signature: str, size: int, rows: int = 0) -> bool:
+        """Whether predict() says what was seen but once, and may have been a first run's cost."""
+        costs = self._of.get(model)
+        if costs is None:
+            return False
+        if rows:
+            curve = costs.curve(signature)
+            return curve is not None and curve.seen_once(rows)
+        return (signature, size.bit_length()) in costs.once
+
     def at_least(self, model: Hashable, signature: str, rows: int) -> float:
         """Microseconds that a batch of so many rows takes for sure: of more than were seen, what the largest did; 0 where none was."""
         curve = self._curve(model, signature)
@@ -150,8 +178,13 @@ class CostTable:
         return costs.curve(signature) if costs is not None else None
 
 
-def _learned(known_us: float, cost_us: float) -> float:
-    """The average after one more. One that is 0, from a clock that did not move, can grow, too."""
+def _learned(known_us: float, cost_us: float, *, once: bool) -> float:
+    """The average after one more. One that is 0, from a clock that did not move, can grow, too.
+
+    The first run of a size may compile, tune and allocate: where it was the only one so far, one that took less is what all others cost.
+    """
+    if once and cost_us < known_us:
+        return cost_us
     return known_us + _WEIGHT * (min(cost_us, _MOST * max(known_us, 1.0)) - known_us)
 
 

@@ -32,9 +32,9 @@ class FairShare:
         self._next_s: dict[Hashable, float] = {}
         self._most = _SLACK  # parties, before those are forgotten that can be
 
-    def arrive(self, party: Hashable, cost_s: float) -> float:
-        """When a request of this party counts as arrived."""
-        start_s = self.now(party)
+    def arrive(self, party: Hashable, cost_s: float, earliest_s: float = math.inf) -> float:
+        """When a request of this party counts as arrived, as now() has it."""
+        start_s = self.now(party, earliest_s)
         self._next_s[party] = start_s + cost_s
         if len(self._next_s) > self._most:
             self._forget()

@@ -115,6 +115,10 @@ class FairLine(Line):
         if not own.holders:
             del self._own[entry.client]
 
+    def holds(self, client: str) -> bool:
+        """Whether anything of a client waits here."""
+        return client in self._own
+
     def delay(self, client: str, by_s: float) -> None:
         """All that waits of a client counts as arrived so much later: it was charged for what went before."""
         own = self._own.get(client)

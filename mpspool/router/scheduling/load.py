@@ -78,6 +78,10 @@ class Device:
         self.effective_s += busy_s * alone
 
 
+# More than any device runs.
+_NO_LIMIT = 2**30
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What may run on a device at once; 0 for no limit.
@@ -93,6 +97,16 @@ class Limits:
     def allow(self, device: Device, long: bool) -> bool:
         """Whether one more dispatch may be begun there."""
         return not (self.running and device.running >= self.running) and self.allow_long(device, long)
+
+    def most(self, long: bool) -> int:
+        """How many dispatches may run on a device at once."""
+        return min(self.running or _NO_LIMIT, (long and self.long) or _NO_LIMIT)
+
+    def room(self, device: Device, long: bool) -> int:
+        """How many more may be begun there."""
+        running = max(0, self.running - device.running) if self.running else _NO_LIMIT
+        slow = max(0, self.long - device.long) if long and self.long else _NO_LIMIT
+        return min(running, slow)
 
     def allow_long(self, device: Device, long: bool) -> bool:
         return not (long and self.long and device.long >= self.long)

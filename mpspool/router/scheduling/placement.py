@@ -64,13 +64,15 @@ class Placement:
         worker.counted_held = worker.counted_rows = 0
         del self.workers[worker.name]
 
-    def idle_part(self, rows: int) -> int:
-        """A part of so many rows that wait, where each idle worker takes one."""
-        return -(-rows // max(1, self.idle_count))
+    def idle_part(self, rows: int, long: bool) -> int:
+        """A part of so many rows that wait, where each idle worker takes one that may; of long batches, or of others."""
+        room = sum(self._limits.room(device, long) for device in self._idle)
+        return -(-rows // max(1, min(self.idle_count, room)))
 
-    def even_part(self, rows: int) -> int:
+    def even_part(self, rows: int, long: bool) -> int:
         """A worker's part of so many rows that wait and of those that run; no more than an idle one's of what waits."""
-        return min(self.idle_part(rows), -(-(rows + self.rows) // max(1, self.open_count)))
+        running = min(self.open_count, self._limits.most(long) * len(self._idle))
+        return min(self.idle_part(rows, long), -(-(rows + self.rows) // max(1, running)))
 
     def held_each(self) -> float:
         """How many requests each of those that are sent more holds, on average."""

@@ -212,6 +212,8 @@ class Queue:
         workers = len(self.placement.workers)
         if not self.rules.refuse_late or first.cost_s is None or not workers:
             return
+        if self.costs.seen_once(self.model, first.signature, first.size, first.rows):
+            return  # a first run may have taken much longer than any other will
         place = self.placement
         if not self.length and place.idle_count >= min(len(parts), max(1, place.open_count)):
             return  # it keeps nobody waiting, and tells what such a request costs now
@@ -219,7 +221,7 @@ class Queue:
         cost_s = max(*costs_s, sum(costs_s) / workers)
         ahead_s = self._ahead_s(first, workers)
         spare_s = left_s - cost_s - ahead_s
-        busy_s = place.free_in_s(now_ns, spare_s)
+        busy_s = place.free_in_s(now_ns, spare_s) if spare_s >= 0.0 else 0.0
         if busy_s > spare_s:
             takes = [f"the request is expected to take {cost_s * 1e3:.1f} ms"]
             if ahead_s:
@@ -264,7 +266,9 @@ class Queue:
                 entry.charge_s = min(entry.charge_s, least_s)
             entry.slow = entry.long or self._is_slow(entry)
             self._enter(entry.slow)
-            entry.start_s = self._shares.of(entry.slow).arrive(entry.client, entry.charge_s)
+            # Who waits already goes on from there, however far those have come that its policy puts before it.
+            earliest_s = 0.0 if self._waits_of(entry.client, entry.slow) else math.inf
+            entry.start_s = self._shares.of(entry.slow).arrive(entry.client, entry.charge_s, earliest_s)
             later_s = number - entry.arrived_s if is_time(rules.policy) else 0.0
             entry.key = entry.start_s + later_s
         entry.order = next(self._order)
@@ -277,6 +281,11 @@ class Queue:
     def _waits_in(self, slow: bool) -> bool:
         """Whether anything waits in the slow lane, or outside of it."""
         return any(line.slow == slow for line in self._lines.values())
+
+    def _waits_of(self, client: str, slow: bool) -> bool:
+        """Whether anything of a client waits there, where clients share."""
+        lines = (line for line in self._lines.values() if isinstance(line, FairLine) and line.slow == slow)
+        return any(line.holds(client) for line in lines)
 
     def _enter(self, slow: bool) -> None:
         """Something is about to wait in the slow lane, or outside of it."""
@@ -445,9 +454,11 @@ class Queue:
             return True
         return entry.sent_ns <= self.excused.get(body, -1)
 
-    def suspect(self, body: bytes) -> None:
-        """A worker was lost to this body: all that wait with it are suspects too."""
-        alike = [entry for line in self._lines.values() for entry in line if entry.body == body]
+    def suspect(self, bodies: Collection[bytes]) -> None:
+        """A worker was lost to one of these bodies: all that wait with one are suspects too."""
+        sizes = set(map(len, bodies))  # a body of another length is not worth hashing
+        waiting = (entry for line in self._lines.values() for entry in line)
+        alike = [entry for entry in waiting if len(entry.body) in sizes and entry.body in bodies]
         for entry in sorted(alike, key=_place):
             self.discount(entry)
             entry.suspect = True
@@ -678,7 +689,8 @@ class Queue:
         timed = batching.waits(settings)
         if line.rows >= settings.run_rows + (not timed):
             return rows
-        part = self.placement.idle_part(rows) if timed else self.placement.even_part(rows)
+        place = self.placement
+        part = place.idle_part(rows, line.slow) if timed else place.even_part(rows, line.slow)
         if part >= rows:
             return rows
         whole_us, part_us = (

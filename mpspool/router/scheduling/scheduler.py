@@ -23,7 +23,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from mpspool.core.errors import Code, Lack, PoolError
@@ -373,9 +373,7 @@ class Scheduler:
                 else:
                     again.append(entry)
         refusals = [refusal for entry in again for refusal in self._again(queue, entry, now_ns)]
-        for entry, alone in blamed:
-            refusals += self._blame(queue, entry, alone, now_ns, chance=blame is Blame.PERHAPS)
-        return refusals
+        return refusals + self._blame(queue, blamed, now_ns, chance=blame is Blame.PERHAPS)
 
     def finished(self, name: str, dispatch: int, ran: bool = True, now_ns: int = 0) -> Batch | None:
         """A worker gave a dispatch's credit back.
@@ -449,9 +447,7 @@ class Scheduler:
             if queue.due_ns == due_ns:
                 queue.due_ns = 0
             self._stirred[queue] = None
-        limits = self._rules.limits
-        # Where nothing limits a device, the queues do not meet.
-        if not limits.running and not limits.long:
+        if not self._meet:
             while self._stirred:
                 queue, _ = self._stirred.popitem()
                 self._failed[queue] = None
@@ -467,9 +463,15 @@ class Scheduler:
         orders, self._orders = self._orders, []
         return orders
 
+    @property
+    def _meet(self) -> bool:
+        """Whether queues take turns. Where nothing limits a device they do not; else who is alone has had its turns, too."""
+        limits = self._rules.limits
+        return bool(limits.running or limits.long)
+
     def _dispatch_all(self, queues: list[Queue], now_ns: int) -> None:
         """Sends all that these queues can be sent now, and notes when there may be more."""
-        if len(queues) > 1:
+        if self._meet:
             waiting = {queue for queue in queues if queue.waits}
             slow = {queue for queue in waiting if queue.waits_slow}
             for turns in self._turns.values():
@@ -508,7 +510,7 @@ class Scheduler:
         for queue in queues:
             for choice in self._next(queue, now_ns, alone=not several) if queue.waits else ():
                 device = choice.worker.device
-                if several:
+                if self._meet:
                     turns = self._turns[device]
                     after_s = queue.after_s(choice.first)
                     choice.start_s = turns.start_s(queue, choice.long, after_s)
@@ -531,7 +533,7 @@ class Scheduler:
             self._refuse(entry, Code.DEADLINE_EXCEEDED, _TOO_LATE, Lack.TIME) for entry in queue.late
         ]
         queue.late.clear()
-        if several:
+        if self._meet:
             if batch.cost_us is None:
                 batch.charge_s = LEAST_S
             cost_s = batch.charge_s or (batch.cost_us or 0.0) / 1e6
@@ -637,27 +639,33 @@ class Scheduler:
         self._add(queue, entry)
         return []
 
-    def _blame(self, queue: Queue, entry: Entry, alone: bool, now_ns: int, *, chance: bool) -> list[Refuse]:
-        """Its worker was lost while it ran this; by chance, perhaps."""
-        entry.deaths += 1
-        body = entry.body
-        if chance and not alone and entry.deaths == 1 and queue.excuses(entry, now_ns):
-            if not entry.over:
-                return self._again(queue, entry, now_ns)
-            entry.let_go()
-            return []
-        standing = self._suspicions.blame(entry.model, body, alone, now_ns)
-        if entry.over:
-            entry.let_go()
-        else:
-            entry.suspect = True
-            self._add(queue, entry)
-        queue.suspect(body)
-        self._suspected[queue] = None
-        if standing is not Standing.QUARANTINED:
-            return []
-        alike = [other for other in queue.suspects if other.body == body and not other.over]
-        return [self._refuse(other, Code.INTERNAL, _QUARANTINED) for other in alike]
+    def _blame(
+        self, queue: Queue, blamed: Iterable[tuple[Entry, bool]], now_ns: int, *, chance: bool
+    ) -> list[Refuse]:
+        """Their worker was lost while it ran these, each perhaps alone; by chance, perhaps."""
+        refusals: list[Refuse] = []
+        standings: dict[bytes, Standing] = {}
+        for entry, alone in blamed:
+            entry.deaths += 1
+            if chance and not alone and entry.deaths == 1 and queue.excuses(entry, now_ns):
+                if entry.over:
+                    entry.let_go()
+                else:
+                    refusals += self._again(queue, entry, now_ns)
+                continue
+            standings[entry.body] = self._suspicions.blame(entry.model, entry.body, alone, now_ns)
+            if entry.over:
+                entry.let_go()
+            else:
+                entry.suspect = True
+                self._add(queue, entry)
+        if standings:
+            queue.suspect(standings)
+            self._suspected[queue] = None
+        alike = [other for other in queue.suspects if standings.get(other.body) is Standing.QUARANTINED]
+        return refusals + [
+            self._refuse(other, Code.INTERNAL, _QUARANTINED) for other in alike if not other.over
+        ]
 
     # -- bookkeeping ------------------------------------------------------------------------------
 

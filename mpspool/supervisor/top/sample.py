@@ -12,6 +12,7 @@ from mpspool.supervisor import lock
 from mpspool.supervisor.top.figures import Sample
 
 _ANSWER_S = 1.0
+_SILENT = "the pool does not answer: it is only starting, or very busy"
 # A worker's PSS takes milliseconds per GB that it maps.
 _MEMORY_EVERY_S = 5.0
 
@@ -51,14 +52,15 @@ class Sampler:
         """Takes the status, or keeps the last one where a pool runs that does not answer. Returns what is wrong."""
         now = time.monotonic()
         measure = now >= self._measured_at + _MEMORY_EVERY_S
-        arguments = {"memory": True} if measure else {}
-        try:
-            self._status = control.call(self._run.pool_control, "status", timeout_s=_ANSWER_S, **arguments)
-        except (ControlError, ValueError):
+        status = self._ask_status(memory=measure)
+        if status is None and measure:  # to count memory takes long where the machine is busy
+            measure, status = False, self._ask_status(memory=False)
+        if status is None:
             if lock.holder(self._run):
-                return "the pool process does not answer" if self._status else "the pool is only starting"
+                return "the pool process does not answer" if self._status else _SILENT
             self._status = None
             return f"no pool runs in {self._run.root}; waiting for one"
+        self._status = status
         if measure:
             self._measured_at = now
             self._pss_bytes = {
@@ -67,6 +69,13 @@ class Sampler:
                 if worker.get("memory")
             }
         return ""
+
+    def _ask_status(self, *, memory: bool) -> Message | None:
+        arguments = {"memory": True} if memory else {}
+        try:
+            return control.call(self._run.pool_control, "status", timeout_s=_ANSWER_S, **arguments)
+        except (ControlError, ValueError):
+            return None
 
     def _cpu_s(self) -> dict[int, float]:
         workers = self._status["workers"] if self._status else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, cast
 
 from mpspool.core import log
@@ -18,6 +19,8 @@ logger = log.get("http2")
 
 # A socket's buffer of our own, past the kernel's, before answers wait in their streams.
 _HIGH_WATER_BYTES = 2**18
+# A socket is read many times in a row, 256 KB each, before another is: who takes longer than this with one read makes way.
+_SLICE_S = 0.002
 
 
 class Link(asyncio.Protocol):
@@ -57,11 +60,19 @@ class Link(asyncio.Protocol):
         return transport
 
     def data_received(self, data: bytes) -> None:
+        begun_s = time.monotonic()
         try:
             self.connection.receive(data, self._listener.now_s())
         except Exception:
             logger.exception("connection failed")
             self.connection.fail(ErrorCode.INTERNAL_ERROR, "the server failed")
+        if time.monotonic() - begun_s > _SLICE_S and not self._transport.is_closing():
+            self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         self.connection.pause()
