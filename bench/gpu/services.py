@@ -239,16 +239,17 @@ def measure(gpu: Gpu, contexts: int, seconds: float, loads: Sequence[float], run
     """Fills `done` as it goes. Raises BenchError."""
     with _Services(gpu, contexts, run) as pool:
         for one in SERVICES:
-            quiet = pool.bench({one: ["--concurrency", "1"]}, seconds / 2)[one.name]
-            full = pool.bench({one: ["--concurrency", str(_PER_CONTEXT * contexts)]}, seconds / 2)[one.name]
-            done.alone[one.name] = Alone(quiet["median"]["p50"], full["median"]["rate"])
+            alone_s = max(1.0, seconds / 2)
+            quiet = pool.bench({one: ["--concurrency", "1"]}, alone_s)[one.name]
+            full = pool.bench({one: ["--concurrency", str(_PER_CONTEXT * contexts)]}, alone_s)[one.name]
+            done.alone[one.name] = Alone(_late(quiet).p50_ms, _late(full).rate)
             print(f"bench.gpu: {one.name} alone {done.alone[one.name]}", flush=True)
         for title, setup in SETUPS.items():
             pool.set_up(setup)
-            levels = done.levels.setdefault(title, [])
             for load in loads:
                 rates = done.rates(load)
                 found = pool.bench({one: ["--rate", f"{rates[one.name]:.3g}"] for one in SERVICES}, seconds)
+                levels = done.levels.setdefault(title, [])
                 levels.append(Level(load, {name: _late(level) for name, level in found.items()}))
                 print(f"bench.gpu: {title}, {load:.0%}: {levels[-1].lateness(done.alone):.2f}", flush=True)
 
@@ -350,7 +351,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             try:
                 measure(gpu, options.contexts, options.seconds, loads, run, done)
             finally:
-                if any(done.levels.values()):
+                if done.levels:
                     _write(done, options.results, options.name)
     except NoGpuError as error:
         print(f"bench.gpu: {error}", file=sys.stderr)

@@ -35,8 +35,8 @@ _MAX_ROWS = 2**31
 # Groups, which are none of ours, count by their bytes.
 _MOST_FIELDS = 2**16
 _MOST_EXAMPLES = 2**18
-# Fields of an input and of its tensor's type and shape, and the bytes of these.
-_MOST_OF_INPUT, _MAX_HEAD_BYTES = 64, 2**13
+# Fields of an input, which has two, and the bytes of its tensor's type and shape.
+_MOST_OF_INPUT, _MAX_HEAD_BYTES = 8, 2**13
 _MAX_VARINT_BYTES = 10
 _MAX_GROUP_DEPTH = 100
 _MAX_REMEMBERED_BYTES = 512
@@ -156,8 +156,14 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
     raise _MalformedError
 
 
-def _field(data: bytes, position: int, depth: int = 0) -> tuple[int, int, int]:
+def _field(data: bytes, position: int, depth: int = 0, group_end: int = 0) -> tuple[int, int, int]:
     """One field: its tag, where its content starts, where it ends (past a group's end tag).
+
+    Args:
+        data: has it.
+        position: where it begins.
+        depth: of the groups that it is in.
+        group_end: where the outermost of them has ended.
 
     Raises:
         IndexError, _MalformedError: it goes past the data, or is no field.
@@ -185,7 +191,7 @@ def _field(data: bytes, position: int, depth: int = 0) -> tuple[int, int, int]:
         size, start = _varint(data, position)
         position = start + size
     elif wire == _GROUP:
-        position = _skip_group(data, position, tag, depth + 1, position + _MOST_FIELDS)
+        position = _skip_group(data, position, tag, depth + 1, group_end or position + _MOST_FIELDS)
     elif not depth:
         raise _MalformedError  # the end of a group that never began
     if position > len(data):
@@ -197,7 +203,7 @@ def _skip_group(data: bytes, position: int, opening: int, depth: int, end: int) 
     if depth > _MAX_GROUP_DEPTH:
         raise _MalformedError
     while position <= end:
-        tag, _, position = _field(data, position, depth)
+        tag, _, position = _field(data, position, depth, end)
         if tag & 7 == _END_GROUP:
             if tag != opening + 1:
                 raise _MalformedError
@@ -216,10 +222,10 @@ def _parse_spec(spec: bytes) -> ModelSpecPeek:
     label: str | None = None
     position = fields = 0
     while position < len(spec):
-        fields += 1
+        tag, start, position = _field(spec, position)
+        fields += 1 if tag != 2 << 3 | _LEN else 1 + position - start  # a version has fields of its own
         if fields > _MOST_FIELDS:
             raise _MalformedError
-        tag, start, position = _field(spec, position)
         content = spec[start:position]
         if tag == 1 << 3 | _LEN:
             name = content.decode()
@@ -236,9 +242,7 @@ _known_spec = lru_cache(maxsize=1024)(_parse_spec)
 
 
 def _parse_int64_value(data: bytes, value: int) -> int:
-    """google.protobuf.Int64Value, merged into what an earlier one said. Raises IndexError or _MalformedError."""
-    if len(data) > _MAX_HEAD_BYTES:
-        raise _MalformedError
+    """google.protobuf.Int64Value, merged into what an earlier one said."""
     position = 0
     while position < len(data):
         tag, start, position = _field(data, position)
@@ -399,9 +403,7 @@ def _tensor_head(body: bytes, position: int, end: int) -> bytes | None:
         # As it is nearly always: name, tensor, in it type and shape, each of one byte where it can be.
         at = position + 2 + body[position + 1]
         if at < end and body[at] == _VALUE_TAG:
-            at += 2
-            while body[at - 1] >= 0x80:
-                at += 1
+            at = _varint(body, at + 1)[1]
             if body[at] == _DTYPE_TAG and body[at + 2] == _SHAPE_TAG and body[at + 1] < 0x80 > body[at + 3]:
                 return body[at : at + 4 + body[at + 3]]
     fields = 0

@@ -181,6 +181,41 @@ def test_who_may_not_run_has_no_part(limits: Limits, timeout_us: int) -> None:
     assert rows(scheduler.dispatch(timeout_us * 1000)) == [8]
 
 
+def test_parts_are_for_those_who_may_run_on_their_device() -> None:
+    """One at a time on each of two, of which one has four idle workers; a third has none any more."""
+    rules = QueueRules(batching=BatchingSettings())
+    scheduler = Scheduler(PoolRules(limits=Limits(running=1)), rules)
+    scheduler.govern(MODEL, rules)
+    for number in range(4):
+        scheduler.join(f"a{number}", MODEL, 1, "gpu0")
+    for device in ("gpu1", "gpu2"):
+        scheduler.join(device, MODEL, 1, device)
+    scheduler.lost("gpu2", None, 0)
+    learned(scheduler, {1: 10, 8: 80})
+    for _ in range(8):
+        ask(scheduler)
+    assert rows(scheduler.dispatch(0)) == [4, 4]
+
+
+def test_what_was_long_is_cut_again_where_its_parts_are_not() -> None:
+    """The slow lane is full, and a part of ninety rows is long; of those that are left each idle worker takes its part."""
+    rules = QueueRules(batching=BatchingSettings())
+    scheduler = Scheduler(PoolRules(limits=Limits(long=1), long_us=17_000), rules)
+    scheduler.govern(MODEL, rules)
+    for number in range(5):
+        scheduler.join(f"w{number}", MODEL, 1, "gpu0")
+    learned(scheduler, {1: 1, 16: 16, 128: 128})
+    for _ in range(2):
+        scheduler.costs.observe(MODEL, "alone", 1, 50_000)
+    scheduler.arrive(Entry(MODEL, "alone", b"x", 0), 0)
+    assert len(scheduler.dispatch(0)) == 1
+    asked = [ask(scheduler) for _ in range(90)]
+    assert scheduler.dispatch(0) == []
+    for entry in asked[:20]:
+        scheduler.cancel(entry)
+    assert len(scheduler.dispatch(0)) == 4
+
+
 def test_who_takes_nothing_more_has_no_part() -> None:
     """A worker that drains is none that the rest could be for."""
     scheduler = make(workers=2)
@@ -564,7 +599,7 @@ def test_a_large_request_takes_as_long_as_its_parts(deadline_ms: int, in_time: b
 
 def learned(scheduler: Scheduler, costs_ms: dict[int, float]) -> Scheduler:
     """Of batches of so many rows."""
-    for count, cost_ms in costs_ms.items():
+    for count, cost_ms in [*costs_ms.items()] * 2:
         scheduler.costs.observe(MODEL, "", 0, 1000 * cost_ms, rows=count)
     return scheduler
 
@@ -719,7 +754,7 @@ def test_which_batches_are_long_is_found_out() -> None:
 def test_a_line_in_which_all_are_late() -> None:
     """Nothing is sent where a batch would be spread and there is nobody left in it."""
     scheduler = make(max_batch_size=8)
-    scheduler.costs.observe(MODEL, "", 0, 50_000, rows=1)
+    learned(scheduler, {1: 50})
     entries = [ask(scheduler, deadline_ns=until * MS) for until in (200, 150)]
     scheduler.join("w1", MODEL, 1)
     orders = scheduler.dispatch(160 * MS)

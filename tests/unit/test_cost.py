@@ -238,3 +238,16 @@ def test_a_new_version_s_first_run_is_one() -> None:
     assert table.seen_once("m2", "", 0, 4)
     table.observe("m2", "", 0, 1_000, 4)
     assert table.predict("m2", "", 0, 4) == 1_000
+
+
+@pytest.mark.parametrize("rows", [0, 4])
+def test_a_first_run_is_taken_over_as_one(rows: int) -> None:
+    """Another version's only run says no more of the next one than of itself."""
+    table = CostTable()
+    table.observe("m1", "", 4, 400_000, rows)
+    table.take_over("m2", ["m1"])
+    assert table.predict("m2", "", 4, rows) == 400_000
+    assert table.seen_once("m2", "", 4, rows)
+    table.observe("m1", "", 4, 1_000, rows)
+    table.take_over("m3", ["m1"])
+    assert not table.seen_once("m3", "", 4, rows)

@@ -420,13 +420,15 @@ _NOTHINGS = b"\x12\x00" * 2**17
         (_SPEC + _NOTHINGS, Method.PREDICT),
         (_SPEC * 2**17, Method.PREDICT),
         (_sized(0x0A, b"\x0a\x01m" + _NOTHINGS), Method.PREDICT),
-        (_sized(0x0A, b"\x0a\x01m" + _sized(0x12, b"\x08\x01" * 2**13)), Method.PREDICT),
+        (_sized(0x0A, b"\x0a\x01m" + _sized(0x12, b"\x08\x01" * 2**16)), Method.PREDICT),
+        (_sized(0x0A, b"\x0a\x01m" + _sized(0x12, b"\x08\x01" * 2**10) * 2**8), Method.PREDICT),
         (_SPEC + b"\x7b" + _NOTHINGS + b"\x7c", Method.PREDICT),
+        (_SPEC + (b"\x7b" * 90 + b"\x7c" * 90) * 2**10, Method.PREDICT),
         (_SPEC + (b"\x7b" + b"\x12\x00" * 2**10 + b"\x7c") * 2**6, Method.PREDICT),
         (_sized(0x0A, _SPEC) + b"\x0a\x00" * 2**17, Method.MULTI_INFERENCE),
         (_sized(0x0A, _SPEC + _NOTHINGS), Method.MULTI_INFERENCE),
     ],
-    ids=["fields", "specs", "spec", "version", "group", "groups", "tasks", "task"],
+    ids=["fields", "specs", "spec", "version", "versions", "group", "nested", "groups", "tasks", "task"],
 )
 def test_more_fields_than_anybody_sends_are_refused(body: bytes, method: Method) -> None:
     """All others wait while they are gone through."""
@@ -444,4 +446,6 @@ def test_no_more_is_gone_through_than_is_worth_it() -> None:
     assert envelope.peek_rows(_SPEC + _sized(0x12, key + tensor))[0] == 7
     assert envelope.peek_rows(_SPEC + _sized(0x12, b"\x1a\x00" * 2**17 + tensor))[0] == 0
     assert envelope.peek_rows(_SPEC + _sized(0x12, b"\x1a\x00" + _sized(0x12, b"\x08\x01" * 2**17)))[0] == 0
+    endless = key + b"\x12" + b"\xff" * 2**20
+    assert envelope.peek_rows(_SPEC + _sized(0x12, endless))[0] == 0
     assert envelope.names_twice(_SPEC + _sized(0x12, key * 2**17 + tensor)), "it cannot be told"

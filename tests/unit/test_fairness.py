@@ -640,6 +640,38 @@ def test_who_waits_already_does_not_lose_its_place_to_who_is_before_it_by_its_po
     assert took["after"] >= share * sum(took.values())
 
 
+@pytest.mark.parametrize("passing", [0, 700], ids=["few clients", "many clients"])
+@pytest.mark.parametrize(
+    ("policy", "waits", "late_s"), [(Sjf(3.0), "4000", 0), (edf, "10", 3600)], ids=["sjf", "edf"]
+)
+def test_who_has_something_waiting_has_no_credit_for_what_is_more_urgent(
+    policy: Policy, waits: str, late_s: int, passing: int
+) -> None:
+    """Neither for as long as it has waited, nor since the beginning where its account was forgotten among many."""
+    pool = Pool(fair=True, policy=policy, refuse_late=False)
+    pool.know("10", waits)
+    pool.join(A)
+
+    def ask(client: str, signature: str, count: int, deadline_s: int) -> list[Entry]:
+        entries = pool.ask(signature, client=client, count=count)
+        for entry in entries if policy is edf else ():
+            entry.deadline_ns = entry.arrived_ns + 1000 * deadline_s * MS
+        return entries
+
+    always = ask("always", "10", 6000, 300)
+    pool.step()
+    ask("hoards", waits, 1, late_s)
+    for number in range(passing):
+        ask(f"passes {number}", "10", 1, 300)
+    pool.run(9_000)
+    ask("hoards", "10", 3000, 300)
+    done, began_ns = len(pool.sent), pool.now_ns
+    pool.run(began_ns / MS + 2_000)
+    sent = pool.sent[done:]
+    assert sum(entry in always for entry in sent[:100]) >= 20, "who asks all the time goes on"
+    assert sum(entry.client == "hoards" for entry in sent) <= 0.6 * len(sent)
+
+
 @pytest.mark.parametrize("running", [0, 2])
 def test_a_slow_lane_that_is_given_up_holds_nobody_back(running: int) -> None:
     """What is long by then waits on as the rest does, and everything is sent."""

@@ -322,6 +322,16 @@ def test_what_was_seen_once_refuses_nobody() -> None:
         ask(scheduler, 1000, deadline_ms=50)
 
 
+def test_what_was_seen_once_is_run_and_learned() -> None:
+    """Before it is run it makes way for nobody, or all but the last of many would be refused for a first run's cost."""
+    scheduler = make()
+    scheduler.join("w", A, 1)
+    scheduler.costs.observe(A, "", 1000, 400_000)
+    waiting = [ask(scheduler, 1000, deadline_ms=300) for _ in range(5)]
+    (send,) = scheduler.dispatch(0)
+    assert send.entries == waiting[:1]
+
+
 def test_what_runs_longer_than_anybody_knew_keeps_nobody_out() -> None:
     """It may end at any time; what is behind it on its worker takes as long as it ever did."""
     scheduler = make()

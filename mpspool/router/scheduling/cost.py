@@ -35,7 +35,8 @@ class _Curve:
 
     def for_another(self) -> Self:
         """What is known of it, as a starting point."""
-        return type(self)(list(self.classes), list(self.rows), list(self.cost_us), set(self.classes))
+        once = set(self.once)
+        return type(self)(list(self.classes), list(self.rows), list(self.cost_us), set(self.classes), once)
 
     def observe(self, rows: int, cost_us: float) -> None:
         size_class = rows.bit_length()
@@ -79,7 +80,7 @@ class _Costs:
     """What is known of one model version: by signature and size class of the body, and by signature over rows.
 
     Attributes:
-        once: of by_size_us, those that were seen but once.
+        once: of by_size_us and taken_over_us, those that were seen but once.
         taken_over_us, taken_over: what another version costs, while nothing like it has been seen of this one.
     """
 
@@ -104,6 +105,8 @@ class CostTable:
         for other in others:
             if (known := self._of.get(other)) is not None and other != model:
                 costs = self._of.setdefault(model, _Costs())
+                new = known.by_size_us.keys() - costs.by_size_us.keys()
+                costs.once = (costs.once - new) | (known.once & new)
                 for key, cost_us in known.by_size_us.items():
                     costs.taken_over_us[key] = cost_us
                 for signature, curve in known.by_rows.items():
@@ -135,7 +138,7 @@ class CostTable:
                 costs.once.discard(key)
             _keep(costs.by_size_us, key)
             if len(costs.once) > _MAX_SIGNATURES:
-                costs.once &= costs.by_size_us.keys()
+                costs.once &= costs.by_size_us.keys() | costs.taken_over_us.keys()
 
     def forget(self, model: Hashable) -> None:
         """There is no such version any more."""

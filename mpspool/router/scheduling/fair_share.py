@@ -25,10 +25,11 @@ class FairShare:
 
     Attributes:
         clock_s: how far those that were served have come.
+        turn_s: when the last one that was served was next: when it counted as arrived, and how much later it was next by its policy.
     """
 
     def __init__(self) -> None:
-        self.clock_s = 0.0
+        self.clock_s = self.turn_s = 0.0
         self._next_s: dict[Hashable, float] = {}
         self._most = _SLACK  # parties, before those are forgotten that can be
 
@@ -49,9 +50,10 @@ class FairShare:
         if party in self._next_s:
             self._next_s[party] -= cost_s
 
-    def served(self, start_s: float) -> None:
-        """A request that counted as arrived then is being run."""
+    def served(self, start_s: float, after_s: float = 0.0) -> None:
+        """A request that counted as arrived then is being run; it was next so much later by its policy."""
         self.clock_s = max(self.clock_s, start_s)
+        self.turn_s = start_s + after_s
 
     def forget(self, party: Hashable) -> None:
         """It does not come again."""

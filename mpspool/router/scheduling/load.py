@@ -98,15 +98,12 @@ class Limits:
         """Whether one more dispatch may be begun there."""
         return not (self.running and device.running >= self.running) and self.allow_long(device, long)
 
-    def most(self, long: bool) -> int:
-        """How many dispatches may run on a device at once."""
-        return min(self.running or _NO_LIMIT, (long and self.long) or _NO_LIMIT)
-
-    def room(self, device: Device, long: bool) -> int:
-        """How many more may be begun there."""
-        running = max(0, self.running - device.running) if self.running else _NO_LIMIT
-        slow = max(0, self.long - device.long) if long and self.long else _NO_LIMIT
-        return min(running, slow)
+    def room(self, long: bool, running: int = 0, slow: int = 0) -> int:
+        """How many more dispatches may be begun on a device that runs so many, and so many long ones among them."""
+        more = self.running - running if self.running else _NO_LIMIT
+        if long and self.long:
+            more = min(more, self.long - slow)
+        return max(0, more)
 
     def allow_long(self, device: Device, long: bool) -> bool:
         return not (long and self.long and device.long >= self.long)

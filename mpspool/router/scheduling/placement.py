@@ -9,6 +9,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
+from collections import Counter
 
 from mpspool.router.scheduling.load import Device, Limits, WorkerLoad
 
@@ -42,6 +43,9 @@ class Placement:
         self.govern(dispatch, limits)
         self._idle: dict[Device, list[tuple[int, int, WorkerLoad]]] = {}
         self._soon: list[tuple[int, int, WorkerLoad]] = []
+        # Of open_count and idle_count, by device.
+        self._open_on: Counter[Device] = Counter()
+        self._idle_on: Counter[Device] = Counter()
         self.open_count = self.idle_count = 0
         self.held = self.rows = 0
         self._serial = itertools.count()
@@ -66,13 +70,17 @@ class Placement:
 
     def idle_part(self, rows: int, long: bool) -> int:
         """A part of so many rows that wait, where each idle worker takes one that may; of long batches, or of others."""
-        room = sum(self._limits.room(device, long) for device in self._idle)
-        return -(-rows // max(1, min(self.idle_count, room)))
+        room = self._limits.room
+        may = sum(
+            min(idle, room(long, device.running, device.long)) for device, idle in self._idle_on.items()
+        )
+        return -(-rows // max(1, may))
 
     def even_part(self, rows: int, long: bool) -> int:
         """A worker's part of so many rows that wait and of those that run; no more than an idle one's of what waits."""
-        running = min(self.open_count, self._limits.most(long) * len(self._idle))
-        return min(self.idle_part(rows, long), -(-(rows + self.rows) // max(1, running)))
+        most = self._limits.room(long)
+        may = sum(min(count, most) for count in self._open_on.values())
+        return min(self.idle_part(rows, long), -(-(rows + self.rows) // max(1, may)))
 
     def held_each(self) -> float:
         """How many requests each of those that are sent more holds, on average."""
@@ -98,12 +106,15 @@ class Placement:
         self.rows += rows - worker.counted_rows
         worker.counted_held, worker.counted_rows = held, rows
         is_open = not (worker.leaving or worker.reserved)
-        self.open_count += is_open - worker.open
-        worker.open = is_open
+        if is_open != worker.open:
+            worker.open = is_open
+            self.open_count += 1 if is_open else -1
+            _count(self._open_on, worker.device, 1 if is_open else -1)
         idle = worker.idle
         if idle != worker.free:
             worker.free = idle
             self.idle_count += 1 if idle else -1
+            _count(self._idle_on, worker.device, 1 if idle else -1)
             if idle:
                 line = self._idle.setdefault(worker.device, [])
                 heapq.heappush(line, (worker.last_sent, next(self._serial), worker))
@@ -152,6 +163,12 @@ class Placement:
 
     def _holds(self, item: tuple[int, int, WorkerLoad]) -> bool:
         return item[2].end_ns() == item[0]
+
+
+def _count(counts: Counter[Device], device: Device, more: int) -> None:
+    counts[device] += more
+    if not counts[device]:
+        del counts[device]
 
 
 def _is_free(item: tuple[int, int, WorkerLoad]) -> bool:

@@ -212,8 +212,8 @@ class Queue:
         workers = len(self.placement.workers)
         if not self.rules.refuse_late or first.cost_s is None or not workers:
             return
-        if self.costs.seen_once(self.model, first.signature, first.size, first.rows):
-            return  # a first run may have taken much longer than any other will
+        if self._seen_once(first):
+            return
         place = self.placement
         if not self.length and place.idle_count >= min(len(parts), max(1, place.open_count)):
             return  # it keeps nobody waiting, and tells what such a request costs now
@@ -230,6 +230,10 @@ class Queue:
                 takes.append(f"what runs now another {busy_s * 1e3:.1f} ms")
             text = f"Deadline exceeded: it is {left_s * 1e3:.1f} ms away, {' and '.join(takes)}"
             raise PoolError(Code.DEADLINE_EXCEEDED, f"{text}; it was not run", Lack.TIME)
+
+    def _seen_once(self, entry: Entry) -> bool:
+        """Whether its cost is that of a first run, which may have taken much longer than any other will."""
+        return self.costs.seen_once(self.model, entry.signature, entry.size, entry.rows)
 
     def _ahead_s(self, entry: Entry, workers: int) -> float:
         """How long after the first worker is free a new request is begun, for what is before it, as though that all cost alike.
@@ -266,10 +270,11 @@ class Queue:
                 entry.charge_s = min(entry.charge_s, least_s)
             entry.slow = entry.long or self._is_slow(entry)
             self._enter(entry.slow)
-            # Who waits already goes on from there, however far those have come that its policy puts before it.
-            earliest_s = 0.0 if self._waits_of(entry.client, entry.slow) else math.inf
-            entry.start_s = self._shares.of(entry.slow).arrive(entry.client, entry.charge_s, earliest_s)
             later_s = number - entry.arrived_s if is_time(rules.policy) else 0.0
+            share = self._shares.of(entry.slow)
+            # Who waits already goes on from there, though those have come further that its policy puts before it; no more than that.
+            earliest_s = share.turn_s - later_s if self._waits_of(entry.client, entry.slow) else math.inf
+            entry.start_s = share.arrive(entry.client, entry.charge_s, earliest_s)
             entry.key = entry.start_s + later_s
         entry.order = next(self._order)
 
@@ -548,15 +553,15 @@ class Queue:
         settings = self.rules.batching
         together = settings is not None and line.kind is not None
         if settings is not None and together:
-            entries, cost_us = self._take_batch(line, settings, now_ns, begin_ns)
+            entries, cost_us = self._take_batch(line, settings, now_ns, begin_ns, long)
             if batching.waits(settings):
                 line.renew(settings.run_rows)
         else:
             entries, cost_us = self._take_short(line, now_ns, begin_ns, share)
         if self.rules.fair and entries:
-            self._shares.of(line.slow).served(entries[0].start_s)
+            taken = entries[0]
+            self._shares.of(line.slow).served(taken.start_s, taken.key - taken.start_s)
             if not line.slow:
-                taken = entries[0]
                 for other in self._lines.values():
                     if (
                         other.slow
@@ -592,7 +597,7 @@ class Queue:
         while (entry := line.first(now_ns)) is not None:
             size, needed_s = plan(entry)
             in_time = not entry.deadline_ns or begin_ns + needed_s * 1e9 <= entry.deadline_ns
-            if in_time or line.count == 1 or not self.rules.refuse_late:
+            if in_time or line.count == 1 or not self.rules.refuse_late or self._seen_once(entry):
                 return size
             self.discount(entry)
             self.late.append(entry)
@@ -647,9 +652,9 @@ class Queue:
         return rows * self._least_us(line, whole) >= _NEARLY * whole * cost_us
 
     def _take_batch(
-        self, line: Line, settings: BatchingSettings, now_ns: int, begin_ns: int
+        self, line: Line, settings: BatchingSettings, now_ns: int, begin_ns: int, long: bool
     ) -> tuple[list[Entry], float | None]:
-        most = self._rows_to_take(line, settings)
+        most = self._rows_to_take(line, settings, long)
         most = self._leave_late(
             line, now_ns, begin_ns, lambda entry: self._plan_batch(line, entry, most, begin_ns)
         )
@@ -680,17 +685,18 @@ class Queue:
         return entries, cost_us
 
     def _batch_us(self, line: Line, settings: BatchingSettings) -> float:
-        """What the next batch of a line is predicted to cost; 0 where nobody knows."""
-        return self.costs.predict(self.model, line.signature, 0, self._rows_to_take(line, settings)) or 0.0
+        """What the next batch of a line is predicted to cost if it is none for the slow lane; 0 where nobody knows."""
+        rows = self._rows_to_take(line, settings, long=False)
+        return self.costs.predict(self.model, line.signature, 0, rows) or 0.0
 
-    def _rows_to_take(self, line: Line, settings: BatchingSettings) -> int:
+    def _rows_to_take(self, line: Line, settings: BatchingSettings, long: bool) -> int:
         rows = min(line.rows, settings.run_rows)
         # Where batches wait for a timeout, what is left of one would wait for its own: only who is idle takes a part.
         timed = batching.waits(settings)
         if line.rows >= settings.run_rows + (not timed):
             return rows
         place = self.placement
-        part = place.idle_part(rows, line.slow) if timed else place.even_part(rows, line.slow)
+        part = place.idle_part(rows, long) if timed else place.even_part(rows, long)
         if part >= rows:
             return rows
         whole_us, part_us = (

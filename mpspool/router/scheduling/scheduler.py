@@ -688,6 +688,8 @@ class Scheduler:
     def _end(self, entry: Entry) -> None:
         entry.over = True
         queue = self._queue(entry.model)
+        if entry.waiting and self._rules.limits.long:
+            self._stirred[queue] = None  # the batch that is left need not be long
         queue.discount(entry)
         queue.give_back(entry)
         self._wanted -= 1
