@@ -276,20 +276,25 @@ def _count(body: bytes) -> int:
     count = position = 0
     left = _MOST_EXAMPLES
     while position < len(body) and left > 0:
-        left -= 1
         tag, start, position = _field(body, position)
+        left -= _weight(tag, start, position)
         if tag != _INPUT_TAG:
             continue
         while start < position and left > 0:
-            left -= 1
             tag, at, start = _within(body, start, position)
+            left -= _weight(tag, at, start)
             if tag not in (_LIST_TAG, _CONTEXT_TAG):
                 continue
             while at < start and left > 0:
-                left -= 1
-                tag, _, at = _within(body, at, start)
+                tag, begin, at = _within(body, at, start)
+                left -= _weight(tag, begin, at)
                 count += tag == _EXAMPLE_TAG
     return count
+
+
+def _weight(tag: int, start: int, end: int) -> int:
+    """How many fields one counts as: a group by its bytes."""
+    return 1 if tag & 7 != _GROUP else end - start
 
 
 def _within(body: bytes, position: int, end: int) -> tuple[int, int, int]:
@@ -309,7 +314,7 @@ def _contents(
     fields = 0
     while position < end:
         tag, start, position = _within(body, position, end)
-        fields += 1 if tag & 7 != _GROUP else position - start
+        fields += _weight(tag, start, position)
         if fields > most:
             raise _MalformedError
         if tag == wanted:

@@ -637,6 +637,21 @@ def test_in_a_crowd_who_has_too_little_time_for_a_batch_leaves() -> None:
     assert send.entries == entries[1:5]
 
 
+def test_in_a_crowd_nobody_leaves_for_a_cost_that_is_known_better_by_now() -> None:
+    """They came when a first run of five seconds was all that was known."""
+    scheduler = learned(make(max_batch_size=4), {4: 5000})
+    waiting = [ask(scheduler, 4, deadline_ns=60_000 * MS) for _ in range(4)]
+    (send,) = scheduler.dispatch(0)
+    late_ones = [ask(scheduler, 4, deadline_ns=40_000 * MS) for _ in range(2)]
+    for _ in range(60):
+        scheduler.costs.observe(MODEL, "", 0, 10_000, rows=4)
+    scheduler.finished(send.worker, send.dispatch)
+    for entry in waiting[1:]:
+        scheduler.cancel(entry)
+    (after,) = scheduler.dispatch(36_000 * MS)
+    assert after.entries == late_ones[:1]
+
+
 def test_in_a_crowd_without_deadlines_nobody_leaves() -> None:
     """Batches are as large as they can be, in the order of arrival."""
     scheduler = learned(make(0, max_batch_size=16), LINEAR)

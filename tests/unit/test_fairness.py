@@ -664,6 +664,8 @@ def test_who_has_something_waiting_has_no_credit_for_what_is_more_urgent(
     for number in range(passing):
         ask(f"passes {number}", "10", 1, 300)
     pool.run(9_000)
+    ask("urgent", "10", 1, 1)
+    pool.step()
     ask("hoards", "10", 3000, 300)
     done, began_ns = len(pool.sent), pool.now_ns
     pool.run(began_ns / MS + 2_000)

@@ -11,11 +11,14 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Hashable
 
 # Until then it is charged so much, and no less in the end.
 LEAST_S = 0.001
 _SLACK = 256
+# Of those that were served: one that is urgent does not say how far the others have come, nor one that was not for long.
+_RECENT = 16
 # Parties: of more those are forgotten that would wait least for having asked before.
 _MOST = 2**16
 
@@ -25,11 +28,11 @@ class FairShare:
 
     Attributes:
         clock_s: how far those that were served have come.
-        turn_s: when the last one that was served was next: when it counted as arrived, and how much later it was next by its policy.
     """
 
     def __init__(self) -> None:
-        self.clock_s = self.turn_s = 0.0
+        self.clock_s = 0.0
+        self._turns_s: deque[float] = deque([0.0], maxlen=_RECENT)
         self._next_s: dict[Hashable, float] = {}
         self._most = _SLACK  # parties, before those are forgotten that can be
 
@@ -50,10 +53,15 @@ class FairShare:
         if party in self._next_s:
             self._next_s[party] -= cost_s
 
+    @property
+    def turn_s(self) -> float:
+        """Whose turn it is: of the last few that were served the latest, by when it counted as arrived and how much later it was next."""
+        return max(self._turns_s)
+
     def served(self, start_s: float, after_s: float = 0.0) -> None:
-        """A request that counted as arrived then is being run; it was next so much later by its policy."""
+        """A request that counted as arrived then is being run; by its policy it was next so much later."""
         self.clock_s = max(self.clock_s, start_s)
-        self.turn_s = start_s + after_s
+        self._turns_s.append(start_s + after_s)
 
     def forget(self, party: Hashable) -> None:
         """It does not come again."""

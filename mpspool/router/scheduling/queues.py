@@ -608,7 +608,8 @@ class Queue:
         if not self.rules.refuse_late or not entry.deadline_ns:
             return most, 0.0
         settings = self.rules.batching
-        cost_s = entry.cost_s or 0.0
+        known_us = self.costs.predict(self.model, entry.signature, 0, entry.rows)
+        cost_s = min(entry.cost_s or 0.0, (known_us or 0.0) / 1e6)  # more may be known than on its arrival
         whole_s = _surely_s(entry, max(cost_s, self._least_us(line, most) / 1e6))
         if begin_ns + whole_s * 1e9 <= entry.deadline_ns:
             return most, whole_s
