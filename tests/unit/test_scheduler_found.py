@@ -22,6 +22,7 @@ from mpspool.router.scheduling.load import Batch, Limits
 from mpspool.router.scheduling.policy import Sjf, edf
 from mpspool.router.scheduling.queues import Queue, QueueRules
 from mpspool.router.scheduling.scheduler import PoolRules, Refuse, Scheduler, Send
+from mpspool.router.scheduling.turns import Turns
 
 MODEL = ModelVersion("half", 1)
 OTHER = ModelVersion("other", 3)
@@ -569,3 +570,29 @@ def test_the_times_to_look_again_do_not_pile_up() -> None:
         pool.dispatch(now_ns + 9 * MS)
         assert pool.unfinished() == 1
     assert len(pool._dues) < 100
+
+
+def test_a_decision_looks_at_no_device_that_nothing_can_be_sent_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, where a limit has models take turns."""
+    pool = Scheduler(PoolRules(limits=Limits(running=1)), QueueRules())
+    for number in range(50):
+        pool.join(f"w{number}", MODEL, 1, f"gpu{number}")
+    pool.join("other", OTHER, 1, "gpu0")
+    for _ in range(60):
+        pool.arrive(Entry(MODEL, "", b"x", 0), 0)
+    sends = [send for send in pool.dispatch(0) if isinstance(send, Send)]
+    assert len(sends) == 50
+    looked = 0
+    keep = Turns.keep
+
+    def counted(turns: Turns, *waiting: Any) -> None:
+        nonlocal looked
+        looked += 1
+        keep(turns, *waiting)
+
+    monkeypatch.setattr(Turns, "keep", counted)
+    pool.finished(sends[7].worker, sends[7].dispatch)
+    (send,) = pool.dispatch(0)
+    assert isinstance(send, Send)
+    assert send.worker == sends[7].worker
+    assert looked == 1

@@ -129,6 +129,10 @@ class Scheduler:
         self._workers: dict[str, WorkerLoad] = {}
         self._devices: dict[str, Device] = {}
         self._turns: dict[Device, Turns] = {}
+        # Of whom anything waits, for the slow lane too, as dispatch() found them; and on which devices turns are theirs alone by now.
+        self._waiting: set[Queue] = set()
+        self._waiting_slow: set[Queue] = set()
+        self._kept: set[Device] = set()
         self._average_us = 0.0
         self._dispatches = itertools.count(1)
         self._deadlines: list[tuple[int, int, Entry]] = []
@@ -465,17 +469,16 @@ class Scheduler:
 
     @property
     def _meet(self) -> bool:
-        """Whether queues take turns. Where nothing limits a device they do not; else who is alone has had its turns, too."""
+        """Whether queues take turns. Where nothing limits a device they do not; else who waits alone has had its turns, too."""
         limits = self._rules.limits
-        return bool(limits.running or limits.long)
+        return len(self._queues) > 1 and bool(limits.running or limits.long)
 
     def _dispatch_all(self, queues: list[Queue], now_ns: int) -> None:
         """Sends all that these queues can be sent now, and notes when there may be more."""
         if self._meet:
-            waiting = {queue for queue in queues if queue.waits}
-            slow = {queue for queue in waiting if queue.waits_slow}
-            for turns in self._turns.values():
-                turns.keep(waiting, slow)
+            self._waiting = {queue for queue in queues if queue.waits}
+            self._waiting_slow = {queue for queue in self._waiting if queue.waits_slow}
+            self._kept.clear()
         shares: dict[Queue, int] = {}
         try:
             while self._dispatch_one(queues, shares, now_ns):
@@ -486,6 +489,14 @@ class Scheduler:
                     self._waits.pop(queue, None)
                 elif queue in self._failed or queue in shares:
                     self._look_again(queue, now_ns)
+
+    def _turns_on(self, device: Device) -> Turns:
+        """Whose turn it is there: of those of whom something waits. Of a device that nothing can be sent to nobody asks."""
+        turns = self._turns[device]
+        if device not in self._kept:
+            self._kept.add(device)
+            turns.keep(self._waiting, self._waiting_slow)
+        return turns
 
     def _look_again(self, queue: Queue, now_ns: int) -> None:
         """Notes when more of it could be sent."""
@@ -511,7 +522,7 @@ class Scheduler:
             for choice in self._next(queue, now_ns, alone=not several) if queue.waits else ():
                 device = choice.worker.device
                 if self._meet:
-                    turns = self._turns[device]
+                    turns = self._turns_on(device)
                     after_s = queue.after_s(choice.first)
                     choice.start_s = turns.start_s(queue, choice.long, after_s)
                     choice.rank = after_s + choice.start_s
