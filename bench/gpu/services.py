@@ -25,7 +25,7 @@ from bench.environments import REPOSITORY, BenchError
 from bench.gpu import device
 from bench.gpu.device import Gpu, NoGpuError
 from bench.guard import Run, running
-from bench.peers import Peer, Place, mpspool
+from bench.peers import OURS, Peer, Place, mpspool
 from bench.protocols import Tfs
 from bench.report import machine
 from bench.server import Server
@@ -124,7 +124,7 @@ class _Services(Server):
 
     def __init__(self, gpu: Gpu, contexts: int, run: Run) -> None:
         super().__init__(
-            Peer("services", "three services", Tfs(), self._start, gpu.environment(), _wait, _stop),
+            Peer("services", "three services", Tfs(), self._start, gpu.environment(), _wait, OURS.stop),
             "widedeep",
             run,
         )
@@ -197,10 +197,6 @@ class _Services(Server):
 
 def _wait(place: Place) -> list[str]:
     return mpspool("wait", "--run-dir", str(place.folder / "run"), "--timeout", str(_WAIT_S))
-
-
-def _stop(place: Place) -> list[str]:
-    return mpspool("stop", "--run-dir", str(place.folder / "run"), "--timeout", "10")
 
 
 def _late(level: Mapping[str, Any]) -> Late:

@@ -96,7 +96,7 @@ class Limits:
 
     def allow(self, device: Device, long: bool) -> bool:
         """Whether one more dispatch may be begun there."""
-        return not (self.running and device.running >= self.running) and self.allow_long(device, long)
+        return self.room(long, device.running, device.long) > 0
 
     def room(self, long: bool, running: int = 0, slow: int = 0) -> int:
         """How many more dispatches may be begun on a device that runs so many, and so many long ones among them."""
