@@ -51,12 +51,14 @@ class Overview:
         for version in self._models.all():
             policy = self._scheduler.policy(version.model)
             own = policy if isinstance(policy, Own) else None
+            batching = self._scheduler.batching(version.model)
             models.setdefault(version.model.name, []).append(
                 {
                     "version": version.model.version,
                     "state": version.state.name,
                     "error": version.error(),
                     "queued": self._scheduler.queued(version.model),
+                    "batch_rows": batching.run_rows if batching else 0,
                     "policy_failures": own.failures if own else 0,
                     "policy_error": own.error if own else "",
                 }

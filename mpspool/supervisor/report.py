@@ -175,8 +175,8 @@ def xids(device: Status) -> str:
 
 
 def _models(status: Status) -> list[tuple[str, ...]]:
-    """Their policies where any is not fifo."""
-    titles = ("model", "version", "state", "weights", "policy")
+    """Their policies where any is not fifo, and the rows of their batches where any is batched."""
+    titles = ("model", "version", "state", "weights", "policy", "batches")
     rows = [
         (
             model["name"],
@@ -184,12 +184,18 @@ def _models(status: Status) -> list[tuple[str, ...]]:
             version["state"],
             _shares(version.get("weights", {})),
             version["policy"],
+            f"to {version['batch_rows']} rows" if version["batch_rows"] else "-",
         )
         for model in status["models"]
         for version in model["versions"]
     ]
-    shown = 5 if any(row[4] != "fifo" for row in rows) else 4
-    return [row[:shown] for row in (titles, *rows)]
+    usual = {"policy": "fifo", "batches": "-"}
+    shown = [
+        column
+        for column, title in enumerate(titles)
+        if title not in usual or any(row[column] != usual[title] for row in rows)
+    ]
+    return [tuple(row[column] for column in shown) for row in (titles, *rows)]
 
 
 def _shares(weights: Status) -> str:

@@ -183,6 +183,8 @@ def test_batching_per_model(shared: LightPool) -> None:
         assert [answer(call) for call in calls] == [half(x) for x in asked]
         shapes[model] = [run.shape for run in shared.runs(model)[before + 1 :]]
     assert shapes == {"with_file": [(4,)], "first": [(1,), (1,), (1,)]}
+    told = {model["name"]: model["versions"][0]["batch_rows"] for model in shared.pool.status()["models"]}
+    assert (told["with_file"], told["first"]) == (4, 0)
 
 
 def test_policy_of_a_model_sjf(batched: LightPool) -> None:

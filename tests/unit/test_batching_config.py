@@ -671,6 +671,19 @@ def test_a_wait_that_never_happens_is_said(tmp_path: Path) -> None:
     assert made.warnings == ["batching.batch_timeout_micros has no effect with adaptive: true"]
 
 
+def test_a_batch_that_cannot_fill_is_said(tmp_path: Path) -> None:
+    """Only of one that waits for it: others go as they are."""
+    text = "models: {a: {base_path: x, max_queued_requests: 30}, b: x}\nbatching: {max_batch_size: 64, %s}"
+    waits = "batch_timeout_micros: 5"
+    told = (
+        "a: max_queued_requests is 30, and batches have up to 64 rows: requests of fewer than 3 never fill one, and wait"
+        " for batch_timeout_micros each time; raise it, or lower max_batch_size"
+    )
+    assert planned(read(tmp_path, text % waits)).warnings == [told]
+    assert planned(read(tmp_path, text % "enabled: true")).warnings == []
+    assert planned(read(tmp_path, text.replace("30", "64") % waits)).warnings == []
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

@@ -323,7 +323,7 @@ def test_the_lock_refuses_a_second_pool_and_names_the_first(tmp_path: Path) -> N
 
 STATUS = {
     "pool": {"state": "DEGRADED", "pid": 1, "run_dir": "/r", "grpc_port": 8500, "rest_port": 0, "mps": "off"},
-    "models": [{"name": "half", "versions": [{"version": 1, "state": "AVAILABLE", "error": "", "policy": "fifo"}]}],
+    "models": [{"name": "half", "versions": [{"version": 1, "state": "AVAILABLE", "error": "", "policy": "fifo", "batch_rows": 0}]}],
     "workers": [
         {
             "id": "half@1.cpu0.0", "model": "half", "version": 1, "device": "cpu0", "slot": 0, "generation": 2,
@@ -396,16 +396,18 @@ def test_the_table_shows_what_is_shared(
     capsys: pytest.CaptureFixture[str], found: dict[str, object], told: str
 ) -> None:
     """Per model version; what was copied in silence is a line of its own."""
-    version = {"version": 1, "state": "AVAILABLE", "error": "", "policy": "fifo", "weights": found}
+    version = {"version": 1, "state": "AVAILABLE", "error": "", "policy": "fifo", "batch_rows": 0}
+    version |= {"weights": found}
     report.print_status({**STATUS, "models": [{"name": "half", "versions": [version]}]})
     out = capsys.readouterr().out
     assert told in out
     assert "policy" not in out
+    assert "batches" not in out
 
 
 def test_the_table_shows_policies_and_those_that_fail(capsys: pytest.CaptureFixture[str]) -> None:
     """Where any is not fifo."""
-    version = {"version": 1, "state": "AVAILABLE", "error": ""}
+    version = {"version": 1, "state": "AVAILABLE", "error": "", "batch_rows": 0}
     failing = {**version, "policy": "mine:urgent", "policy_error": "KeyError: 'x'"}
     models = {"half": {**version, "policy": "fifo"}, "third": failing}
     report.print_status(
@@ -417,6 +419,19 @@ def test_the_table_shows_policies_and_those_that_fail(capsys: pytest.CaptureFixt
     assert (
         "third@1: the policy mine:urgent fails, and requests go in the order of arrival: KeyError: 'x'" in out
     )
+
+
+def test_the_table_shows_how_many_rows_run_together(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where any model is batched."""
+    version = {"version": 1, "state": "AVAILABLE", "error": "", "policy": "fifo"}
+    models = {"joined": {**version, "batch_rows": 128}, "single": {**version, "batch_rows": 0}}
+    report.print_status(
+        {**STATUS, "models": [{"name": name, "versions": [one]} for name, one in models.items()]}
+    )
+    out = capsys.readouterr().out
+    assert "policy" not in out
+    assert "AVAILABLE  -        to 128 rows" in out
+    assert "AVAILABLE  -        -" in out
 
 
 def test_the_table_shows_memory_and_fits_100_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -447,7 +462,8 @@ def test_the_table_fits_80_columns(
         "error": "no such [op]",
         "memory": {},
     }
-    version = {"version": 1, "state": "END", "error": "no such [op]", "policy": "fifo", "weights": weights()}
+    version = {"version": 1, "state": "END", "error": "no such [op]", "policy": "fifo", "batch_rows": 0}
+    version |= {"weights": weights()}
     models = [{"name": "a-rather-long-ranking-model", "versions": [version]}]
     ready = {"state": "READY", "pid": 1234567, "served": 12_345_678, "error": ""}
     ready |= {"memory": {"pss_bytes": 2_345_600_000, "private_bytes": 25_400_000, "shared_bytes": 0}}

@@ -139,27 +139,33 @@ def test_the_router_is_told_the_state_of_every_slot() -> None:
     assert {worker["id"]: worker["state"] for worker in shown} == told
 
 
-def test_each_version_has_its_policy_and_why_that_fails() -> None:
-    """Known without the router, which tells of failures."""
+def test_each_version_has_its_policy_and_batches_and_why_a_policy_fails() -> None:
+    """Known without the router, which tells of failures and of what a version's own file says of its batches."""
     config = settings("plain", "urgent")
-    urgent = msgspec.structs.replace(config.models[1], queue=QueueSettings(policy="mine:urgent"))
+    urgent = msgspec.structs.replace(
+        config.models[1],
+        queue=QueueSettings(policy="mine:urgent"),
+        batching=BatchingSettings(max_batch_size=32),
+    )
     config = msgspec.structs.replace(config, models=[config.models[0], urgent])
-    versions = [{"version": 1, "state": "AVAILABLE", "error": "", "policy_error": ""} for _ in "ab"]
-    versions[1]["policy_error"] = "KeyError: 'x'"
+    version = {"version": 1, "state": "AVAILABLE", "error": ""}
+    versions = [
+        {**version, "policy_error": "", "batch_rows": 0},
+        {**version, "policy_error": "KeyError: 'x'", "batch_rows": 64},
+    ]
     names = [model.name for model in config.models]
     router = {
         "workers": [],
         "models": [{"name": name, "versions": [one]} for name, one in zip(names, versions, strict=True)],
     }
 
-    def told(router: dict[str, Any] | None) -> list[tuple[str, str | None]]:
-        found = status.build(status.View(config, servables(config), slots(config), {}, {}, {}, router, 1))[
-            "models"
-        ]
-        return [(model["versions"][0]["policy"], model["versions"][0].get("policy_error")) for model in found]
+    def told(router: dict[str, Any] | None) -> list[tuple[str, int, str | None]]:
+        view = status.View(config, servables(config), slots(config), {}, {}, {}, router, 1)
+        found = [model["versions"][0] for model in status.build(view)["models"]]
+        return [(one["policy"], one["batch_rows"], one.get("policy_error")) for one in found]
 
-    assert told(None) == [("fifo", None), ("mine:urgent", None)]
-    assert told(router) == [("fifo", None), ("mine:urgent", "KeyError: 'x'")]
+    assert told(None) == [("fifo", 0, None), ("mine:urgent", 32, None)]
+    assert told(router) == [("fifo", 0, None), ("mine:urgent", 64, "KeyError: 'x'")]
 
 
 def test_a_process_that_cannot_do_its_work_says_why() -> None:

@@ -276,7 +276,7 @@ def queue_warnings(
         found = batching(config, asked[model.name], files.get(model.name))
         if found is None:
             continue
-        lines += _batching_warnings(found)
+        lines += [*_batching_warnings(found), *_fill_warnings(found, model)]
         if found.values.num_batch_threads:
             key = (found.paths["num_batch_threads"], found.values.num_batch_threads)
             threads[key] = threads.get(key, 0) + len(model.slots)
@@ -303,6 +303,15 @@ def _batching_warnings(found: Batching) -> Iterable[str]:
         yield (
             f"{paths['allowed_batch_sizes']} has no {run_rows}, though batches have at most"
             f" {run_rows} rows (max_execution_batch_size): a full one is padded to {next_size}; add {run_rows}"
+        )
+
+
+def _fill_warnings(found: Batching, model: ModelSettings) -> Iterable[str]:
+    most, rows = model.queue.max_queued_requests, found.run_rows
+    if found.values.batch_timeout_micros and not found.values.adaptive and most < rows:
+        yield (
+            f"{model.name}: max_queued_requests is {most}, and batches have up to {rows} rows: requests of fewer than"
+            f" {-(-rows // most)} never fill one, and wait for batch_timeout_micros each time; raise it, or lower max_batch_size"
         )
 
 

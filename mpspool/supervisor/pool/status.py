@@ -269,6 +269,7 @@ def _models(view: View) -> list[Status]:
                     {
                         **_version(model["name"], version, reports),
                         "policy": policies.get(model["name"], "fifo"),
+                        "batch_rows": version["batch_rows"],
                         **_policy_error(version),
                     }
                     for version in model["versions"]
@@ -279,12 +280,14 @@ def _models(view: View) -> list[Status]:
     models: dict[str, list[Status]] = {}
     for servable in view.servables:
         failed = servable.phase is VersionPhase.FAILED
+        batching = servable.settings.batching
         models.setdefault(servable.id.name, []).append(
             {
                 "version": servable.id.version,
                 "state": (ModelVersionState.END if failed else ModelVersionState.LOADING).name,
                 "error": servable.reason if failed else "",
                 "policy": servable.settings.queue.policy,
+                "batch_rows": batching.run_rows if batching else 0,
             }
         )
     return [{"name": name, "versions": versions} for name, versions in models.items()]
