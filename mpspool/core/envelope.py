@@ -31,7 +31,7 @@ _DTYPE_TAG = 1 << 3 | _VARINT  # of a TensorProto
 _SHAPE_TAG = 2 << 3 | _LEN
 _DIM_TAG = 2 << 3 | _LEN  # of a TensorShapeProto
 _MAX_ROWS = 2**31
-# A request of more fields than anybody sends is refused, and of more examples no more are counted: all others wait meanwhile.
+# A request of more fields than anybody sends is refused, and of one of more examples nobody counts them: all others wait meanwhile.
 # Groups, which are none of ours, count by their bytes.
 _MOST_FIELDS = 2**16
 _MOST_EXAMPLES = 2**18
@@ -289,7 +289,7 @@ def _count(body: bytes) -> int:
                 tag, begin, at = _within(body, at, start)
                 left -= _weight(tag, begin, at)
                 count += tag == _EXAMPLE_TAG
-    return count
+    return count if left > 0 else 0
 
 
 def _weight(tag: int, start: int, end: int) -> int:

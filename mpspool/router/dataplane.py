@@ -280,7 +280,8 @@ class Dataplane:
     def _cancel(self, entry: Pending) -> None:
         if not entry.over:
             self._scheduler.cancel(entry)
-            self._pump_soon()  # what is left may go another way
+            if self._scheduler.stirs:  # what is left may go another way
+                self._pump_soon()
             if entry.part is None:
                 self._count(entry, "", abandoned(entry, time.monotonic_ns()), None)
 
@@ -727,8 +728,8 @@ class Dataplane:
                 logger.exception("tick failed")  # the next one may not
 
     def _tick(self, now_ns: int) -> None:
-        if refusals := self._scheduler.expire(now_ns):
-            self._refuse(refusals)
+        self._refuse(self._scheduler.expire(now_ns))
+        if self._scheduler.stirs:
             self._pump_soon()
         self._workers.judge(now_ns, self._scheduler.predicted_us)
         self._see_domains()

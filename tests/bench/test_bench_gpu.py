@@ -110,7 +110,6 @@ def test_three_services_on_a_stand_in(models_root: Path, tmp_path: Path) -> None
     assert list(found["levels"]) == list(services.SETUPS)
     for (level,) in found["levels"].values():
         assert set(level["services"]) == {one.name for one in services.SERVICES}
-        assert all(late["rate"] >= 0 for late in level["services"].values())
         assert level["services"]["widedeep"]["rate"] > 0
     told = (tmp_path / "services.md").read_text()
     assert told.startswith("# Three services on one GPU: SIMULATED")

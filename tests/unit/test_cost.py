@@ -96,10 +96,11 @@ def test_between_and_beyond_the_rows_that_were_seen() -> None:
 def test_no_less_than_what_the_largest_took() -> None:
     """Of what is larger than all that were seen nobody knows more; in between it is what is predicted."""
     table = CostTable()
-    assert table.at_least("m", "", 5) == 0
-    for rows in (4, 16):
+    assert table.at_least("m", "", 0, 5) == 0
+    for rows in (4, 16, 4, 16):
         table.observe("m", "", 0, 100 * rows, rows)
-    assert [table.at_least("m", "", rows) for rows in (1, 10, 16, 17, 1000)] == [400, 1000, 1600, 1600, 1600]
+    found = [table.at_least("m", "", 0, rows) for rows in (1, 10, 16, 17, 1000)]
+    assert found == [400, 1000, 1600, 1600, 1600]
 
 
 def test_rows_of_one_class_are_averaged_together() -> None:
@@ -202,42 +203,50 @@ def test_no_model_pushes_out_what_is_known_of_another(rows: int, monkeypatch: py
 
 
 @pytest.mark.parametrize("rows", [0, 4])
-def test_a_first_run_is_not_what_all_others_cost(rows: int) -> None:
+@pytest.mark.parametrize(("second_us", "known_us"), [(1_000, 1_000), (400_000, 384_000)])
+def test_a_first_run_is_not_what_all_others_cost(second_us: int, known_us: int, rows: int) -> None:
     """It may compile, tune and allocate: one that takes less tells what the size costs, and one that takes more is averaged."""
-    for second_us, known_us in ((1_000, 1_000), (400_000, 384_000)):
-        table = CostTable()
-        assert not table.seen_once("m", "", 4, rows)
-        table.observe("m", "", 4, 380_000, rows)
-        assert table.seen_once("m", "", 4, rows)
-        table.observe("m", "", 4, second_us, rows)
-        assert not table.seen_once("m", "", 4, rows)
-        assert table.predict("m", "", 4, rows) == known_us
-        table.observe("m", "", 4, second_us / 2, rows)
-        assert table.predict("m", "", 4, rows) == pytest.approx(0.8 * known_us + 0.1 * second_us)
-
-
-def test_what_is_between_a_size_that_was_seen_once_and_another_is_not_known_either() -> None:
-    """The sizes beyond them are told by the nearest."""
     table = CostTable()
-    for rows in (1, 1, 16, 64, 64):
+    table.observe("m", "", 4, 380_000, rows)
+    assert table.at_least("m", "", 4, rows) == 0
+    table.observe("m", "", 4, second_us, rows)
+    assert table.predict("m", "", 4, rows) == table.at_least("m", "", 4, rows) == known_us
+    table.observe("m", "", 4, second_us / 2, rows)
+    assert table.predict("m", "", 4, rows) == pytest.approx(0.8 * known_us + 0.1 * second_us)
+
+
+def test_what_is_sure_is_not_by_a_size_that_was_seen_once() -> None:
+    """It is by those of its neighbours that were seen again, though there be one that is nearer."""
+    table = CostTable()
+    for rows in (1, 1, 16, 64, 64, 300):
+        table.observe("m", "", 0, 1_000 * rows if rows != 16 else 10**6, rows)
+    assert table.predict("m", "", 0, 16) == 10**6
+    sure = [table.at_least("m", "", 0, rows) for rows in (1, 16, 40, 64, 300)]
+    assert sure == pytest.approx([1_000, 16_000, 40_000, 64_000, 64_000])
+
+
+def test_the_second_run_of_a_class_is_all_that_is_known_of_it() -> None:
+    """Where it took less, what it cost goes with its own rows, not with those of the first."""
+    table = CostTable()
+    for rows in (31, 16):
         table.observe("m", "", 0, 1_000 * rows, rows)
-    assert [table.seen_once("m", "", 0, rows) for rows in (1, 8, 16, 32, 64, 100)] == [
-        *(False, True, True, True, True),
-        False,
-    ]
+    assert table.least_per_row("m", "") == 1_000
+    assert table.predict("m", "", 0, 32) == 32_000
 
 
-def test_a_new_version_s_first_run_is_one() -> None:
-    """What it took over stands for it until then, and refuses by what the other version has been seen to cost."""
+@pytest.mark.parametrize("rows", [0, 4])
+def test_a_new_version_s_first_run_is_one(rows: int) -> None:
+    """What it took over is as sure as it was, until it is seen what it costs itself."""
     table = CostTable()
     for _ in range(2):
-        table.observe("m1", "", 0, 1_000, 4)
+        table.observe("m1", "", 4, 1_000, rows)
     table.take_over("m2", ["m1"])
-    assert not table.seen_once("m2", "", 0, 4)
-    table.observe("m2", "", 0, 90_000, 4)
-    assert table.seen_once("m2", "", 0, 4)
-    table.observe("m2", "", 0, 1_000, 4)
-    assert table.predict("m2", "", 0, 4) == 1_000
+    assert table.at_least("m2", "", 4, rows) == 1_000
+    table.observe("m2", "", 4, 90_000, rows)
+    assert table.at_least("m2", "", 4, rows) == 0
+    table.observe("m2", "", 4, 2_000, rows)
+    assert table.at_least("m2", "", 4, rows) == 2_000
+    assert table.at_least("m1", "", 4, rows) == 1_000
 
 
 @pytest.mark.parametrize("rows", [0, 4])
@@ -247,7 +256,7 @@ def test_a_first_run_is_taken_over_as_one(rows: int) -> None:
     table.observe("m1", "", 4, 400_000, rows)
     table.take_over("m2", ["m1"])
     assert table.predict("m2", "", 4, rows) == 400_000
-    assert table.seen_once("m2", "", 4, rows)
+    assert table.at_least("m2", "", 4, rows) == 0
     table.observe("m1", "", 4, 1_000, rows)
     table.take_over("m3", ["m1"])
-    assert not table.seen_once("m3", "", 4, rows)
+    assert table.at_least("m3", "", 4, rows) == 1_000

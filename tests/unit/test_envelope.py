@@ -437,12 +437,12 @@ def test_more_fields_than_anybody_sends_are_refused(body: bytes, method: Method)
 
 
 def test_no_more_is_gone_through_than_is_worth_it() -> None:
-    """Rows and examples of what says them behind a hundred thousand other fields are not known."""
+    """Rows and examples of what says them behind a hundred thousand other fields are not known: parts of what is counted would not be all."""
     assert envelope.peek_examples(_sized(0x12, _sized(0x0A, b"\x0a\x00" * 1000))) == 1000
-    assert envelope.peek_examples(_sized(0x12, _sized(0x0A, b"\x0a\x00" * 2**19))) <= 2**18
+    assert envelope.peek_examples(_sized(0x12, _sized(0x0A, b"\x0a\x00" * 2**19))) == 0
     assert envelope.peek_examples(_sized(0x12, _sized(0x0A, b"\x12\x00" * 2**19 + b"\x0a\x00"))) == 0
     groups = (b"\x7b" + b"\x12\x00" * 2**14 + b"\x7c") * 2**4
-    assert envelope.peek_examples(_sized(0x12, _sized(0x0A, b"\x0a\x00" + groups + b"\x0a\x00"))) == 1
+    assert envelope.peek_examples(_sized(0x12, _sized(0x0A, b"\x0a\x00" + groups + b"\x0a\x00"))) == 0
     tensor = _sized(0x12, b"\x08\x01" + _sized(0x12, _sized(0x12, b"\x08\x07")))
     key = _sized(0x0A, b"x")
     assert envelope.peek_rows(_SPEC + _sized(0x12, key + tensor))[0] == 7

@@ -170,6 +170,58 @@ def test_what_cannot_be_in_time_any_more_is_not_sent() -> None:
     assert refusal.error.code is Code.DEADLINE_EXCEEDED
 
 
+def test_a_lone_first_run_does_not_keep_the_late_in_the_queue() -> None:
+    """Where a row was run by itself but once, what full batches take says who cannot be in time: in the queue, and at the door."""
+    scheduler = Scheduler(PoolRules(), QueueRules(batching=BatchingSettings(max_batch_size=4)))
+    for cost_us, rows in ((20_000, 1), (40_000, 4), (40_000, 4)):
+        scheduler.costs.observe(MODEL, "", 0, cost_us, rows)
+    hopeless, feasible = (
+        [Entry(MODEL, "", b"x", 0, given_ms * MS, rows=1, kind=("", b"", b"")) for _ in range(8)]
+        for given_ms in (30, 900)
+    )
+    for entry in (*hopeless, *feasible):
+        scheduler.arrive(entry, 0)
+    scheduler.join("a", MODEL, 1)
+    orders = scheduler.dispatch(0)
+    assert [order.entry for order in orders if isinstance(order, Refuse)] == hopeless
+    assert [order.entries for order in orders if isinstance(order, Send)] == [feasible[:4]]
+    with pytest.raises(PoolError, match=r"before it 40\.0 ms and what runs now another 40\.0 ms"):
+        scheduler.arrive(Entry(MODEL, "", b"x", 0, 99 * MS, rows=1, kind=("", b"", b"")), 0)
+
+
+def test_what_is_known_by_now_says_who_cannot_be_in_time() -> None:
+    """Whether it is more or less than what was known when a request came."""
+    scheduler = Scheduler(PoolRules(), QueueRules(batching=BatchingSettings(max_batch_size=1)))
+    late, next_one = (
+        Entry(MODEL, "", b"x", 0, given_ms * MS, rows=1, kind=("", b"", b"")) for given_ms in (200, 900)
+    )
+    for entry in (late, next_one):
+        scheduler.costs.observe(MODEL, "", 0, 10_000, 1)
+        scheduler.arrive(entry, 0)
+    for _ in range(100):
+        scheduler.costs.observe(MODEL, "", 0, 400_000, 1)
+    for name in "ab":
+        scheduler.join(name, MODEL, 1)
+    refusal, send = scheduler.dispatch(0)
+    assert isinstance(refusal, Refuse)
+    assert refusal.entry is late
+    assert isinstance(send, Send)
+    assert send.entries == [next_one]
+
+
+@pytest.mark.parametrize("slow_lane", [0, 1])
+def test_who_leaves_stirs_where_there_is_a_slow_lane(slow_lane: int) -> None:
+    """The batch that is left need not be long; elsewhere nothing more can be sent than before."""
+    scheduler = Scheduler(PoolRules(limits=Limits(long=slow_lane)), QueueRules())
+    for _ in "ab":
+        entry = Entry(MODEL, "", b"x", 0)
+        scheduler.arrive(entry, 0)
+    assert scheduler.dispatch(0) == []
+    assert not scheduler.stirs
+    scheduler.cancel(entry)
+    assert scheduler.stirs == bool(slow_lane)
+
+
 def test_edf_where_clients_share() -> None:
     """A request without a deadline counts as one that has ten seconds, and does not go before one with a second."""
     day_ns = 86_400_000 * MS

@@ -3,6 +3,9 @@
 Where rows are known, by their number: between sizes that were seen it is interpolated, beyond them extended in
 proportion. Where they are not, by the size class of the body. A version that is new is expected to cost what the one
 before it does, until it has been seen what it costs itself.
+
+The first run of a size may compile, tune and allocate, and take a thousand times what all others do. So what was seen but once
+is a guess, by which nobody is refused; where the second took less, that is what all others cost.
 """
 
 from __future__ import annotations
@@ -11,11 +14,18 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 _WEIGHT = 0.2  # of the newest observation in the moving averages
 _MOST = 4.0  # times the average is what an observation counts for at the most: one stall is not what all others cost
 _MAX_SIGNATURES = 1024  # kept of a version, of each sort: those that were seen last
+
+
+class _Known(NamedTuple):
+    """What bodies of a size class cost, and whether one was seen but once."""
+
+    cost_us: float
+    once: bool
 
 
 @dataclass(slots=True)
@@ -23,56 +33,72 @@ class _Curve:
     """Cost over rows: a moving average for each class of sizes, in the order of the rows.
 
     Attributes:
-        taken_over: the classes that are another version's, until they are seen.
-        once: those that were seen but once.
+        once: of each class, whether it was seen but once.
+        taken_over: of each, whether it is another version's, for it was not seen of this one.
     """
 
     classes: list[int] = field(default_factory=list)
     rows: list[float] = field(default_factory=list)
     cost_us: list[float] = field(default_factory=list)
-    taken_over: set[int] = field(default_factory=set)
-    once: set[int] = field(default_factory=set)
+    once: list[bool] = field(default_factory=list)
+    taken_over: list[bool] = field(default_factory=list)
 
     def for_another(self) -> Self:
         """What is known of it, as a starting point."""
-        once = set(self.once)
-        return type(self)(list(self.classes), list(self.rows), list(self.cost_us), set(self.classes), once)
+        taken_over = [True] * len(self.classes)
+        return type(self)(
+            list(self.classes), list(self.rows), list(self.cost_us), list(self.once), taken_over
+        )
 
     def observe(self, rows: int, cost_us: float) -> None:
         size_class = rows.bit_length()
         at = bisect_left(self.classes, size_class)
-        if size_class in self.taken_over:
-            self.taken_over.remove(size_class)
-            self.once.add(size_class)
-            self.rows[at], self.cost_us[at] = float(rows), float(cost_us)
-        elif at < len(self.classes) and self.classes[at] == size_class:
-            self.rows[at] += _WEIGHT * (rows - self.rows[at])
-            self.cost_us[at] = _learned(self.cost_us[at], cost_us, once=size_class in self.once)
-            self.once.discard(size_class)
-        else:
-            self.once.add(size_class)
+        if at == len(self.classes) or self.classes[at] != size_class:
             self.classes.insert(at, size_class)
-            self.rows.insert(at, float(rows))
-            self.cost_us.insert(at, float(cost_us))
+            self.rows.insert(at, 0.0)
+            self.cost_us.insert(at, 0.0)
+            self.once.insert(at, True)
+            self.taken_over.insert(at, False)
+            self._begin(at, rows, cost_us)
+        elif self.taken_over[at]:
+            self._begin(at, rows, cost_us)
+        elif self.once[at] and cost_us < self.cost_us[at]:
+            self.rows[at], self.cost_us[at], self.once[at] = float(rows), float(cost_us), False
+        else:
+            self.rows[at] += _WEIGHT * (rows - self.rows[at])
+            self.cost_us[at] = _averaged(self.cost_us[at], cost_us)
+            self.once[at] = False
 
-    def seen_once(self, rows: int) -> bool:
-        """Whether what so many rows are predicted to cost is what a class that was seen but once has."""
-        at = bisect_left(self.rows, rows)
-        beside = self.classes[max(0, at - 1) : at + 1]
-        return any(size_class in self.once for size_class in beside)
+    def _begin(self, at: int, rows: int, cost_us: float) -> None:
+        self.rows[at], self.cost_us[at] = float(rows), float(cost_us)
+        self.once[at], self.taken_over[at] = True, False
 
     def least_per_row(self) -> float:
         return min(cost_us / rows for rows, cost_us in zip(self.rows, self.cost_us, strict=True))
 
     def predict(self, rows: int) -> float:
         at = bisect_left(self.rows, rows)
-        if at == 0:
-            return self.cost_us[0]
         if at == len(self.rows):
             return self.cost_us[-1] * rows / self.rows[-1]
-        low, high = self.rows[at - 1], self.rows[at]
-        part = (rows - low) / (high - low)
-        return self.cost_us[at - 1] + part * (self.cost_us[at] - self.cost_us[at - 1])
+        return self._between(at - 1, at, rows)
+
+    def at_least(self, rows: int) -> float:
+        high = bisect_left(self.rows, rows)
+        low = high - 1
+        while low >= 0 and self.once[low]:
+            low -= 1
+        while high < len(self.rows) and self.once[high]:
+            high += 1
+        return self._between(low, high, rows)
+
+    def _between(self, low: int, high: int, rows: int) -> float:
+        """On the line between what these two classes cost; what the one does that there is; 0 where there is none."""
+        if high == len(self.rows):
+            return self.cost_us[low] if low >= 0 else 0.0
+        if low < 0:
+            return self.cost_us[high]
+        part = (rows - self.rows[low]) / (self.rows[high] - self.rows[low])
+        return self.cost_us[low] + part * (self.cost_us[high] - self.cost_us[low])
 
 
 @dataclass(slots=True)
@@ -80,18 +106,20 @@ class _Costs:
     """What is known of one model version: by signature and size class of the body, and by signature over rows.
 
     Attributes:
-        once: of by_size_us and taken_over_us, those that were seen but once.
-        taken_over_us, taken_over: what another version costs, while nothing like it has been seen of this one.
+        taken_over_by_size, taken_over: what another version costs, while nothing like it has been seen of this one.
     """
 
-    by_size_us: OrderedDict[tuple[str, int], float] = field(default_factory=OrderedDict)
-    once: set[tuple[str, int]] = field(default_factory=set)
+    by_size: OrderedDict[tuple[str, int], _Known] = field(default_factory=OrderedDict)
     by_rows: OrderedDict[str, _Curve] = field(default_factory=OrderedDict)
-    taken_over_us: OrderedDict[tuple[str, int], float] = field(default_factory=OrderedDict)
+    taken_over_by_size: OrderedDict[tuple[str, int], _Known] = field(default_factory=OrderedDict)
     taken_over: OrderedDict[str, _Curve] = field(default_factory=OrderedDict)
 
     def curve(self, signature: str) -> _Curve | None:
         return self.by_rows.get(signature) or self.taken_over.get(signature)
+
+    def of_size(self, signature: str, size: int) -> _Known | None:
+        key = (signature, size.bit_length())
+        return self.by_size.get(key) or self.taken_over_by_size.get(key)
 
 
 class CostTable:
@@ -105,13 +133,10 @@ class CostTable:
         for other in others:
             if (known := self._of.get(other)) is not None and other != model:
                 costs = self._of.setdefault(model, _Costs())
-                new = known.by_size_us.keys() - costs.by_size_us.keys()
-                costs.once = (costs.once - new) | (known.once & new)
-                for key, cost_us in known.by_size_us.items():
-                    costs.taken_over_us[key] = cost_us
+                costs.taken_over_by_size.update(known.by_size)
                 for signature, curve in known.by_rows.items():
                     costs.taken_over[signature] = curve.for_another()
-                _trim(costs.taken_over_us)
+                _trim(costs.taken_over_by_size)
                 _trim(costs.taken_over)
 
     def observe(self, model: Hashable, signature: str, size: int, cost_us: float, rows: int = 0) -> None:
@@ -128,17 +153,15 @@ class CostTable:
             _keep(costs.by_rows, signature)
         else:
             key = (signature, size.bit_length())
-            known_us = costs.by_size_us.get(key)
-            if known_us is None:
-                costs.taken_over_us.pop(key, None)
-                costs.by_size_us[key] = cost_us
-                costs.once.add(key)
+            known = costs.by_size.get(key)
+            if known is None:
+                costs.taken_over_by_size.pop(key, None)
+                costs.by_size[key] = _Known(cost_us, once=True)
+            elif known.once and cost_us < known.cost_us:
+                costs.by_size[key] = _Known(cost_us, once=False)
             else:
-                costs.by_size_us[key] = _learned(known_us, cost_us, once=key in costs.once)
-                costs.once.discard(key)
-            _keep(costs.by_size_us, key)
-            if len(costs.once) > _MAX_SIGNATURES:
-                costs.once &= costs.by_size_us.keys() | costs.taken_over_us.keys()
+                costs.by_size[key] = _Known(_averaged(known.cost_us, cost_us), once=False)
+            _keep(costs.by_size, key)
 
     def forget(self, model: Hashable) -> None:
         """There is no such version any more."""
@@ -152,42 +175,29 @@ class CostTable:
         if rows:
             curve = costs.curve(signature)
             return curve.predict(rows) if curve is not None else None
-        key = (signature, size.bit_length())
-        cost_us = costs.by_size_us.get(key)
-        return costs.taken_over_us.get(key) if cost_us is None else cost_us
+        known = costs.of_size(signature, size)
+        return known.cost_us if known is not None else None
 
-    def seen_once(self, model: Hashable, signature: str, size: int, rows: int = 0) -> bool:
-        """Whether predict() says what was seen but once, and may have been a first run's cost."""
+    def at_least(self, model: Hashable, signature: str, size: int, rows: int = 0) -> float:
+        """Microseconds that it takes for sure, by what was seen more than once: of more rows than were, what the most took; 0 where nobody knows."""
         costs = self._of.get(model)
         if costs is None:
-            return False
+            return 0.0
         if rows:
             curve = costs.curve(signature)
-            return curve is not None and curve.seen_once(rows)
-        return (signature, size.bit_length()) in costs.once
-
-    def at_least(self, model: Hashable, signature: str, rows: int) -> float:
-        """Microseconds that a batch of so many rows takes for sure: of more than were seen, what the largest did; 0 where none was."""
-        curve = self._curve(model, signature)
-        return curve.predict(min(rows, int(curve.rows[-1]))) if curve is not None else 0.0
+            return curve.at_least(rows) if curve is not None else 0.0
+        known = costs.of_size(signature, size)
+        return known.cost_us if known is not None and not known.once else 0.0
 
     def least_per_row(self, model: Hashable, signature: str) -> float:
         """Microseconds for each row in the best batch that was seen; 0 where none was."""
-        curve = self._curve(model, signature)
+        costs = self._of.get(model)
+        curve = costs.curve(signature) if costs is not None else None
         return curve.least_per_row() if curve is not None else 0.0
 
-    def _curve(self, model: Hashable, signature: str) -> _Curve | None:
-        costs = self._of.get(model)
-        return costs.curve(signature) if costs is not None else None
 
-
-def _learned(known_us: float, cost_us: float, *, once: bool) -> float:
-    """The average after one more. One that is 0, from a clock that did not move, can grow, too.
-
-    The first run of a size may compile, tune and allocate: where it was the only one so far, one that took less is what all others cost.
-    """
-    if once and cost_us < known_us:
-        return cost_us
+def _averaged(known_us: float, cost_us: float) -> float:
+    """The average after one more. One that is 0, from a clock that did not move, can grow, too."""
     return known_us + _WEIGHT * (min(cost_us, _MOST * max(known_us, 1.0)) - known_us)
 
 

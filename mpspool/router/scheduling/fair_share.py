@@ -63,6 +63,10 @@ class FairShare:
         self.clock_s = max(self.clock_s, start_s)
         self._turns_s.append(start_s + after_s)
 
+    def catch_up(self, at_s: float) -> None:
+        """Nobody has waited: it has come as far as another."""
+        self.clock_s = max(self.clock_s, at_s)
+
     def forget(self, party: Hashable) -> None:
         """It does not come again."""
         self._next_s.pop(party, None)
@@ -105,9 +109,9 @@ class Lanes:
     def catch_up(self, slow: bool) -> None:
         """Nothing has waited in this lane."""
         if slow:
-            self._slow.served(self._fast.clock_s - self.held_s)
+            self._slow.catch_up(self._fast.clock_s - self.held_s)
         else:
-            self._fast.served(self._slow.clock_s + self.held_s)
+            self._fast.catch_up(self._slow.clock_s + self.held_s)
 
     def beside(self, slow: bool, at_s: float) -> float:
         """A time of this lane's beside the other's."""

@@ -105,9 +105,6 @@ class Limits:
             more = min(more, self.long - slow)
         return max(0, more)
 
-    def allow_long(self, device: Device, long: bool) -> bool:
-        return not (long and self.long and device.long >= self.long)
-
 
 @dataclass(slots=True, eq=False)
 class WorkerLoad:

@@ -148,7 +148,8 @@ class Placement:
         if due is None or due[0] - window_ns > now_ns:
             return None
         worker = due[2]
-        return worker if worker.long or self._limits.allow_long(worker.device, long) else None
+        # It takes the place of what it is behind.
+        return worker if worker.long or self._limits.room(long, slow=worker.device.long) else None
 
     def look_again_ns(self, now_ns: int, window_ns: int) -> int | None:
         """When soon() will next have one, if nothing else happens before."""

@@ -209,15 +209,15 @@ class Queue:
         left_s = (first.deadline_ns - now_ns) / 1e9
         if left_s <= 0:
             raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded before the request was queued")
-        workers = len(self.placement.workers)
-        if not self.rules.refuse_late or first.cost_s is None or not workers:
-            return
-        if self._seen_once(first):
-            return
         place = self.placement
+        workers = len(place.workers)
+        if not self.rules.refuse_late or not workers:
+            return
         if not self.length and place.idle_count >= min(len(parts), max(1, place.open_count)):
             return  # it keeps nobody waiting, and tells what such a request costs now
-        costs_s = [entry.cost_s or 0.0 for entry in parts]
+        costs_s = [self._least_s(entry) for entry in parts]
+        if not costs_s[0]:
+            return
         cost_s = max(*costs_s, sum(costs_s) / workers)
         ahead_s = self._ahead_s(first, workers)
         spare_s = left_s - cost_s - ahead_s
@@ -231,9 +231,9 @@ class Queue:
             text = f"Deadline exceeded: it is {left_s * 1e3:.1f} ms away, {' and '.join(takes)}"
             raise PoolError(Code.DEADLINE_EXCEEDED, f"{text}; it was not run", Lack.TIME)
 
-    def _seen_once(self, entry: Entry) -> bool:
-        """Whether its cost is that of a first run, which may have taken much longer than any other will."""
-        return self.costs.seen_once(self.model, entry.signature, entry.size, entry.rows)
+    def _least_s(self, entry: Entry) -> float:
+        """What a request takes for sure, if it is run by itself; 0 where nobody knows."""
+        return self.costs.at_least(self.model, entry.signature, entry.size, entry.rows) / 1e6
 
     def _ahead_s(self, entry: Entry, workers: int) -> float:
         """How long after the first worker is free a new request is begun, for what is before it, as though that all cost alike.
@@ -597,7 +597,7 @@ class Queue:
         while (entry := line.first(now_ns)) is not None:
             size, needed_s = plan(entry)
             in_time = not entry.deadline_ns or begin_ns + needed_s * 1e9 <= entry.deadline_ns
-            if in_time or line.count == 1 or not self.rules.refuse_late or self._seen_once(entry):
+            if in_time or line.count == 1 or not self.rules.refuse_late:
                 return size
             self.discount(entry)
             self.late.append(entry)
@@ -608,8 +608,7 @@ class Queue:
         if not self.rules.refuse_late or not entry.deadline_ns:
             return most, 0.0
         settings = self.rules.batching
-        known_us = self.costs.predict(self.model, entry.signature, 0, entry.rows)
-        cost_s = min(entry.cost_s or 0.0, (known_us or 0.0) / 1e6)  # more may be known than on its arrival
+        cost_s = self._least_s(entry)
         whole_s = _surely_s(entry, max(cost_s, self._least_us(line, most) / 1e6))
         if begin_ns + whole_s * 1e9 <= entry.deadline_ns:
             return most, whole_s
@@ -643,7 +642,7 @@ class Queue:
 
     def _least_us(self, line: Line, rows: int) -> float:
         """What a batch of so many rows costs for sure: larger ones than were seen are tried."""
-        return self.costs.at_least(self.model, line.signature, rows)
+        return self.costs.at_least(self.model, line.signature, 0, rows)
 
     def _is_too_long(self, line: Line, rows: int, more: int, whole: int, left_us: float) -> bool:
         """Whether a batch is in time, is not with more rows, and brings as many in its time as the whole that could be made."""
@@ -732,7 +731,7 @@ class Queue:
         if cost_us is not None and self.rules.policy is fifo and not self.rules.fair:
             part = (share + self.placement.held_each()) / _COALESCE_PART
             most_us = max(most_us, min(_COALESCE_QUEUED_US, cost_us * part))
-        if cost_us is None or not self.rules.refuse_late or not entry.deadline_ns:
+        if not self.rules.refuse_late or not entry.deadline_ns or cost_us is None or not self._least_s(entry):
             return int(most_us), 0.0
         if line.count <= self.placement.open_count:
             return int(most_us), cost_us / 1e6

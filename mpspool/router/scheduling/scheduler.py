@@ -104,6 +104,22 @@ class _Choice:
     rank: float = 0.0
 
 
+@dataclass(slots=True)
+class _Round:
+    """What is found out once for all that is sent at one time.
+
+    Attributes:
+        waiting, waiting_slow: where queues take turns, those of which anything waits, for the slow lane too.
+        kept: devices on which turns are theirs alone by now.
+        shares: requests for each worker at most, of queues that have been sent something.
+    """
+
+    waiting: set[Queue] = field(default_factory=set)
+    waiting_slow: set[Queue] = field(default_factory=set)
+    kept: set[Device] = field(default_factory=set)
+    shares: dict[Queue, int] = field(default_factory=dict)
+
+
 class Scheduler:
     """Who runs what, when.
 
@@ -129,10 +145,6 @@ class Scheduler:
         self._workers: dict[str, WorkerLoad] = {}
         self._devices: dict[str, Device] = {}
         self._turns: dict[Device, Turns] = {}
-        # Of whom anything waits, for the slow lane too, as dispatch() found them; and on which devices turns are theirs alone by now.
-        self._waiting: set[Queue] = set()
-        self._waiting_slow: set[Queue] = set()
-        self._kept: set[Device] = set()
         self._average_us = 0.0
         self._dispatches = itertools.count(1)
         self._deadlines: list[tuple[int, int, Entry]] = []
@@ -225,7 +237,7 @@ class Scheduler:
             self._add(queue, entry)
             if entry.deadline_ns:
                 heapq.heappush(self._deadlines, (entry.deadline_ns, next(self._tiebreak), entry))
-        return bool(self._stirred or self._suspected or self._orders)
+        return self.stirs
 
     def _estimate(self, entry: Entry) -> None:
         """What it will cost, and whether that makes it a long one."""
@@ -254,6 +266,11 @@ class Scheduler:
             self._stirred[queue] = None
         if entry.suspect:
             self._suspected[queue] = None
+
+    @property
+    def stirs(self) -> bool:
+        """Whether dispatch() has something to do now, whatever the time."""
+        return bool(self._stirred or self._suspected or self._orders)
 
     def cancel(self, entry: Entry) -> None:
         """The client has gone: never run the request if it still waits, never answer it."""
@@ -475,27 +492,26 @@ class Scheduler:
 
     def _dispatch_all(self, queues: list[Queue], now_ns: int) -> None:
         """Sends all that these queues can be sent now, and notes when there may be more."""
+        found = _Round()
         if self._meet:
-            self._waiting = {queue for queue in queues if queue.waits}
-            self._waiting_slow = {queue for queue in self._waiting if queue.waits_slow}
-            self._kept.clear()
-        shares: dict[Queue, int] = {}
+            found.waiting = {queue for queue in queues if queue.waits}
+            found.waiting_slow = {queue for queue in found.waiting if queue.waits_slow}
         try:
-            while self._dispatch_one(queues, shares, now_ns):
+            while self._dispatch_one(queues, found, now_ns):
                 pass
         finally:
             for queue in queues:
                 if not queue.length:
                     self._waits.pop(queue, None)
-                elif queue in self._failed or queue in shares:
+                elif queue in self._failed or queue in found.shares:
                     self._look_again(queue, now_ns)
 
-    def _turns_on(self, device: Device) -> Turns:
+    def _turns_on(self, device: Device, found: _Round) -> Turns:
         """Whose turn it is there: of those of whom something waits. Of a device that nothing can be sent to nobody asks."""
         turns = self._turns[device]
-        if device not in self._kept:
-            self._kept.add(device)
-            turns.keep(self._waiting, self._waiting_slow)
+        if device not in found.kept:
+            found.kept.add(device)
+            turns.keep(found.waiting, found.waiting_slow)
         return turns
 
     def _look_again(self, queue: Queue, now_ns: int) -> None:
@@ -506,23 +522,23 @@ class Scheduler:
             heapq.heappush(self._dues, (due_ns, next(self._tiebreak), queue))
             self._forget_dues()
 
-    def _dispatch_one(self, queues: list[Queue], shares: dict[Queue, int], now_ns: int) -> bool:
+    def _dispatch_one(self, queues: list[Queue], found: _Round, now_ns: int) -> bool:
         """Sends the dispatch that is next over these queues, if one can be sent.
 
         Args:
             queues: all that may be sent something.
-            shares: requests for each worker at most, of those that have been sent something since these were looked at.
+            found: since these were looked at.
             now_ns: the time.
         """
-        several = len(queues) > 1
+        alone = len(queues) == 1
         # By device, and by policy: the numbers of two need not mean the same, and are not compared.
         best: dict[tuple[Device, Policy], _Choice] = {}
         could: dict[tuple[Device, bool], list[Queue]] = {}
         for queue in queues:
-            for choice in self._next(queue, now_ns, alone=not several) if queue.waits else ():
+            for choice in self._next(queue, now_ns, alone=alone) if queue.waits else ():
                 device = choice.worker.device
                 if self._meet:
-                    turns = self._turns_on(device)
+                    turns = self._turns_on(device, found)
                     after_s = queue.after_s(choice.first)
                     choice.start_s = turns.start_s(queue, choice.long, after_s)
                     choice.rank = after_s + choice.start_s
@@ -536,10 +552,10 @@ class Scheduler:
             return False
         choice = min(best.values(), key=lambda one: one.start_s)
         queue, worker, long = choice.queue, choice.worker, choice.long
-        if queue not in shares:
-            shares[queue] = queue.share()
+        if queue not in found.shares:
+            found.shares[queue] = queue.share()
         begin_ns = now_ns + int(worker.left_s(now_ns) * 1e9)
-        batch = queue.take(choice.line, now_ns, begin_ns, shares[queue], long)
+        batch = queue.take(choice.line, now_ns, begin_ns, found.shares[queue], long)
         self._orders += [
             self._refuse(entry, Code.DEADLINE_EXCEEDED, _TOO_LATE, Lack.TIME) for entry in queue.late
         ]

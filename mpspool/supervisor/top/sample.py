@@ -51,18 +51,20 @@ class Sampler:
     def _ask_pool(self) -> str:
         """Takes the status, or keeps the last one where a pool runs that does not answer. Returns what is wrong."""
         now = time.monotonic()
-        measure = now >= self._measured_at + _MEMORY_EVERY_S
-        status = self._ask_status(memory=measure)
-        if status is None and measure:  # to count memory takes long where the machine is busy
-            measure, status = False, self._ask_status(memory=False)
+        due = now >= self._measured_at + _MEMORY_EVERY_S
+        status = self._ask_status(memory=due)
+        measured = due and status is not None
+        if due and status is None:  # to count memory takes long where the machine is busy
+            status = self._ask_status(memory=False)
         if status is None:
             if lock.holder(self._run):
                 return "the pool process does not answer" if self._status else _SILENT
             self._status = None
             return f"no pool runs in {self._run.root}; waiting for one"
         self._status = status
-        if measure:
+        if due:
             self._measured_at = now
+        if measured:
             self._pss_bytes = {
                 worker["id"]: worker["memory"]["pss_bytes"]
                 for worker in self._status["workers"]
