@@ -275,21 +275,21 @@ def peek_examples(body: bytes) -> int:
 def _count(body: bytes) -> int:
     count = position = 0
     left = _MOST_EXAMPLES
-    while position < len(body) and left > 0:
+    while position < len(body) and left >= 0:
         tag, start, position = _field(body, position)
         left -= _weight(tag, start, position)
         if tag != _INPUT_TAG:
             continue
-        while start < position and left > 0:
+        while start < position and left >= 0:
             tag, at, start = _within(body, start, position)
             left -= _weight(tag, at, start)
             if tag not in (_LIST_TAG, _CONTEXT_TAG):
                 continue
-            while at < start and left > 0:
+            while at < start and left >= 0:
                 tag, begin, at = _within(body, at, start)
                 left -= _weight(tag, begin, at)
                 count += tag == _EXAMPLE_TAG
-    return count if left > 0 else 0
+    return count if left >= 0 else 0
 
 
 def _weight(tag: int, start: int, end: int) -> int:

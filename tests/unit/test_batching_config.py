@@ -672,16 +672,25 @@ def test_a_wait_that_never_happens_is_said(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_cannot_fill_is_said(tmp_path: Path) -> None:
-    """Only of one that waits for it: others go as they are."""
-    text = "models: {a: {base_path: x, max_queued_requests: 30}, b: x}\nbatching: {max_batch_size: 64, %s}"
-    waits = "batch_timeout_micros: 5"
+    """Only of one that waits for it, once for all that it is true of, and by the parameter that says how large one is."""
+    waits = "batch_timeout_micros: 5, max_batch_size: 64"
     told = (
-        "a: max_queued_requests is 30, and batches have up to 64 rows: requests of fewer than 3 never fill one, and wait"
-        " for batch_timeout_micros each time; raise it, or lower max_batch_size"
+        "max_queued_requests is 30, and batches have up to %d rows (%s): requests of fewer than %d never fill one, and wait"
+        " for batch_timeout_micros each time; raise the one, or lower the other"
     )
-    assert planned(read(tmp_path, text % waits)).warnings == [told]
-    assert planned(read(tmp_path, text % "enabled: true")).warnings == []
-    assert planned(read(tmp_path, text.replace("30", "64") % waits)).warnings == []
+
+    def warnings(batching: str, own: str = "", pool: str = "") -> list[str]:
+        text = f"models: {{a: {{base_path: x{own}}}, b: x}}\nbatching: {{{batching}}}\n{pool}"
+        return planned(read(tmp_path, text)).warnings
+
+    own, pool = ", max_queued_requests: 30", "max_queued_requests: 30"
+    assert warnings(waits, own) == ["models.a." + told % (64, "max_batch_size", 3)]
+    assert warnings(waits, pool=pool) == [told % (64, "max_batch_size", 3)]
+    split = ", max_execution_batch_size: 40, enable_large_batch_splitting: true"
+    assert warnings(waits + split, pool=pool) == [told % (40, "max_execution_batch_size", 2)]
+    assert warnings("max_batch_size: 64", pool=pool) == []
+    assert warnings("adaptive: true, max_batch_size: 64", pool=pool) == []
+    assert warnings("batch_timeout_micros: 5, max_batch_size: 30", pool=pool) == []
 
 
 @pytest.mark.parametrize(

@@ -94,13 +94,13 @@ def test_between_and_beyond_the_rows_that_were_seen() -> None:
 
 
 def test_no_less_than_what_the_largest_took() -> None:
-    """Of what is larger than all that were seen nobody knows more; in between it is what is predicted."""
+    """Of what is larger than all that were seen nobody knows more; in between it is what is predicted, and below in proportion."""
     table = CostTable()
     assert table.at_least("m", "", 0, 5) == 0
     for rows in (4, 16, 4, 16):
         table.observe("m", "", 0, 100 * rows, rows)
     found = [table.at_least("m", "", 0, rows) for rows in (1, 10, 16, 17, 1000)]
-    assert found == [400, 1000, 1600, 1600, 1600]
+    assert found == [100, 1000, 1600, 1600, 1600]
 
 
 def test_rows_of_one_class_are_averaged_together() -> None:
@@ -223,6 +223,31 @@ def test_what_is_sure_is_not_by_a_size_that_was_seen_once() -> None:
     assert table.predict("m", "", 0, 16) == 10**6
     sure = [table.at_least("m", "", 0, rows) for rows in (1, 16, 40, 64, 300)]
     assert sure == pytest.approx([1_000, 16_000, 40_000, 64_000, 64_000])
+
+
+def test_what_is_sure_is_no_more_than_what_a_first_run_took() -> None:
+    """A row that ran in a millisecond does not take for sure what 64 do; nor what those of an older version did."""
+    table = CostTable()
+    for cost_us, rows in ((1_000, 1), (40_000, 64), (40_000, 64)):
+        table.observe("m1", "", 0, cost_us, rows)
+    assert table.at_least("m1", "", 0, 1) == pytest.approx(625)
+    table.take_over("m2", ["m1"])
+    table.observe("m2", "", 0, 2_000, 64)
+    assert table.at_least("m2", "", 0, 64) <= 2_000
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 300), st.floats(1.0, 1e6)), min_size=1, max_size=30),
+    st.integers(1, 400),
+)
+def test_no_more_is_sure_than_is_predicted(seen: list[tuple[int, float]], rows: int) -> None:
+    """Whatever came, and whichever of it was seen again."""
+    table = CostTable()
+    for one, cost_us in seen:
+        table.observe("m", "s", 0, cost_us, one)
+    predicted = table.predict("m", "s", 0, rows)
+    assert predicted is not None
+    assert 0 <= table.at_least("m", "s", 0, rows) <= predicted
 
 
 def test_the_second_run_of_a_class_is_all_that_is_known_of_it() -> None:

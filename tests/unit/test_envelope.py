@@ -441,6 +441,8 @@ def test_no_more_is_gone_through_than_is_worth_it() -> None:
     assert envelope.peek_examples(_sized(0x12, _sized(0x0A, b"\x0a\x00" * 1000))) == 1000
     assert envelope.peek_examples(_sized(0x12, _sized(0x0A, b"\x0a\x00" * 2**19))) == 0
     assert envelope.peek_examples(_sized(0x12, _sized(0x0A, b"\x12\x00" * 2**19 + b"\x0a\x00"))) == 0
+    whole = _sized(0x12, _sized(0x0A, b"\x0a\x00" * (2**18 - 2)))
+    assert envelope.peek_examples(whole) == 2**18 - 2
     groups = (b"\x7b" + b"\x12\x00" * 2**14 + b"\x7c") * 2**4
     assert envelope.peek_examples(_sized(0x12, _sized(0x0A, b"\x0a\x00" + groups + b"\x0a\x00"))) == 0
     tensor = _sized(0x12, b"\x08\x01" + _sized(0x12, _sized(0x12, b"\x08\x07")))

@@ -5,7 +5,7 @@ proportion. Where they are not, by the size class of the body. A version that is
 before it does, until it has been seen what it costs itself.
 
 The first run of a size may compile, tune and allocate, and take a thousand times what all others do. So what was seen but once
-is a guess, by which nobody is refused; where the second took less, that is what all others cost.
+is a guess, by which nobody is refused who costs that; where the second took less, that is what all others cost.
 """
 
 from __future__ import annotations
@@ -83,18 +83,25 @@ class _Curve:
         return self._between(at - 1, at, rows)
 
     def at_least(self, rows: int) -> float:
+        """By the classes that were seen again, and no more than predicted: of fewer rows than any of them has their part of it, of more what the most took."""
         high = bisect_left(self.rows, rows)
         low = high - 1
         while low >= 0 and self.once[low]:
             low -= 1
         while high < len(self.rows) and self.once[high]:
             high += 1
-        return self._between(low, high, rows)
+        if low >= 0:
+            sure_us = self._between(low, high, rows)
+        elif high < len(self.rows):
+            sure_us = self.cost_us[high] * rows / self.rows[high]
+        else:
+            return 0.0
+        return min(sure_us, self.predict(rows))
 
     def _between(self, low: int, high: int, rows: int) -> float:
-        """On the line between what these two classes cost; what the one does that there is; 0 where there is none."""
+        """On the line between what these two classes cost; what the one does that there is."""
         if high == len(self.rows):
-            return self.cost_us[low] if low >= 0 else 0.0
+            return self.cost_us[low]
         if low < 0:
             return self.cost_us[high]
         part = (rows - self.rows[low]) / (self.rows[high] - self.rows[low])
@@ -179,7 +186,7 @@ class CostTable:
         return known.cost_us if known is not None else None
 
     def at_least(self, model: Hashable, signature: str, size: int, rows: int = 0) -> float:
-        """Microseconds that it takes for sure, by what was seen more than once: of more rows than were, what the most took; 0 where nobody knows."""
+        """Microseconds that it takes for sure, by what was seen more than once; 0 where nothing was."""
         costs = self._of.get(model)
         if costs is None:
             return 0.0

@@ -105,19 +105,17 @@ class _Choice:
 
 
 @dataclass(slots=True)
-class _Round:
-    """What is found out once for all that is sent at one time.
+class _Meeting:
+    """Queues that take turns, as they are when the first of them is sent something.
 
     Attributes:
-        waiting, waiting_slow: where queues take turns, those of which anything waits, for the slow lane too.
+        waiting, waiting_slow: those of which anything waits, for the slow lane too.
         kept: devices on which turns are theirs alone by now.
-        shares: requests for each worker at most, of queues that have been sent something.
     """
 
-    waiting: set[Queue] = field(default_factory=set)
-    waiting_slow: set[Queue] = field(default_factory=set)
+    waiting: set[Queue]
+    waiting_slow: set[Queue]
     kept: set[Device] = field(default_factory=set)
-    shares: dict[Queue, int] = field(default_factory=dict)
 
 
 class Scheduler:
@@ -270,7 +268,7 @@ class Scheduler:
     @property
     def stirs(self) -> bool:
         """Whether dispatch() has something to do now, whatever the time."""
-        return bool(self._stirred or self._suspected or self._orders)
+        return bool(self._stirred or self._failed or self._suspected or self._orders)
 
     def cancel(self, entry: Entry) -> None:
         """The client has gone: never run the request if it still waits, never answer it."""
@@ -492,26 +490,27 @@ class Scheduler:
 
     def _dispatch_all(self, queues: list[Queue], now_ns: int) -> None:
         """Sends all that these queues can be sent now, and notes when there may be more."""
-        found = _Round()
+        shares: dict[Queue, int] = {}
+        meeting = None
         if self._meet:
-            found.waiting = {queue for queue in queues if queue.waits}
-            found.waiting_slow = {queue for queue in found.waiting if queue.waits_slow}
+            waiting = {queue for queue in queues if queue.waits}
+            meeting = _Meeting(waiting, {queue for queue in waiting if queue.waits_slow})
         try:
-            while self._dispatch_one(queues, found, now_ns):
+            while self._dispatch_one(queues, shares, meeting, now_ns):
                 pass
         finally:
             for queue in queues:
                 if not queue.length:
                     self._waits.pop(queue, None)
-                elif queue in self._failed or queue in found.shares:
+                elif queue in self._failed or queue in shares:
                     self._look_again(queue, now_ns)
 
-    def _turns_on(self, device: Device, found: _Round) -> Turns:
+    def _turns_on(self, device: Device, meeting: _Meeting) -> Turns:
         """Whose turn it is there: of those of whom something waits. Of a device that nothing can be sent to nobody asks."""
         turns = self._turns[device]
-        if device not in found.kept:
-            found.kept.add(device)
-            turns.keep(found.waiting, found.waiting_slow)
+        if device not in meeting.kept:
+            meeting.kept.add(device)
+            turns.keep(meeting.waiting, meeting.waiting_slow)
         return turns
 
     def _look_again(self, queue: Queue, now_ns: int) -> None:
@@ -522,12 +521,15 @@ class Scheduler:
             heapq.heappush(self._dues, (due_ns, next(self._tiebreak), queue))
             self._forget_dues()
 
-    def _dispatch_one(self, queues: list[Queue], found: _Round, now_ns: int) -> bool:
+    def _dispatch_one(
+        self, queues: list[Queue], shares: dict[Queue, int], meeting: _Meeting | None, now_ns: int
+    ) -> bool:
         """Sends the dispatch that is next over these queues, if one can be sent.
 
         Args:
             queues: all that may be sent something.
-            found: since these were looked at.
+            shares: requests for each worker at most, of those that have been sent something since these were looked at.
+            meeting: where they take turns.
             now_ns: the time.
         """
         alone = len(queues) == 1
@@ -537,8 +539,8 @@ class Scheduler:
         for queue in queues:
             for choice in self._next(queue, now_ns, alone=alone) if queue.waits else ():
                 device = choice.worker.device
-                if self._meet:
-                    turns = self._turns_on(device, found)
+                if meeting is not None:
+                    turns = self._turns_on(device, meeting)
                     after_s = queue.after_s(choice.first)
                     choice.start_s = turns.start_s(queue, choice.long, after_s)
                     choice.rank = after_s + choice.start_s
@@ -552,15 +554,15 @@ class Scheduler:
             return False
         choice = min(best.values(), key=lambda one: one.start_s)
         queue, worker, long = choice.queue, choice.worker, choice.long
-        if queue not in found.shares:
-            found.shares[queue] = queue.share()
+        if queue not in shares:
+            shares[queue] = queue.share()
         begin_ns = now_ns + int(worker.left_s(now_ns) * 1e9)
-        batch = queue.take(choice.line, now_ns, begin_ns, found.shares[queue], long)
+        batch = queue.take(choice.line, now_ns, begin_ns, shares[queue], long)
         self._orders += [
             self._refuse(entry, Code.DEADLINE_EXCEEDED, _TOO_LATE, Lack.TIME) for entry in queue.late
         ]
         queue.late.clear()
-        if self._meet:
+        if meeting is not None:
             if batch.cost_us is None:
                 batch.charge_s = LEAST_S
             cost_s = batch.charge_s or (batch.cost_us or 0.0) / 1e6

@@ -276,7 +276,7 @@ def queue_warnings(
         found = batching(config, asked[model.name], files.get(model.name))
         if found is None:
             continue
-        lines += [*_batching_warnings(found), *_fill_warnings(found, model)]
+        lines += [*_batching_warnings(found), *_fill_warnings(found, model, asked[model.name])]
         if found.values.num_batch_threads:
             key = (found.paths["num_batch_threads"], found.values.num_batch_threads)
             threads[key] = threads.get(key, 0) + len(model.slots)
@@ -306,13 +306,16 @@ def _batching_warnings(found: Batching) -> Iterable[str]:
         )
 
 
-def _fill_warnings(found: Batching, model: ModelSettings) -> Iterable[str]:
+def _fill_warnings(found: Batching, model: ModelSettings, asked: ModelConfig) -> Iterable[str]:
     most, rows = model.queue.max_queued_requests, found.run_rows
-    if found.values.batch_timeout_micros and not found.values.adaptive and most < rows:
-        yield (
-            f"{model.name}: max_queued_requests is {most}, and batches have up to {rows} rows: requests of fewer than"
-            f" {-(-rows // most)} never fill one, and wait for batch_timeout_micros each time; raise it, or lower max_batch_size"
-        )
+    if not found.values.batch_timeout_micros or found.values.adaptive or most >= rows:
+        return
+    prefix = f"models.{model.name}." if asked.max_queued_requests else ""
+    size = "max_batch_size" if rows == found.values.max_batch_size else "max_execution_batch_size"
+    yield (
+        f"{prefix}max_queued_requests is {most}, and batches have up to {rows} rows ({size}): requests of fewer than"
+        f" {-(-rows // most)} never fill one, and wait for batch_timeout_micros each time; raise the one, or lower the other"
+    )
 
 
 def _lane_warnings(config: PoolConfig, models: Sequence[ModelSettings]) -> Iterable[str]:
