@@ -22,7 +22,7 @@ _MAX_SIGNATURES = 1024  # kept of a version, of each sort: those that were seen 
 
 
 class _Known(NamedTuple):
-    """What bodies of a size class cost, and whether one was seen but once."""
+    """What bodies of a size class cost, and whether such were seen but once."""
 
     cost_us: float
     once: bool
