@@ -309,6 +309,10 @@ def bench(
     host, _, port = asked.rpartition(":")
     if not port.isdecimal():
         raise click.UsageError(f"--address {address}: the port is no number")
+    try:
+        host = host.encode("idna").decode("ascii")
+    except UnicodeError as error:
+        raise click.UsageError(f"--address {address}: that is no host's name: {error}") from error
     options = Options(
         host=host.strip("[]"),
         port=int(port),

@@ -6,9 +6,12 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -29,6 +32,7 @@ _METADATA = f"/{tfs.PREDICTION_SERVICE}/GetModelMetadata"
 # All processes begin together: none reads its orders later than that.
 _HEAD_START_S = 0.05
 _INTERRUPTED = 130
+_SHOW_CURSOR = "\x1b[?25h"
 # What is asked before the load has at least so long: it may be the first that the server runs.
 _FIRST_S = 10.0
 
@@ -50,10 +54,7 @@ def run(options: Options) -> int:
     """
     _check_files(options)
     bench = _Bench(options)
-    try:
-        asyncio.run(bench.run())
-    except GeneratorLostError as error:
-        raise BenchError(str(error)) from error
+    asyncio.run(bench.run())
     status = bench.report()
     return _INTERRUPTED if bench.interrupted else status
 
@@ -86,17 +87,24 @@ class _Bench:
         self._trial = Trial(datetime.now().astimezone(), ())
         self._metrics_url = options.metrics_url
         self._fleet = Fleet(options.processes)
+        self._preparing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGINT, self._interrupt)
         try:
             async with self._fleet:
-                await self._prepare()
+                self._preparing = asyncio.create_task(self._prepare())
+                await self._preparing
                 with progress(self._options) as shown:
                     for number, level in enumerate(self._options.levels):
                         if not self.interrupted and not self._error:
                             await self._level(number, level, shown)
+        except GeneratorLostError as error:  # what was measured before stays
+            self._error = str(error)
+        except asyncio.CancelledError:
+            if not self.interrupted:
+                raise
         finally:
             loop.remove_signal_handler(signal.SIGINT)
 
@@ -107,23 +115,45 @@ class _Bench:
                 raise BenchError(self._error or "nothing was measured")
             return 1
         report.print_levels(self._options, self._levels, [*self._notes, *filter(None, [self._error])])
-        if self._options.json_file is not None:
-            found = report.for_scripts(
-                self._options, self._trial, self._levels, interrupted=self.interrupted, error=self._error
-            )
-            self._options.json_file.write_text(found, encoding="utf-8")
-        if self._options.plot_file is not None:
-            from mpspool.loadtest import plot
-
-            plot.draw(self._options, self._trial, self._levels, self._options.plot_file)
+        unwritten = [
+            *self._keep(self._options.json_file, self._write),
+            *self._keep(self._options.plot_file, self._draw),
+        ]
+        if unwritten:
+            raise BenchError("\n".join(unwritten))
         failed = any(level.failed for level in self._levels) and not self._options.allow_failures
         return 1 if failed or self._error else 0
 
+    def _keep(self, path: Path | None, write: Callable[[Path], None]) -> list[str]:
+        """Writes one of the files; why it could not be, in place of an error that keeps the other from being written."""
+        if path is not None:
+            try:
+                write(path)
+            except OSError as error:
+                return [f"cannot write {str(path)!r}: {error.strerror or error}"]
+        return []
+
+    def _write(self, path: Path) -> None:
+        found = report.for_scripts(
+            self._options, self._trial, self._levels, interrupted=self.interrupted, error=self._error
+        )
+        path.write_text(found, encoding="utf-8")
+
+    def _draw(self, path: Path) -> None:
+        from mpspool.loadtest import plot
+
+        plot.draw(self._options, self._trial, self._levels, path)
+
     def _interrupt(self) -> None:
         if self.interrupted:  # once more: at once
+            if sys.stderr.isatty():
+                sys.stderr.write(_SHOW_CURSOR)  # the bar has hidden it
+                sys.stderr.flush()
             os._exit(_INTERRUPTED)
         self.interrupted = True
         self._fleet.stop()
+        if self._preparing is not None:
+            self._preparing.cancel()
 
     async def _prepare(self) -> None:
         """The requests, one answer, and what the server's metrics are."""
@@ -261,6 +291,7 @@ class _Bench:
         runs: list[Run] = []
         results: list[messages.Result] = []
         pairs: list[tuple[server.Snapshot, server.Snapshot]] = []
+        whole_s = 0.0
         for repeat in range(options.repeat):
             shown.repeat(repeat + 1)
             before = await self._look()
@@ -280,10 +311,11 @@ class _Bench:
                 shown.ran(runs[-1])
                 if before is not None and after is not None:
                     pairs.append((before, after))
+                    whole_s += max(result.whole_s for result in found)
         if runs:
             level = Level(wanted, options.is_open, runs, figures.failures_of(results))
             mean_ms = level.figure("mean_ms").median or 0.0
-            told = server.breakdown(pairs, sum(run.seconds for run in runs), mean_ms)
+            told = server.breakdown(pairs, whole_s, mean_ms)
             self._levels.append(replace(level, server=told))
 
     async def _look(self) -> server.Snapshot | None:

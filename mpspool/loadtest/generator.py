@@ -20,7 +20,7 @@ from mpspool.loadtest import messages
 from mpspool.loadtest.frames import Request
 from mpspool.loadtest.link import Link, UnreachableError, secure
 from mpspool.loadtest.loops import Loop, loop_for
-from mpspool.loadtest.messages import Answer, Ask, Job, Phase, Stop
+from mpspool.loadtest.messages import Answer, Ask, Job, Phase, Result, Stop
 from mpspool.loadtest.wire import Call
 
 _UNAVAILABLE = 14
@@ -60,6 +60,7 @@ class Generator:
         self._loop: Loop | None = None
         self._form: tuple[int, int, float, int] | None = None
         self._running: asyncio.Task[None] | None = None
+        self._stopped = False
 
     async def obey(self, reader: asyncio.StreamReader) -> None:
         """Until the orders end."""
@@ -69,25 +70,38 @@ class Generator:
                 order = messages.decode_to_generator(await reader.readexactly(size))
                 match order:
                     case Ask():
-                        self._say(await ask(order))
+                        self._running = asyncio.create_task(self._answer(order))
                     case Job():
                         self._job = order
                     case Phase():
                         self._running = asyncio.create_task(self._run(order))
                     case Stop():
+                        self._stopped = True
                         if self._loop is not None:
                             self._loop.stop()
         if self._loop is not None:
             self._loop.close()
 
+    async def _answer(self, order: Ask) -> None:
+        self._say(await ask(order))
+
     async def _run(self, phase: Phase) -> None:
+        try:
+            self._say(await self._made_for(phase).run(phase, self._say))
+        except Exception as error:  # noqa: BLE001  nobody else says so, and the command waits for a word
+            self._say(Result(error=f"a generator process failed: {error or type(error).__name__}"))
+
+    def _made_for(self, phase: Phase) -> Loop:
+        """The loop of the phase before, where it has the same form."""
         assert self._job is not None
         form = phase.in_flight, phase.streams, phase.rate, phase.connections
         if self._loop is None or form != self._form:
             if self._loop is not None:
                 self._loop.close()
             self._loop, self._form = loop_for(self._job, phase, self._lengths), form
-        self._say(await self._loop.run(phase, self._say))
+        if self._stopped:  # told so before there was one
+            self._loop.stop()
+        return self._loop
 
 
 async def _main() -> None:

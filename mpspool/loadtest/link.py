@@ -119,6 +119,7 @@ class Link:
             found.append(call)
         for call in found:
             connection.cancel(call)
+        connection.start_waiting()
         self._socket.retire()
         return found
 

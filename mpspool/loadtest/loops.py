@@ -92,6 +92,7 @@ class Loop(ABC):
         ticker.cancel()
         return Result(
             seconds=seconds,
+            whole_s=monotonic() - began,
             sent=tally.sent - self._in_flight,
             right=tally.right,
             in_time=in_time,

@@ -84,6 +84,7 @@ class Result(msgspec.Struct, tag="result"):
 
     Attributes:
         seconds: how long it sent.
+        whole_s: until all that it had sent was over.
         sent: requests, those aside that were on their way when it was told to stop.
         right: answered as they should be.
         in_time: those of them before it sent no more.
@@ -97,6 +98,7 @@ class Result(msgspec.Struct, tag="result"):
     """
 
     seconds: float = 0.0
+    whole_s: float = 0.0
     sent: int = 0
     right: int = 0
     in_time: int = 0

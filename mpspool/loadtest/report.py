@@ -181,7 +181,8 @@ def _remarks(options: Options, levels: Sequence[Level]) -> Iterator[str]:
 
 def _remedy(options: Options, busy: float) -> str:
     """More processes help where one has much to do and there is a CPU for another."""
-    useful = busy > BUSY / 2 and options.processes < len(os.sched_getaffinity(0))
+    most = options.connections if options.is_open else max(options.concurrency)
+    useful = busy > BUSY / 2 and options.processes < min(most, len(os.sched_getaffinity(0)))
     more = f"more --processes (now {options.processes}), or " if useful else ""
     return f"{more}another machine to send from"
 

@@ -80,7 +80,7 @@ def breakdown(
 
     Args:
         pairs: what was there before and after each repeat.
-        seconds: how long they took together.
+        seconds: how long these took together, each to its last answer.
         client_ms: the mean latency that the client saw.
 
     Returns:

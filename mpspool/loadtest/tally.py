@@ -40,6 +40,8 @@ class Tally:
         """It is answered, or never will be."""
         if call.code:
             self._fail(_name(call.code), call.text)
+        elif not call.length:
+            self._fail(WRONG, "status OK and no answer")
         elif self._lengths.get(call.request.number) == call.length or self._any_answer:
             self.right += 1
             self.latencies.append(now - call.due)
@@ -49,9 +51,7 @@ class Tally:
     def _look(self, call: Call, now: float) -> None:
         number = call.request.number
         expected = self._lengths.setdefault(number, call.length)
-        if not call.length:
-            self._fail(WRONG, "status OK and no answer")
-        elif expected != call.length:
+        if expected != call.length:
             self._fail(WRONG, f"{call.length} bytes, where the first answer to this request had {expected}")
         else:
             self.right += 1

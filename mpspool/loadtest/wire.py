@@ -289,7 +289,11 @@ class Connection:
         if self._received >= _RETURNED_BYTES:
             self.send(window_update(0, self._received))
             self._received = 0
-        while self._waiting and len(calls) < self._most and not self.closing:
+        self.start_waiting()
+
+    def start_waiting(self) -> None:
+        """Sends what had to wait, as far as the server allows more by now. To be called after calls were cancelled."""
+        while self._waiting and len(self.calls) < self._most and not self.closing:
             self._start(self._waiting.popleft())
 
     def _go_on(self, data: bytes, over: list[Call]) -> int:

@@ -94,13 +94,15 @@ class Overview:
         """
         now_ns = time.monotonic_ns()
         running = {str(worker.id): self._scheduler.running_since_ns(worker.name) for worker in self._workers}
+        # Found now: what ends while this is told is among those that run.
+        parts = self.task_log.parts(now_ns - int(last_s * 1e9))
         yield {
             "now_ns": now_ns,
             "simulated": simulated,
             "devices": [device.name for device in self._scheduler.devices()],
             "running": {worker: since_ns for worker, since_ns in running.items() if since_ns is not None},
         }
-        yield from self.task_log.parts(now_ns - int(last_s * 1e9))
+        yield from parts
         yield self.task_log.begins()
 
     def _describe(self, worker: Worker) -> dict[str, Any]:

@@ -72,14 +72,16 @@ class TaskLog:
         return {"begins_ns": self._ended_ns(oldest), "keeps": self._size}
 
     def parts(self, since_ns: int, at_most: int = PART) -> Iterator[dict[str, Any]]:
-        """What ended after `since_ns`, and some more, from the newest to the oldest; more may be added between parts.
+        """What has ended by now, after `since_ns`, and some more, from the newest to the oldest; more may be added between parts.
 
-        Yields:
+        Returns, part by part:
             `rows`, in base64 and in the order in which they ended: began_ns (64 bits), took_us (32 bits), the number of
             the worker (16 bits) and how many requests (16 bits), in this machine's byte order; and `workers`, the
             names by number.
         """
-        end = self._count
+        return self._parts(self._count, since_ns, at_most)
+
+    def _parts(self, end: int, since_ns: int, at_most: int) -> Iterator[dict[str, Any]]:
         while (start := max(self._oldest(), end - at_most)) < end:
             rows = self._between(start, end)
             numbers = set(memoryview(rows).cast("H")[6::8])

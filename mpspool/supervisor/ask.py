@@ -185,7 +185,9 @@ def grpc_address(run: RunDir) -> str:
     found = _settings(run)
     if not found.grpc_port:
         socket = (
-            f"; it has a socket: --address unix:{found.grpc_socket_path}" if found.grpc_socket_path else ""
+            f"; it has a socket, for predict: --address unix:{found.grpc_socket_path}"
+            if found.grpc_socket_path
+            else ""
         )
         raise NoPoolError(f"the pool in {run.root} has its gRPC front off (grpc_port: 0){socket}")
     return client_address(found.host, found.grpc_port)

@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Any
 
 import grpc.aio
+import msgspec
+import psutil
 import pytest
 from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import StreamEnded
 
 from mpspool.core import tfs
+from mpspool.core.client_tls import ClientTls
 from mpspool.core.errors import Code
 from mpspool.loadtest import fleet, generator
 from mpspool.loadtest.figures import run_of
@@ -261,6 +264,7 @@ def test_deadlines_are_kept_without_the_server(server: Server) -> None:
     began = time.monotonic()
     found = load(job(server.port, [b"a"], deadline_s=0.2), Phase(0.5, in_flight=2))
     assert time.monotonic() - began < 5
+    assert found.seconds + 0.1 < found.whole_s < 5, "with what was on its way at the end"
     assert {failure.code for failure in found.failures} == {"DEADLINE_EXCEEDED"}
     assert found.sent == sum(failure.count for failure in found.failures) >= 4
 
@@ -393,6 +397,21 @@ def test_a_generator_that_dies_is_told() -> None:
         asyncio.run(run())
 
 
+def test_a_generator_that_fails_says_why(tmp_path: Path) -> None:
+    """As where a file of TLS has gone since the last level."""
+    gone = str(tmp_path / "gone.pem")
+    tls = ClientTls(cert=gone, key=gone)
+
+    async def run() -> list[Result]:
+        async with fleet.Fleet(1) as found:
+            await found.load([msgspec.structs.replace(job(1, [b"a"]), tls=tls)])
+            async with asyncio.timeout(30):
+                return await found.run([Phase(1, in_flight=1)], lambda _: None)
+
+    (result,) = asyncio.run(run())
+    assert "gone.pem" in result.error
+
+
 def bench(server: Server, *args: object) -> subprocess.CompletedProcess[str]:
     return cli("bench", "--model", "m", "--address", f"127.0.0.1:{server.port}", *args)
 
@@ -511,6 +530,79 @@ def test_what_a_request_was_made_with_is_named_where_it_is_refused(server: Serve
         "from the signature, with --rows 2000 and --metadata x-mpspool-priority: where these are right,"
         in words
     )
+
+
+def test_a_file_that_cannot_be_written_keeps_nothing_else(server: Server, tmp_path: Path) -> None:
+    """The table is printed and the picture drawn; what is missing, and why, is said."""
+    plot = tmp_path / "a.png"
+    done = bench(server, *SHORT, "--concurrency", 1, "--json", "/dev/full", "--plot", plot)
+    assert done.returncode == 1
+    assert "req/s" in done.stdout
+    assert "cannot write '/dev/full': No space left on device" in done.stderr
+    assert plot.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("ends", ["interrupted", "a generator dies"])
+def test_what_was_measured_before_the_end_stays(server: Server, ends: str, tmp_path: Path) -> None:
+    """Of two levels the first is in the report, though the second never comes to its end."""
+    asked = threading.Event()
+    forever = asyncio.run_coroutine_threadsafe(_event(), server.loop).result()
+
+    async def stall(_body: bytes, context: Any) -> bytes:
+        peers.add(context.peer())
+        if (
+            len(peers) > 3
+        ):  # the first answer's connection, the first level's, and of the second one, and one more
+            asked.set()
+            await forever.wait()
+        return RIGHT
+
+    peers: set[str] = set()
+    server.answer = stall
+    address = ("--address", f"127.0.0.1:{server.port}")
+    process = subprocess.Popen(
+        [*CLI, "bench", "--model", "m", *address, *map(str, SHORT), "--concurrency", "1,4"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert asked.wait(30)
+        if ends == "interrupted":
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            (child,) = psutil.Process(process.pid).children()
+            child.kill()
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == (130 if ends == "interrupted" else 1), err
+    assert "req/s" in out
+    assert ("has ended" in out) == (ends != "interrupted")
+
+
+def test_ctrl_c_before_the_load(server: Server) -> None:
+    """While the first answer is waited for, too."""
+    asked = threading.Event()
+    forever = asyncio.run_coroutine_threadsafe(_event(), server.loop).result()
+
+    async def never(_body: bytes, _context: Any) -> bytes:
+        asked.set()
+        await forever.wait()
+        return RIGHT
+
+    server.answer = never
+    process = subprocess.Popen(
+        [*CLI, "bench", "--model", "m", "--address", f"127.0.0.1:{server.port}"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
+    )  # fmt: skip
+    try:
+        assert asked.wait(30)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=10)
+    finally:
+        process.kill()
+        process.wait()
+    assert (process.returncode, out, err) == (130, "", "")
 
 
 @pytest.mark.parametrize("loop", [("--concurrency", 4), ("--rate", 100)], ids=["closed", "open"])

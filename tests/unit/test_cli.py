@@ -198,7 +198,7 @@ def test_predict_asks_the_pool_of_the_folder(tmp_path: Path) -> None:
             assert told in done.stderr
             assert (f"status --run-dir {run.root})" in done.stderr) == bool(port)
         save(run.settings_file("pool"), msgspec.structs.replace(pool, grpc_socket_path="/s"))
-        assert "it has a socket: --address unix:/s" in CliRunner().invoke(main, args).stderr
+        assert "it has a socket, for predict: --address unix:/s" in CliRunner().invoke(main, args).stderr
 
 
 @pytest.fixture

@@ -1199,3 +1199,20 @@ def test_what_ran_and_what_runs_is_told(tmp_path: Path) -> None:
         assert head["running"] == {}
 
     play(tmp_path, story)
+
+
+def test_what_ends_while_it_is_told_is_told_as_running_alone(tmp_path: Path) -> None:
+    """Not among what has ended, too: its worker would have run two at once."""
+
+    async def story(scene: Scene) -> None:
+        worker = scene.hello(0)
+        asked = scene.ask()
+        await settle()
+        pieces = Control(scene.dataplane).tasks({"last_s": 30})
+        head = await anext(pieces)
+        scene.answer(worker, scene.link.dispatches(worker)[0])
+        await asked
+        assert list(head["running"]) == ["m@1.cpu0.0"]
+        assert ["rows" in piece async for piece in pieces] == [False]
+
+    play(tmp_path, story)

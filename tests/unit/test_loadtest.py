@@ -18,12 +18,16 @@ from hypothesis import strategies as st
 
 from mpspool.cli import main
 from mpspool.core import tfs
+from mpspool.core.errors import Code
 from mpspool.loadtest import figures, plot, records, report, requests, server
 from mpspool.loadtest.figures import Level, failures_of, figure, percentile, run_of
+from mpspool.loadtest.frames import Request
 from mpspool.loadtest.messages import Failure, Result
 from mpspool.loadtest.options import Options, Trial
 from mpspool.loadtest.records import RecordError
 from mpspool.loadtest.requests import RequestError
+from mpspool.loadtest.tally import Tally
+from mpspool.loadtest.wire import Call
 
 # As tf.io.TFRecordWriter has written it: a PredictionLog for the model "old" with x = [3], and one of Regress.
 RECORDS = bytes.fromhex(
@@ -174,6 +178,26 @@ def test_metrics_of_others_are_not_ours() -> None:
         server.read("<html>", "m", None)
     nothing = server.read(METRICS.format(count=1, total=1, queue=1, run=1, effective=1, busy=1), "x", None)
     assert server.breakdown([(nothing, nothing)], 1.0, 1.0) == {}
+
+
+@pytest.mark.parametrize("any_answer", [False, True])
+def test_an_empty_answer_is_wrong_and_says_nothing_of_others(any_answer: bool) -> None:
+    """However often it comes, and though it be the first: it is not what the others are compared with."""
+    tally = Tally({}, any_answer=any_answer)
+    for length in (0, 0, 57, 57, 0):
+        call = Call(Request(b"", b"x"), 0.0, 0.0)
+        call.code, call.length = Code.OK, length
+        tally.over(call, 1.0)
+    assert (tally.right, tally.failed) == (2, 3)
+    (failure,) = tally.failures()
+    assert (failure.code, failure.text) == ("WRONG", "status OK and no answer")
+
+
+def test_more_processes_are_advised_where_they_would_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One request at a time is one process's."""
+    monkeypatch.setattr(report.os, "sched_getaffinity", lambda _: set(range(8)))
+    found = [report._remedy(Options("h", 1, "m", concurrency=levels), 0.95) for levels in ((1,), (1, 8))]
+    assert ["--processes" in text for text in found] == [False, True]
 
 
 def test_records_as_tensorflow_writes_them() -> None:

@@ -278,6 +278,17 @@ def test_a_call_is_cancelled() -> None:
     assert texts(server.pump()) == [b"y"]
 
 
+def test_what_waited_for_a_call_that_is_cancelled_is_sent() -> None:
+    """A server that has nothing left to answer says nothing that could set it off."""
+    server = Server(settings={h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 1})
+    server.pump()
+    first = server.call(b"x")
+    server.call(b"y")
+    server.client.cancel(first)
+    server.client.start_waiting()
+    assert texts(server.pump()) == [b"y"]
+
+
 def test_an_answer_before_the_request_is_whole() -> None:
     """A server that refuses a large request at its head ends the call, and the rest is not sent."""
     server = Server()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,8 @@ def show(run: RunDir, last: str, output: Path, devices: str | None, as_json: str
     last_s = window.seconds(last)
     draw.check_format(output)
     record = read.ask_router(run, last_s)
-    looked_at = Window.of(record, last_s, datetime.now().astimezone())
+    ago = timedelta(seconds=(time.monotonic_ns() - record.now_ns) / 1e9)  # that took to be told
+    looked_at = Window.of(record, last_s, datetime.now().astimezone() - ago)
     found = figures.of_devices(record, _chosen(record, devices), looked_at.begin_ns, looked_at.end_ns)
     if as_json is not None:
         _write_json(as_json, summary.for_scripts(found, looked_at, record.simulated))
