@@ -41,23 +41,16 @@ def test_descriptors_are_what_the_protos_compile_to(tmp_path: Path) -> None:
     assert _ours(fresh) == _ours(PROTOS / "descriptors.binpb")
 
 
-def test_import_is_fast_and_brings_no_tensorflow() -> None:
-    """Importing tfs loads neither TensorFlow nor numpy nor gRPC, and takes tens of milliseconds."""
+def test_import_brings_no_tensorflow() -> None:
+    """Nor numpy, nor gRPC: commands that have no use for them start at once."""
     code = (
-        "import sys, time; start = time.process_time(); import mpspool.core.tfs, mpspool.core.envelope;"
-        "print(time.process_time() - start, *{'tensorflow', 'numpy', 'grpc', 'ml_dtypes'} & set(sys.modules))"
+        "import sys; import mpspool.core.tfs, mpspool.core.envelope;"
+        "print(*{'tensorflow', 'numpy', 'grpc', 'ml_dtypes'} & set(sys.modules))"
     )
-    # The quickest of a few: a busy machine is not what is being measured.
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-        for _ in range(5)
-    ]
-    spent = []
-    for run in runs:
-        seconds, *loaded = run.stdout.split()
-        assert loaded == []
-        spent.append(float(seconds))
-    assert min(spent) < 0.1
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.split() == []
 
 
 STOCK = """
