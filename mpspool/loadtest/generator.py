@@ -23,6 +23,7 @@ from mpspool.loadtest.loops import Loop, loop_for
 from mpspool.loadtest.messages import Answer, Ask, Job, Phase, Result, Stop
 from mpspool.loadtest.wire import Call
 
+_UNKNOWN = 2
 _UNAVAILABLE = 14
 _DEADLINE_EXCEEDED = 4
 
@@ -82,14 +83,19 @@ class Generator:
         if self._loop is not None:
             self._loop.close()
 
+    # The command waits for a word of both, and nobody else says that they failed.
+
     async def _answer(self, order: Ask) -> None:
-        self._say(await ask(order))
+        try:
+            self._say(await ask(order))
+        except Exception as error:  # noqa: BLE001
+            self._say(Answer(_UNKNOWN, _failed(error), b""))
 
     async def _run(self, phase: Phase) -> None:
         try:
             self._say(await self._made_for(phase).run(phase, self._say))
-        except Exception as error:  # noqa: BLE001  nobody else says so, and the command waits for a word
-            self._say(Result(error=f"a generator process failed: {error or type(error).__name__}"))
+        except Exception as error:  # noqa: BLE001
+            self._say(Result(error=_failed(error)))
 
     def _made_for(self, phase: Phase) -> Loop:
         """The loop of the phase before, where it has the same form."""
@@ -102,6 +108,10 @@ class Generator:
         if self._stopped:  # told so before there was one
             self._loop.stop()
         return self._loop
+
+
+def _failed(error: Exception) -> str:
+    return f"a generator process failed: {error or type(error).__name__}"
 
 
 async def _main() -> None:

@@ -38,24 +38,17 @@ class Tally:
 
     def over(self, call: Call, now: float) -> None:
         """It is answered, or never will be."""
+        number = call.request.number
         if call.code:
             self._fail(_name(call.code), call.text)
         elif not call.length:
             self._fail(WRONG, "status OK and no answer")
-        elif self._lengths.get(call.request.number) == call.length or self._any_answer:
+        elif self._any_answer or self._lengths.setdefault(number, call.length) == call.length:
             self.right += 1
             self.latencies.append(now - call.due)
         else:
-            self._look(call, now)
-
-    def _look(self, call: Call, now: float) -> None:
-        number = call.request.number
-        expected = self._lengths.setdefault(number, call.length)
-        if expected != call.length:
+            expected = self._lengths[number]
             self._fail(WRONG, f"{call.length} bytes, where the first answer to this request had {expected}")
-        else:
-            self.right += 1
-            self.latencies.append(now - call.due)
 
     def lost(self, text: str) -> None:
         """One that never had a connection."""

@@ -33,7 +33,7 @@ from mpspool.loadtest import fleet, generator
 from mpspool.loadtest.figures import run_of
 from mpspool.loadtest.frames import Kind, frame, header_block
 from mpspool.loadtest.loops import loop_for
-from mpspool.loadtest.messages import Ask, Job, Phase, Progress, Result
+from mpspool.loadtest.messages import Answer, Ask, Job, Phase, Progress, Result
 from tests.conftest import PoolStarter
 from tests.polling import until
 from tests.pool import CLI, ROOT, Pool, cli, free_port
@@ -402,18 +402,33 @@ def test_a_generator_that_fails_says_why(tmp_path: Path) -> None:
     gone = str(tmp_path / "gone.pem")
     tls = ClientTls(cert=gone, key=gone)
 
-    async def run() -> list[Result]:
-        async with fleet.Fleet(1) as found:
+    async def run() -> tuple[Answer, list[Result]]:
+        async with fleet.Fleet(1) as found, asyncio.timeout(30):
+            answer = await found.ask(Ask("127.0.0.1", 1, b"", b"a", 5.0, tls))
             await found.load([msgspec.structs.replace(job(1, [b"a"]), tls=tls)])
-            async with asyncio.timeout(30):
-                return await found.run([Phase(1, in_flight=1)], lambda _: None)
+            return answer, await found.run([Phase(1, in_flight=1)], lambda _: None)
 
-    (result,) = asyncio.run(run())
+    answer, (result,) = asyncio.run(run())
+    assert "gone.pem" in answer.text
     assert "gone.pem" in result.error
 
 
 def bench(server: Server, *args: object) -> subprocess.CompletedProcess[str]:
     return cli("bench", "--model", "m", "--address", f"127.0.0.1:{server.port}", *args)
+
+
+@contextlib.contextmanager
+def benching(server: Server, *args: object) -> Iterator[subprocess.Popen[str]]:
+    """As bench(), in a session of its own, as a terminal's, and not waited for."""
+    command = [*CLI, "bench", "--model", "m", "--address", f"127.0.0.1:{server.port}", *map(str, args)]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
 SHORT = ("--seconds", 0.3, "--repeat", 2, "--warmup", 0.1)
@@ -550,21 +565,15 @@ def test_what_was_measured_before_the_end_stays(server: Server, ends: str, tmp_p
 
     async def stall(_body: bytes, context: Any) -> bytes:
         peers.add(context.peer())
-        if (
-            len(peers) > 3
-        ):  # the first answer's connection, the first level's, and of the second one, and one more
+        if len(peers) > before_the_second_level + 1:
             asked.set()
             await forever.wait()
         return RIGHT
 
     peers: set[str] = set()
+    before_the_second_level = 2  # connections: the first answer's, and the first level's
     server.answer = stall
-    address = ("--address", f"127.0.0.1:{server.port}")
-    process = subprocess.Popen(
-        [*CLI, "bench", "--model", "m", *address, *map(str, SHORT), "--concurrency", "1,4"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
-    )  # fmt: skip
-    try:
+    with benching(server, *SHORT, "--concurrency", "1,4") as process:
         assert asked.wait(30)
         if ends == "interrupted":
             os.killpg(process.pid, signal.SIGINT)
@@ -572,9 +581,6 @@ def test_what_was_measured_before_the_end_stays(server: Server, ends: str, tmp_p
             (child,) = psutil.Process(process.pid).children()
             child.kill()
         out, err = process.communicate(timeout=30)
-    finally:
-        process.kill()
-        process.wait()
     assert process.returncode == (130 if ends == "interrupted" else 1), err
     assert "req/s" in out
     assert ("has ended" in out) == (ends != "interrupted")
@@ -591,17 +597,10 @@ def test_ctrl_c_before_the_load(server: Server) -> None:
         return RIGHT
 
     server.answer = never
-    process = subprocess.Popen(
-        [*CLI, "bench", "--model", "m", "--address", f"127.0.0.1:{server.port}"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
-    )  # fmt: skip
-    try:
+    with benching(server) as process:
         assert asked.wait(30)
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=10)
-    finally:
-        process.kill()
-        process.wait()
     assert (process.returncode, out, err) == (130, "", "")
 
 
@@ -609,18 +608,6 @@ def test_ctrl_c_before_the_load(server: Server) -> None:
 def test_ctrl_c_ends_with_what_there_is(server: Server, loop: tuple[object, ...], tmp_path: Path) -> None:
     """The whole terminal is interrupted: the report of what was sent, nothing failed, and exit status 130."""
     file = tmp_path / "a.json"
-    command = [
-        *CLI,
-        "bench",
-        "--model",
-        "m",
-        "--address",
-        f"127.0.0.1:{server.port}",
-        "--seconds",
-        "60",
-        "--warmup",
-        "0",
-    ]
     asked = 0
 
     async def count(_body: bytes, _context: Any) -> bytes:
@@ -629,17 +616,10 @@ def test_ctrl_c_ends_with_what_there_is(server: Server, loop: tuple[object, ...]
         return RIGHT
 
     server.answer = count
-    process = subprocess.Popen(
-        [*command, *map(str, loop), "--json", str(file)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, start_new_session=True,
-    )  # fmt: skip
-    try:
+    with benching(server, "--seconds", 60, "--warmup", 0, *loop, "--json", file) as process:
         until(lambda: asked > 60, 30, "it sends")
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=20)
-    finally:
-        process.kill()
-        process.wait()
     assert process.returncode == 130, err
     assert "req/s" in out
     found = json.loads(file.read_text())

@@ -62,11 +62,10 @@ class _Curve:
             self._begin(at, rows, cost_us)
         elif self.taken_over[at]:
             self._begin(at, rows, cost_us)
-        elif self.once[at] and cost_us < self.cost_us[at]:
-            self.rows[at], self.cost_us[at], self.once[at] = float(rows), float(cost_us), False
         else:
-            self.rows[at] += _WEIGHT * (rows - self.rows[at])
-            self.cost_us[at] = _averaged(self.cost_us[at], cost_us)
+            weight = _weight(self.cost_us[at], cost_us, once=self.once[at])
+            self.rows[at] += weight * (rows - self.rows[at])
+            self.cost_us[at] = _averaged(self.cost_us[at], cost_us, weight)
             self.once[at] = False
 
     def _begin(self, at: int, rows: int, cost_us: float) -> None:
@@ -164,10 +163,9 @@ class CostTable:
             if known is None:
                 costs.taken_over_by_size.pop(key, None)
                 costs.by_size[key] = _Known(cost_us, once=True)
-            elif known.once and cost_us < known.cost_us:
-                costs.by_size[key] = _Known(cost_us, once=False)
             else:
-                costs.by_size[key] = _Known(_averaged(known.cost_us, cost_us), once=False)
+                weight = _weight(known.cost_us, cost_us, once=known.once)
+                costs.by_size[key] = _Known(_averaged(known.cost_us, cost_us, weight), once=False)
             _keep(costs.by_size, key)
 
     def forget(self, model: Hashable) -> None:
@@ -203,9 +201,14 @@ class CostTable:
         return curve.least_per_row() if curve is not None else 0.0
 
 
-def _averaged(known_us: float, cost_us: float) -> float:
+def _weight(known_us: float, cost_us: float, *, once: bool) -> float:
+    """Of the newest observation: all, where it took less than the only one before it."""
+    return 1.0 if once and cost_us < known_us else _WEIGHT
+
+
+def _averaged(known_us: float, cost_us: float, weight: float) -> float:
     """The average after one more. One that is 0, from a clock that did not move, can grow, too."""
-    return known_us + _WEIGHT * (min(cost_us, _MOST * max(known_us, 1.0)) - known_us)
+    return known_us + weight * (min(cost_us, _MOST * max(known_us, 1.0)) - known_us)
 
 
 def _keep(table: OrderedDict[Any, Any], key: Hashable) -> None:
