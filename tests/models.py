@@ -70,7 +70,7 @@ def build(name: str, root: Path) -> Path:
 
 
 def ops_library(root: Path) -> Path:
-    """The shared library that "aborter", "faulter", "sleeper", "dozer" and "napper" need, for custom_ops."""
+    """The shared library that "aborter", "faulter", "sleeper" and "dozer" need, for custom_ops."""
     return build_library(root / ".native")
 
 
@@ -750,22 +750,18 @@ def _large_tf1(rows: int, columns: int) -> Callable[[Any, str], None]:
     return save
 
 
-def _dozer(seconds: float) -> Callable[[Any, str], None]:
-    """X / 2 + 2, and so long a sleep first where x begins with 13."""
+def _dozer(tf: Any, path: str) -> None:
+    """X / 2 + 2, and a minute's sleep first where x begins with 13."""
+    ops = tf.load_op_library(str(ops_library(Path(path).parents[1])))
 
-    def save(tf: Any, path: str) -> None:
-        ops = tf.load_op_library(str(ops_library(Path(path).parents[1])))
+    class Dozer(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
+        def predict(self, x: Any) -> Any:
+            with tf.control_dependencies([ops.testing_sleep(tf.where(x == 13.0, 60.0, 0.0))]):
+                return {"y": x / 2 + 2}
 
-        class Dozer(tf.Module):
-            @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
-            def predict(self, x: Any) -> Any:
-                with tf.control_dependencies([ops.testing_sleep(tf.where(x == 13.0, seconds, 0.0))]):
-                    return {"y": x / 2 + 2}
-
-        dozer = Dozer()
-        tf.saved_model.save(dozer, path, signatures={"serving_default": dozer.predict})
-
-    return save
+    dozer = Dozer()
+    tf.saved_model.save(dozer, path, signatures={"serving_default": dozer.predict})
 
 
 def _gigabyte(tf: Any, path: str) -> None:
@@ -830,10 +826,9 @@ _BUILDERS: dict[str, Callable[[Any, str], None]] = {
     "aborter": _through("testing_abort"),
     "faulter": _through("testing_cuda_fault"),
     "sleeper": _through("testing_sleep"),
-    "dozer": _dozer(60.0),
-    "napper": _dozer(20.0),
+    "dozer": _dozer,
 }
-_CUSTOM = ("aborter", "faulter", "sleeper", "dozer", "napper")
+_CUSTOM = ("aborter", "faulter", "sleeper", "dozer")
 _KERAS = tuple(name for name in _BUILDERS if name.startswith("keras"))
 _WEIGHTS = (
     "ranker_ref",

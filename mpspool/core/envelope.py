@@ -7,6 +7,7 @@ the worker's to judge.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
@@ -37,6 +38,8 @@ _MOST_FIELDS = 2**16
 _MOST_EXAMPLES = 2**18
 # Fields of an input, which has two, and the bytes of its tensor's type and shape.
 _MOST_OF_INPUT, _MAX_HEAD_BYTES = 8, 2**13
+# Tasks of a MultiInferenceRequest by whose signatures it is told from others.
+_MOST_TASKS = 16
 _MAX_VARINT_BYTES = 10
 _MAX_GROUP_DEPTH = 100
 _MAX_REMEMBERED_BYTES = 512
@@ -139,6 +142,17 @@ def _find_task_spec(body: bytes) -> bytes:
         return b""
     start, end = tasks[0]
     return _find_spec(body[start:end]) or b""
+
+
+def peek_signatures(body: bytes) -> list[str]:
+    """The signature_name of each task of a MultiInferenceRequest that peek() took, as far as they can be told; of many those of the first."""
+    names: list[str] = []
+    try:
+        for start, end in itertools.islice(_contents(body, 0, len(body), _TASKS_TAG), _MOST_TASKS):
+            names.append(_read_spec(_find_spec(body[start:end]) or b"").signature_name)
+    except (_MalformedError, IndexError, UnicodeDecodeError):
+        pass  # a worker says what is wrong with it
+    return names
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:

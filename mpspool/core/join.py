@@ -23,7 +23,8 @@ _MAX_VARINT_BYTES = 10
 def join(parts: Sequence[bytes]) -> bytes:
     """The response whose rows are those of the parts, one part after the other.
 
-    Values are not looked at one by one; bytes are joined. The model_spec is the first part's.
+    Values are not looked at one by one; bytes are joined, but where some parts have them in lists and others as content, as
+    when a reload says `tensor_content` while they are run. The model_spec is the first part's.
 
     Args:
         parts: serialised PredictResponses of consecutive ranges of a request's rows, at least one.
@@ -73,8 +74,26 @@ def _join_tensors(tensors: Sequence[Any], joined: Any) -> None:
         return
     fields = {_field(tensor) for tensor, _ in filled}
     if len(fields) > 1:
-        raise ValueError(f"the values are in several fields: {sorted(fields)}")
+        if joined.dtype == tfs.DT_STRING:
+            raise ValueError(f"the values are in several fields: {sorted(fields)}")
+        for tensor, count in filled:
+            _to_content(tensor, count)
+        fields = {_CONTENT}
     _join_values([tensor for tensor, _ in filled], [count for _, count in filled], fields.pop(), joined)
+
+
+def _to_content(tensor: Any, count: int) -> None:
+    """Has a tensor's values, which may stand in a list, stand in tensor_content."""
+    field = _field(tensor)
+    if field == _CONTENT:
+        return
+    from mpspool.core import json_tensors  # numpy, and seldom wanted
+
+    _packed(getattr(tensor, field), count, field)
+    tensor.tensor_content = json_tensors.flat(
+        tfs.TensorProto.FromString(tensor.SerializeToString())
+    ).tobytes()
+    tensor.ClearField(field)
 
 
 def _field(tensor: Any) -> str:

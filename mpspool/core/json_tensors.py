@@ -275,7 +275,7 @@ def _value(tensor: Any) -> Any:
         array = np.empty(len(tensor.string_val), object)
         array[:] = [_text(value) for value in tensor.string_val]
         return array.reshape(shape).tolist()
-    array = _array(tensor)
+    array = flat(tensor)
     if array.dtype.kind == "c":
         array = array.astype(str)
     elif array.dtype.kind == "V":
@@ -283,8 +283,8 @@ def _value(tensor: Any) -> Any:
     return array.reshape(shape).tolist()
 
 
-def _array(tensor: Any) -> Array:
-    """The values as they were sent, flat. Raises ValueError or KeyError for what is no tensor."""
+def flat(tensor: Any) -> Array:
+    """The values as they were sent, in one dimension; not strings. Raises ValueError or KeyError for what is no tensor."""
     dtype = tfs.numpy_dtype(tensor.dtype)
     if tensor.tensor_content:
         return np.frombuffer(tensor.tensor_content, dtype)

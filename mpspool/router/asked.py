@@ -5,10 +5,18 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from mpspool.core import tfs
-from mpspool.core.envelope import ModelSpecPeek, names_twice, peek, peek_examples, peek_rows, peek_start
+from mpspool.core.envelope import (
+    ModelSpecPeek,
+    names_twice,
+    peek,
+    peek_examples,
+    peek_rows,
+    peek_signatures,
+    peek_start,
+)
 from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings
-from mpspool.router.rest_rows import rest_rows
+from mpspool.router.rest_rows import rest_rows, rest_signature
 from mpspool.router.scheduling.entry import Kind
 
 # Methods whose answers to some rows go together without being read: protobuf merges messages that follow one another.
@@ -24,8 +32,14 @@ class Asked(NamedTuple):
     told: ModelSpecPeek | None = None
 
     def spec(self, body: bytes) -> ModelSpecPeek:
-        """The model_spec. Raises PoolError for bytes without a right one."""
-        return self.told or peek(body, self.method)
+        """The model_spec; its signature_name those of all tasks where there are several. Raises PoolError for bytes without a right one."""
+        if self.told is not None:
+            return self.told._replace(signature_name=rest_signature(body))
+        spec = peek(body, self.method)
+        if self.method is Method.MULTI_INFERENCE:
+            names = [name or tfs.DEFAULT_SIGNATURE for name in peek_signatures(body)]
+            spec = spec._replace(signature_name=", ".join(names))
+        return spec
 
     def spec_at_start(self, start: bytes) -> ModelSpecPeek | None:
         """The model_spec, from the first bytes; None where they do not say."""

@@ -34,7 +34,7 @@ from mpspool.router.pending import Head, Pending, abandoned
 from mpspool.router.scheduling import rules
 from mpspool.router.scheduling.batching import padding_of, split
 from mpspool.router.scheduling.entry import Entry
-from mpspool.router.scheduling.scheduler import Refuse, Scheduler
+from mpspool.router.scheduling.scheduler import Refuse, Scheduler, Send
 from mpspool.router.scheduling.suspicion import Blame
 from mpspool.router.workers import JUDGE_S, Worker, Workers
 
@@ -625,8 +625,9 @@ class Dataplane:
             self._count_runs(model, result)
         joined = batch.together and not result.apart
         # What only failed costs what errors do, and its signature may be made up.
-        if joined and any(outcome.code == Code.OK for outcome in result.outcomes):
-            costs.observe(model, batch.entries[0].signature, 0, result.busy_us, batch.rows)
+        rows = sum(rows for _, rows, _ in result.runs)  # not those of a request that is wrong, or late
+        if joined and rows and any(outcome.code == Code.OK for outcome in result.outcomes):
+            costs.observe(model, batch.entries[0].signature, 0, result.busy_us, rows)
         long_bodies = iter(frames)
         for entry, outcome in zip(batch.entries, result.outcomes, strict=True):
             body = next(long_bodies) if outcome.body is None else outcome.body
@@ -748,18 +749,25 @@ class Dataplane:
             if isinstance(order, Refuse):
                 self._refuse([order])
                 continue
-            identity = order.worker.encode()
-            if (worker := self._workers.get(identity)) is None:
-                continue  # lost to an order before this one: what it was to run waits again
+            worker = self._workers.get(order.worker.encode())
+            # One that is lost to an order before this one has nothing: what it was to run waits again.
+            if worker is not None and not self._send(worker, order):
+                self._workers.lose(worker, "unreachable")
+        self._look_again(now_ns)
+
+    def _send(self, worker: Worker, order: Send) -> bool:
+        """False where the worker cannot be reached any more."""
+        try:
             packed, frames = worker.pack(order.dispatch, [entry.body for entry in order.entries])
             requests = [
                 messages.Request(body, entry.deadline_ns, entry.part, entry.method)
                 for body, entry in zip(packed, order.entries, strict=True)
             ]
             dispatch = messages.Dispatch(self.epoch, order.dispatch, requests, order.together)
-            if not self._link.send(identity, dispatch, frames):
-                self._workers.lose(worker, "unreachable")
-        self._look_again(now_ns)
+            return self._link.send(worker.identity, dispatch, frames)
+        except Exception:  # the orders after this one are to be sent all the same
+            logger.exception("a dispatch was not sent", worker=worker.name)
+            return False
 
     def _look_again(self, now_ns: int) -> None:
         """What waits for a moment to come goes out then, though nothing happens."""

@@ -79,8 +79,11 @@ class Link:
             message = messages.decode_from_worker(head)
         except msgspec.MsgspecError as error:
             logger.warning("not understood", worker=identity.decode(errors="replace"), error=str(error))
-        else:
+            return
+        try:
             self._receive(identity, message, frames)
+        except Exception:  # the descriptor is edge-triggered: what is behind it would be read when more comes
+            logger.exception("a message was not taken in", worker=identity.decode())
 
     def close(self) -> None:
         if not self._socket.closed:

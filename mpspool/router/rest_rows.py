@@ -1,4 +1,4 @@
-"""How many rows a REST request has, guessed from its bytes: the router does not parse JSON. Pure.
+"""How many rows a REST request has, and of which signature, guessed from its bytes: the router does not parse JSON. Pure.
 
 The first row is looked at bracket by bracket; the others are taken to be like it, and counted by theirs. Rows that differ, or strings
 with brackets, make the guess wrong, which costs no more than a batch that is larger or smaller than it should be.
@@ -19,6 +19,18 @@ _BRACKETS = re.compile(rb'[][{}]|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTA
 _CLOSE = rb"[^]\s]\s*+(?:\]\s*+){%d}"
 # Of the first row: one with more is not looked at any further.
 _MOST_BRACKETS = 512
+# Within a string the quotes of the key would have backslashes before them.
+_SIGNATURE = re.compile(rb'"signature_name"\s*+:\s*+"([^"\\]{1,256})"')
+# It stands before the rows or behind them.
+_SIGNATURE_WITHIN = 512
+
+
+def rest_signature(body: bytes) -> str:
+    """The signature that a request names, in the bytes that it begins or ends with; "" where there is none to be seen."""
+    found = _SIGNATURE.search(body, 0, _SIGNATURE_WITHIN)
+    if found is None and len(body) > _SIGNATURE_WITHIN:
+        found = _SIGNATURE.search(body, len(body) - _SIGNATURE_WITHIN)
+    return found[1].decode(errors="replace") if found else ""
 
 
 def rest_rows(body: bytes) -> int:

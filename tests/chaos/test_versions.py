@@ -363,17 +363,17 @@ def test_a_request_that_outlives_the_change(
     killed: bool,
 ) -> None:
     """The version that it was sent to answers it, and goes then; also where the pool process is killed meanwhile."""
-    base = tmp_path / "napper"
-    shutil.copytree(model_dir("napper") / "1", base / "1")
+    base, wake = tmp_path / "dozer", tmp_path / "wake"
+    shutil.copytree(model_dir("dozer") / "1", base / "1")
     config = tmp_path / "pool.yaml"
     config.write_text(f"""models:
-  - {{name: napper, base_path: {base}, cpu_slots: 2, intra_op_threads: 1, inter_op_threads: 1,
+  - {{name: dozer, base_path: {base}, cpu_slots: 2, hang_timeout_s: 90, intra_op_threads: 1, inter_op_threads: 1,
       custom_ops: [{testing_ops}]}}
 file_system_poll_wait_seconds: 0.2
 """)
-    pool = start_pool(config).wait()
+    pool = start_pool(config, env={"TESTING_WAKE": str(wake)}).wait()
     before = {worker["pid"] for worker in pool.workers().values()}
-    running = load(pool, "napper", "--first", 1000, "--timeout", 60)
+    running = load(pool, "dozer", "--first", 1000, "--timeout", 60)
     pool.serves_on()
     with grpc.insecure_channel(pool.address) as channel:
         call = channel.unary_unary(
@@ -381,7 +381,7 @@ file_system_poll_wait_seconds: 0.2
             request_serializer=lambda message: message.SerializeToString(),
             response_deserializer=tfs.PredictResponse.FromString,
         )
-        slow = call.future(one_row("napper", 13.0), timeout=90)
+        slow = call.future(one_row("dozer", 13.0), timeout=90)
         pool.serves_on()
         publish(base, base / "1", 2)
         until(lambda: states(pool) == {1: "UNLOADING", 2: "AVAILABLE"}, 60, "version 2 takes over")
@@ -390,13 +390,14 @@ file_system_poll_wait_seconds: 0.2
             victim = pool.process_pid("pool")
             os.kill(victim, signal.SIGKILL)
             until(lambda: pool.process_pid("pool") not in (0, victim), 20)
+        wake.touch()
         answer = slow.result()
     assert answer.model_spec.version.value == 1
     serves(pool, 2)
     until(lambda: not before & processes_of(pool.run_dir).keys(), 30, "the old workers have gone")
     pool.serves_on()
     running.end_clean()
-    assert not list((pool.run_dir / "programs").glob("worker.napper*@1.*"))
+    assert not list((pool.run_dir / "programs").glob("worker.dozer*@1.*"))
 
 
 def test_the_last_version_is_lost(start_pool: PoolStarter, model_dir: Callable[[str], Path]) -> None:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdlib>
+#include <filesystem>
 #include <thread>
 
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -34,7 +35,8 @@ REGISTER_OP("TestingSleep")
     .Output("y: float")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
-    .Doc("Passes x through after the first element's count of seconds, between 0 and 60.");
+    .Doc("Passes x through after the first element's count of seconds, between 0 and 60, or once the file is there that "
+         "TESTING_WAKE names.");
 
 REGISTER_OP("TestingCudaFault")
     .Input("x: float")
@@ -83,8 +85,13 @@ class TestingSleep : public OpKernel {
     const Tensor& input = context->input(0);
     const auto values = input.flat<float>();
     if (values.size() > 0) {
-      const float seconds = std::clamp(values(0), 0.0f, kLongestSleepS);
-      std::this_thread::sleep_for(std::chrono::duration<float>(seconds));
+      const auto seconds = std::chrono::duration<float>(std::clamp(values(0), 0.0f, kLongestSleepS));
+      const auto end = std::chrono::steady_clock::now() + seconds;
+      const char* wake = std::getenv("TESTING_WAKE");
+      while (wake != nullptr && std::chrono::steady_clock::now() < end && !std::filesystem::exists(wake)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      }
+      if (wake == nullptr) std::this_thread::sleep_for(seconds);
     }
     context->set_output(0, input);
   }

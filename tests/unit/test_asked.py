@@ -60,12 +60,30 @@ def test_an_input_that_comes_twice_runs_whole(first: int, second: int) -> None:
 
 
 def test_rest_says_whose_it_is_beside_the_body() -> None:
-    """In the body only its rows are looked at; more than run at once stay together, and its worker takes them apart."""
-    asked = Asked(Method.REST_PREDICT, SPEC)
-    assert asked.spec(b"{") == asked.spec_at_start(b"") == SPEC
+    """In the body its rows are looked at, and its signature; more than run at once stay together, and its worker takes them apart."""
+    told = SPEC._replace(signature_name="")
+    asked = Asked(Method.REST_PREDICT, told)
+    assert asked.spec(b"{") == asked.spec_at_start(b"") == told
+    for body in (
+        b'{"signature_name": "sum", "instances": [1]}',
+        b'{"instances": [1],\n"signature_name" :"sum"}',
+    ):
+        assert asked.spec(body) == SPEC
     assert asked.rows(b"{", asked.signature(SPEC), BATCHING, 0) == (1, ("REST Predict sum", b"", b""))
     assert asked.rows(b'{"instances": [1, 2, 3]}', asked.signature(SPEC), BATCHING, 0)[0] == 3
     assert asked.rows(b'{"instances": [1, 2, 3, 4, 5]}', asked.signature(SPEC), BATCHING, 0)[0] == 4
+
+
+def test_a_multi_inference_is_told_apart_by_all_its_tasks() -> None:
+    """What cannot be joined with others for its second task keeps none apart that has but the first."""
+    asked = Asked(Method.MULTI_INFERENCE)
+    request = tfs.MultiInferenceRequest.FromString(examples(tfs.MultiInferenceRequest, 2))
+    one = asked.signature(asked.spec(bytes(request.SerializeToString())))
+    request.tasks.add().model_spec.name = "half"
+    two = asked.signature(asked.spec(bytes(request.SerializeToString())))
+    assert (one, two) == ("MultiInference sum", "MultiInference sum, serving_default")
+    cut = bytes(request.SerializeToString()) + b"\x0a\x02\x0a\x05"  # a third task that ends too soon
+    assert asked.spec(cut) == asked.spec(bytes(request.SerializeToString()))
 
 
 def test_requests_that_cost_alike_are_told_apart_from_others() -> None:

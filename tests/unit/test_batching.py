@@ -412,17 +412,6 @@ def test_what_is_kept_apart_fills_no_batches() -> None:
     ask(scheduler, 4)
 
 
-def test_what_came_back_from_a_lost_worker_is_kept_apart_too() -> None:
-    """It was sent as a batch before another worker told."""
-    scheduler = make(2)
-    batch = [ask(scheduler) for _ in range(3)]
-    (send,) = scheduler.dispatch(0)
-    scheduler.keep_apart(batch[0])
-    scheduler.lost(send.worker, None, 0)
-    (again,) = scheduler.dispatch(0)
-    assert (again.entries, again.together) == (batch[:1], False)
-
-
 def test_what_is_kept_apart_is_sent_as_without_batching() -> None:
     """Two milliseconds before its worker is idle, while a batch would go on growing."""
     scheduler = make()
@@ -435,19 +424,33 @@ def test_what_is_kept_apart_is_sent_as_without_batching() -> None:
     assert rows(scheduler.dispatch(8 * MS)) == [0]
 
 
-def test_what_is_kept_apart_is_forgotten_with_the_last_worker() -> None:
-    """Those that come after it may have other files."""
+def together(scheduler: Scheduler) -> bool:
+    """Whether the next request is joined with others."""
+    ask(scheduler)
+    (send,) = scheduler.dispatch(0)
+    finish(scheduler, [send])
+    return send.together
+
+
+def test_what_is_kept_apart_is_forgotten_with_any_worker() -> None:
+    """Those that come after it may have other files, or other settings where workers come anew one after another."""
     scheduler = make(2)
     scheduler.keep_apart(ask(scheduler))
     finish(scheduler, scheduler.dispatch(0))
-    for name, together in (("w0", False), ("w1", True)):
-        scheduler.lost(name, None, 0)
-        if together:
-            scheduler.join("w2", MODEL, 1)
-        ask(scheduler)
-        (send,) = scheduler.dispatch(0)
-        assert send.together == together
-        finish(scheduler, [send])
+    assert not together(scheduler)
+    scheduler.lost("w0", None, 0)
+    assert together(scheduler)
+
+
+def test_what_is_kept_apart_is_forgotten_with_its_settings() -> None:
+    """What cannot be joined may be, once it is padded, and what holds for all is said again without a change."""
+    scheduler = make()
+    scheduler.keep_apart(ask(scheduler))
+    finish(scheduler, scheduler.dispatch(0))
+    scheduler.govern(MODEL, QueueRules(batching=BatchingSettings()))
+    assert not together(scheduler)
+    scheduler.govern(MODEL, QueueRules(batching=BatchingSettings(max_batch_size=8, allowed_batch_sizes=[8])))
+    assert together(scheduler)
 
 
 def test_what_is_kept_apart_is_bounded() -> None:
@@ -723,8 +726,7 @@ def test_a_batch_is_long_by_what_it_costs_itself() -> None:
     """Many requests that are short each make a batch that keeps to the slow lane; a small batch does not."""
     batching_rules = QueueRules(batching=BatchingSettings(max_batch_size=100))
     scheduler = Scheduler(PoolRules(limits=Limits(long=1), long_us=50_000), batching_rules)
-    for count in (1, 100):
-        scheduler.costs.observe(MODEL, "", 0, 5_000 * count, rows=count)
+    learned(scheduler, {1: 5, 100: 500})
     for name in "abcd":
         scheduler.join(name, MODEL, 1, "gpu0")
     for _ in range(300):
@@ -742,7 +744,7 @@ def test_which_batches_are_long_is_found_out() -> None:
     scheduler = Scheduler(
         PoolRules(limits=Limits(long=1)), QueueRules(batching=BatchingSettings(max_batch_size=8))
     )
-    for count in (1, 8):
+    for count in (1, 8) * 2:
         scheduler.costs.observe(MODEL, "", 0, 1_000 * count, rows=count)
         scheduler.costs.observe(MODEL, "long", 0, 1_600 * count, rows=count)
     for name in "ab":

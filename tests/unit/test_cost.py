@@ -220,9 +220,19 @@ def test_what_is_sure_is_not_by_a_size_that_was_seen_once() -> None:
     table = CostTable()
     for rows in (1, 1, 16, 64, 64, 300):
         table.observe("m", "", 0, 1_000 * rows if rows != 16 else 10**6, rows)
-    assert table.predict("m", "", 0, 16) == 10**6
     sure = [table.at_least("m", "", 0, rows) for rows in (1, 16, 40, 64, 300)]
     assert sure == pytest.approx([1_000, 16_000, 40_000, 64_000, 64_000])
+
+
+def test_a_first_run_is_not_what_fewer_rows_cost_than_were_seen_again() -> None:
+    """Two rows that took 87 ms by themselves, once, where 32 take 3: as long as no others are run so, nobody will see them again."""
+    table = CostTable()
+    for cost_us, rows in ((87_000, 2), (83_000, 32), (3_000, 32), (3_000, 32)):
+        table.observe("m", "", 0, cost_us, rows)
+    assert [table.predict("m", "", 0, rows) for rows in (1, 2, 16, 32)] == [3_000] * 4
+    table.observe("m", "", 0, 9_000, 256)
+    assert table.predict("m", "", 0, 256) == 9_000, "seen once, and none larger"
+    assert table.at_least("m", "", 0, 2) < 3_000
 
 
 def test_what_is_sure_is_no_more_than_what_a_first_run_took() -> None:

@@ -661,10 +661,33 @@ def test_what_failed_teaches_no_costs(tmp_path: Path) -> None:
         for signature, code in (("made up", Code.INVALID_ARGUMENT), ("real", Code.OK)):
             asked = scene.ask(body=rows_request(1, signature=signature))
             await settle()
-            scene.answer(worker, scene.link.dispatches(worker)[-1], code)
+            scene.answer(worker, scene.link.dispatches(worker)[-1], code, runs=[(1, 1, 10)])
             await asyncio.wait([asked])
             assert asked.exception() if code else asked.result()
             assert predict(signature) == (None if code else 12)
+
+    play(tmp_path, story)
+
+
+def test_costs_are_those_of_the_rows_that_were_run(tmp_path: Path) -> None:
+    """One client's bad requests, which were not, make nobody's batches cheaper; nor does what was late at its worker."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([batching_model(max_batch_size=8)], {})
+        worker = scene.hello(0)
+        asked = [scene.ask(body=rows_request(4)) for _ in range(2)]
+        await settle()
+        (dispatch,) = scene.link.dispatches(worker)
+        outcomes = [
+            Outcome(Code.OK, b"answer", "", 1, 4_000, 1),
+            Outcome(Code.INVALID_ARGUMENT, b"", "bad", 1, 0, 0),
+        ]
+        result = Result(scene.dataplane.epoch, dispatch.dispatch, outcomes, 1, 4_000, runs=[(1, 4, 4_000)])
+        scene.link.receive(worker, result, [])
+        await asyncio.wait(asked)
+        costs = scene.dataplane._scheduler.costs
+        assert costs.predict(ModelVersion("m", 1), "serving_default", 0, 4) == 4_000
+        assert costs.predict(ModelVersion("m", 1), "serving_default", 0, 8) == 8_000
 
     play(tmp_path, story)
 

@@ -65,6 +65,21 @@ def test_rows_follow_one_another(number: int, encode: Any, rows: list[int], inne
     )
 
 
+@pytest.mark.parametrize("number", [number for number in NUMBERS if number != tfs.DT_STRING])
+def test_lists_and_content(number: int) -> None:
+    """While a reload of tensor_content is under way, one worker answers in lists and another one does not."""
+    whole = _values(number, (5, 2), seed=3)
+    for first, second in ((tensors.encode, tensors.with_content), (tensors.with_content, tensors.encode)):
+        joined = join(
+            [_response({"y": first(whole[:2], number)}), _response({"y": second(whole[2:], number)})]
+        )
+        assert joined == bytes(
+            tfs.PredictResponse.FromString(
+                _response({"y": tensors.with_content(whole, number)})
+            ).SerializeToString(deterministic=True)
+        )
+
+
 def test_one_part_is_itself() -> None:
     """A request that was not split after all."""
     only = _response({"y": tensors.encode(np.ones((2, 3), np.float32))})
@@ -82,7 +97,10 @@ Y = _tensor((1,), float_val=[1])
         ({"y": Y}, {"y": _tensor((1,), 2, double_val=[1])}, r'output "y": the types differ: .*double'),
         ({"y": Y}, {"y": _tensor((1, 1), float_val=[1])}, "the shapes differ in more than dimension 0"),
         ({"y": Y}, {"y": _tensor((), float_val=[1])}, "without dimensions has no rows"),
-        ({"y": Y}, {"y": _tensor((1,), tensor_content=b"\0\0\0\0")}, "the values are in several fields"),
+        ({"y": Y}, {"y": _tensor((1,), tensor_content=b"\0\0\0")}, "size"),
+        ({"y": _tensor((1,), 7, tensor_content=b"\1a")}, {"y": _tensor((1,), 7, string_val=[b"a"])},
+         r"the values are in several fields: \['string_val', 'tensor_content'\]"),
+        ({"y": _tensor((2,), 9, int64_val=[300])}, {"y": _tensor((1,), 9, tensor_content=b"\0" * 8)}, "1 values for 2"),
         ({"y": Y}, {"y": _tensor((2,), float_val=[1])}, "1 values for 2 elements"),
         ({"y": Y}, {"y": _tensor((1,))}, "0 values for 1 elements"),
         ({"y": _tensor((2,), 9, int64_val=[300])}, {"y": _tensor((1,), 9, int64_val=[1])}, "1 values for 2"),

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpspool.router.rest_rows import rest_rows
+from mpspool.router.rest_rows import rest_rows, rest_signature
 
 NAMED = {"x": [1, 2], "y": {"b64": "AA=="}}
 ROWS: list[Any] = [1, "a", True, [1.5, 2], [[1], [2]], {"b64": "AA=="}]
@@ -68,3 +68,23 @@ def test_what_does_not_end_is_gone_through_once(body: bytes) -> None:
 def test_any_bytes_have_some_rows(body: bytes, start: bytes) -> None:
     """One at least."""
     assert rest_rows(start + body) >= 1
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_the_signature_that_is_named(indent: int | None) -> None:
+    """Before the rows or behind them, however many; what is within a string is none."""
+    rows = [[0.5] * 100] * 100
+    for document, named in (
+        ({"signature_name": "a", "instances": rows}, "a"),
+        ({"instances": rows, "signature_name": "b"}, "b"),
+        ({"instances": rows}, ""),
+        ({"instances": ['"signature_name": "c"']}, ""),
+        ({"signature_name": "x" * 300, "instances": [1]}, ""),
+    ):
+        assert rest_signature(json.dumps(document, indent=indent).encode()) == named, named
+
+
+@given(st.binary(max_size=2000))
+def test_any_bytes_name_some_signature(body: bytes) -> None:
+    """And raise nothing."""
+    assert rest_signature(body) == "" or b"signature_name" in body

@@ -1040,7 +1040,7 @@ class Pool(RuleBasedStateMachine):
                 assert (line.count, line.rows) == (len(there), sum(item.rows for item in there))
                 assert line.count
             assert sum(line.count for line in queue._lines.values()) == len(lined)
-            assert queue.waiting_s == pytest.approx(sum(item.cost_s or 0.0 for item in lined), abs=1e-9)
+            assert queue.waiting_s == pytest.approx(sum(item.sure_s for item in lined), abs=1e-9)
             enqueued = queue._enqueued.values()
             assert sum(each.rows for each in enqueued) == sum(item.rows for item in lined)
             assert sum(each.count for each in enqueued) == sum(item.rows > 0 for item in lined)

@@ -611,7 +611,7 @@ def test_suspects_that_are_over_are_no_part_of_what_waits() -> None:
 def test_who_comes_is_not_behind_all_that_a_slow_lane_holds_back() -> None:
     """Though a short request of whoever floods, the last of many, was run before the long ones."""
     pool = Scheduler(PoolRules(limits=Limits(long=1), long_us=100_000), QueueRules(fair=True))
-    for size, cost_us in ((1, 1_000), (1000, 200_000)):
+    for size, cost_us in ((1, 1_000), (1000, 200_000)) * 2:
         pool.costs.observe(MODEL, "", size, cost_us)
     for name in "ab":
         pool.join(name, MODEL, 1, "gpu0")
@@ -683,3 +683,117 @@ def test_a_decision_looks_at_no_device_that_nothing_can_be_sent_to(monkeypatch: 
     assert isinstance(send, Send)
     assert send.worker == sends[7].worker
     assert looked == 1
+
+
+def test_a_batch_that_is_not_long_any_more_goes() -> None:
+    """It waited for the slow lane until others came that are longer: beside them it is not long, and its worker is idle."""
+    short, long = ModelVersion("batches", 1), ModelVersion("long", 1)
+    pool = Scheduler(PoolRules(limits=Limits(long=1)), QueueRules())
+    pool.govern(short, QueueRules(batching=BatchingSettings(max_batch_size=8)))
+    for _ in range(2):
+        pool.costs.observe(short, "", 0, 100_000, rows=8)
+        pool.costs.observe(long, "", 1, 20_000)
+        pool.costs.observe(long, "", 1000, 1_000_000)
+    pool.join("a", short, 1, "gpu")
+    pool.join("b", long, 1, "gpu")
+
+    def asks(size: int) -> bool:
+        return pool.arrive(Entry(long, "", bytes(size), 0), 0)
+
+    def sent() -> list[Send]:
+        return [order for order in pool.dispatch(0) if isinstance(order, Send)]
+
+    asks(1)
+    (send,) = sent()
+    pool.finished(send.worker, send.dispatch)
+    asks(1000)
+    assert len(sent()) == 1
+    asks(1000)
+    for _ in range(8):
+        pool.arrive(Entry(short, "", b"x", 0, rows=1, kind=("", b"", b"")), 0)
+    assert not sent()
+    assert any([asks(1000) for _ in range(3)])  # noqa: C419  all of them come
+    assert [len(send.entries) for send in sent()] == [8]
+
+
+@pytest.mark.parametrize("what", ["waits", "runs"])
+def test_a_first_run_refuses_nobody_by_what_is_before_it(what: str) -> None:
+    """Neither those that were expected to cost as much when they came, nor one of its like that runs."""
+    pool = Scheduler(PoolRules(), QueueRules())
+    pool.join("w", MODEL, 1)
+    for signature in ("", "known", "known"):
+        pool.costs.observe(MODEL, signature, 1, 600 if signature else 380_000)
+    for _ in range(20):
+        pool.arrive(Entry(MODEL, "", b"x", 0), 0)
+    assert pool.dispatch(0)
+    if what == "waits":
+        pool.costs.observe(MODEL, "", 1, 600)
+    else:
+        for entry in pool._queue(MODEL).waiting():
+            pool.cancel(entry)
+    pool.arrive(Entry(MODEL, "known", b"x", 0, deadline_ns=300 * MS), 0)
+
+
+def test_a_first_run_puts_nothing_into_the_slow_lane() -> None:
+    """What is asked for in batches alone would never be seen by itself again, and be taken for long for good."""
+    rules = PoolRules(limits=Limits(long=1), long_us=10_000)
+    pool = Scheduler(rules, QueueRules(batching=BatchingSettings(max_batch_size=32)))
+    for cost_us, rows in ((87_000, 2), (83_000, 32), (3_000, 32), (3_000, 32)):
+        pool.costs.observe(MODEL, "", 0, cost_us, rows)
+    for name in "abc":
+        pool.join(name, MODEL, 1)
+    for _ in range(48):
+        pool.arrive(Entry(MODEL, "", b"x", 0, rows=2, kind=("", b"", b"")), 0)
+    sends = [order for order in pool.dispatch(0) if isinstance(order, Send)]
+    assert [sum(entry.rows for entry in send.entries) for send in sends] == [32, 32, 32]
+
+
+def test_a_client_s_kinds_do_not_take_batching_from_others() -> None:
+    """Whatever choices of outputs it makes up: beyond some its own requests run one by one."""
+    rules = QueueRules(batching=BatchingSettings(max_batch_size=32, max_enqueued_batches=1000), fair=True)
+    pool = Scheduler(PoolRules(), rules)
+    for number in range(100):
+        kind = ("", f"{number}".encode(), b"")
+        pool.arrive(Entry(MODEL, "", b"x", 0, client="made up", rows=1, kind=kind), 0)
+    for _ in range(32):
+        pool.arrive(Entry(MODEL, "", b"x", 0, client="other", rows=1, kind=("", b"", b"")), 0)
+    pool.join("w", MODEL, 1)
+    dispatches = 0
+    while orders := pool.dispatch(0):
+        (send,) = [order for order in orders if isinstance(order, Send)]
+        dispatches += send.entries[0].client == "other"
+        batch = pool.finished(send.worker, send.dispatch)
+        assert batch is not None
+        for entry in batch.entries:
+            pool.answered(entry, ran=True)
+    assert dispatches == 1
+
+
+def test_a_deadline_that_is_far_away_is_not_later_than_none() -> None:
+    """By REST every request has one of half a minute: under edf they would wait behind all that have said nothing."""
+    pool = Scheduler(PoolRules(), QueueRules(policy=edf))
+    pool.join("w", MODEL, 1)
+    far = Entry(MODEL, "", b"far", 0, deadline_ns=30_000 * MS)
+    none = Entry(MODEL, "", b"none", MS)
+    for entry in (none, far):
+        pool.arrive(entry, MS)
+    (send,) = [order for order in pool.dispatch(MS) if isinstance(order, Send)]
+    assert send.entries == [far]
+
+
+def test_what_came_back_from_a_lost_worker_and_was_cancelled_is_not_charged() -> None:
+    """It has not been run: its client is as far as it was."""
+    pool = Scheduler(PoolRules(), QueueRules(fair=True))
+    for _ in range(2):
+        pool.costs.observe(MODEL, "", 1, 10_000)
+    pool.join("w", MODEL, 1)
+    first = Entry(MODEL, "", b"x", MS, client="a")
+    pool.arrive(first, MS)
+    (send,) = [order for order in pool.dispatch(MS) if isinstance(order, Send)]
+    pool.lost(send.worker, None, MS)
+    pool.cancel(first)
+    for client in "ab":
+        pool.arrive(Entry(MODEL, "", b"x", MS, client=client), MS)
+    pool.join("w", MODEL, 1)
+    (send,) = [order for order in pool.dispatch(MS) if isinstance(order, Send)]
+    assert send.entries[0].client == "a"

@@ -5,7 +5,8 @@ proportion. Where they are not, by the size class of the body. A version that is
 before it does, until it has been seen what it costs itself.
 
 The first run of a size may compile, tune and allocate, and take a thousand times what all others do. So what was seen but once
-is a guess, by which nobody is refused who costs that; where the second took less, that is what all others cost.
+is a guess, by which nobody is refused or put into the slow lane who costs that; where the second took less, that is what all
+others cost, and where a larger size took less again and again, so does this one.
 """
 
 from __future__ import annotations
@@ -79,7 +80,15 @@ class _Curve:
         at = bisect_left(self.rows, rows)
         if at == len(self.rows):
             return self.cost_us[-1] * rows / self.rows[-1]
-        return self._between(at - 1, at, rows)
+        cost_us = self._between(at - 1, at, rows)
+        high = at
+        while high < len(self.rows) and self.once[high]:
+            high += 1
+        if high < len(self.rows) and (high > at or (at and self.once[at - 1])):
+            return min(
+                cost_us, self.cost_us[high]
+            )  # what was a first run's is not more than larger ones take
+        return cost_us
 
     def at_least(self, rows: int) -> float:
         """By the classes that were seen again, and no more than predicted: of fewer rows than any of them has their part of it, of more what the most took."""

@@ -39,6 +39,7 @@ class Entry:
         own_key: where clients share fairly, its place among those of its client.
         cost_s: of a worker's time, as predicted on arrival; where nobody knew then, as soon as it comes up and somebody
             does. None while nobody knows.
+        sure_s: what of that it takes for sure, if it is run by itself; 0 where nobody knows.
         charge_s: what its client was charged for it, where clients share fairly.
         owed_s: what its client was charged for others while it waited, as far as its key says so.
         key: its place: what has the least is next.
@@ -70,6 +71,7 @@ class Entry:
     start_s: float = 0.0
     own_key: float = 0.0
     cost_s: float | None = None
+    sure_s: float = 0.0
     charge_s: float = 0.0
     owed_s: float = 0.0
     key: float = 0.0

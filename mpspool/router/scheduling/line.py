@@ -20,19 +20,21 @@ class Line:
         long: a slow lane is for each of them alone.
         slow: it is for them, alone or since a batch of them was to be long.
         fair: its clients take turns.
+        begun_by: the client of its first.
         count, rows: of those that wait and are still wanted.
         since_ns: no younger than the oldest of them, while they do not fill a batch.
     """
 
-    __slots__ = ("_heap", "count", "kind", "long", "rows", "signature", "since_ns", "slow")
+    __slots__ = ("_heap", "begun_by", "count", "kind", "long", "rows", "signature", "since_ns", "slow")
 
     fair = False
 
-    def __init__(self, kind: Kind | None, signature: str, long: bool) -> None:
+    def __init__(self, kind: Kind | None, signature: str, long: bool, begun_by: str = "") -> None:
         self.kind = kind
         self.signature = signature
         self.long = long
         self.slow = long
+        self.begun_by = begun_by
         self.count = 0
         self.rows = 0
         self.since_ns = 0
@@ -61,6 +63,8 @@ class Line:
         entry.line = None
         self.count -= 1
         self.rows -= entry.rows
+        if not self.count:
+            self._heap.clear()  # who comes back may have another place
 
     def first(self, now_ns: int) -> Entry | None:
         """The next to be served; not one whose deadline has passed, which is refused elsewhere."""
@@ -87,8 +91,8 @@ class FairLine(Line):
 
     fair = True
 
-    def __init__(self, kind: Kind | None, signature: str, long: bool) -> None:
-        super().__init__(kind, signature, long)
+    def __init__(self, kind: Kind | None, signature: str, long: bool, begun_by: str = "") -> None:
+        super().__init__(kind, signature, long, begun_by)
         # The next turn of each client, or one that it had before: what is out of date is seen when it comes up.
         self._next: list[tuple[float, int, str]] = []
         self._own: dict[str, _Own] = {}
@@ -111,6 +115,7 @@ class FairLine(Line):
     def leave(self, entry: Entry) -> None:
         super().leave(entry)
         own = self._own[entry.client]
+        own.settle(entry)
         del own.holders[entry.order]
         if not own.holders:
             del self._own[entry.client]
@@ -179,6 +184,13 @@ class _Own:
             heapq.heapify(self.heap)
         return anew
 
+    def settle(self, entry: Entry) -> None:
+        """What it owes stands in its key."""
+        late_s = self.owed_s - entry.owed_s
+        entry.key += late_s
+        entry.start_s += late_s
+        entry.owed_s = self.owed_s
+
     def next_turn(self) -> tuple[float, int]:
         """While anything waits."""
         while self._turns[0][1] not in self.holders:
@@ -189,10 +201,7 @@ class _Own:
     def give_turn(self, order: int, first: Entry) -> None:
         """The next turn is taken by whoever is first: its holder gets that one's."""
         holder = self.holders[order]
-        late_s = self.owed_s - holder.owed_s
-        holder.key += late_s
-        holder.start_s += late_s
-        holder.owed_s = self.owed_s
+        self.settle(holder)
         holder.key, first.key = first.key, holder.key
         holder.start_s, first.start_s = first.start_s, holder.start_s
         holder.order, first.order = first.order, holder.order

@@ -13,6 +13,7 @@ class Batch:
     """The requests of one dispatch, and what they were predicted to cost.
 
     Attributes:
+        sure_us: what of that they take for sure.
         together: they are run as one.
         long: it is of those that a slow lane is for.
         began: the time, and its device's clock, when its worker had nothing before it any more.
@@ -24,6 +25,7 @@ class Batch:
 
     entries: list[Entry]
     cost_us: float | None
+    sure_us: float = 0.0
     together: bool = False
     long: bool = False
     suspect: bool = False
@@ -164,11 +166,11 @@ class WorkerLoad:
         return end_ns
 
     def left_s(self, now_ns: int) -> float:
-        """How much longer it takes for what it holds, as far as that is known; 0 for what should have been run by now."""
+        """How much longer it takes for sure for what it holds; 0 for what should have been run by now."""
         left_s = 0.0
         for number, batch in enumerate(self.batches.values()):
             ran_s = 0.0 if number else batch.took_s(now_ns)  # those behind the first have not begun
-            left_s += max(0.0, (batch.cost_us or 0.0) / 1e6 - ran_s)
+            left_s += max(0.0, batch.sure_us / 1e6 - ran_s)
         return left_s
 
     def take(self, dispatch: int, batch: Batch, now_ns: int) -> None:

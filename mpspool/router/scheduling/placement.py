@@ -87,7 +87,7 @@ class Placement:
         return self.held / max(1, self.open_count)
 
     def free_in_s(self, now_ns: int, enough_s: float) -> float:
-        """How long until one of those that are sent more has run all it holds, by what that was predicted to cost; 0 where nobody knows.
+        """How long until one of those that are sent more has run all it holds, by what that takes for sure; 0 where nobody knows.
 
         The least over all of them, or the first that is found to take no longer than `enough_s`.
         """

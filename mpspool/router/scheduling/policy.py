@@ -1,7 +1,7 @@
 """Who of those that wait is next: the built-in policies, and a user's own by name. Pure but for the lookup.
 
 A policy is a function from a waiting request to a number: the one with the least is next. It is called once, on
-arrival. An order that starts from when a request arrived starves nobody: whoever waits is passed only by what
+arrival, and again where another takes its place. An order that starts from when a request arrived starves nobody: whoever waits is passed only by what
 arrives within the time that their numbers differ by. Requests of two models are compared by a built-in one that
 both have, and by no other.
 """
@@ -22,8 +22,9 @@ from mpspool.core.ids import ModelVersion
 logger = log.get("policy")
 
 GROUP = "mpspool.policies"
-# A request without a deadline counts as one that has this much time.
-NO_DEADLINE_S = 10.0
+# A request whose deadline is further away counts as one that has this much time; so does one that has none, which would
+# else pass all that have said how long they can wait.
+MOST_TIME_S = 10.0
 
 
 class Waiting(Protocol):
@@ -72,7 +73,8 @@ def fifo(waiting: Waiting) -> float:
 
 def edf(waiting: Waiting) -> float:
     """The earliest deadline first."""
-    return waiting.deadline_s or waiting.arrived_s + NO_DEADLINE_S
+    latest_s = waiting.arrived_s + MOST_TIME_S
+    return min(waiting.deadline_s or latest_s, latest_s)
 
 
 @dataclass(frozen=True, slots=True)

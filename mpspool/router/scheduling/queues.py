@@ -44,8 +44,10 @@ _BACKLOG_US = 16_000.0
 _IN_TIME_FOR_SURE = 1.15
 # So much of what could be had is as good: of batches that do, the smallest are answered soonest.
 _NEARLY = 0.85
-# What a client makes up (an output_filter) makes no more lines than this; beyond, requests run one by one.
+# What a client makes up (an output_filter) makes no more lines than this; beyond, requests run one by one. Where clients share fairly,
+# such a part of them each.
 _MAX_LINES = 64
+_LINES_PART = 4
 # As many choices of outputs as a worker remembers.
 _MAX_APART = 1024
 # Of the bodies that were answered last, those that are kept: 4 MiB a version at most.
@@ -97,10 +99,10 @@ class Queue:
     Attributes:
         placement: its workers.
         estimate: says of a request what it costs and whether it is long, where that is known.
-        rules: may change at any time; what waits keeps its place.
+        rules: changed by govern().
         suspects: in order. Those that are over stay in them until they come up.
         length: requests that wait and are still wanted, suspects among them.
-        waiting_s: what those in the lines are predicted to take of a worker's time.
+        waiting_s: what those in the lines take of a worker's time for sure.
         due_ns: when the scheduler looks at it again, at the latest; 0 for when something happens.
         late: those that have left, for they cannot be in time any more, and are to be refused.
         lived: the bodies of the last answers.
@@ -215,7 +217,7 @@ class Queue:
             return
         if not self.length and place.idle_count >= min(len(parts), max(1, place.open_count)):
             return  # it keeps nobody waiting, and tells what such a request costs now
-        costs_s = [self._least_s(entry) for entry in parts]
+        costs_s = [entry.sure_s for entry in parts]
         if not costs_s[0]:
             return
         cost_s = max(*costs_s, sum(costs_s) / workers)
@@ -259,24 +261,35 @@ class Queue:
 
     def place(self, entry: Entry) -> None:
         """Gives a new request its place among those that wait."""
-        rules = self.rules
         entry.arrived_s = entry.start_s = entry.arrived_ns / 1e9
-        number = rules.policy(entry)
-        entry.key = entry.own_key = number - entry.priority * rules.priority_s
-        if rules.fair:  # anybody can say that a request is urgent
+        later_s = self._rank(entry)
+        if self.rules.fair:
             entry.charge_s = entry.cost_s or 0.0
             if entry.rows:  # the least that its part of a batch costs
                 least_s = entry.rows * self.costs.least_per_row(self.model, entry.signature) / 1e6
                 entry.charge_s = min(entry.charge_s, least_s)
             entry.slow = entry.long or self._is_slow(entry)
             self._enter(entry.slow)
-            later_s = number - entry.arrived_s if is_time(rules.policy) else 0.0
             share = self._shares.of(entry.slow)
             # Who waits already goes on from there, though those have come further that its policy puts before it; no more than that.
             earliest_s = share.turn_s - later_s if self._waits_of(entry.client, entry.slow) else math.inf
             entry.start_s = share.arrive(entry.client, entry.charge_s, earliest_s)
             entry.key = entry.start_s + later_s
         entry.order = next(self._order)
+
+    def _rank(self, entry: Entry) -> float:
+        """Its place by policy and priority; where clients share fairly, for anybody can say that a request is urgent, among its client's.
+
+        Returns:
+            How much later than its turn among clients it is next.
+        """
+        rules = self.rules
+        number = rules.policy(entry)
+        entry.key = entry.own_key = number - entry.priority * rules.priority_s
+        later_s = number - entry.arrived_s if is_time(rules.policy) else 0.0
+        if rules.fair:
+            entry.key = entry.start_s + later_s
+        return later_s
 
     def _is_slow(self, entry: Entry) -> bool:
         """Whether it waits for the slow lane with others, whose batch is long."""
@@ -322,6 +335,40 @@ class Queue:
             if isinstance(line, FairLine) and line.slow == entry.slow:
                 line.delay(entry.client, more_s)
 
+    def govern(self, rules: QueueRules) -> None:
+        """What holds from now on, for what waits, too: numbers of two policies mean nothing beside each other."""
+        was, self.rules = self.rules, rules
+        if rules.batching != was.batching:
+            self.apart.clear()
+        if rules.policy == was.policy and rules.priority_s == was.priority_s:
+            return
+        for line in self._lines.values():
+            waiting = sorted(line, key=_place)
+            for entry in waiting:
+                line.leave(entry)
+            for entry in waiting:
+                self._rank(entry)
+                line.add(entry)
+
+    def estimate_anew(self) -> None:
+        """What is long is another from now on: all that waits goes to its lane."""
+        waiting = sorted((entry for line in self._lines.values() for entry in line), key=_place)
+        for entry in waiting:
+            self.discount(entry)
+            self.estimate(entry)
+        for entry in waiting:
+            self.estimate(entry)  # by what is long beside all of them
+            self._change_lane(entry, entry.long, entry.charge_s)
+            self.add(entry)
+
+    def is_short_now(self, long_us: float) -> bool:
+        """Whether a batch that waits for the slow lane is not long any more, where that is what costs so much."""
+        settings = self.rules.batching
+        return settings is not None and any(
+            line.slow and not line.long and self._batch_us(line, settings) < long_us
+            for line in self._lines.values()
+        )
+
     def add(self, entry: Entry) -> bool:
         """Among the suspects, or in its place in a line. Returns whether more of the line could be sent than before."""
         if self.apart:
@@ -332,7 +379,7 @@ class Queue:
             self.suspects.append(entry)
             return False
         line = self._join_line(entry)
-        self.waiting_s += entry.cost_s or 0.0
+        self.waiting_s += entry.sure_s
         self._passed += entry.priority < 0
         if line.fair:
             self._crowd.add(entry)
@@ -353,14 +400,23 @@ class Queue:
     def _join_line(self, entry: Entry) -> Line:
         kind = entry.kind if entry.rows else None
         line = self._lines.get((kind, entry.long))
+        if line is None and (len(self._lines) >= _MAX_LINES or self._has_begun_many(entry.client)):
+            kind = None
+            line = self._lines.get((kind, entry.long))
         if line is None:
-            if len(self._lines) >= _MAX_LINES:
-                kind = None
             self._enter(entry.long)
             make = FairLine if self.rules.fair else Line
-            line = self._lines.setdefault((kind, entry.long), make(kind, entry.signature, entry.long))
+            line = make(kind, entry.signature, entry.long, entry.client)
+            self._lines[kind, entry.long] = line
         line.add(entry)
         return line
+
+    def _has_begun_many(self, client: str) -> bool:
+        """Whether lines are full by a client's doing, as far as it may fill them."""
+        if not self.rules.fair:
+            return False
+        begun = sum(line.begun_by == client for line in self._lines.values())
+        return begun >= _MAX_LINES // _LINES_PART
 
     def _estimate_again(self, entry: Entry) -> bool:
         """Of one that is next and of unknown cost. Returns whether that is known by now; what is long waits apart then."""
@@ -368,7 +424,7 @@ class Queue:
         line = entry.line
         if entry.cost_s is None or line is None:
             return False
-        self.waiting_s += entry.cost_s
+        self.waiting_s += entry.sure_s
         if entry.long != line.long:
             line.leave(entry)
             if not line.count:
@@ -400,7 +456,7 @@ class Queue:
                 if not line.count:
                     self._lines.pop((line.kind, line.long), None)
                 # Small differences of floats do not pile up.
-                self.waiting_s = max(0.0, self.waiting_s - (entry.cost_s or 0.0)) if self._lines else 0.0
+                self.waiting_s = max(0.0, self.waiting_s - entry.sure_s) if self._lines else 0.0
 
     def forget_over(self) -> None:
         """Keeps what nobody wants any more from piling up behind what is not served."""
@@ -553,11 +609,11 @@ class Queue:
         settings = self.rules.batching
         together = settings is not None and line.kind is not None
         if settings is not None and together:
-            entries, cost_us = self._take_batch(line, settings, now_ns, begin_ns, long)
+            entries, cost_us, sure_us = self._take_batch(line, settings, now_ns, begin_ns, long)
             if batching.waits(settings):
                 line.renew(settings.run_rows)
         else:
-            entries, cost_us = self._take_short(line, now_ns, begin_ns, share)
+            entries, cost_us, sure_us = self._take_short(line, now_ns, begin_ns, share)
         if self.rules.fair and entries:
             taken = entries[0]
             self._shares.of(line.slow).served(taken.start_s, taken.key - taken.start_s)
@@ -570,7 +626,7 @@ class Queue:
                     ):
                         after_s = (first.key - first.start_s) - (taken.key - taken.start_s)
                         self._shares.hold(taken.start_s, first.start_s, after_s)
-        return Batch(entries, cost_us, together, long)
+        return Batch(entries, cost_us, sure_us, together, long)
 
     def _is_due(self, line: Line, now_ns: int) -> bool:
         """Whether it could be sent now, and does not wait for more to fill its batch."""
@@ -641,7 +697,7 @@ class Queue:
         return min(rows for rows, rate in found if rate >= enough)
 
     def _least_us(self, line: Line, rows: int) -> float:
-        """What a batch of so many rows costs for sure: larger ones than were seen are tried."""
+        """What a batch of so many rows, at least one, costs for sure: larger ones than were seen are tried."""
         return self.costs.at_least(self.model, line.signature, 0, rows)
 
     def _is_too_long(self, line: Line, rows: int, more: int, whole: int, left_us: float) -> bool:
@@ -653,7 +709,8 @@ class Queue:
 
     def _take_batch(
         self, line: Line, settings: BatchingSettings, now_ns: int, begin_ns: int, long: bool
-    ) -> tuple[list[Entry], float | None]:
+    ) -> tuple[list[Entry], float | None, float]:
+        """The requests of a batch, and the microseconds that it costs, as predicted and for sure."""
         most = self._rows_to_take(line, settings, long)
         most = self._leave_late(
             line, now_ns, begin_ns, lambda entry: self._plan_batch(line, entry, most, begin_ns)
@@ -682,12 +739,11 @@ class Queue:
         each_s = LEAST_S / settings.run_rows if cost_us is None else cost_us / 1e6 / max(1, rows)
         for entry in entries if line.fair else ():
             self.charge(entry, each_s * entry.rows)
-        return entries, cost_us
+        return entries, cost_us, self._least_us(line, rows) if rows else 0.0
 
     def _batch_us(self, line: Line, settings: BatchingSettings) -> float:
-        """What the next batch of a line is predicted to cost if it is none for the slow lane; 0 where nobody knows."""
-        rows = self._rows_to_take(line, settings, long=False)
-        return self.costs.predict(self.model, line.signature, 0, rows) or 0.0
+        """What the next batch of a line costs for sure if it is none for the slow lane; 0 where nobody knows."""
+        return self._least_us(line, self._rows_to_take(line, settings, long=False))
 
     def _rows_to_take(self, line: Line, settings: BatchingSettings, long: bool) -> int:
         rows = min(line.rows, settings.run_rows)
@@ -706,11 +762,12 @@ class Queue:
 
     def _take_short(
         self, line: Line, now_ns: int, begin_ns: int, share: int
-    ) -> tuple[list[Entry], float | None]:
-        """Up to `share` short ones."""
+    ) -> tuple[list[Entry], float | None, float]:
+        """Up to `share` short ones, and the microseconds that they cost, as predicted and for sure."""
         most_us = self._leave_late(line, now_ns, begin_ns, lambda entry: self._plan_short(line, entry, share))
         entries: list[Entry] = []
         total_us: float | None = 0.0
+        sure_s = 0.0
         while len(entries) < share and (entry := line.first(now_ns)) is not None:
             if entry.cost_s is None and self._estimate_again(entry):
                 continue
@@ -721,8 +778,9 @@ class Queue:
             if line.fair and entry.charge_s != entry.cost_s:
                 self.charge(entry, entry.cost_s or LEAST_S)
             entries.append(entry)
+            sure_s += entry.sure_s
             total_us = None if cost_us is None or total_us is None else total_us + cost_us
-        return entries, total_us
+        return entries, total_us, sure_s * 1e6
 
     def _plan_short(self, line: Line, entry: Entry, share: int) -> tuple[int, float]:
         """Microseconds of the next dispatch where this request is the first of it, and the seconds that it needs then."""

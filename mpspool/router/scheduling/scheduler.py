@@ -159,15 +159,17 @@ class Scheduler:
 
     def govern_all(self, rules: PoolRules) -> None:
         """What holds for all queues from now on."""
-        self._rules = rules
+        was, self._rules = self._rules, rules
         for queue in self._queues.values():
             queue.placement.govern(rules.dispatch, rules.limits)
+            if (rules.limits, rules.long_us) != (was.limits, was.long_us):
+                queue.estimate_anew()
             self._stirred[queue] = None
 
     def govern(self, model: ModelVersion, rules: QueueRules) -> None:
         """What holds for the queue of a model version from now on."""
         queue = self._queue(model)
-        queue.rules = rules
+        queue.govern(rules)
         self._stirred[queue] = None
 
     def batching(self, model: ModelVersion) -> BatchingSettings | None:
@@ -243,17 +245,23 @@ class Scheduler:
         if cost_us is None:
             return
         entry.cost_s = cost_us / 1e6
-        if self._rules.limits.long:
-            if not entry.rows:
-                self._learn(cost_us)
-            entry.long = cost_us >= self._long_us()
+        sure_us = self.costs.at_least(entry.model, entry.signature, entry.size, entry.rows)
+        entry.sure_s = sure_us / 1e6
+        if self._rules.limits.long and sure_us and not entry.rows:
+            self._learn(sure_us)
+        entry.long = sure_us >= self._long_us()
 
     def _learn(self, cost_us: float) -> None:
         """What a job costs: a request that runs alone, or a batch."""
-        self._average_us += _WEIGHT * (cost_us - self._average_us) if self._average_us else cost_us
+        before_us = self._average_us
+        self._average_us += _WEIGHT * (cost_us - before_us) if before_us else cost_us
+        if before_us < self._average_us:
+            for queue in self._waits:
+                if queue.is_short_now(self._long_us()):
+                    self._stirred[queue] = None
 
     def _long_us(self) -> float:
-        """From which cost on a job is long."""
+        """From which cost on a job is long, where it has it for sure: a first run makes nothing long."""
         if not self._rules.limits.long:
             return math.inf
         return self._rules.long_us or _LONG_BY * self._average_us or math.inf
@@ -372,8 +380,7 @@ class Scheduler:
             self._trial[1].remove(worker)
         queue = self._queue(worker.model)
         queue.placement.remove(worker)
-        if not queue.placement.workers:
-            queue.apart.clear()
+        queue.apart.clear()
         self._stirred[queue] = None  # its device has room now, for others too
         blamed: list[tuple[Entry, bool]] = []
         again: list[Entry] = []
@@ -434,7 +441,7 @@ class Scheduler:
     def keep_apart(self, entry: Entry) -> bool:
         """A worker could not join requests of this one's signature and outputs: from now on they run one by one.
 
-        It is forgotten when the last worker of the model version has gone: another may have other files.
+        It is forgotten when a worker of the model version has gone, or its batching changes: others may have other files, or settings.
 
         Returns:
             Whether that was not known.
@@ -608,8 +615,8 @@ class Scheduler:
 
     def _send(self, queue: Queue, worker: WorkerLoad, batch: Batch, now_ns: int) -> Send:
         dispatch = next(self._dispatches)
-        if batch.together and batch.cost_us is not None and self._rules.limits.long:
-            self._learn(batch.cost_us)
+        if batch.together and batch.sure_us and self._rules.limits.long:
+            self._learn(batch.sure_us)
         worker.take(dispatch, batch, now_ns)
         queue.placement.settle(worker)
         for entry in batch.entries:
@@ -643,7 +650,7 @@ class Scheduler:
             queue.discount(entry)
             self._trying = True
             cost_us = None if entry.cost_s is None else entry.cost_s * 1e6
-            batch = Batch([entry], cost_us, long=long, suspect=True)
+            batch = Batch([entry], cost_us, entry.sure_s * 1e6, long=long, suspect=True)
             self._orders.append(self._send(queue, worker, batch, now_ns))
 
     def _is_tried(self, queue: Queue) -> bool:
@@ -665,6 +672,7 @@ class Scheduler:
         if standing is Standing.QUARANTINED:
             return [self._refuse(entry, Code.INTERNAL, _QUARANTINED)]
         entry.suspect = entry.suspect or standing is Standing.SUSPECT
+        entry.sent_ns = 0  # by which it has not been run
         self._add(queue, entry)
         return []
 

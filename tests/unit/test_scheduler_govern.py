@@ -1,0 +1,106 @@
+"""What holds for queues changes while requests wait: they go by what holds now."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpspool.core.ids import ModelVersion
+from mpspool.router.scheduling.entry import Entry
+from mpspool.router.scheduling.load import Limits
+from mpspool.router.scheduling.policy import Own, Policy, fifo
+from mpspool.router.scheduling.queues import QueueRules
+from mpspool.router.scheduling.scheduler import PoolRules, Scheduler, Send
+
+MODEL = ModelVersion("m", 1)
+UP_NS = 10**12  # the machine has been up for a while
+MS = 1_000_000
+LARGE = Own("large numbers", lambda waiting: 1e9 * waiting.size)
+SMALL = Own("small numbers", lambda waiting: float(waiting.size))
+
+
+def ask(scheduler: Scheduler, body: bytes = b"x", client: str = "", after_ms: int = 0) -> Entry:
+    now_ns = UP_NS + after_ms * MS
+    entry = Entry(MODEL, "", body, now_ns, client=client)
+    scheduler.arrive(entry, now_ns)
+    return entry
+
+
+def served(scheduler: Scheduler) -> list[Entry]:
+    """In the order in which one worker of one credit is sent them."""
+    order: list[Entry] = []
+    now_ns = UP_NS + 1000 * MS
+    while sends := [one for one in scheduler.dispatch(now_ns) if isinstance(one, Send)]:
+        (send,) = sends
+        order += send.entries
+        now_ns += 10 * MS
+        batch = scheduler.finished(send.worker, send.dispatch, now_ns=now_ns)
+        assert batch is not None
+        for entry in batch.entries:
+            scheduler.answered(entry, ran=True)
+    return order
+
+
+@pytest.mark.parametrize("fair", [False, True])
+@pytest.mark.parametrize(("old", "new"), [(LARGE, fifo), (fifo, SMALL), (SMALL, LARGE)])
+def test_what_waits_goes_by_the_new_policy(old: Policy, new: Policy, fair: bool) -> None:
+    """Beside what comes later: by numbers of two policies, who waited would wait without end."""
+    scheduler = Scheduler(PoolRules(), QueueRules(policy=old, fair=fair))
+    for size in (1, 2):
+        for _ in range(2):
+            scheduler.costs.observe(MODEL, "", size, 10_000)
+    waited = [ask(scheduler, body, after_ms=at) for at, body in enumerate((b"xx", b"x", b"xx"))]
+    scheduler.govern(MODEL, QueueRules(policy=new, fair=fair))
+    later = [ask(scheduler, body, after_ms=at) for at, body in enumerate((b"x", b"xx"), 10)]
+    scheduler.join("w", MODEL, 1)
+    by_arrival = waited + later
+    by_size = [entry for size in (1, 2) for entry in by_arrival if entry.size == size]
+    assert served(scheduler) == (by_arrival if new is fifo else by_size)
+
+
+def test_what_a_client_owes_it_owes_after_a_reload() -> None:
+    """It was charged for what ran while others of its own waited; those are as much later as before."""
+    scheduler = Scheduler(PoolRules(), QueueRules(fair=True))
+    for client in "ab":
+        ask(scheduler, client=client)
+    scheduler.join("w", MODEL, 1)
+    (send,) = [one for one in scheduler.dispatch(UP_NS) if isinstance(one, Send)]
+    assert [entry.client for entry in send.entries] == ["a"]
+    mine = [ask(scheduler, client="a") for _ in range(3)]
+    others = [ask(scheduler, client="b") for _ in range(3)]
+    scheduler.finished(send.worker, send.dispatch, now_ns=UP_NS + 500 * MS)  # it is charged for half a second
+    scheduler.costs.observe(MODEL, "", 1, 10_000)
+    scheduler.govern(MODEL, QueueRules(policy=LARGE, fair=True))
+    scheduler.govern(MODEL, QueueRules(fair=True))
+    order = served(scheduler)
+    assert order.index(mine[0]) > order.index(others[-1])
+
+
+def test_what_waits_goes_to_the_lane_that_a_reload_gives() -> None:
+    """And out of it, once there is none."""
+    lane = PoolRules(limits=Limits(long=1), long_us=20_000)
+    scheduler = Scheduler(PoolRules(), QueueRules())
+    for _ in range(2):
+        scheduler.costs.observe(MODEL, "", 1, 100_000)
+    for _ in range(8):
+        ask(scheduler)
+    for name in "abcd":
+        scheduler.join(name, MODEL, 1, "gpu0")
+    scheduler.govern_all(lane)
+    assert (len(scheduler.dispatch(UP_NS)), scheduler.devices()[0].long) == (1, 1)
+    scheduler.govern_all(PoolRules())
+    assert len(scheduler.dispatch(UP_NS)) == 3
+
+
+def test_what_is_long_is_found_out_by_what_waits_at_a_reload() -> None:
+    """Where nobody says from which cost on, though nothing has come since there is a lane."""
+    scheduler = Scheduler(PoolRules(), QueueRules())
+    for size, cost_us in ((1, 10_000), (1000, 100_000)):
+        for _ in range(2):
+            scheduler.costs.observe(MODEL, "", size, cost_us)
+    for body in [b"x"] * 2 + [bytes(1000)] * 4:
+        ask(scheduler, body)
+    for name in "abcd":
+        scheduler.join(name, MODEL, 1, "gpu0")
+    scheduler.govern_all(PoolRules(limits=Limits(long=1)))
+    sends = [order for order in scheduler.dispatch(UP_NS) if isinstance(order, Send)]
+    assert sorted(send.entries[0].size for send in sends) == [1, 1, 1000]
