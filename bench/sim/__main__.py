@@ -77,8 +77,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     if options.policy:
         try:
             policy.find(options.policy, 1.0)
-        except (LookupError, ImportError, AttributeError, TypeError) as error:
-            parser.error(str(error))
+        except (Exception, SystemExit) as error:
+            parser.error(f"--policy {options.policy}: {policy.why(error)}")
     return options
 
 
@@ -120,7 +120,8 @@ def _write(
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    report = "\n".join([f"# {scenario.TITLE}", "", *scenario.lines(found, options), ""])
+    lines = [f"# {scenario.TITLE}", "", *_failures(found, options), *scenario.lines(found, options), ""]
+    report = "\n".join(lines)
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / f"{name}.{kind}" for kind in ("md", "json", "png")]
     written[0].write_text(report)
@@ -131,6 +132,19 @@ def _write(
     plt.close(figure)
     print(f"\n{report}", flush=True)
     return written
+
+
+def _failures(found: Mapping[Key, Any], options: Options) -> list[str]:
+    """What a policy of a user's own could not say: those rows are not its own."""
+    failed = [one for one in found.values() if isinstance(one, Figures) and one.policy_failures]
+    if not failed:
+        return []
+    worst = max(failed, key=lambda one: one.policy_failures)
+    text = (
+        f"**{options.policy} failed on up to {worst.policy_failures} requests of a cell, which went in the order of arrival: "
+        f"{worst.policy_error}**"
+    )
+    return [text, ""]
 
 
 def _as_json(found: Mapping[Key, Any], options: Options) -> str:

@@ -18,6 +18,7 @@ from bench.sim.setup import Setup
 from bench.sim.trace import Request
 from bench.sim.worker import Run, Worker
 from mpspool.core.errors import Code, PoolError
+from mpspool.router.scheduling.policy import Own
 from mpspool.router.scheduling.scheduler import Refuse, Scheduler
 
 _TICK_NS = 100_000_000
@@ -39,6 +40,7 @@ class Record:
         end_s: of the simulated time.
         wall_s: what it took.
         scheduler_s: what of that was the schedulers'.
+        policy_failures, policy_error: on how many requests a policy of a user's own failed, and why on the first.
     """
 
     devices: list[Device[Run]]
@@ -49,6 +51,8 @@ class Record:
     end_s: float = 0.0
     wall_s: float = 0.0
     scheduler_s: float = 0.0
+    policy_failures: int = 0
+    policy_error: str = ""
 
 
 class Simulation:
@@ -118,6 +122,12 @@ class Simulation:
         self.record.end_s = self.now_ns / 1e9
         self.record.wall_s = time.thread_time() - start_s
         self.record.scheduler_s = sum(router.spent_ns for router in self._all) / 1e9
+        version = next(iter(self._services.values())).version
+        for router in self._all:
+            policy = router.scheduler.policy(version)
+            if isinstance(policy, Own):
+                self.record.policy_failures += policy.failures
+                self.record.policy_error = self.record.policy_error or policy.error
         return self.record
 
     def at(self, at_ns: int, call: Callable[[Any], None], what: object) -> None:

@@ -76,6 +76,7 @@ class Figures:
         fairness: Jain's index of what each client got by what a max-min fair division would have given it.
         batch_rows: mean rows of a batch, by service.
         dispatched: requests of a dispatch, on average.
+        policy_failures, policy_error: as in Record.
         wall_us, scheduler_us: CPU of each request, in the simulation and, of that, in the scheduler: measured, and
             not the same in every run.
     """
@@ -88,6 +89,8 @@ class Figures:
     fairness: float
     batch_rows: dict[str, float] = field(default_factory=dict)
     dispatched: float = 0.0
+    policy_failures: int = 0
+    policy_error: str = ""
     wall_us: float = field(default=0.0, compare=False)
     scheduler_us: float = field(default=0.0, compare=False)
 
@@ -99,6 +102,8 @@ class Figures:
         """For the JSON file: what is the same in every run of a seed."""
         found = dataclasses.asdict(self)
         del found["wall_us"], found["scheduler_us"]
+        if not self.policy_failures:
+            del found["policy_failures"], found["policy_error"]
         if len(self.clients) > 30:
             del found["clients"]
         return found
@@ -128,6 +133,8 @@ def judge(record: Record, seconds: float, warm_s: float) -> Figures:
         fairness=_fairness(ended, clients, window),
         batch_rows={name: float(np.mean(rows)) for name, rows in sorted(record.batches.items())},
         dispatched=answered / max(1, record.dispatches),
+        policy_failures=record.policy_failures,
+        policy_error=record.policy_error,
         wall_us=1e6 * record.wall_s / count,
         scheduler_us=1e6 * record.scheduler_s / count,
     )

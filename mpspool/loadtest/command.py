@@ -271,6 +271,8 @@ class _Bench:
         options = self._options
         if not options.made_up or answer.code in (Code.NOT_FOUND, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
             return ""
+        if any(key in answer.text for key, _ in options.metadata):
+            return ""
         given = [f"--rows {options.rows}"] if options.rows > 1 else []
         given += [f"--metadata {key}" for key, _ in options.metadata]
         with_them = f", with {' and '.join(given)}: where these are right, " if given else ": "
@@ -314,8 +316,7 @@ class _Bench:
                     whole_s += max(result.whole_s for result in found)
         if runs:
             level = Level(wanted, options.is_open, runs, figures.failures_of(results))
-            mean_ms = level.figure("mean_ms").median or 0.0
-            told = server.breakdown(pairs, whole_s, mean_ms)
+            told = server.breakdown(pairs, whole_s, level.mean_ms)
             self._levels.append(replace(level, server=told))
 
     async def _look(self) -> server.Snapshot | None:

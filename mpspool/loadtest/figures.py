@@ -166,6 +166,13 @@ class Level:
     def name(self) -> str:
         return f"{self.wanted:g}/s" if self.is_open else f"{self.wanted:g}"
 
+    @property
+    def mean_ms(self) -> float:
+        """Of the right ones of all repeats together, as the server's own times are; 0 where there are none."""
+        right = sum(run.right for run in self.runs)
+        spent_ms = sum((run.figures["mean_ms"] or 0.0) * run.right for run in self.runs)
+        return spent_ms / right if right else 0.0
+
     def sum(self, what: Callable[[Run], int]) -> int:
         return sum(map(what, self.runs))
 

@@ -19,6 +19,8 @@ _FAILED = "#b8312f"
 _DPI = 130
 # Of an axis, above what is highest.
 _ROOM = 1.05
+# A repeat that has had so much of its time has had all of it.
+_WHOLE = 0.95
 # So many levels have room for words beside each other.
 _ROOMY = 4
 # The axis of latency has marks at so many times each power of ten; above that range, at these alone.
@@ -59,7 +61,7 @@ def picture(options: Options, trial: Trial, levels: Sequence[Level]) -> Figure:
     latency, throughput = figure.subplots(1, 2, sharex=True, gridspec_kw={"wspace": 0.08})
     what = "open loop" if options.is_open else "closed loop"
     figure.suptitle(
-        f"{options.model}: {what}, median of {options.repeat} x {options.seconds:g} s, bands from least to most\n"
+        f"{options.model}: {what}, median of {_repeats(options, levels)}, bands from least to most\n"
         f"{_asked(options)}; deadline {options.deadline_s:g} s; {trial.began:%Y-%m-%d %H:%M:%S UTC%z}",
         fontsize=11,
         parse_math=False,
@@ -78,6 +80,18 @@ def picture(options: Options, trial: Trial, levels: Sequence[Level]) -> Figure:
     for axes in (latency, throughput):
         _axis(axes, options, levels)
     return figure
+
+
+def _repeats(options: Options, levels: Sequence[Level]) -> str:
+    """What was measured, which is less than what was asked for where it was interrupted."""
+    asked = f"{options.repeat} x {options.seconds:g} s"
+    counts = [len(level.runs) for level in levels]
+    shortest_s = min(run.seconds for level in levels for run in level.runs)
+    if min(counts) == options.repeat and shortest_s >= _WHOLE * options.seconds:
+        return asked
+    least, most = min(counts), max(counts)
+    repeats = f"{most}" if least == most else f"{least} to {most}"
+    return f"{repeats} of {asked}, cut short"
 
 
 def _asked(options: Options) -> str:

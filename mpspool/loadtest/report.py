@@ -100,7 +100,7 @@ def print_levels(options: Options, levels: Sequence[Level], notes: Iterable[str]
         console.print(_table(_server_rows(levels)))
         console.print(
             "[dim]beside: of compute, for others on the device; rest: of the server; outside: transport and client;"
-            " rows: of a batch; busy: slots[/]"
+            f"{' rows: of a batch;' if any('rows' in level.server for level in levels) else ''} busy: slots[/]"
         )
     for line in _remarks(options, levels):
         console.print(line)

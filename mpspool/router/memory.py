@@ -154,12 +154,14 @@ class Memory:
             return None
         used = self._all.by_model[model]
         if size > limit:
-            raise _never(size, f"max_queued_bytes for {_named(model)}", limit)
+            raise _never(
+                size, f"max_queued_bytes for {_named(model)}", limit, ", or max_queued_bytes_per_model"
+            )
         if used + size > limit:
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED,
                 f"Requests and answers of {_named(model)} hold {used} of {limit} bytes and this one has {size}; "
-                "try again later, or raise the model's max_queued_bytes",
+                "try again later, or raise the model's max_queued_bytes, or max_queued_bytes_per_model",
                 Lack.BYTES,
             )
         if client is not None:
@@ -248,8 +250,10 @@ def _takes_too_much(held: int, size: int, free: int) -> bool:
     return held > 0 and held + size > free - size
 
 
-def _never(size: int, limit: str, limit_bytes: int) -> PoolError:
-    text = f"The request has {size} bytes and {limit} is {limit_bytes}: make it smaller, or raise that"
+def _never(size: int, limit: str, limit_bytes: int, another: str = "") -> PoolError:
+    text = (
+        f"The request has {size} bytes and {limit} is {limit_bytes}: make it smaller, or raise that{another}"
+    )
     return PoolError(Code.RESOURCE_EXHAUSTED, text, Lack.BYTES)
 
 

@@ -159,7 +159,7 @@ REFUSALS = {
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         Lack.BYTES,
         "Requests and answers of small hold * of 50000 bytes and this one has *; try again later, or raise the model's "
-        "max_queued_bytes",
+        "max_queued_bytes, or max_queued_bytes_per_model",
         shape=(1, 7_500),
         waiting=((1, 7_500),),
     ),
@@ -167,7 +167,7 @@ REFUSALS = {
         "small",
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         Lack.BYTES,
-        "The request has * bytes and max_queued_bytes for small is 50000: make it smaller, or raise that",
+        "The request has * bytes and max_queued_bytes for small is 50000: make it smaller, or raise that, or max_queued_bytes_per_model",
         shape=(1, 15_000),
     ),
     "max_queued_bytes": Refusal(
@@ -351,7 +351,7 @@ def test_what_names_its_model_at_its_end(pool: LightPool, values: int, limit: st
     x = pool.values(1, values)
     refused = pool.call(inputs(x=x) + spec("plain"))
     assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
-    text = f"The request has * bytes and max_queued_bytes for {limit}: make it smaller, or raise that"
+    text = f"The request has * bytes and max_queued_bytes for {limit}: make it smaller, or raise that, or max_queued_bytes_per_model"
     assert is_text(refused.details(), text), refused.details()
 
 

@@ -671,6 +671,23 @@ def test_a_wait_that_never_happens_is_said(tmp_path: Path) -> None:
     assert made.warnings == ["batching.batch_timeout_micros has no effect with adaptive: true"]
 
 
+def test_requests_that_never_fit_are_said(tmp_path: Path) -> None:
+    """In more parts than may wait, and than idle workers take: clients would be told to try again for ever."""
+
+    def warnings(batches: int, slots: int) -> list[str]:
+        batching = f"max_batch_size: 64, max_execution_batch_size: 16, max_enqueued_batches: {batches}"
+        text = f"models: {{a: {{base_path: x, cpu_slots: {slots}}}}}\nbatching: {{{batching}, enable_large_batch_splitting: true}}"
+        return planned(read(tmp_path, text)).warnings
+
+    told = (
+        "batching.max_enqueued_batches is 1: requests of more than 16 rows are taken only while workers are idle%s"
+        " (max_batch_size is 64, in runs of up to 16); give 4 or more, or a smaller max_batch_size"
+    )
+    assert warnings(1, 1) == [told % ", and of more than 32 never"]
+    assert warnings(1, 3) == [told % ""]
+    assert warnings(4, 1) == []
+
+
 def test_a_batch_that_cannot_fill_is_said(tmp_path: Path) -> None:
     """Only of one that waits for it, once for all that it is true of, and by the parameter that says how large one is."""
     waits = "batch_timeout_micros: 5, max_batch_size: 64"

@@ -402,7 +402,28 @@ def test_the_picture(tmp_path: Path, levels: tuple[int, ...]) -> None:
     assert struct.unpack(">II", (tmp_path / "out.png").read_bytes()[16:24]) > (1000, 400)
     title = plot.picture(options, TRIAL, [level(1)]).get_suptitle()
     assert "m: closed loop" in title
+    assert "median of 3 of 5 x 5 s, cut short, bands" in title
     assert "made up, 64 rows; deadline 0.5 s; 2026-03-04 14:02:41 UTC+0500" in title
+
+
+def test_the_picture_says_what_was_measured() -> None:
+    """All that was asked for, or less: fewer repeats, or one that was interrupted."""
+
+    def said(repeat: int, seconds: float) -> str:
+        options = Options("h", 1, "m", concurrency=(1, 8), repeat=repeat, seconds=seconds)
+        return plot.picture(options, TRIAL, [level(1), level(8)]).get_suptitle()
+
+    assert "median of 3 x 1 s, bands" in said(3, 1.0)
+    assert "median of 3 of 4 x 1 s, cut short, bands" in said(4, 1.0)
+    assert "median of 3 of 3 x 20 s, cut short, bands" in said(3, 20.0)
+
+
+def test_what_is_outside_is_of_the_same_requests_as_the_server_s_times() -> None:
+    """Of all repeats together: of one slow one with few requests and one quick one with many no median is right."""
+    slow, quick = run_of([result([250.0] * 10, sent=10)]), run_of([result([10.0] * 990, sent=990)])
+    both = Level(1, False, [slow, quick])
+    assert both.mean_ms == pytest.approx(12.4)
+    assert both.figure("mean_ms").median == pytest.approx(130)
 
 
 def test_a_single_rate_is_drawn_with_what_failed() -> None:

@@ -464,7 +464,16 @@ def test_a_policy_of_ones_own(mine: Path, name: str) -> None:
     assert served(scheduler) == entries[::-1]
 
 
-@pytest.mark.parametrize("body", ["raise RuntimeError('no')", "return float('nan')", "return 'soon'"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        "raise RuntimeError('no')",
+        "raise SystemExit",
+        "return float('nan')",
+        "return float('inf')",
+        "return '1'",
+    ],
+)
 def test_a_policy_that_fails_harms_no_request(mine: Path, body: str) -> None:
     """They go in the order of arrival and are counted, and the log says once why."""
     _install(mine, f"def last_first(waiting):\n    {body}\n")

@@ -212,6 +212,11 @@ def test_the_command_writes_a_table_figures_and_a_plot(tmp_path: Path) -> None:
     assert "longest_body_first" in (tmp_path / "priority.md").read_text()
 
 
+def too_curious(waiting: object) -> float:
+    """A policy of one's own that fails where nothing is known."""
+    return float(getattr(waiting, "cost_s", 0))
+
+
 MINIMAL = '{"time": 0.5, "model": "a"}\n{"time": 0.1, "model": "b"}\n{"time": 0.9, "model": "a"}\n'
 
 
@@ -444,6 +449,20 @@ def test_deadlines_of_a_fleet_differ_within_a_model() -> None:
 
 def test_a_policy_that_is_not_there_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
     """Before anything runs."""
-    with pytest.raises(SystemExit):
-        main(["--policy", "nowhere"])
-    assert "no policy 'nowhere'" in capsys.readouterr().err
+    for name, said in (
+        ("nowhere", "no policy 'nowhere'"),
+        ("no.where:x", "ModuleNotFoundError: No module named"),
+    ):
+        with pytest.raises(SystemExit):
+            main(["--policy", name])
+        assert f"--policy {name}: " in (told := capsys.readouterr().err)
+        assert said in told
+
+
+def test_a_policy_that_fails_is_said_so(tmp_path: Path) -> None:
+    """Its row would be taken for its own, and is that of the order of arrival for each request on which it failed."""
+    name = f"{__name__}:too_curious"
+    found = play(tmp_path, 50 * MINIMAL, "--policy", name)
+    assert f"**{name} failed on up to " in found
+    assert "in the order of arrival: TypeError: float() argument must be" in found
+    assert "failed on" not in play(tmp_path, 50 * MINIMAL, "--policy", f"{__name__}:longest_body_first")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -134,11 +135,11 @@ class Own:
 
     def __call__(self, waiting: Waiting) -> float:
         try:
-            value = float(self._policy(waiting))
-            if not math.isnan(value):
-                return value
-            reason = "it returned nan"
-        except Exception as error:  # noqa: BLE001  it is somebody else's code
+            value = self._policy(waiting)
+            if isinstance(value, numbers.Real) and math.isfinite(value):
+                return float(value)
+            reason = f"it returned {value!r:.100}, which is no finite number"
+        except (Exception, SystemExit) as error:  # noqa: BLE001  it is somebody else's code
             reason = why(error)
         self.failures += 1
         if not self.error:

@@ -21,6 +21,9 @@ from mpspool.router.scheduling.entry import Entry
 
 _BYTES = 100
 _WANTED = "name a function that takes a waiting request and returns a number"
+_MEND = (
+    "mend it: cost_s is None while nothing like it has been answered, and deadline_s is 0 without a deadline"
+)
 
 
 def probe(reference: str, models: Sequence[str]) -> str:
@@ -43,7 +46,7 @@ def probe(reference: str, models: Sequence[str]) -> str:
     for model in models:
         found(_sample(model))
         if found.error:
-            return f"{reference} fails on a request for {model}: {found.error}; {_WANTED}"
+            return f"{reference} fails on a request for {model}: {found.error}; {_MEND}"
     return ""
 
 

@@ -14,7 +14,7 @@ from mpspool.core.settings import BatchingSettings
 from mpspool.router.scheduling import batching
 from mpspool.router.scheduling.cost import CostTable
 from mpspool.router.scheduling.crowd import Crowd
-from mpspool.router.scheduling.entry import Entry
+from mpspool.router.scheduling.entry import Entry, Kind
 from mpspool.router.scheduling.fair_share import LEAST_S, Lanes
 from mpspool.router.scheduling.line import FairLine, Line
 from mpspool.router.scheduling.load import Batch
@@ -398,7 +398,7 @@ class Queue:
         )
 
     def _join_line(self, entry: Entry) -> Line:
-        kind = entry.kind if entry.rows else None
+        kind: Kind | None = entry.kind if entry.rows else None
         line = self._lines.get((kind, entry.long))
         if line is None and (len(self._lines) >= _MAX_LINES or self._has_begun_many(entry.client)):
             kind = None

@@ -276,7 +276,11 @@ def queue_warnings(
         found = batching(config, asked[model.name], files.get(model.name))
         if found is None:
             continue
-        lines += [*_batching_warnings(found), *_fill_warnings(found, model, asked[model.name])]
+        lines += [
+            *_batching_warnings(found),
+            *_fill_warnings(found, model, asked[model.name]),
+            *_fit_warnings(found, model),
+        ]
         if found.values.num_batch_threads:
             key = (found.paths["num_batch_threads"], found.values.num_batch_threads)
             threads[key] = threads.get(key, 0) + len(model.slots)
@@ -315,6 +319,22 @@ def _fill_warnings(found: Batching, model: ModelSettings, asked: ModelConfig) ->
     yield (
         f"{prefix}max_queued_requests is {most}, and batches have up to {rows} rows ({size}): requests of fewer than"
         f" {-(-rows // most)} never fill one, and wait for batch_timeout_micros each time; raise the one, or lower the other"
+    )
+
+
+def _fit_warnings(found: Batching, model: ModelSettings) -> Iterable[str]:
+    """Of a request in more batches than may wait: it fits while workers are idle that take the others, if at all."""
+    values, rows = found.values, found.run_rows
+    batches = -(-values.max_batch_size // rows)
+    if batches <= values.max_enqueued_batches:
+        return
+    fit = rows * (values.max_enqueued_batches + len(model.slots))
+    never = f", and of more than {fit} never" if fit < values.max_batch_size else ""
+    path = found.paths.get("max_enqueued_batches", "max_enqueued_batches")
+    yield (
+        f"{path} is {values.max_enqueued_batches}: requests of more than"
+        f" {rows * values.max_enqueued_batches} rows are taken only while workers are idle{never} (max_batch_size is"
+        f" {values.max_batch_size}, in runs of up to {rows}); give {batches} or more, or a smaller max_batch_size"
     )
 
 
