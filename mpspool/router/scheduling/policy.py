@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 from mpspool.core import log
 from mpspool.core.ids import ModelVersion
@@ -135,7 +135,7 @@ class Own:
 
     def __call__(self, waiting: Waiting) -> float:
         try:
-            value = self._policy(waiting)
+            value: Any = self._policy(waiting)
             if isinstance(value, numbers.Real) and math.isfinite(value):
                 return float(value)
             reason = f"it returned {value!r:.100}, which is no finite number"
