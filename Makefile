@@ -20,8 +20,7 @@ serve: $(VENV)/.runtime $(GPU) compiled $(DEMO)/half_plus_two
 $(DEMO)/half_plus_two: $(VENV)/.runtime
 	$(BIN)/python -m mpspool.worker.demo $(DEMO)
 
-# The chaos tests hold a load while they break things, and the GPU tests a GPU: both have the machine to themselves. Here
-# are no more than 2 cores do in 10 minutes; the targets after this one have the rest.
+# The GPU tests have the machine to themselves. Here are no more than 2 cores do in 10 minutes; the targets after this one have the rest.
 PYTEST := $(BIN)/python -m pytest
 UNLOADED := tests/chaos/test_slow_starts.py
 VERSIONS := tests/chaos/test_versions.py tests/chaos/test_unfit_versions.py tests/chaos/test_many_versions.py tests/chaos/test_remote_versions.py \
@@ -29,14 +28,10 @@ VERSIONS := tests/chaos/test_versions.py tests/chaos/test_unfit_versions.py test
 DROP_IN := tests/integration/test_tensorflow_model_server.py tests/integration/test_tls.py \
 	tests/integration/test_prometheus.py tests/integration/test_parameters.py tests/integration/test_refusals.py
 WEIGHTS := $(addprefix tests/integration/,test_pool_weights.py test_publish.py test_shared_weights.py)
-# They start no pool: to them it is one whether workers are exec'd, and in pytest's own processes nothing is compiled in any case.
-NO_POOL := $(addprefix tests/integration/,test_batch.py test_engine.py test_front.py test_grpc_wire.py test_publish.py \
-	test_saved_model_config.py test_shared_weights.py)
-# Where it may matter how a worker was started: it dies, hangs, is replaced, renewed, or never comes.
-WORKERS := $(addprefix tests/chaos/test_,bad_models.py endings.py failures.py unfit_versions.py) tests/mps/chaos \
-	$(addprefix tests/chaos/test_versions.py::test_,a_new_version_takes_over a_worker_killed_during_a_swap \
-	the_pool_process_killed_during_a_swap a_request_that_outlives_the_change without_room_for_two \
-	workers_come_and_go_one_after_another back_and_forward_by_hand)
+# Where it may matter how a worker was started: what it answers, what it maps, and that it dies, is replaced and renewed.
+WORKERS := tests/conformance $(addprefix tests/integration/test_,batching.py pool_weights.py scheduling.py warmup.py) \
+	tests/chaos/test_failures.py tests/mps/chaos/test_gpu_faults.py::test_a_fault_ends_and_renews_the_workers_of_one_gpu \
+	$(addprefix tests/chaos/test_versions.py::test_,a_new_version_takes_over a_worker_killed_during_a_swap)
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
 test: $(VENV)/.dev $(GPU) compiler compiled curl openssl
@@ -53,26 +48,24 @@ test-conformance: $(VENV)/.dev $(GPU) compiler compiled curl openssl prometheus
 
 # What dies, hangs or floods under load.
 test-chaos: $(VENV)/.dev $(GPU) compiler compiled
-	$(PYTEST) tests/chaos $(UNLOADED:%=--ignore %) $(VERSIONS:%=--ignore %)
+	$(PYTEST) $(PARALLEL) tests/chaos $(UNLOADED:%=--ignore %) $(VERSIONS:%=--ignore %)
 
 # Model versions, and the configuration, that change under load.
 test-versions: $(VENV)/.dev $(GPU) compiler compiled
-	$(PYTEST) $(VERSIONS)
+	$(PYTEST) $(PARALLEL) $(VERSIONS)
 
 # What starts workers, once more with processes of their own for them, and with nothing compiled.
 test-exec: export MPSPOOL_COMPILED := 0
 test-exec: $(VENV)/.dev $(GPU) compiler curl openssl
-	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) tests/conformance tests/integration $(DROP_IN:%=--ignore %) $(NO_POOL:%=--ignore %)
-	MPSPOOL_WORKERS_START=exec $(PYTEST) $(WORKERS)
+	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) $(WORKERS)
 
 # Pools on stand-ins for GPUs: MPS and its faults, shares, daemons of others, the pod, the doctor.
 test-mps: $(VENV)/.dev $(GPU) compiler compiled
-	$(PYTEST) $(PARALLEL) tests/mps --ignore tests/mps/chaos
-	$(PYTEST) tests/mps/chaos
+	$(PYTEST) $(PARALLEL) tests/mps
 
 # Do the benchmarks run, peers aside? Their figures are nobody's business here.
 test-bench: $(VENV)/.dev $(GPU) compiler compiled openssl
-	$(PYTEST) tests/bench
+	$(PYTEST) $(PARALLEL) tests/bench
 
 test-gpu: $(VENV)/.dev $(GPU) compiled
 	$(PYTEST) tests/gpu
