@@ -120,12 +120,20 @@ class FakeDataplane:
                 {
                     "name": "half",
                     "versions": [
-                        {"version": 3, "state": "AVAILABLE", "error": "", "queued": 7, "policy_failures": 5},
+                        {
+                            "version": 3,
+                            "state": "AVAILABLE",
+                            "error": "",
+                            "queued": 7,
+                            "queued_slow": 2,
+                            "policy_failures": 5,
+                        },
                         {
                             "version": 4,
                             "state": "END",
                             "error": "no such file",
                             "queued": 0,
+                            "queued_slow": 0,
                             "policy_failures": 0,
                         },
                     ],

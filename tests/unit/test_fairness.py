@@ -591,6 +591,7 @@ def test_what_waits_for_the_slow_lane_refuses_nobody_else() -> None:
     entry = Entry(A, SHORT, b"x", 0, deadline_ns=1000 * MS)
     pool.scheduler.arrive(entry, 0)
     assert [send.entries for send in pool.scheduler.dispatch(0) if isinstance(send, Send)] == [[entry]]
+    assert (pool.scheduler.queued(A), pool.scheduler.queued_slow(A)) == (49, 49)
 
 
 @pytest.mark.parametrize("pause_ms", [0, 50, 100, 300])

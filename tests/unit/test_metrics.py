@@ -214,8 +214,22 @@ def test_the_snapshot_becomes_gauges() -> None:
     """Versions, queues, workers by state, in flight and restarts show as the snapshot has them."""
     under_test = metrics()
     versions: list[dict[str, Any]] = [
-        {"version": 3, "state": "AVAILABLE", "error": "", "queued": 7, "policy_failures": 5},
-        {"version": 4, "state": "END", "error": "its weights are cut", "queued": 0, "policy_failures": 0},
+        {
+            "version": 3,
+            "state": "AVAILABLE",
+            "error": "",
+            "queued": 7,
+            "queued_slow": 2,
+            "policy_failures": 5,
+        },
+        {
+            "version": 4,
+            "state": "END",
+            "error": "its weights are cut",
+            "queued": 0,
+            "queued_slow": 0,
+            "policy_failures": 0,
+        },
     ]
     weights = {"shared_bytes": 8, "private_bytes": 4, "excess_bytes": 0}
     under_test.observe(
@@ -246,6 +260,7 @@ def test_the_snapshot_becomes_gauges() -> None:
     assert sample(under_test, "held_bytes") == 30
     assert sample(under_test, "held_bytes_limit") == 40
     assert sample(under_test, "queued_requests", **version) == 7
+    assert sample(under_test, "queued_slow_requests", **version) == 2
     assert sample(under_test, "policy_failures_total", **version) == 5
     assert sample(under_test, "workers", state="READY", **version) == 1
     assert sample(under_test, "workers", state="LOADING", **version) == 0

@@ -343,6 +343,9 @@ class _SnapshotCollector(Collector):
         queued = GaugeMetricFamily(
             "mpspool_queued_requests", "Requests that wait for a worker.", labels=VERSION
         )
+        queued_slow = GaugeMetricFamily(
+            "mpspool_queued_slow_requests", "Of those, requests that wait for the slow lane.", labels=VERSION
+        )
         failures = CounterMetricFamily(
             "mpspool_policy_failures",
             "Requests that went in the order of arrival, for their policy failed or could not be had.",
@@ -353,10 +356,12 @@ class _SnapshotCollector(Collector):
             if version["error"]:
                 error.add_metric((*labels, version["error"]), 1)
             queued.add_metric(labels, version["queued"])
+            queued_slow.add_metric(labels, version["queued_slow"])
             failures.add_metric(labels, version["policy_failures"])
         yield state
         yield error
         yield queued
+        yield queued_slow
         yield failures
 
     def _states(self, snapshot: dict[str, Any]) -> Metric:

@@ -843,6 +843,11 @@ class Queue:
         return sum(line.count for line in self._lines.values())
 
     @property
+    def lined_slow(self) -> int:
+        """Of those, requests that wait for the slow lane."""
+        return sum(line.count for line in self._lines.values() if line.slow)
+
+    @property
     def waits(self) -> bool:
         """Whether anything waits that is no suspect."""
         return bool(self._lines)

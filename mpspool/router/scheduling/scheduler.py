@@ -737,6 +737,10 @@ class Scheduler:
         """Requests that wait, not counting those in flight."""
         return self._queue(model).length
 
+    def queued_slow(self, model: ModelVersion) -> int:
+        """Of those, how many wait for the slow lane."""
+        return self._queue(model).lined_slow
+
     def in_flight(self, name: str) -> int:
         """Requests that a worker holds."""
         worker = self._workers.get(name)
