@@ -513,6 +513,13 @@ def test_a_file_without_batching_is_refused_as_in_tensorflow_serving(tmp_path: P
             "batching.max_batch_sise: unknown key in pool.yaml line 2; did you mean max_batch_size?",
         ),
         (
+            "{max_queue_delay_microseconds: 100}",
+            (
+                "batching.max_queue_delay_microseconds: unknown key in pool.yaml line 2; what it is to Triton is here"
+                " batch_timeout_micros, or adaptive"
+            ),
+        ),
+        (
             "{max_batch_size: 0}",
             "batching.max_batch_size: 0 in pool.yaml line 2: must be greater than or equal to 1",
         ),

@@ -72,7 +72,24 @@ def _message(error: Mapping[str, Any], key: str, fields: Fields, where: str) -> 
     return f"{_value(error['input'])}{where}: {text}"
 
 
+# What people know from Triton's config.pbtxt, and what says it here.
+_TRITON = {
+    "allow_timeout_override": "a client's own deadline",
+    "default_priority_level": "the metadata x-mpspool-priority of each request",
+    "default_timeout_microseconds": "a client's own deadline, by REST rest_timeout_ms",
+    "dynamic_batching": "batching",
+    "instance_group": "contexts_per_gpu, or cpu_slots",
+    "max_queue_delay_microseconds": "batch_timeout_micros, or adaptive",
+    "max_queue_size": "max_queued_requests",
+    "preferred_batch_size": "nothing: a batch takes what waits, up to max_batch_size",
+    "priority_levels": "the metadata x-mpspool-priority of each request",
+    "priority_queue_policy": "the metadata x-mpspool-priority of each request",
+}
+
+
 def _suggest(key: str, fields: Fields) -> str:
+    if key in _TRITON:
+        return f"what it is to Triton is here {_TRITON[key]}"
     near = nearest(key, fields)
     return f"did you mean {near}?" if near else f"known are {', '.join(fields)}"
 
