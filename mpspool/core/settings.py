@@ -270,7 +270,7 @@ class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True):
         aging: with "sjf", how many seconds of waiting a second of cost stands for.
         running_per_device: dispatches that run at once on one device, over all models; 0 for no limit.
         slow_lane: of those, or of a device's workers, so many at most run long ones; 0 for no limit.
-        slow_ms: predicted cost from which a dispatch is long; 0 to have it found out.
+        slow_ms: cost from which on, for sure, a dispatch is long; 0 to have it found out.
         priority_key: the metadata key with a request's priority; empty for none.
         fair_by: whose requests take turns: "none", "peer" or "metadata:KEY".
         refuse_late: what cannot meet its deadline is refused at once.

@@ -271,7 +271,7 @@ class _Bench:
         options = self._options
         if not options.made_up or answer.code in (Code.NOT_FOUND, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
             return ""
-        if any(key in answer.text for key, _ in options.metadata):
+        if any(f"{key} is " in answer.text for key, _ in options.metadata):
             return ""
         given = [f"--rows {options.rows}"] if options.rows > 1 else []
         given += [f"--metadata {key}" for key, _ in options.metadata]

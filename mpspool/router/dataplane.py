@@ -624,9 +624,7 @@ class Dataplane:
         if result.runs:
             self._count_runs(model, result)
         joined = batch.together and not result.apart
-        # What only failed costs what errors do, and its signature may be made up.
-        rows = sum(rows for _, rows, _ in result.runs)  # not those of a request that is wrong, or late
-        if joined and rows and any(outcome.code == Code.OK for outcome in result.outcomes):
+        if joined and (rows := _answered_rows(batch.entries, result)):
             costs.observe(model, batch.entries[0].signature, 0, result.busy_us, rows)
         long_bodies = iter(frames)
         for entry, outcome in zip(batch.entries, result.outcomes, strict=True):
@@ -751,11 +749,11 @@ class Dataplane:
                 continue
             worker = self._workers.get(order.worker.encode())
             # One that is lost to an order before this one has nothing: what it was to run waits again.
-            if worker is not None and not self._send(worker, order):
+            if worker is not None and not self._send(worker, order, now_ns):
                 self._workers.lose(worker, "unreachable")
         self._look_again(now_ns)
 
-    def _send(self, worker: Worker, order: Send) -> bool:
+    def _send(self, worker: Worker, order: Send, now_ns: int) -> bool:
         """False where the worker cannot be reached any more."""
         try:
             packed, frames = worker.pack(order.dispatch, [entry.body for entry in order.entries])
@@ -765,9 +763,19 @@ class Dataplane:
             ]
             dispatch = messages.Dispatch(self.epoch, order.dispatch, requests, order.together)
             return self._link.send(worker.identity, dispatch, frames)
-        except Exception:  # the orders after this one are to be sent all the same
+        except (
+            Exception
+        ):  # it would fail for the next worker, too; the orders after this one are to be sent all the same
             logger.exception("a dispatch was not sent", worker=worker.name)
-            return False
+            worker.unpack(order.dispatch)
+            self._scheduler.finished(worker.name, order.dispatch, False, now_ns)
+            for entry in order.entries:
+                self._scheduler.answered(entry, ran=False)
+                self._refuse(
+                    [Refuse(entry, PoolError(Code.INTERNAL, "The request could not be sent to a worker"))]
+                )
+            self._pump_soon()
+            return True
 
     def _look_again(self, now_ns: int) -> None:
         """What waits for a moment to come goes out then, though nothing happens."""
@@ -846,6 +854,16 @@ def _blame(worker: Worker, culprits: Collection[str] | None) -> Blame:
     if culprits is None:
         return Blame.PERHAPS
     return Blame.SURELY if str(worker.id) in culprits else Blame.NONE
+
+
+def _answered_rows(entries: Sequence[Entry], result: messages.Result) -> int:
+    """Rows of a batch that were run, by which its like is known on arrival.
+
+    Not those of a request that is wrong, or late, which cost next to nothing; its signature may be made up, too.
+    """
+    return sum(
+        entry.rows for entry, outcome in zip(entries, result.outcomes, strict=True) if outcome.code == Code.OK
+    )
 
 
 def _joined(answers: Sequence[bytes]) -> bytes:

@@ -83,7 +83,7 @@ class Link:
         try:
             self._receive(identity, message, frames)
         except Exception:  # the descriptor is edge-triggered: what is behind it would be read when more comes
-            logger.exception("a message was not taken in", worker=identity.decode())
+            logger.exception("a message was not taken in", worker=identity.decode(errors="replace"))
 
     def close(self) -> None:
         if not self._socket.closed:

@@ -432,13 +432,20 @@ def together(scheduler: Scheduler) -> bool:
     return send.together
 
 
-def test_what_is_kept_apart_is_forgotten_with_any_worker() -> None:
-    """Those that come after it may have other files, or other settings where workers come anew one after another."""
-    scheduler = make(2)
+def test_what_is_kept_apart_is_forgotten_with_a_worker_that_leaves() -> None:
+    """Others come in its place with other settings, one after another; or with the last one, for the next may have other files."""
+    scheduler = make(3)
     scheduler.keep_apart(ask(scheduler))
     finish(scheduler, scheduler.dispatch(0))
-    assert not together(scheduler)
     scheduler.lost("w0", None, 0)
+    assert not together(scheduler), "one that died"
+    scheduler.leave("w1")
+    scheduler.lost("w1", None, 0)
+    assert together(scheduler)
+    scheduler.keep_apart(ask(scheduler))
+    finish(scheduler, scheduler.dispatch(0))
+    scheduler.lost("w2", None, 0)
+    scheduler.join("w3", MODEL, 1)
     assert together(scheduler)
 
 

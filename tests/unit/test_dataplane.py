@@ -32,6 +32,7 @@ from mpspool.router.dataplane import Dataplane
 from mpspool.router.fronts.http2.headers import RequestHead
 from mpspool.router.pending import abandoned
 from mpspool.router.scheduling.entry import Entry
+from mpspool.router.workers import Worker
 from tests.fakes.recorder import Recorder
 
 SETTINGS = RouterSettings(run_dir="/nowhere", host="127.0.0.1", grpc_port=0, rest_port=0)
@@ -688,6 +689,58 @@ def test_costs_are_those_of_the_rows_that_were_run(tmp_path: Path) -> None:
         costs = scene.dataplane._scheduler.costs
         assert costs.predict(ModelVersion("m", 1), "serving_default", 0, 4) == 4_000
         assert costs.predict(ModelVersion("m", 1), "serving_default", 0, 8) == 8_000
+
+    play(tmp_path, story)
+
+
+def test_costs_are_known_by_the_rows_that_are_seen_on_arrival(tmp_path: Path) -> None:
+    """A worker may find more in a request that it takes apart, and whose like is asked about by what the router saw."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([batching_model(max_batch_size=8)], {})
+        worker = scene.hello(0)
+        asked = scene.ask(body=rows_request(8))
+        await settle()
+        scene.answer(worker, scene.link.dispatches(worker)[-1], runs=[(1, 8, 10)] * 100, run_us=9_998)
+        await asked
+        assert (
+            scene.dataplane._scheduler.costs.predict(ModelVersion("m", 1), "serving_default", 0, 8) == 10_000
+        )
+
+    play(tmp_path, story)
+
+
+def test_a_dispatch_that_cannot_be_made_costs_its_requests_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its worker is as well as before, and what goes to others in the same turn is sent."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([MODEL], {})
+        workers = [scene.hello(0), scene.hello(1)]
+        broken = scene.dataplane._workers.get(workers[0])
+        assert broken is not None
+        pack = Worker.pack
+
+        def fails(worker: Worker, dispatch: int, bodies: list[bytes]) -> Any:
+            return pack(worker, dispatch, bodies) if worker is not broken else 1 / 0
+
+        monkeypatch.setattr(Worker, "pack", fails)
+        asked = [scene.ask() for _ in range(2)]
+        await settle()
+        (dispatch,) = scene.link.dispatches(workers[1])
+        scene.answer(workers[1], dispatch)
+        await asyncio.wait(asked)
+        errors = [one.exception() for one in asked]
+        (error,) = filter(None, errors)
+        assert isinstance(error, PoolError)
+        assert error.code is Code.INTERNAL
+        monkeypatch.undo()
+        again = scene.ask()
+        await settle()
+        scene.answer(workers[0], scene.link.dispatches(workers[0])[-1])
+        assert await again == b"answer"
+        assert scene.dataplane.memory.used == 0
 
     play(tmp_path, story)
 

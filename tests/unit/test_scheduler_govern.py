@@ -104,3 +104,29 @@ def test_what_is_long_is_found_out_by_what_waits_at_a_reload() -> None:
     scheduler.govern_all(PoolRules(limits=Limits(long=1)))
     sends = [order for order in scheduler.dispatch(UP_NS) if isinstance(order, Send)]
     assert sorted(send.entries[0].size for send in sends) == [1, 1, 1000]
+
+
+def test_what_comes_back_from_a_lost_worker_goes_by_the_new_policy() -> None:
+    """And what is suspected no more: neither has waited in a line while the policy changed."""
+    scheduler = Scheduler(PoolRules(), QueueRules(policy=LARGE))
+    scheduler.join("w", MODEL, 1)
+    held = ask(scheduler, b"xx")
+    assert scheduler.dispatch(UP_NS)
+    later = ask(scheduler, b"x", after_ms=1)
+    scheduler.govern(MODEL, QueueRules())
+    scheduler.lost("w", None, UP_NS)
+    scheduler.join("v", MODEL, 1)
+    assert served(scheduler) == [held, later]
+
+
+def test_what_came_before_its_cost_was_sure_keeps_to_the_lane() -> None:
+    """All that waits since the first of its kind ran is judged when it comes up."""
+    scheduler = Scheduler(PoolRules(limits=Limits(long=1), long_us=20_000), QueueRules())
+    for name in "abcd":
+        scheduler.join(name, MODEL, 1, "gpu0")
+    scheduler.costs.observe(MODEL, "", 1, 1_000_000)
+    for _ in range(8):
+        ask(scheduler)
+    scheduler.costs.observe(MODEL, "", 1, 1_000_000)
+    assert (len(scheduler.dispatch(UP_NS)), scheduler.devices()[0].long) == (1, 1)
+    assert scheduler.queued_slow(MODEL) >= 1

@@ -84,10 +84,9 @@ class _Curve:
         high = at
         while high < len(self.rows) and self.once[high]:
             high += 1
+        # By first runs it would be more than what larger ones take.
         if high < len(self.rows) and (high > at or (at and self.once[at - 1])):
-            return min(
-                cost_us, self.cost_us[high]
-            )  # what was a first run's is not more than larger ones take
+            return min(cost_us, self.cost_us[high])
         return cost_us
 
     def at_least(self, rows: int) -> float:

@@ -37,9 +37,9 @@ class Entry:
         arrived_s: as arrived_ns.
         start_s: when it counts as arrived: then, or by its client's share, which has a clock of its own.
         own_key: where clients share fairly, its place among those of its client.
-        cost_s: of a worker's time, as predicted on arrival; where nobody knew then, as soon as it comes up and somebody
-            does. None while nobody knows.
-        sure_s: what of that it takes for sure, if it is run by itself; 0 where nobody knows.
+        cost_s: of a worker's time, as predicted on arrival; where nobody was sure then, as soon as it comes up and somebody
+            is. None while nobody knows.
+        sure_s: what of that it takes for sure, if it is run by itself; 0 while nobody is.
         charge_s: what its client was charged for it, where clients share fairly.
         owed_s: what its client was charged for others while it waited, as far as its key says so.
         key: its place: what has the least is next.

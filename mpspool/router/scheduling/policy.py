@@ -1,16 +1,15 @@
 """Who of those that wait is next: the built-in policies, and a user's own by name. Pure but for the lookup.
 
-A policy is a function from a waiting request to a number: the one with the least is next. It is called once, on
-arrival, and again where another takes its place. An order that starts from when a request arrived starves nobody: whoever waits is passed only by what
-arrives within the time that their numbers differ by. Requests of two models are compared by a built-in one that
-both have, and by no other.
+A policy is a function from a waiting request to a number: the one with the least is next. It is called on arrival, and
+of what waits where it takes another's place. An order that starts from when a request arrived starves nobody: whoever
+waits is passed only by what arrives within the time that their numbers differ by. Requests of two models are compared
+by a built-in one that both have, and by no other.
 """
 
 from __future__ import annotations
 
 import importlib
 import math
-import numbers
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -34,7 +33,8 @@ class Waiting(Protocol):
     Attributes:
         model: name and version.
         signature: as the client named it, serving_default where it named none; for all but gRPC's Predict after the method
-            (`Classify serving_default`, `REST Predict serving_default`), for these cost differently.
+            (`Classify serving_default`, `REST Predict serving_default`), for these cost differently. By REST that is what is
+            seen of it in the body's first and last bytes, of a MultiInference those of its tasks with commas between.
         rows: dimension 0 of its inputs where its model version batches and it can share a batch, else 0.
         size: of the request, in bytes.
         arrived_s: when it arrived.
@@ -136,8 +136,9 @@ class Own:
     def __call__(self, waiting: Waiting) -> float:
         try:
             value: Any = self._policy(waiting)
-            if isinstance(value, numbers.Real) and math.isfinite(value):
-                return float(value)
+            number = math.nan if isinstance(value, str) else float(value)
+            if math.isfinite(number):
+                return number
             reason = f"it returned {value!r:.100}, which is no finite number"
         except (Exception, SystemExit) as error:  # noqa: BLE001  it is somebody else's code
             reason = why(error)

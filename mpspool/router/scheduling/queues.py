@@ -342,6 +342,8 @@ class Queue:
             self.apart.clear()
         if rules.policy == was.policy and rules.priority_s == was.priority_s:
             return
+        for entry in self._elsewhere():
+            self._rank(entry)
         for line in self._lines.values():
             waiting = sorted(line, key=_place)
             for entry in waiting:
@@ -352,6 +354,8 @@ class Queue:
 
     def estimate_anew(self) -> None:
         """What is long is another from now on: all that waits goes to its lane."""
+        for entry in self._elsewhere():
+            self.estimate(entry)
         waiting = sorted((entry for line in self._lines.values() for entry in line), key=_place)
         for entry in waiting:
             self.discount(entry)
@@ -361,11 +365,21 @@ class Queue:
             self._change_lane(entry, entry.long, entry.charge_s)
             self.add(entry)
 
-    def is_short_now(self, long_us: float) -> bool:
-        """Whether a batch that waits for the slow lane is not long any more, where that is what costs so much."""
+    def _elsewhere(self) -> list[Entry]:
+        """Those that are in no line, and may come into one again: suspects, and what workers hold."""
+        held = [
+            entry
+            for worker in self.placement.workers.values()
+            for batch in worker.batches.values()
+            for entry in batch.entries
+        ]
+        return [entry for entry in (*self.suspects, *held) if not entry.over]
+
+    def is_short_from(self, was_us: float, long_us: float) -> bool:
+        """Whether a batch that waits for the slow lane is not long any more now that this is what costs `long_us`, in place of `was_us`."""
         settings = self.rules.batching
         return settings is not None and any(
-            line.slow and not line.long and self._batch_us(line, settings) < long_us
+            line.slow and not line.long and was_us <= self._batch_us(line, settings) < long_us
             for line in self._lines.values()
         )
 
@@ -419,12 +433,13 @@ class Queue:
         return begun >= _MAX_LINES // _LINES_PART
 
     def _estimate_again(self, entry: Entry) -> bool:
-        """Of one that is next and of unknown cost. Returns whether that is known by now; what is long waits apart then."""
+        """Of one that is next and whose cost is not sure. Returns whether more of it is known by now; what is long waits apart then."""
+        was_s, guessed = entry.sure_s, entry.cost_s is not None
         self.estimate(entry)
         line = entry.line
-        if entry.cost_s is None or line is None:
+        if entry.cost_s is None or line is None or (guessed and entry.sure_s == was_s):
             return False
-        self.waiting_s += entry.sure_s
+        self.waiting_s += entry.sure_s - was_s
         if entry.long != line.long:
             line.leave(entry)
             if not line.count:
@@ -545,7 +560,7 @@ class Queue:
         Args:
             now_ns: the time.
             allowed: whether there is a worker for a long dispatch, or for another.
-            long_us: from which predicted cost on a batch is long.
+            long_us: from which cost on, for sure, a batch is long.
         """
         best: dict[bool, tuple[Line, Entry]] = {}
         learned = False
@@ -564,7 +579,7 @@ class Queue:
             if not allowed(long):
                 continue
             first = line.first(now_ns)
-            while first is not None and first.cost_s is None and self._estimate_again(first):
+            while first is not None and not first.sure_s and self._estimate_again(first):
                 learned = True
                 first = line.first(now_ns)
             if first is not None and (
@@ -722,7 +737,7 @@ class Queue:
         rows = 0
         until_ns = 0
         while (entry := line.first(now_ns)) is not None:
-            if entry.cost_s is None and self._estimate_again(entry):
+            if not entry.sure_s and self._estimate_again(entry):
                 continue
             if entries and rows + entry.rows > most:
                 break
@@ -769,7 +784,7 @@ class Queue:
         total_us: float | None = 0.0
         sure_s = 0.0
         while len(entries) < share and (entry := line.first(now_ns)) is not None:
-            if entry.cost_s is None and self._estimate_again(entry):
+            if not entry.sure_s and self._estimate_again(entry):
                 continue
             cost_us = self.costs.predict(self.model, entry.signature, entry.size)
             if entries and (cost_us is None or total_us is None or total_us + cost_us > most_us):

@@ -60,7 +60,7 @@ class PoolRules:
     Attributes:
         dispatch: which worker is sent the next dispatch: one of placement.DISPATCHES.
         limits: what may run on a device at once.
-        long_us: from which predicted cost on a job is long; 0 for one that costs more than others.
+        long_us: from which cost on, for sure, a job is long; 0 for one that costs more than others.
     """
 
     dispatch: str = "least_loaded"
@@ -162,7 +162,7 @@ class Scheduler:
         was, self._rules = self._rules, rules
         for queue in self._queues.values():
             queue.placement.govern(rules.dispatch, rules.limits)
-            if (rules.limits, rules.long_us) != (was.limits, was.long_us):
+            if (rules.limits.long, rules.long_us) != (was.limits.long, was.long_us):
                 queue.estimate_anew()
             self._stirred[queue] = None
 
@@ -253,11 +253,11 @@ class Scheduler:
 
     def _learn(self, cost_us: float) -> None:
         """What a job costs: a request that runs alone, or a batch."""
-        before_us = self._average_us
-        self._average_us += _WEIGHT * (cost_us - before_us) if before_us else cost_us
-        if before_us < self._average_us:
+        was_us = self._long_us()
+        self._average_us += _WEIGHT * (cost_us - self._average_us) if self._average_us else cost_us
+        if was_us < (long_us := self._long_us()):
             for queue in self._waits:
-                if queue.is_short_now(self._long_us()):
+                if queue.is_short_from(was_us, long_us):
                     self._stirred[queue] = None
 
     def _long_us(self) -> float:
@@ -379,8 +379,10 @@ class Scheduler:
         if self._trial and worker in self._trial[1]:
             self._trial[1].remove(worker)
         queue = self._queue(worker.model)
+        renewed = worker.leaving
         queue.placement.remove(worker)
-        queue.apart.clear()
+        if renewed or not queue.placement.workers:
+            queue.apart.clear()
         self._stirred[queue] = None  # its device has room now, for others too
         blamed: list[tuple[Entry, bool]] = []
         again: list[Entry] = []
@@ -441,7 +443,8 @@ class Scheduler:
     def keep_apart(self, entry: Entry) -> bool:
         """A worker could not join requests of this one's signature and outputs: from now on they run one by one.
 
-        It is forgotten when a worker of the model version has gone, or its batching changes: others may have other files, or settings.
+        It is forgotten when a worker of the model version has left, or all have gone, or its batching changes: others may have other
+        files, or settings.
 
         Returns:
             Whether that was not known.
@@ -668,11 +671,11 @@ class Scheduler:
 
     def _again(self, queue: Queue, entry: Entry, now_ns: int) -> list[Refuse]:
         """Back to its place in the queue: its worker was lost and had not started it."""
+        entry.sent_ns = 0  # it has not been run
         standing = self._suspicions.standing(entry.model, entry.body, now_ns)
         if standing is Standing.QUARANTINED:
             return [self._refuse(entry, Code.INTERNAL, _QUARANTINED)]
         entry.suspect = entry.suspect or standing is Standing.SUSPECT
-        entry.sent_ns = 0  # by which it has not been run
         self._add(queue, entry)
         return []
 

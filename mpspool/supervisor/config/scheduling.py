@@ -53,7 +53,7 @@ class SchedulingConfig(Section):
     slow_lane: Annotated[int, Field(ge=0)] = 0
     """Long batches that run at once on one device, over all models; 0 for no limit."""
     slow_ms: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
-    """Predicted milliseconds from which a batch, or a request that runs alone, is long; 0 to have it found out."""
+    """Milliseconds from which a batch, or a request that runs alone, is long; 0 to have it found out."""
     priority_key: Annotated[str, AfterValidator(_read_key)] = "x-mpspool-priority"
     """Metadata key with a request's priority, a whole number from -999 to 999: each step goes before what has waited a
     second more; with fair_by, before what the same client asked for. Empty for no priorities."""
