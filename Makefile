@@ -20,7 +20,8 @@ serve: $(VENV)/.runtime $(GPU) compiled $(DEMO)/half_plus_two
 $(DEMO)/half_plus_two: $(VENV)/.runtime
 	$(BIN)/python -m mpspool.worker.demo $(DEMO)
 
-# The GPU tests have the machine to themselves. Here are no more than 2 cores do in 10 minutes; the targets after this one have the rest.
+# The chaos tests hold a load while they break things, the benchmarks take all that there is, and the GPU tests a GPU: they
+# have the machine to themselves. Here are no more than 2 cores do in 10 minutes; the targets after this one have the rest.
 PYTEST := $(BIN)/python -m pytest
 UNLOADED := tests/chaos/test_slow_starts.py
 VERSIONS := tests/chaos/test_versions.py tests/chaos/test_unfit_versions.py tests/chaos/test_many_versions.py tests/chaos/test_remote_versions.py \
@@ -48,11 +49,11 @@ test-conformance: $(VENV)/.dev $(GPU) compiler compiled curl openssl prometheus
 
 # What dies, hangs or floods under load.
 test-chaos: $(VENV)/.dev $(GPU) compiler compiled
-	$(PYTEST) $(PARALLEL) tests/chaos $(UNLOADED:%=--ignore %) $(VERSIONS:%=--ignore %)
+	$(PYTEST) tests/chaos $(UNLOADED:%=--ignore %) $(VERSIONS:%=--ignore %)
 
 # Model versions, and the configuration, that change under load.
 test-versions: $(VENV)/.dev $(GPU) compiler compiled
-	$(PYTEST) $(PARALLEL) $(VERSIONS)
+	$(PYTEST) $(VERSIONS)
 
 # What starts workers, once more with processes of their own for them, and with nothing compiled.
 test-exec: export MPSPOOL_COMPILED := 0
@@ -65,7 +66,7 @@ test-mps: $(VENV)/.dev $(GPU) compiler compiled
 
 # Do the benchmarks run, peers aside? Their figures are nobody's business here.
 test-bench: $(VENV)/.dev $(GPU) compiler compiled openssl
-	$(PYTEST) $(PARALLEL) tests/bench
+	$(PYTEST) tests/bench
 
 test-gpu: $(VENV)/.dev $(GPU) compiled
 	$(PYTEST) tests/gpu
