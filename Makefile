@@ -12,7 +12,7 @@ GPU := $(if $(filter 1,$(CUDA)),$(VENV)/.cuda)
 COMPILED ?= $(MPSPOOL_COMPILED)
 export MPSPOOL_COMPILED := $(COMPILED)
 
-.PHONY: serve test test-weights test-conformance test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler curl openssl prometheus compiled
+.PHONY: serve test test-processes test-weights test-conformance test-chaos test-versions test-exec test-mps test-bench test-gpu check bench bench-gpu format protos lock clean compiler curl openssl prometheus compiled
 
 serve: $(VENV)/.runtime $(GPU) compiled $(DEMO)/half_plus_two
 	@exec $(BIN)/mpspool start --model half_plus_two=$(DEMO)/half_plus_two
@@ -28,6 +28,7 @@ VERSIONS := tests/chaos/test_versions.py tests/chaos/test_unfit_versions.py test
 	tests/chaos/test_reload.py tests/integration/test_remote.py
 DROP_IN := tests/integration/test_tensorflow_model_server.py tests/integration/test_tls.py \
 	tests/integration/test_prometheus.py tests/integration/test_parameters.py tests/integration/test_refusals.py
+PROCESSES := $(addprefix tests/integration/,test_processes.py test_model_command.py test_nursery.py test_early_orders.py)
 WEIGHTS := $(addprefix tests/integration/,test_pool_weights.py test_publish.py test_shared_weights.py)
 # Where it may matter how a worker was started: what it answers, what it maps, and that it dies, is replaced and renewed.
 WORKERS := tests/conformance $(addprefix tests/integration/test_,batching.py pool_weights.py scheduling.py warmup.py) \
@@ -36,8 +37,12 @@ WORKERS := tests/conformance $(addprefix tests/integration/test_,batching.py poo
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
 test: $(VENV)/.dev $(GPU) compiler compiled curl openssl
-	$(PYTEST) $(PARALLEL) tests/unit tests/integration $(UNLOADED) $(foreach left,$(VERSIONS) $(DROP_IN) $(WEIGHTS),--ignore $(left))
+	$(PYTEST) $(PARALLEL) tests/unit tests/integration $(UNLOADED) $(foreach left,$(VERSIONS) $(DROP_IN) $(PROCESSES) $(WEIGHTS),--ignore $(left))
 	$(PYTEST) tests/gpu
+
+# A pool's processes: begun, found, told by hand, ended, and left by none.
+test-processes: $(VENV)/.dev $(GPU) compiler compiled
+	$(PYTEST) $(PARALLEL) $(PROCESSES)
 
 # One copy of the weights: published, mapped, bound, found again.
 test-weights: $(VENV)/.dev $(GPU) compiler compiled
