@@ -31,8 +31,8 @@ DROP_IN := tests/integration/test_tensorflow_model_server.py tests/integration/t
 PROCESSES := $(addprefix tests/integration/,test_processes.py test_model_command.py test_nursery.py test_early_orders.py)
 WEIGHTS := $(addprefix tests/integration/,test_pool_weights.py test_publish.py test_shared_weights.py)
 # Where it may matter how a worker was started: what it answers, what it maps, and that it dies, is replaced and renewed.
-WORKERS := tests/conformance $(addprefix tests/integration/test_,batching.py pool_weights.py scheduling.py warmup.py) \
-	tests/chaos/test_failures.py tests/mps/chaos/test_gpu_faults.py::test_a_fault_ends_and_renews_the_workers_of_one_gpu \
+WORKERS := tests/conformance $(addprefix tests/integration/test_,batching.py pool_weights.py scheduling.py warmup.py)
+DYING_WORKERS := tests/chaos/test_failures.py tests/mps/chaos/test_gpu_faults.py::test_a_fault_ends_and_renews_the_workers_of_one_gpu \
 	$(addprefix tests/chaos/test_versions.py::test_,a_new_version_takes_over a_worker_killed_during_a_swap)
 PARALLEL := --numprocesses $(shell nproc) --maxprocesses 8 --dist loadfile
 
@@ -64,6 +64,7 @@ test-versions: $(VENV)/.dev $(GPU) compiler compiled
 test-exec: export MPSPOOL_COMPILED := 0
 test-exec: $(VENV)/.dev $(GPU) compiler curl openssl
 	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) $(WORKERS)
+	MPSPOOL_WORKERS_START=exec $(PYTEST) $(DYING_WORKERS)
 
 # Pools on stand-ins for GPUs: MPS and its faults, shares, daemons of others, the pod, the doctor.
 test-mps: $(VENV)/.dev $(GPU) compiler compiled
