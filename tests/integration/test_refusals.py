@@ -150,7 +150,7 @@ REFUSALS = {
         grpc.StatusCode.RESOURCE_EXHAUSTED,
         Lack.BYTES,
         "Requests and answers of plain hold * of 100000 bytes and this one has *; try again later, or raise the model's "
-        "max_queued_bytes",
+        "max_queued_bytes, or max_queued_bytes_per_model",
         shape=(1, 15_000),
         waiting=((1, 15_000),),
     ),

@@ -638,8 +638,9 @@ def test_who_has_gone_is_not_waited_for(ca: Authority, server: Pair, monkeypatch
     first = hello.read()
     with serving(tls=TlsSettings(**server.files())) as started:
         listener = started.grpc._server.listener
-        go_on = threading.Event()
-        started.loop.call_soon_threadsafe(listener.in_thread, lambda: go_on.wait(30))
+        held, go_on = threading.Event(), threading.Event()
+        started.loop.call_soon_threadsafe(listener.in_thread, lambda: (held.set(), go_on.wait(120)))
+        assert held.wait(30)
         gone = [connect(started) for _ in range(20)]
         for client in gone:
             client.sendall(first)

@@ -770,15 +770,19 @@ def test_a_client_s_kinds_do_not_take_batching_from_others() -> None:
 
 
 def test_a_deadline_that_is_far_away_is_not_later_than_none() -> None:
-    """By REST every request has one of half a minute: under edf they would wait behind all that have said nothing."""
+    """By REST every request has one of half a minute: under edf they would wait behind all that say nothing for so long."""
     pool = Scheduler(PoolRules(), QueueRules(policy=edf))
-    pool.join("w", MODEL, 1)
+    farther = Entry(MODEL, "", b"farther", 0, deadline_ns=60_000 * MS)
     far = Entry(MODEL, "", b"far", 0, deadline_ns=30_000 * MS)
-    none = Entry(MODEL, "", b"none", MS)
-    for entry in (none, far):
-        pool.arrive(entry, MS)
-    (send,) = [order for order in pool.dispatch(MS) if isinstance(order, Send)]
-    assert send.entries == [far]
+    none = Entry(MODEL, "", b"none", 600 * MS)
+    order = []
+    for entry in (none, farther, far):
+        pool.arrive(entry, 600 * MS)
+    pool.join("w", MODEL, 1)
+    while sends := [one for one in pool.dispatch(600 * MS) if isinstance(one, Send)]:
+        order += sends[0].entries
+        pool.finished("w", sends[0].dispatch)
+    assert order == [far, farther, none]
 
 
 def test_what_came_back_from_a_lost_worker_and_was_cancelled_is_not_charged() -> None:

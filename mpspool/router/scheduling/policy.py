@@ -22,9 +22,10 @@ from mpspool.core.ids import ModelVersion
 logger = log.get("policy")
 
 GROUP = "mpspool.policies"
-# A request whose deadline is further away counts as one that has this much time; so does one that has none, which would
-# else pass all that have said how long they can wait.
-MOST_TIME_S = 10.0
+# A request without a deadline counts as one that has this much time. Of what another has beyond that, as each has by REST, a
+# hundredth counts: among themselves they are in order, and none is passed for long by those that have said nothing.
+NO_DEADLINE_S = 10.0
+_BEYOND = 0.01
 
 
 class Waiting(Protocol):
@@ -74,8 +75,9 @@ def fifo(waiting: Waiting) -> float:
 
 def edf(waiting: Waiting) -> float:
     """The earliest deadline first."""
-    latest_s = waiting.arrived_s + MOST_TIME_S
-    return min(waiting.deadline_s or latest_s, latest_s)
+    as_none_s = waiting.arrived_s + NO_DEADLINE_S
+    deadline_s = waiting.deadline_s or as_none_s
+    return deadline_s if deadline_s <= as_none_s else as_none_s + _BEYOND * (deadline_s - as_none_s)
 
 
 @dataclass(frozen=True, slots=True)
