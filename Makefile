@@ -60,7 +60,7 @@ test-chaos: $(VENV)/.dev $(GPU) compiler compiled
 test-versions: $(VENV)/.dev $(GPU) compiler compiled
 	$(PYTEST) $(VERSIONS)
 
-# What starts workers, once more with processes of their own for them, and with nothing compiled.
+# Once more with processes of their own for workers, and with nothing compiled.
 test-exec: export MPSPOOL_COMPILED := 0
 test-exec: $(VENV)/.dev $(GPU) compiler curl openssl
 	MPSPOOL_WORKERS_START=exec $(PYTEST) $(PARALLEL) $(WORKERS)

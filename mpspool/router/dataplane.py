@@ -763,17 +763,15 @@ class Dataplane:
             ]
             dispatch = messages.Dispatch(self.epoch, order.dispatch, requests, order.together)
             return self._link.send(worker.identity, dispatch, frames)
-        except (
-            Exception
-        ):  # it would fail for the next worker, too; the orders after this one are to be sent all the same
+        except Exception:
+            # It would fail for the next worker, too; the orders after this one are to be sent all the same.
             logger.exception("a dispatch was not sent", worker=worker.name)
             worker.unpack(order.dispatch)
             self._scheduler.finished(worker.name, order.dispatch, False, now_ns)
+            error = PoolError(Code.INTERNAL, "The request could not be sent to a worker")
             for entry in order.entries:
                 self._scheduler.answered(entry, ran=False)
-                self._refuse(
-                    [Refuse(entry, PoolError(Code.INTERNAL, "The request could not be sent to a worker"))]
-                )
+            self._refuse([Refuse(entry, error) for entry in order.entries])
             self._pump_soon()
             return True
 

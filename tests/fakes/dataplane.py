@@ -22,6 +22,12 @@ SIGNATURES = tfs.SignatureDefMap()
 SIGNATURES.signature_def[tfs.DEFAULT_SIGNATURE].method_name = "tensorflow/serving/predict"
 
 
+def version_told(number: int, state: str, error: str = "", **counts: int) -> dict[str, Any]:
+    """What a snapshot has of a version."""
+    none = dict.fromkeys(("queued", "queued_slow", "policy_failures"), 0)
+    return {"version": number, "state": state, "error": error} | none | counts
+
+
 class FakeDataplane:
     """Has model "half" in version 3 AVAILABLE and in version 4 failed.
 
@@ -120,22 +126,8 @@ class FakeDataplane:
                 {
                     "name": "half",
                     "versions": [
-                        {
-                            "version": 3,
-                            "state": "AVAILABLE",
-                            "error": "",
-                            "queued": 7,
-                            "queued_slow": 2,
-                            "policy_failures": 5,
-                        },
-                        {
-                            "version": 4,
-                            "state": "END",
-                            "error": "no such file",
-                            "queued": 0,
-                            "queued_slow": 0,
-                            "policy_failures": 0,
-                        },
+                        version_told(3, "AVAILABLE", queued=7, queued_slow=2, policy_failures=5),
+                        version_told(4, "END", "no such file"),
                     ],
                 }
             ],

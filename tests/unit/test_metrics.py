@@ -20,6 +20,7 @@ from mpspool.router.metrics.exposition import SLOT_STATES, Metrics
 from mpspool.supervisor.pool import status
 from mpspool.supervisor.pool.reconcile import WorkerReport
 from mpspool.supervisor.pool.slots import Slot, SlotRecord
+from tests.fakes.dataplane import version_told
 from tests.pool import ROOT
 
 WORKER = "half@3.cpu0.0"
@@ -214,22 +215,8 @@ def test_the_snapshot_becomes_gauges() -> None:
     """Versions, queues, workers by state, in flight and restarts show as the snapshot has them."""
     under_test = metrics()
     versions: list[dict[str, Any]] = [
-        {
-            "version": 3,
-            "state": "AVAILABLE",
-            "error": "",
-            "queued": 7,
-            "queued_slow": 2,
-            "policy_failures": 5,
-        },
-        {
-            "version": 4,
-            "state": "END",
-            "error": "its weights are cut",
-            "queued": 0,
-            "queued_slow": 0,
-            "policy_failures": 0,
-        },
+        version_told(3, "AVAILABLE", queued=7, queued_slow=2, policy_failures=5),
+        version_told(4, "END", "its weights are cut"),
     ]
     weights = {"shared_bytes": 8, "private_bytes": 4, "excess_bytes": 0}
     under_test.observe(

@@ -81,9 +81,7 @@ class _Curve:
         if at == len(self.rows):
             return self.cost_us[-1] * rows / self.rows[-1]
         cost_us = self._between(at - 1, at, rows)
-        high = at
-        while high < len(self.rows) and self.once[high]:
-            high += 1
+        high = self._seen_again(at)
         # By first runs it would be more than what larger ones take.
         if high < len(self.rows) and (high > at or (at and self.once[at - 1])):
             return min(cost_us, self.cost_us[high])
@@ -95,8 +93,7 @@ class _Curve:
         low = high - 1
         while low >= 0 and self.once[low]:
             low -= 1
-        while high < len(self.rows) and self.once[high]:
-            high += 1
+        high = self._seen_again(high)
         if low >= 0:
             sure_us = self._between(low, high, rows)
         elif high < len(self.rows):
@@ -104,6 +101,12 @@ class _Curve:
         else:
             return 0.0
         return min(sure_us, self.predict(rows))
+
+    def _seen_again(self, at: int) -> int:
+        """The first class from there on that was; their number where none was."""
+        while at < len(self.rows) and self.once[at]:
+            at += 1
+        return at
 
     def _between(self, low: int, high: int, rows: int) -> float:
         """On the line between what these two classes cost; what the one does that there is."""
