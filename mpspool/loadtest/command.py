@@ -16,7 +16,7 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from mpspool.core import json_tensors, tfs
+from mpspool.core import json_tensors, output_file, tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.metadata import MetadataError
 from mpspool.loadtest import figures, messages, report, requests, server
@@ -69,12 +69,8 @@ def _check_files(options: Options) -> None:
         except plot.PlotError as error:
             raise UsageError(str(error)) from error
     for option, path in (("--json", options.json_file), ("--plot", options.plot_file)):
-        if path is None:
-            continue
-        folder = path.absolute().parent
-        if not os.access(path if path.exists() else folder, os.W_OK):
-            why = "it may not be written" if folder.is_dir() else f"there is no folder {str(folder)!r}"
-            raise UsageError(f"cannot write {str(path)!r}: {why}; name another file with {option}")
+        if path is not None and (why := output_file.why_not(path, option)):
+            raise UsageError(why)
 
 
 class _Bench:

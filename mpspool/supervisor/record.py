@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from collections import Counter
 from collections.abc import Generator
@@ -13,7 +12,7 @@ from typing import BinaryIO
 
 import click
 
-from mpspool.core import control
+from mpspool.core import control, output_file
 from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import ask, durations
@@ -76,10 +75,8 @@ def _check(output: Path) -> None:
     """Before the time is spent. Raises RecordError."""
     if output.suffix == ".csv":
         raise RecordError(f"{str(output)!r}: a trace is recorded as JSON lines; name it .jsonl", status=2)
-    folder = output.absolute().parent
-    if not os.access(output if output.exists() else folder, os.W_OK):
-        why = "it may not be written" if folder.is_dir() else f"there is no folder {str(folder)!r}"
-        raise RecordError(f"cannot write {str(output)!r}: {why}; name another file with --output", status=2)
+    if why := output_file.why_not(output, "--output"):
+        raise RecordError(why, status=2)
 
 
 def _asked(run: RunDir, for_s: float) -> Generator[Message, None, None]:

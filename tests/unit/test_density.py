@@ -469,14 +469,15 @@ def test_a_record_that_begins_later_is_told(
             2,
             "--output is 'out.bmp'; its name has to end with one of .png, .svg, .pdf",
         ),
-        (["--output", "/nowhere/out.png"], 1, "cannot write '/nowhere/out.png': No such file or directory"),
-        (["--json", "/nowhere/out.json"], 1, "cannot write '/nowhere/out.json': No such file or directory"),
+        (["--output", "/nowhere/out.png"], 2, "cannot write '/nowhere/out.png': there is no folder '/nowhere'"),
+        (["--json", "/nowhere/out.json"], 2, "cannot write '/nowhere/out.json': there is no folder '/nowhere'"),
+        (["--json", "/proc"], 2, "cannot write '/proc': it is a folder; name another file with --json"),
     ],
 )
 def test_what_cannot_be_had_is_named(busy: Said, args: list[str], status: int, text: str) -> None:
     """In one line, with the option, its value and the remedy."""
     done = busy(*args)
-    assert (done.exit_code, done.stderr.count("\n")) == (status, 1)
+    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (status, "", 1)
     assert text in done.stderr
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from mpspool.core import output_file
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor.density import draw, figures, read, summary, window
 from mpspool.supervisor.density.errors import DensityError
@@ -36,6 +37,7 @@ def show(run: RunDir, last: str, output: Path, devices: str | None, as_json: str
     """
     last_s = window.seconds(last)
     draw.check_format(output)
+    _check_files(output, as_json)
     record = read.ask_router(run, last_s)
     ago = timedelta(seconds=(time.monotonic_ns() - record.now_ns) / 1e9)  # that took to be told
     looked_at = Window.of(record, last_s, datetime.now().astimezone() - ago)
@@ -55,6 +57,17 @@ def show(run: RunDir, last: str, output: Path, devices: str | None, as_json: str
     _draw(found, looked_at, record, output)
     if not quiet:
         click.echo(f"drawn: {output}")
+
+
+def _check_files(output: Path, as_json: str | None) -> None:
+    """Before anything is asked. What goes to standard output is had without a picture, too."""
+    if as_json == _STDOUT:
+        return
+    why = output_file.why_not(output, "--output")
+    if as_json is not None:
+        why = why or output_file.why_not(Path(as_json), "--json")
+    if why:
+        raise DensityError(why, status=2)
 
 
 def _draw(found: Sequence[DeviceFigures], looked_at: Window, record: Record, output: Path) -> None:
