@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,16 +16,30 @@ from mpspool.core import tfs
 # The bytes of one value, in the lists where that is fixed.
 _VALUE_BYTES = {"float_val": 4, "double_val": 8, "scomplex_val": 8, "dcomplex_val": 16}
 _CONTENT = "tensor_content"
+# Of one in tensor_content, by the list that it would stand in; those of int_val have any size.
+_CONTENT_BYTES = {
+    **_VALUE_BYTES,
+    "half_val": 2,
+    "int64_val": 8,
+    "bool_val": 1,
+    "uint32_val": 4,
+    "uint64_val": 8,
+    "float8_val": 1,
+}
 # Each byte but a varint's last one has its high bit set.
 _NOT_LAST = bytes(range(0x80, 0x100))
-_MAX_VARINT_BYTES = 10
+_VARINT = rb"[\x80-\xff]*+[\x00-\x7f]"
+_OF_TWO_OR_MORE = re.compile(rb"[\x80-\xff]++[\x00-\x7f]")
+_OF_TWO = re.compile(rb"(?<![\x80-\xff])[\x80-\xff][\x00-\x7f]")
+_OF_MORE = re.compile(rb"[\x80-\xff]{2,}+[\x00-\x7f]")
 
 
 def join(parts: Sequence[bytes]) -> bytes:
     """The response whose rows are those of the parts, one part after the other.
 
-    Values are not looked at one by one; bytes are joined, but where some parts have them in lists and others as content, as
-    when a reload says `tensor_content` while they are run. The model_spec is the first part's.
+    Values are not looked at one by one, and neither are strings, but for the lengths of long ones; bytes are joined, but where some parts
+    have them in lists and others as content, as when a reload says `tensor_content` while they are run. The model_spec is the
+    first part's.
 
     Args:
         parts: serialised PredictResponses of consecutive ranges of a request's rows, at least one.
@@ -116,13 +131,14 @@ def _join_values(tensors: Sequence[Any], counts: Sequence[int], field: str, join
         bytes_each = {
             len(tensor.tensor_content) / count for tensor, count in zip(tensors, counts, strict=True)
         }
-        if bytes_each != {tfs.numpy_dtype(joined.dtype).itemsize}:
+        if bytes_each != {_content_bytes(joined.dtype)}:
             raise ValueError("tensor_content is not of its shape's size")
         joined.tensor_content = b"".join([tensor.tensor_content for tensor in tensors])
     elif field == "string_val":
         for tensor, count in zip(tensors, counts, strict=True):
             _require(count, len(tensor.string_val))
-            joined.string_val.extend(tensor.string_val)
+            tensor.ClearField("tensor_shape")  # which would follow what is there
+            joined.MergeFrom(tensor)
     else:
         lists = [
             _packed(getattr(tensor, field), count, field)
@@ -153,22 +169,35 @@ def _require(count: int, given: float) -> None:
         raise ValueError(f"{given:g} values for {count} elements")
 
 
+def _content_bytes(number: int) -> int:
+    """Of one value in tensor_content."""
+    data_type = tfs.DATA_TYPES[number]
+    if data_type.field in _CONTENT_BYTES:
+        return _CONTENT_BYTES[data_type.field]
+    return max(8, int(data_type.text.lstrip("quint"))) // 8  # int4 has a byte
+
+
 def _content_of_strings(tensor: Any, count: int) -> tuple[bytes, bytes]:
     """All lengths as varints, and all bytes."""
     content: bytes = tensor.tensor_content
-    position = total = 0
-    for _ in range(count):
-        size, position = _varint(content, position)
-        total += size
-    if total != len(content) - position:
+    found = re.compile(b"(?:%b){%d}" % (_VARINT, count)).match(content)
+    if found is None:
+        raise ValueError("tensor_content ends within its strings' lengths")
+    lengths, rest = content[: found.end()], content[found.end() :]
+    if _sum_of_varints(lengths) != len(rest):
         raise ValueError("tensor_content is not of its strings' size")
-    return content[:position], content[position:]
+    return lengths, rest
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _sum_of_varints(varints: bytes) -> int:
+    of_two = b"".join(_OF_TWO.findall(varints))
+    lower, upper = of_two[::2], of_two[1::2]
+    total = sum(_OF_TWO_OR_MORE.sub(b"", varints)) + sum(lower) + 0x80 * (sum(upper) - len(lower))
+    return total + sum(map(_value, _OF_MORE.findall(varints)))
+
+
+def _value(varint: bytes) -> int:
     value = 0
-    for index, byte in enumerate(data[position : position + _MAX_VARINT_BYTES]):
+    for index, byte in enumerate(varint):
         value |= (byte & 0x7F) << 7 * index
-        if byte < 0x80:
-            return value, position + index + 1
-    raise ValueError("tensor_content ends within its strings' lengths")
+    return value

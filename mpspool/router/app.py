@@ -32,8 +32,9 @@ from mpspool.router.metrics.exposition import Metrics
 _LAST_CALLS_S = 1.0
 # A port that was taken between the check and the start may be free by then.
 _AGAIN_S = 1.0
-# Told at once.
+# Told at once: bodies, and bytes of them after which no other is begun.
 _BODIES = 8
+_BODY_BYTES = 2**20
 # From one look at what has arrived to the next, while it is recorded.
 _ARRIVALS_S = 0.1
 
@@ -113,17 +114,20 @@ class Control:
         yield {"ended": True}
 
     async def capture(self, request: Message) -> AsyncIterator[Message]:
-        """Requests that a model answers, so many or for so long: "requests", each the version that answered, its method and, in base64,
-        its body. So many are those of "version": the one that is asked for, or that answers most of what names none, now.
+        """Requests that a model answers, so many or for so long: "requests", each the version that answered, its method, in base64
+        its body, and whether more of that follows. So many are those of "version": the one that is asked for, or that answers most
+        of what names none, now.
         """
         end_s = time.monotonic() + request["for_s"]
         name, asked = request["model"], request["version"]
         with self._dataplane.capturing(name, asked, request["count"]) as found:
             while True:
-                requests: list[tuple[int, int, str]] = []
-                while len(requests) < _BODIES and (taken := found.take()) is not None:
-                    version, method, body = taken
-                    requests.append((version, method.value, base64.b64encode(body).decode()))
+                requests: list[tuple[int, int, str, bool]] = []
+                size = 0
+                while len(requests) < _BODIES and size < _BODY_BYTES and (taken := found.take()) is not None:
+                    version, method, body, more = taken
+                    requests.append((version, method.value, base64.b64encode(body).decode(), more))
+                    size += len(body)
                 present = self._dataplane.answers_most(name) if asked is None else asked
                 yield {"requests": requests, "version": present}
                 if not requests and (found.has_all_of(present) or time.monotonic() > end_s):

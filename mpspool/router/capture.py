@@ -11,7 +11,9 @@ from mpspool.core.ids import ModelVersion
 from mpspool.core.methods import Method
 
 # Between two looks of whoever captures.
-_MAX_BYTES = 2**28
+_MAX_BYTES = 2**26
+# Of a body at once.
+_PIECE_BYTES = 2**20
 
 
 class Capture:
@@ -29,10 +31,11 @@ class Capture:
         self._count = count
         self._found: deque[tuple[int, Method, bytes]] = deque()
         self._bytes = 0
+        self._told = 0  # of the first one's body
         self._kept: Counter[int] = Counter()
 
     def answered(self, model: ModelVersion, method: Method, body: bytes) -> None:
-        """A request that a client got an answer to. Where too many bytes wait to be fetched it is passed over.
+        """A request that a client got an answer to. Where others wait to be fetched, and it would be too many bytes with them, it is passed over.
 
         So are Classify and Regress by REST: a warm-up file holds messages, and of these only Predict is made one.
         """
@@ -42,7 +45,8 @@ class Capture:
             or self._version not in (None, model.version)
         ):
             return
-        if not self.has_all_of(model.version) and body and self._bytes + len(body) <= _MAX_BYTES:
+        fits = not self._found or self._bytes + len(body) <= _MAX_BYTES
+        if not self.has_all_of(model.version) and body and fits:
             self._found.append((model.version, method, body))
             self._bytes += len(body)
             self._kept[model.version] += 1
@@ -51,10 +55,20 @@ class Capture:
         """Whether so many of what this version answers have been kept; of none, they never are."""
         return version is not None and self._kept[version] >= self._count
 
-    def take(self) -> tuple[int, Method, bytes] | None:
-        """The next one, and the version that answered it; None where there is none yet."""
+    def take(self) -> tuple[int, Method, bytes, bool] | None:
+        """Of the next one the next piece of its body, and whether that is the last; None where there is none yet.
+
+        Returns:
+            The version that answered it, its method, the piece, and whether there are more.
+        """
         if not self._found:
             return None
-        version, method, body = self._found.popleft()
-        self._bytes -= len(body)
-        return version, method, body
+        version, method, body = self._found[0]
+        piece = body[self._told : self._told + _PIECE_BYTES]
+        self._told += len(piece)
+        more = self._told < len(body)
+        if not more:
+            self._found.popleft()
+            self._bytes -= len(body)
+            self._told = 0
+        return version, method, piece, more

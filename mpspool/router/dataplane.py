@@ -177,8 +177,10 @@ class Dataplane:
             PoolError: what to answer instead.
         """
         if self.draining:
+            error = PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
             admission.release()
-            raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
+            self._refused(asked.method, _NOBODYS, error)
+            raise error
         first = self._entry(asked, body, deadline_ns, admission, head)
         first.arrived_ns = arrived_ns or first.arrived_ns
         first.examples = asked.examples(body)
@@ -339,6 +341,8 @@ class Dataplane:
         whole.sent_ns = last.sent_ns
         effective_s = sum(part.effective_s for part in parts)
         self._count(whole, "", Code.OK, last.outcome, effective_s, whole.rows)
+        for capture in self._captures:
+            capture.answered(whole.model, whole.method, whole.body)
         if whole.examples:
             self._recorder.examples(whole.model.name, whole.model.version, whole.examples)
         return answer

@@ -86,8 +86,14 @@ class Memory:
         self._all.add(size, model, client)
         self._answers.add(size, model, client)
 
-    def check_answer(self, size: int, model: str | None, client: str | None) -> None:
+    def check_answer(self, size: int, model: str | None, client: str | None, kept: int = 0) -> None:
         """For an answer that will have to wait for its client. The last one may be of any size, so that each can be given.
+
+        Args:
+            size: of the answer, or of a part of it.
+            model: whose it is.
+            client: whose it is.
+            kept: bytes of other parts of it, which are counted.
 
         Raises:
             PoolError: RESOURCE_EXHAUSTED, there is no room for it.
@@ -96,7 +102,8 @@ class Memory:
         if model is not None:
             limit = self.limits.get(model, self.limit_bytes)
             limits.append((model, limit, self._answers.by_model[model]))
-        for whose, limit, held in limits:
+        for whose, limit, counted in limits:
+            held = counted - kept
             free = limit // 2 - held
             if free <= 0:
                 raise PoolError(
@@ -107,7 +114,7 @@ class Memory:
                     Lack.ANSWERS,
                 )
             if client is not None:
-                mine = self._answers.of_client(whose, client)
+                mine = self._answers.of_client(whose, client) - kept
                 if _takes_too_much(mine, size, free):
                     raise PoolError(
                         Code.RESOURCE_EXHAUSTED,
@@ -131,7 +138,13 @@ class Memory:
         Raises:
             PoolError: RESOURCE_EXHAUSTED.
         """
-        used = self._all.used
+        counted = self._room(size, model, client, 0)
+        self._all.add(size, counted, client)
+        return Admission(self, size, counted, client)
+
+    def _room(self, size: int, model: str | None, client: str | None, before: int) -> str | None:
+        """The model that a request counts for, of which `before` bytes are counted by now. Raises PoolError where it has no room."""
+        used = self._all.used - before
         free = self.limit_bytes - used
         if size > self.limit_bytes:
             raise _never(size, "max_queued_bytes", self.limit_bytes)
@@ -143,16 +156,14 @@ class Memory:
                 Lack.BYTES,
             )
         if client is not None:
-            self._check_share(None, client, size, free)
-        counted = self._whose(model, client, size)
-        self._all.add(size, counted, client)
-        return Admission(self, size, counted, client)
+            self._check_share(None, client, size, free, before)
+        return self._whose(model, client, size, before)
 
-    def _whose(self, model: str | None, client: str | None, size: int) -> str | None:
+    def _whose(self, model: str | None, client: str | None, size: int, before: int) -> str | None:
         """The model that it counts for, which has a limit and is none that clients make up; else None. Raises PoolError."""
         if model is None or (limit := self.limits.get(model)) is None:
             return None
-        used = self._all.by_model[model]
+        used = self._all.by_model[model] - before
         if size > limit:
             raise _never(
                 size, f"max_queued_bytes for {_named(model)}", limit, ", or max_queued_bytes_per_model"
@@ -165,12 +176,12 @@ class Memory:
                 Lack.BYTES,
             )
         if client is not None:
-            self._check_share(model, client, size, limit - used)
+            self._check_share(model, client, size, limit - used, before)
         return model
 
-    def _check_share(self, model: str | None, client: str, size: int, free: int) -> None:
-        """Raises PoolError where a client would hold more than it leaves free for others."""
-        held = self._all.of_client(model, client)
+    def _check_share(self, model: str | None, client: str, size: int, free: int, before: int) -> None:
+        """Raises PoolError where a client that holds something else would hold more than it leaves free for others."""
+        held = self._all.of_client(model, client) - before
         if _takes_too_much(held, size, free):
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED,
@@ -181,16 +192,15 @@ class Memory:
 
     def belong(self, admission: Admission, model: str) -> None:
         """What was admitted before it was known whose it is, is this model's. Raises PoolError, and counts as before."""
-        counted = self._whose(model, admission.client, admission.size)
+        counted = self._whose(model, admission.client, admission.size, 0)
         self._all.move(-admission.size, admission.model, admission.client)
         self._all.move(admission.size, counted, admission.client)
         admission.model = counted
 
     def grow(self, admission: Admission, size: int) -> None:
         """What was admitted has become larger by so much. Raises PoolError, and counts as before."""
-        more = self.admit(size, admission.model, admission.client)
-        if more.model != admission.model:  # which has no limit any more
-            self._all.move(size, admission.model, admission.client)
+        self._room(admission.size + size, admission.model, admission.client, admission.size)
+        self._all.add(size, admission.model, admission.client)
 
     def release(self, admission: Admission) -> None:
         self._all.add(-admission.size, admission.model, admission.client)
@@ -205,11 +215,12 @@ class Admission:
         client: whose share; None where clients do not share.
     """
 
-    __slots__ = ("_holders", "_memory", "client", "model", "size")
+    __slots__ = ("_holders", "_kept", "_memory", "client", "model", "size")
 
     def __init__(self, memory: Memory, size: int, model: str | None, client: str | None) -> None:
         self._memory = memory
         self._holders = 1
+        self._kept = 0
         self.size = size
         self.model = model
         self.client = client
@@ -237,11 +248,12 @@ class Admission:
         self.size = 0
 
     def check_answer(self, size: int) -> None:
-        """For its answer, which will have to wait for the client. Raises PoolError where there is no room."""
-        self._memory.check_answer(size, self.model, self.client)
+        """For its answer, or a part of it, which will have to wait for the client. Raises PoolError where there is no room beside others'."""
+        self._memory.check_answer(size, self.model, self.client, self._kept)
 
     def hold(self, size: int) -> None:
         """Counts what waits of its answer, whatever the limits; fewer for a negative size."""
+        self._kept += size
         self._memory.hold(size, self.model, self.client)
 
 

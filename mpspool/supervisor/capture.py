@@ -97,13 +97,17 @@ def _requests(
     asked = {"model": name, "version": version, "count": count, "for_s": timeout_s}
     found: dict[int, list[_Request]] = {}
     present = version
+    begun = bytearray()  # the body of one of which more follows
     try:
         stream = control.stream(run.router_control, "capture", timeout_s=_SILENCE_S, **asked)
         with contextlib.closing(stream) as pieces:
             for piece in pieces:
                 present = piece["version"]
-                for number, method, body in piece["requests"]:
-                    found.setdefault(number, []).append((Method(method), base64.b64decode(body)))
+                for number, method, body, more in piece["requests"]:
+                    begun += base64.b64decode(body)
+                    if not more:
+                        found.setdefault(number, []).append((Method(method), bytes(begun)))
+                        begun.clear()
                 if time.monotonic() > end:
                     break
     except (ControlError, ValueError) as error:

@@ -545,6 +545,14 @@ def test_a_file_without_batching_is_refused_as_in_tensorflow_serving(tmp_path: P
             "batching.allowed_batch_sizes[0]: 0 in pool.yaml line 2: must be greater",
         ),
         (
+            "{allowed_batch_sizes: [8, true]}",
+            "batching.allowed_batch_sizes: [8, True] in pool.yaml line 2: expected a number, and YAML takes on,",
+        ),
+        (
+            "{max_execution_batch_size: on}",
+            "batching.max_execution_batch_size: True in pool.yaml line 2: expected a number, and YAML takes on,",
+        ),
+        (
             "{allowed_batch_sizes: x}",
             "batching.allowed_batch_sizes[0]: 'x' in pool.yaml line 2: must be a valid integer",
         ),

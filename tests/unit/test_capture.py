@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpspool.core import control, settings, tfs
+from mpspool.core import control, settings
 from mpspool.core.ids import ModelVersion
 from mpspool.core.methods import Method
 from mpspool.core.rundir import RunDir
@@ -39,13 +39,28 @@ def test_what_each_version_answers_is_kept() -> None:
         for one in (each, second):
             one.answered(ModelVersion(name, version), method, b"%d" % number)
     assert [each.take() for _ in range(4)] == [
-        (1, Method.PREDICT, b"0"),
-        (1, Method.PREDICT, b"3"),
-        (2, Method.CLASSIFY, b"5"),
+        (1, Method.PREDICT, b"0", False),
+        (1, Method.PREDICT, b"3", False),
+        (2, Method.CLASSIFY, b"5", False),
         None,
     ]
     assert [each.has_all_of(version) for version in (1, 2, None)] == [True, False, False]
-    assert [second.take(), second.take()] == [(2, Method.CLASSIFY, b"5"), None]
+    assert [second.take(), second.take()] == [(2, Method.CLASSIFY, b"5", False), None]
+
+
+def test_a_long_body_is_told_in_pieces() -> None:
+    """So that telling it keeps nobody waiting. What waits to be fetched is bounded; the first may be of any size."""
+    model, body = ModelVersion("m", 1), bytes(range(256)) * 2**18 + b"end"
+    found = Capture("m", None, 3)
+    found.answered(model, Method.PREDICT, body)
+    found.answered(model, Method.PREDICT, b"no room")
+    pieces = []
+    while (taken := found.take()) is not None:
+        pieces.append(taken)
+    assert b"".join(piece for _, _, piece, _ in pieces) == body
+    assert [more for *_, more in pieces] == [True] * 64 + [False]
+    found.answered(model, Method.PREDICT, b"next")
+    assert found.take() == (1, Method.PREDICT, b"next", False)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +87,13 @@ def test_a_file_holds_what_its_version_answered(
         return ModelSettings(name=name, version=version or 1, path=str(folders[version or 1]), slots=[])
 
     def stream(*_: object, **__: object) -> Iterator[dict[str, Any]]:
-        body = base64.b64encode(tfs.PredictRequest().SerializeToString() + b"\x12\x00").decode()
+        start, end = (base64.b64encode(one).decode() for one in (b"\x12", b"\x00"))
+
+        def in_two(version: int) -> list[tuple[int, int, str, bool]]:
+            return [(version, 0, start, True), (version, 0, end, False)]
+
         for present, answered in pieces:
-            yield {"version": present, "requests": [(version, 0, body) for version in answered]}
+            yield {"version": present, "requests": [part for version in answered for part in in_two(version)]}
 
     monkeypatch.setattr(ask, "model", of)
     monkeypatch.setattr(control, "stream", stream)

@@ -529,6 +529,10 @@ def test_readiness(tmp_path: Path, readiness: Literal["any", "all"]) -> None:
         assert changes[-1] == ("not AVAILABLE: o" if readiness == "all" else "")
         await plane.drain(0.1)
         assert plane.unready() == changes[-1] == "shutting down"
+        with pytest.raises(PoolError, match="shutting down"):
+            await scene.ask()
+        assert scene.recorder.codes == [Code.UNAVAILABLE]
+        assert plane.memory.used == 0
 
     play(tmp_path, story, msgspec.structs.replace(SETTINGS, readiness=readiness))
 
@@ -753,10 +757,12 @@ def in_parts(scene: Scene) -> tuple[list[bytes], asyncio.Task[bytes]]:
 
 
 def test_a_large_request_runs_in_parts(tmp_path: Path) -> None:
-    """On several workers, put together in order whichever ends first, and counted once."""
+    """On several workers, put together in order whichever ends first, and counted, and captured, once."""
 
     async def story(scene: Scene) -> None:
         workers, asked = in_parts(scene)
+        capturing = contextlib.ExitStack()
+        captured = capturing.enter_context(scene.dataplane.capturing("m", None, 2))
         await settle()
         sent = [(worker, dispatch) for worker in workers for dispatch in scene.link.dispatches(worker)]
         assert [dispatch.requests[0].rows for _, dispatch in sent] == [(0, 4), (4, 7)]
@@ -772,26 +778,34 @@ def test_a_large_request_runs_in_parts(tmp_path: Path) -> None:
         assert [dim.size for dim in response.outputs["y"].tensor_shape.dim] == [7]
         assert scene.recorder.codes == [Code.OK]
         assert scene.dataplane.memory.used == 0
+        with capturing:
+            assert captured.take() == (1, Method.PREDICT, rows_request(7), False)
+            assert captured.take() is None
 
     play(tmp_path, story)
 
 
-def test_answers_to_parts_have_their_bound(tmp_path: Path) -> None:
-    """What waits for the rest of its request counts for its model; where there is no room for one, the request is refused."""
+@pytest.mark.parametrize("others", [False, True], ids=["alone", "beside others"])
+def test_answers_to_parts_have_their_bound(tmp_path: Path, others: bool) -> None:
+    """What waits for the rest of its request counts for its model; where others leave no room for it, the request is refused."""
 
     async def story(scene: Scene) -> None:
         workers, asked = in_parts(scene)
         await settle()
-        scene.dataplane.memory.limits["m"] = 2 * len(rows_response(0, 4))
+        size = len(rows_response(0, 4))
+        scene.dataplane.memory.limits["m"] = 2 * size
+        scene.dataplane.memory.hold(others * size, "m")
         for worker in workers:
             (dispatch,) = scene.link.dispatches(worker)
             outcome = Outcome(Code.OK, rows_response(*dispatch.requests[0].rows), "", 1, 10, 1)
             scene.link.receive(worker, Result(scene.dataplane.epoch, dispatch.dispatch, [outcome], 1, 12), [])
-        with pytest.raises(PoolError, match="wait for their clients, or for the rest of them") as caught:
+        if others:
+            with pytest.raises(PoolError, match="wait for their clients, or for the rest of them"):
+                await asked
+        else:
             await asked
-        assert caught.value.code is Code.RESOURCE_EXHAUSTED
-        assert scene.recorder.codes == [Code.RESOURCE_EXHAUSTED]
-        assert scene.dataplane.memory.used == 0
+        assert scene.recorder.codes == [Code.RESOURCE_EXHAUSTED if others else Code.OK]
+        assert scene.dataplane.memory.used == others * size
 
     play(tmp_path, story)
 

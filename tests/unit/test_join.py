@@ -80,6 +80,14 @@ def test_lists_and_content(number: int) -> None:
         )
 
 
+def test_strings_of_all_lengths() -> None:
+    """Lengths of one byte, of two and of more."""
+    whole = np.array([b"x" * length for length in (0, 1, 127, 128, 16_383, 16_384, 3_000_000, 5)], object)
+    pieces = [whole[:3], whole[3:6], whole[6:]]
+    joined = join([_response({"y": tensors.with_content(piece, tfs.DT_STRING)}) for piece in pieces])
+    assert joined == _response({"y": tensors.with_content(whole, tfs.DT_STRING)})
+
+
 def test_one_part_is_itself() -> None:
     """A request that was not split after all."""
     only = _response({"y": tensors.encode(np.ones((2, 3), np.float32))})
@@ -136,10 +144,15 @@ def test_parts_of_other_models_and_garbage() -> None:
 
 
 def test_joining_is_light() -> None:
-    """The router joins, so neither TensorFlow nor the worker's code is imported by it."""
+    """The router joins, so neither TensorFlow nor the worker's code is imported by it, and NumPy for no answers that are alike."""
+    parts = [
+        _response({"y": tensors.with_content(_values(number, (2, 3), seed=1), number)}) for number in NUMBERS
+    ]
     code = (
-        "import sys, mpspool.core.join;"
-        "print([m for m in sys.modules if m.startswith(('tensorflow', 'mpspool.worker', 'zmq'))])"
+        "import sys; from mpspool.core.join import join;"
+        "[join([part, part]) for part in map(bytes.fromhex, sys.argv[1:])];"
+        "print([m for m in sys.modules if m.startswith(('tensorflow', 'mpspool.worker', 'numpy', 'zmq'))])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code, *(part.hex() for part in parts)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -171,14 +171,14 @@ def test_answers_that_are_not_taken_have_half() -> None:
     """Of all, and of their model's: then none is kept any more, and requests find the other half; the last may be of any size."""
     memory = Memory(200)
     memory.limits = {"a": 40, "b": 180}
-    first = memory.admit(1, "a")
+    first, second = memory.admit(1, "a"), memory.admit(0, "a")
     for size in (19, 50):
         first.check_answer(size)
         first.hold(size)
     with pytest.raises(
         PoolError, match=r"Answers of a that .* hold 69 of 20 bytes, so this one of 1 is not kept"
     ):
-        first.check_answer(1)
+        second.check_answer(1)
     memory.check_answer(1, "b", None)
     memory.hold(31, "b")
     with pytest.raises(PoolError, match=r"Answers of any model that .* hold 100 of 100 bytes") as refused:
@@ -188,22 +188,62 @@ def test_answers_that_are_not_taken_have_half() -> None:
         memory.admit(1, "a")
     memory.admit(99, "b")
     first.hold(-50)
-    first.check_answer(1)
+    second.check_answer(1)
     memory.check_answer(1, "b", None)
 
 
 def test_clients_share_what_answers_may_have() -> None:
     """One that takes nothing has half of that, and leaves the rest to others."""
     memory = Memory(100)
-    slow = memory.admit(1, None, "slow")
     for _ in range(5):
+        slow = memory.admit(0, None, "slow")
         slow.check_answer(5)
         slow.hold(5)
     with pytest.raises(
         PoolError, match="Answers of any model that this client has not taken hold 25 bytes, 25 are free"
     ):
-        slow.check_answer(5)
+        memory.check_answer(5, None, "slow")
     memory.check_answer(20, None, "quick")
+
+
+def test_the_parts_of_one_answer_do_not_keep_each_other_out() -> None:
+    """Alone, an answer in parts may be of any size, as it may in one; others' count, and what it leaves is theirs."""
+    memory = Memory(100)
+    memory.limits = {"a": 60}
+    whole, other = memory.admit(1, "a"), memory.admit(1, "a")
+    for _ in range(9):
+        whole.check_answer(10)
+        whole.hold(10)
+    with pytest.raises(PoolError, match=r"Answers of any model that .* hold 90 of 50 bytes"):
+        other.check_answer(1)
+    whole.hold(-90)
+    other.check_answer(1)
+    other.hold(30)
+    with pytest.raises(PoolError, match=r"Answers of a that .* hold 30 of 30 bytes"):
+        whole.check_answer(1)
+
+
+def test_what_grows_is_not_in_its_own_way() -> None:
+    """A client's only request fits, whether its size is known at once or not; beside another it leaves as much free as it holds."""
+    memory = Memory(100)
+    admission = memory.admit(5, "", "c")
+    for _ in range(5):
+        admission.grow(15)
+    assert memory.used == 80
+    with pytest.raises(PoolError, match="The request has 110 bytes and max_queued_bytes is 100"):
+        admission.grow(30)
+    with pytest.raises(
+        PoolError, match="of this client for any model hold 80 bytes, 20 are free and this one has 5"
+    ):
+        memory.admit(5, "", "c")
+    memory.admit(20, "", "d")
+    admission.release()
+    small = memory.admit(5, "", "d")
+    with pytest.raises(
+        PoolError, match="of this client for any model hold 20 bytes, 80 are free and this one has 45"
+    ):
+        small.grow(40)
+    assert memory.used == 25
 
 
 def test_what_grows_when_its_model_has_no_limit_any_more() -> None:

@@ -244,6 +244,11 @@ def test_by_what_it_is_fair(tmp_path: Path, written: str, found: str) -> None:
                 " at once on one device, over all models)"
             ),
         ),
+        (
+            "{slow_lane: on}",
+            "scheduling.slow_lane: True in pool.yaml line 2: expected a number, and YAML takes on,",
+        ),
+        ("{aging: yes}", "scheduling.aging: True in pool.yaml line 2: expected a number, and YAML takes on,"),
         ("{slow_lane: many}", "scheduling.slow_lane: 'many' in pool.yaml line 2: must be a valid integer"),
         ("{slow_ms: -1}", "scheduling.slow_ms: -1 in pool.yaml line 2: must be greater than or equal to 0"),
         ("{refuse_late: 3}", "scheduling.refuse_late: 3 in pool.yaml line 2: must be a valid boolean"),

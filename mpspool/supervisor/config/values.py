@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -12,6 +12,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PlainValidator,
+    ValidationInfo,
     field_validator,
 )
 
@@ -41,6 +42,28 @@ class Section(BaseModel):
         if any("\0" in text for text in texts if isinstance(text, str)):
             raise ValueError("has a NUL character in it, which nothing here may have; leave it out")
         return value
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _refuse_switches(cls, value: object, info: ValidationInfo) -> object:
+        """`on`, `yes` and `true` are no number, though to Python they are 1."""
+        values = value if isinstance(value, list | tuple) else (value,)
+        switches = any(isinstance(one, bool) for one in values)
+        if switches and info.field_name and _is_number(cls.model_fields[info.field_name].annotation):
+            raise ValueError(
+                "expected a number, and YAML takes on, yes and true for a switch, as off, no and false"
+            )
+        return value
+
+
+def _is_number(annotation: object) -> bool:
+    """Whether values of that type are numbers, or several; not where they may be switches."""
+    if isinstance(annotation, type):
+        return issubclass(annotation, int | float) and annotation is not bool
+    kinds = get_args(annotation)
+    if bool in kinds or any(isinstance(kind, PlainValidator) for kind in kinds):  # says itself what it takes
+        return False
+    return any(map(_is_number, kinds))
 
 
 def _read_gpus(value: object) -> object:
