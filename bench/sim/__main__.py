@@ -9,13 +9,14 @@ import json
 import math
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from bench.sim.cell import Key, run_all
-from bench.sim.figures import Figures
+from bench.sim.figures import Figures, NothingArrivedError
 from bench.sim.scenario import Options, Scenario
 from bench.sim.trace import TraceError
 from mpspool.router.scheduling import policy
@@ -53,7 +54,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add("--gpus", type=_whole, default=0, help="devices; default: the scenario's, 8 for a trace")
     add("--slots", type=_whole, default=0, help="workers on a device; where each model has some, of each")
-    add("--rate", type=_above_0, default=0.0, help="requests a second; default: the scenario's")
+    add(
+        "--rate",
+        type=_above_0,
+        default=0.0,
+        help="requests a second, for --trace and --scenario fleet; default: their own",
+    )
     add("--seconds", type=_above_0, default=0.0, help="of simulated time a cell; default: the scenario's")
     add("--parallel", type=_above_0, default=0.0, help="jobs that a device runs at full speed; default: 4")
     add("--loss", type=_part, help="of a device's speed, for each job that overlaps; default: 0.01")
@@ -72,8 +78,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"{', '.join(sorted(unknown))}: none of {', '.join(SCENARIOS)}")
     if options.trace:
         options.scenarios = list(_TRACE)
-    if (options.parallel or options.loss is not None) and not _COMPARING.issuperset(options.scenarios):
-        parser.error("--parallel and --loss are for --trace and --scenario fleet: the others have their own")
+    compared = options.rate or options.parallel or options.loss is not None
+    if compared and not _COMPARING.issuperset(options.scenarios):
+        parser.error(
+            "--rate, --parallel and --loss are for --trace and --scenario fleet: the others have their own"
+        )
     if options.policy:
         try:
             policy.find(options.policy, 1.0)
@@ -111,10 +120,25 @@ def _scenario(name: str) -> Scenario:
     return cast("Scenario", importlib.import_module(f"bench.sim.scenarios.{(SCENARIOS | _TRACE)[name]}"))
 
 
+class _ResultsError(Exception):
+    """The folder for the files cannot be made or written: which, and why."""
+
+
+def _make(folder: Path) -> None:
+    """Sees to it that files can go there. Raises _ResultsError."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = error.strerror or error
+        raise _ResultsError(f"cannot write to {folder}: {why}; name another folder with --results") from error
+
+
 def _write(
     name: str, scenario: Scenario, found: Mapping[Key, Any], options: Options, folder: Path
 ) -> list[Path]:
-    """The report, its figures and its plot. Returns where they are."""
+    """The report, its figures and its plot, in a folder that is there. Returns where they are."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -122,7 +146,6 @@ def _write(
 
     lines = [f"# {scenario.TITLE}", "", *_failures(found, options), *scenario.lines(found, options), ""]
     report = "\n".join(lines)
-    folder.mkdir(parents=True, exist_ok=True)
     written = [folder / f"{name}.{kind}" for kind in ("md", "json", "png")]
     written[0].write_text(report)
     written[1].write_text(_as_json(found, options))
@@ -168,6 +191,11 @@ def _plain(value: Any) -> Any:
     return value
 
 
+def _too_short(options: Options) -> str:
+    length = f"{options.seconds:g} s" if options.seconds else "its time"
+    return f" in {length} (the first 15 % of it does not count); give more --seconds"
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     said = _arguments(argv)
     options = Options(**{field.name: getattr(said, field.name) for field in dataclasses.fields(Options)})
@@ -178,11 +206,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         scenario = _scenario(name)
         try:
             tasks = scenario.tasks(options)
-        except TraceError as error:
+            _make(folder)
+            found = run_all(tasks, said.processes)
+            written += _write(name, scenario, found, options, folder)
+        except (TraceError, _ResultsError) as error:
             print(f"bench.sim: {error}", file=sys.stderr)
             return 2
-        found = run_all(tasks, said.processes)
-        written += _write(name, scenario, found, options, folder)
+        except NothingArrivedError as error:
+            print(f"bench.sim: {name}: {error}{_too_short(options)}", file=sys.stderr)
+            return 2
         print(f"bench.sim: {name} took {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True)
     print(f"written: {', '.join(map(str, written))}")
     return 0

@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.sim.arrivals import Load, Open
 from bench.sim.engine import Simulation
-from bench.sim.figures import Figures, judge
+from bench.sim.figures import Figures, judge, part_of
 from bench.sim.service import Pool
 from bench.sim.setup import Setup
 
@@ -63,7 +63,9 @@ class Capacity:
         return low
 
     def _bears(self, figures: Figures) -> bool:
-        return all(figures.services[name].p99_ms <= most_ms for name, most_ms in self.limit_ms.items())
+        return all(
+            part_of(figures.services, name).p99_ms <= most_ms for name, most_ms in self.limit_ms.items()
+        )
 
 
 Task = Cell | Capacity

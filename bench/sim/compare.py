@@ -69,7 +69,9 @@ def told(pool: Pool) -> Iterator[str]:
     divided = ", ".join(f"{name} {count}" for name, count in slots.items())
     yield f"{_count(pool.gpus, 'device')} with {_count(sum(slots.values()), 'worker')}{each} ({divided})."
     yield f"A device runs {pool.parallel:g} jobs at full speed, each overlap costs {pool.loss:.2g} of its speed."
-    yield f"With batching, a batch has {BATCHING.max_batch_size} rows at most and waits only while every worker is busy."
+    most = max(service.batching.max_batch_size for service in pool.services if service.batching)
+    why = ", as the largest request has," if most > BATCHING.max_batch_size else ""
+    yield f"With batching, a batch has {most} rows at most{why} and waits only while every worker is busy."
 
 
 def _count(number: int, what: str) -> str:
@@ -163,6 +165,8 @@ def draw(results: Mapping[str, Figures], axes: Any) -> None:
     for place in range(1, len(names)):
         axes.axvline(place - 0.5, color="#dddddd", linewidth=0.8)
     axes.set(title="p99 by model, of what was answered", ylabel="ms", yscale="log")
+    if not any(figures.all.answered for figures in results.values()):
+        axes.set_ylim(1, 10)  # nothing has no place on a logarithmic scale
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_minor_formatter(NullFormatter())

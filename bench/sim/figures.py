@@ -14,6 +14,10 @@ from bench.sim.engine import Record
 from bench.sim.job import Ended, Outcome
 
 
+class NothingArrivedError(Exception):
+    """Nothing of a part of the load, or of all of it, arrived in the window: there is nothing to judge."""
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """Some of the requests: those of a service, a client, a class, or all. Times are milliseconds, NaN without any.
@@ -109,10 +113,20 @@ class Figures:
         return found
 
 
+def part_of(parts: Mapping[str, Part], name: str) -> Part:
+    """The one of that name. Raises NothingArrivedError."""
+    part = parts.get(name)
+    if part is None or not part.offered:
+        raise NothingArrivedError(f"nothing of {name} arrived")
+    return part
+
+
 def judge(record: Record, seconds: float, warm_s: float) -> Figures:
-    """The figures of what arrived, and of what was answered, between `warm_s` and `seconds`."""
+    """The figures of what arrived, and of what was answered, between `warm_s` and `seconds`. Raises NothingArrivedError."""
     window = (warm_s, seconds)
     ended = record.ended
+    if not any(warm_s <= one.request.time < seconds for one in ended):
+        raise NothingArrivedError("nothing arrived")
     clients = _parts(ended, window, lambda one: one.request.client)
     count = max(1, len(ended))
     length_s = record.end_s or 1.0

@@ -20,10 +20,10 @@ class Options:
         policy: to be judged beside the scenario's own.
         trace: to be played.
         gpus, slots: devices, and workers on each.
-        rate: requests a second.
         seconds: of simulated time, for each cell.
         seed: of everything that is drawn.
-        parallel, loss: of each device, as in Pool, where policies are compared side by side.
+        rate: requests a second, where policies are compared side by side.
+        parallel, loss: of each device, as in Pool, there too.
     """
 
     policy: str = ""

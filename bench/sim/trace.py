@@ -17,17 +17,13 @@ import msgspec
 
 _AT_LEAST_0 = msgspec.Meta(ge=0)
 _SHOWN = 100
-_REMEDY = (
-    'a line is as {"time": 0.0132, "model": "cnn"}, or CSV has these names in its first line; `mpspool record` writes '
-    "what arrives at a pool, and bench/sim/README.md lists the names"
-)
 
 
 class TraceError(Exception):
     """A file is no trace: its name, the line, what is there and what should be."""
 
 
-class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One request, as it arrives.
 
     Attributes:
@@ -55,6 +51,12 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     deadline_ms: Annotated[float, _AT_LEAST_0] = 0.0
 
 
+_REMEDY = (
+    'a line is as {"time": 0.0132, "model": "cnn"}, or CSV has these names in its first line; `mpspool record` writes '
+    f"what arrives at a pool; the names, which bench/sim/README.md explains, are {', '.join(Request.__struct_fields__)}"
+)
+
+
 def write(file: Path, requests: Iterable[Request]) -> None:
     """Writes a trace; as CSV where the file's name says so."""
     if file.suffix != ".csv":
@@ -62,7 +64,7 @@ def write(file: Path, requests: Iterable[Request]) -> None:
         with file.open("wb") as out:
             out.writelines(encode(request) + b"\n" for request in requests)
         return
-    with file.open("w", newline="") as table:
+    with file.open("w", newline="", encoding="utf-8") as table:
         writer = csv.DictWriter(table, Request.__struct_fields__)
         writer.writeheader()
         writer.writerows(msgspec.structs.asdict(request) for request in requests)
@@ -102,7 +104,7 @@ def _read_lines(file: Path) -> Iterator[Request]:
 
 
 def _read_csv(file: Path) -> Iterator[Request]:
-    with file.open(newline="") as table:
+    with file.open(newline="", encoding="utf-8-sig") as table:
         reader = csv.DictReader(table)
         for row in reader:
             text = ",".join(",".join(one) if isinstance(one, list) else one or "" for one in row.values())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -182,6 +185,12 @@ def test_a_trace_is_read_as_it_was_written(tmp_path: Path, name: str) -> None:
     assert len(simulate(Replay(found, speed=2.0)).ended) == len(requests)
 
 
+def test_a_table_that_a_spreadsheet_saved_is_read(tmp_path: Path) -> None:
+    """It begins with a byte order mark."""
+    (tmp_path / "t.csv").write_text("time,model\n1,ä\n2,ä\n", encoding="utf-8-sig")
+    assert trace.read(tmp_path / "t.csv") == [Request(time=n, model="ä") for n in (0, 1)]
+
+
 def test_capacity_is_where_the_limit_is_met() -> None:
     """A worker of 10 ms a job bears less than 100 a second, and more the more its clients put up with."""
     service = Service("m", Linear(10))
@@ -332,6 +341,25 @@ def test_the_device_of_a_trace_can_be_said(tmp_path: Path) -> None:
     assert compare.loss(Options()) == 0.01
 
 
+@pytest.mark.parametrize("largest", [32, 40])
+def test_the_largest_request_of_a_trace_fits_into_a_batch(tmp_path: Path, largest: int) -> None:
+    """As it must in a pool, which refuses what is larger; and the report says how large batches are."""
+    text = MINIMAL + f'{{"time": 0.2, "model": "b", "rows": {largest}}}\n'
+    why = ", as the largest request has," if largest > 32 else ""
+    assert f"With batching, a batch has {largest} rows at most{why} and waits only" in play(tmp_path, text)
+    requests = trace.read(tmp_path / "trace.jsonl")
+    sizes = [one.batching.max_batch_size for one in replay.of_trace(requests) if one.batching]
+    assert sizes == [largest, largest]
+
+
+def test_a_trace_of_which_nothing_is_answered_has_a_report(tmp_path: Path) -> None:
+    """And an empty plot."""
+    hopeless = "".join(
+        f'{{"time": {n / 20}, "model": "b", "cost_us": 9000, "deadline_ms": 0.01}}\n' for n in range(20)
+    )
+    assert cells(play(tmp_path, hopeless))[0]["b p99"] == "none of 17 answered"
+
+
 def test_what_is_not_the_scenarios_own_does_not_replace_the_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -380,6 +408,44 @@ def test_a_number_that_cannot_be_is_refused(capsys: pytest.CaptureFixture[str], 
     )
 
 
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("--scenario ocr --seconds 0.01", "ocr: nothing of rnn_en arrived in 0.01 s"),
+        ("--scenario priority --seconds 0.01", "priority: nothing of urgent arrived in 0.01 s"),
+        ("--scenario deadlines --seconds 0.005", "deadlines: nothing of patient arrived in 0.005 s"),
+        ("--scenario batching --seconds 0.01", "batching: nothing arrived in 0.01 s"),
+        ("--scenario flood --seconds 0.001", "flood: nothing of the others arrived in 0.001 s"),
+        ("--trace {folder}/t.jsonl --seconds 0.001", "trace: nothing arrived in 0.001 s"),
+    ],
+)
+def test_too_short_a_time_is_said_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: str, why: str
+) -> None:
+    """What did not arrive in it, and what to do; exit status 2, and no files."""
+    (tmp_path / "t.jsonl").write_text(MINIMAL.replace("0.1", "0.4999"))
+    folder = tmp_path / "results"
+    words = said.format(folder=tmp_path).split()
+    assert main([*words, "--processes", "1", "--results", str(folder)]) == 2
+    assert f"bench.sim: {why} (the first 15 % of it does not count); give more --seconds" in (
+        capsys.readouterr().err
+    )
+    assert not list(folder.iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_said_so_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which, why, and what to do; exit status 2."""
+    monkeypatch.setattr(command, "run_all", lambda *_: pytest.fail("it ran"))
+    (tmp_path / "file").touch()
+    folder = tmp_path / "file" / "results"
+    assert main(["--scenario", "priority", "--results", str(folder)]) == 2
+    assert f"cannot write to {folder}: Not a directory; name another folder with --results" in (
+        capsys.readouterr().err
+    )
+
+
 def test_what_a_trace_does_not_tell_is_taken_for_the_mean() -> None:
     """Of what it tells about the same model, by rows; of nothing, a millisecond."""
     requests = [
@@ -411,7 +477,17 @@ def test_what_a_trace_does_not_tell_is_taken_for_the_mean() -> None:
         ("t.csv", "time,model\n1,a\nsoon,a\n", "line 3, 'soon,a': Expected `float`"),
         ("t.csv", "time,model\nnan,a\n", "line 2, 'nan,a': time, cost_us or deadline_ms is not finite"),
         ("t.csv", "time,model\n1,a,b\n", "line 2, '1,a,b': more values than names"),
-        ("t.csv", "1,a\n2,a\n", "missing required field"),
+        ("t.csv", "1,a\n2,a\n", "line 2, '2,a': Object contains unknown field `1`"),
+        (
+            "t.jsonl",
+            '{"time": 1, "model": "a"}\n{"time": 2, "model": "a", "deadline": 9}\n',
+            """line 2, '{"time": 2, "model": "a", "deadline": 9}': Object contains unknown field `deadline`""",
+        ),
+        (
+            "t.csv",
+            "time,model,deadline\n1,a,9\n",
+            "line 2, '1,a,9': Object contains unknown field `deadline`",
+        ),
     ],
 )
 def test_what_is_no_trace_is_said_so(
@@ -424,6 +500,7 @@ def test_what_is_no_trace_is_said_so(
     assert str(tmp_path / name) in found
     assert said in found
     assert "`mpspool record`" in found
+    assert "time, model, version, signature, rows, bytes, cost_us, client, priority, deadline_ms" in found
     assert [file.name for file in tmp_path.iterdir()] == [name]
 
 
@@ -434,9 +511,11 @@ def test_a_trace_that_cannot_be_read_is_said_so(tmp_path: Path, capsys: pytest.C
     with pytest.raises(SystemExit):
         main(["--trace", "day.jsonl", "--scenario", "ocr"])
     assert "--trace is played instead of a scenario" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main(["--scenario", "ocr", "--loss", "0.1"])
-    assert "--parallel and --loss are for --trace and --scenario fleet" in capsys.readouterr().err
+    for scenario, option in (("ocr", "--loss"), ("fleet,flood", "--rate")):
+        with pytest.raises(SystemExit):
+            main(["--scenario", scenario, option, "0.1"])
+        said = "--rate, --parallel and --loss are for --trace and --scenario fleet"
+        assert said in capsys.readouterr().err
 
 
 def test_deadlines_of_a_fleet_differ_within_a_model() -> None:
@@ -466,3 +545,14 @@ def test_a_policy_that_fails_is_said_so(tmp_path: Path) -> None:
     assert f"**{name} failed on up to " in found
     assert "in the order of arrival: TypeError: float() argument must be" in found
     assert "failed on" not in play(tmp_path, 50 * MINIMAL, "--policy", f"{__name__}:longest_body_first")
+
+
+def test_the_policy_of_the_example_runs_as_its_readme_says(tmp_path: Path) -> None:
+    """In a clone, without installing it."""
+    root = Path(__file__).parents[2]
+    lines = (root / "examples" / "policy" / "README.md").read_text().splitlines()
+    said = next(line.strip() for line in lines if "python -m bench.sim" in line)
+    words = f"{said} --scenario priority --seconds 0.3 --processes 1 --results {tmp_path}"
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(words, shell=True, cwd=root, env=os.environ | {"PATH": path}, check=True)
+    assert "small_first" in (tmp_path / "priority.md").read_text()

@@ -59,7 +59,7 @@ def tasks(options: Options) -> dict[Key, Task]:
                     pool, setup, Closed(streams, _CLIENTS), seconds, options.seed
                 )
                 for load in _LOADS:
-                    rate = options.rate or load * full * workers
+                    rate = load * full * workers
                     if setup.batching:
                         found["open", setup.title, waits, workers, load] = Cell(
                             pool, setup, Open(streams, rate), seconds, options.seed

@@ -8,6 +8,7 @@ from typing import Any
 
 from bench.sim.arrivals import Open, Stream
 from bench.sim.cell import Cell, Key, Task
+from bench.sim.figures import part_of
 from bench.sim.scenario import Options, look, ms, percent, table
 from bench.sim.service import Linear, Pool, Service
 from bench.sim.setup import Setup
@@ -33,7 +34,7 @@ def tasks(options: Options) -> dict[Key, Task]:
     found: dict[Key, Task] = {}
     for load in _LOADS:
         # Bursts twice as high as the time between them.
-        arrivals = Open(_STREAMS, options.rate or load * capacity, burst=2.0, burst_s=0.2, between_s=0.8)
+        arrivals = Open(_STREAMS, load * capacity, burst=2.0, burst_s=0.2, between_s=0.8)
         for setup in options.setups(SETUPS):
             rules = dataclasses.replace(setup, max_requests=5000)
             found[setup.title, load] = Cell(pool, rules, arrivals, options.seconds or 15.0, options.seed)
@@ -44,11 +45,11 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
     del options
     yield "10 ms a request, in bursts; a tenth of the requests has priority 1, the others 0. p50 / p99 ms."
     titles = list(dict.fromkeys(key[0] for key in found))
-    for name, priority in (("Urgent", "1"), ("Usual", "0")):
+    for name in ("urgent", "usual"):
         yield from table(
-            (name, *(f"load {percent(load)}" for load in _LOADS)),
+            (name.capitalize(), *(f"load {percent(load)}" for load in _LOADS)),
             [
-                (title, *(_times(found[title, load].priorities[priority]) for load in _LOADS))
+                (title, *(_times(part_of(found[title, load].clients, name)) for load in _LOADS))
                 for title in titles
             ],
         )
@@ -62,11 +63,9 @@ def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
     del options
     figure.set_size_inches(10, 4)
     titles = list(dict.fromkeys(key[0] for key in found))
-    for axis, name, priority in zip(
-        figure.subplots(1, 2, sharey=True), ("urgent", "usual"), "10", strict=True
-    ):
+    for axis, name in zip(figure.subplots(1, 2, sharey=True), ("urgent", "usual"), strict=True):
         for number, title in enumerate(titles):
-            heights = [found[title, load].priorities[priority].p99_ms for load in _LOADS]
+            heights = [found[title, load].clients[name].p99_ms for load in _LOADS]
             axis.plot([100 * load for load in _LOADS], heights, label=title, **look(number))
         axis.set(title=f"{name}: p99", xlabel="load, %", ylabel="ms", yscale="log")
         axis.grid(visible=True, which="both", alpha=0.2)

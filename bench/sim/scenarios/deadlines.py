@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.sim.arrivals import Open, Stream
 from bench.sim.cell import Cell, Key, Task
-from bench.sim.figures import Figures
+from bench.sim.figures import Figures, part_of
 from bench.sim.scenario import Options, look, ms, percent, table
 from bench.sim.service import Linear, Pool, Service
 from bench.sim.setup import Setup
@@ -63,7 +63,7 @@ def tasks(options: Options) -> dict[Key, Task]:
         (setup.title, load): Cell(
             pool,
             setup,
-            Open(_STREAMS, options.rate or load * capacity),
+            Open(_STREAMS, load * capacity),
             options.seconds or 15.0,
             options.seed,
         )
@@ -128,7 +128,7 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
 
 def _row(title: str, figures: Figures) -> tuple[str, ...]:
     part = figures.all
-    hasty, patient = figures.clients["hasty"], figures.clients["patient"]
+    hasty, patient = (part_of(figures.clients, name) for name in ("hasty", "patient"))
     return (
         title,
         f"{part.good:.0f}",

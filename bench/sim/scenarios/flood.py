@@ -7,7 +7,7 @@ from typing import Any
 
 from bench.sim.arrivals import Open, Stream
 from bench.sim.cell import Cell, Key, Task
-from bench.sim.figures import Figures
+from bench.sim.figures import Figures, NothingArrivedError, part_of
 from bench.sim.scenario import Options, look, ms, percent, table
 from bench.sim.service import Linear, Pool, Service
 from bench.sim.setup import Setup
@@ -39,7 +39,7 @@ def tasks(options: Options) -> dict[Key, Task]:
     found: dict[Key, Task] = {}
     # Nine clients ask for half of what there is, and the tenth for twenty times as much as any of them.
     capacity = gpus * 1e9 / _ONE.device.ns(1)
-    each = options.rate or 0.5 * capacity / 9
+    each = 0.5 * capacity / 9
     one = Pool(gpus, (_ONE,), {"m": options.slots or 2})
     streams: tuple[Stream, ...] = (Stream(_ONE, 9.0, "c", 9), Stream(_ONE, _FLOOD, "flood"))
     for setup in options.setups(_CLIENTS):
@@ -47,7 +47,7 @@ def tasks(options: Options) -> dict[Key, Task]:
             one, setup, Open(streams, (9 + _FLOOD) * each), seconds, options.seed
         )
     pool = Pool(gpus, _MODELS, {model.name: max(1, (options.slots or 4) // 4) for model in _MODELS})
-    each = options.rate or 0.4 * capacity / 3
+    each = 0.4 * capacity / 3
     streams = tuple(
         Stream(model, _FLOOD if n == 0 else 1.0, "flood" if n == 0 else f"c{n}")
         for n, model in enumerate(_MODELS)
@@ -88,11 +88,13 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
 
 
 def _row(title: str, figures: Figures) -> tuple[str, ...]:
-    others = [part for name, part in figures.clients.items() if name != "flood"]
+    others = [part for name, part in figures.clients.items() if name != "flood" and part.offered]
+    if not others:
+        raise NothingArrivedError("nothing of the others arrived")
     count = sum(part.offered for part in others)
     mean = sum(part.mean_ms * part.offered for part in others) / count
     refused = sum(part.refused_full * part.offered for part in others) / count
-    flood = figures.clients["flood"]
+    flood = part_of(figures.clients, "flood")
     return (
         title,
         ms(mean),
@@ -117,7 +119,7 @@ def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
                 max(
                     part.p99_ms
                     for client, part in figures.clients.items()
-                    if (client == "flood") == (who == "flood")
+                    if part.offered and (client == "flood") == (who == "flood")
                 )
                 for _, figures in results
             ]

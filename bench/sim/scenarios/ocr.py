@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.sim.arrivals import Closed, Open, Stream
 from bench.sim.cell import Capacity, Cell, Key, Task
-from bench.sim.figures import Figures
+from bench.sim.figures import Figures, part_of
 from bench.sim.scenario import Options, look, ms, percent, table
 from bench.sim.service import Linear, Pool, Service
 from bench.sim.setup import Setup
@@ -80,7 +80,7 @@ def tasks(options: Options) -> dict[Key, Task]:
                 cell(_pool(options, loss=loss), setup, highest), limits, 60 * scale
             )
     for setup in setups:
-        for rate in (options.rate,) if options.rate else _RATES:
+        for rate in _RATES:
             found["open", setup.title, rate * scale] = cell(
                 _pool(options), setup, Open(STREAMS, rate * scale)
             )
@@ -153,7 +153,7 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
             for title in titles
         ],
     )
-    most = rates[-3] if len(rates) > 2 else rates[-1]
+    most = rates[-3]
     yield ""
     yield f"## Where the time goes at {most:.0f}/s"
     yield from table(
@@ -164,7 +164,7 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
 
 
 def _times(figures: Figures, name: str) -> str:
-    part = figures.services[name]
+    part = part_of(figures.services, name)
     return f"{ms(part.mean_ms)} / {ms(part.p99_ms)}"
 
 

@@ -58,7 +58,12 @@ def _speed(options: Options, trace: Sequence[Request]) -> float:
 
 
 def of_trace(trace: Sequence[Request]) -> tuple[Service, ...]:
-    """The services of a trace: of the time that it tells, four fifths are taken for the device's."""
+    """The services of a trace: of the time that it tells, four fifths are taken for the device's.
+
+    A pool refuses requests larger than a batch may be: the largest one here fits into a batch.
+    """
+    most = max(compare.BATCHING.max_batch_size, *(request.rows for request in trace))
+    batching = msgspec.structs.replace(compare.BATCHING, max_batch_size=most)
     costs_ms: dict[str, list[float]] = {request.model: [] for request in trace}
     for request in trace:
         if request.cost_us:
@@ -67,7 +72,7 @@ def of_trace(trace: Sequence[Request]) -> tuple[Service, ...]:
     for name, costs in costs_ms.items():
         each_ms = sum(costs) / len(costs) if costs else 1.0
         device, before = Linear(0, 0.8 * each_ms), Linear(0, 0.2 * each_ms)
-        found.append(Service(name, device, before, batching=compare.BATCHING))
+        found.append(Service(name, device, before, batching=batching))
     return tuple(found)
 
 
