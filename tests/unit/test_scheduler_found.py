@@ -801,3 +801,175 @@ def test_what_came_back_from_a_lost_worker_and_was_cancelled_is_not_charged() ->
     pool.join("w", MODEL, 1)
     (send,) = [order for order in pool.dispatch(MS) if isinstance(order, Send)]
     assert send.entries[0].client == "a"
+
+
+@pytest.mark.parametrize(("limits", "cost_us"), [(Limits(running=1), 20_000), (Limits(long=1), 50_000)])
+def test_nothing_is_sent_ahead_of_a_suspect(limits: Limits, cost_us: int) -> None:
+    """Where a device is limited, it would never be its turn there."""
+    scheduler = Scheduler(PoolRules(limits=limits, long_us=20_000), QueueRules())
+    for _ in range(2):
+        scheduler.costs.observe(MODEL, "", 1, cost_us)
+    for name in "ab":
+        scheduler.join(name, MODEL, 2, "cpu")
+    now_ns = 10**9
+    scheduler.arrive(Entry(MODEL, "", b"S", now_ns), now_ns)
+    (send,) = scheduler.dispatch(now_ns)
+    assert isinstance(send, Send)
+    scheduler.cancel(send.entries[0])
+    scheduler.lost(send.worker, (send.dispatch, 0), now_ns)
+    scheduler.join("c", MODEL, 2, "cpu")
+    for _ in range(20):
+        scheduler.arrive(Entry(MODEL, "", b"x", now_ns), now_ns)
+    (send,) = scheduler.dispatch(now_ns)
+    assert isinstance(send, Send)
+    suspect = Entry(MODEL, "", b"S", now_ns)
+    scheduler.arrive(suspect, now_ns)
+    now_ns += len(send.entries) * cost_us * 1000 - 500_000
+    assert scheduler.dispatch(now_ns) == []
+    scheduler.finished(send.worker, send.dispatch, now_ns=now_ns)
+    (order,) = scheduler.dispatch(now_ns)
+    assert isinstance(order, Send)
+    assert order.entries == [suspect]
+
+
+def rows_of(
+    scheduler: Scheduler, rows: int, signature: str = "", client: str = "", now_ns: int = 10**9
+) -> Entry:
+    entry = Entry(
+        MODEL, signature, client.encode(), now_ns, rows=rows, kind=(signature, b"", b""), client=client
+    )
+    scheduler.arrive(entry, now_ns)
+    return entry
+
+
+def learn_rows(scheduler: Scheduler, costs_us: dict[tuple[str, int], float], times: int = 2) -> None:
+    for (signature, rows), cost_us in costs_us.items():
+        for _ in range(times):
+            scheduler.costs.observe(MODEL, signature, 0, cost_us, rows)
+
+
+def next_served(scheduler: Scheduler, now_ns: int = 10**9) -> list[Entry]:
+    """What the only worker is sent next, and runs at once."""
+    (send,) = scheduler.dispatch(now_ns)
+    assert isinstance(send, Send)
+    scheduler.finished(send.worker, send.dispatch, now_ns=now_ns)
+    for entry in send.entries:
+        scheduler.answered(entry, ran=True)
+    return send.entries
+
+
+def test_who_changes_lanes_has_a_turn_there_by_what_it_owes_there() -> None:
+    """Of a line that waits for the slow lane from now on, who has much waiting in that lane does not go before who has nothing."""
+    batching = BatchingSettings(max_batch_size=4, max_enqueued_batches=1000)
+    scheduler = Scheduler(
+        PoolRules(limits=Limits(long=1), long_us=50_000), QueueRules(fair=True, batching=batching)
+    )
+    learn_rows(scheduler, {("", 1): 1_000, ("", 4): 4_000, ("heavy", 4): 100_000})
+    for _ in range(20):
+        rows_of(scheduler, 4, "heavy", "A")
+    for client in "AAAABBBB":
+        rows_of(scheduler, 1, "", client)
+    learn_rows(scheduler, {("", 4): 80_000}, 60)
+    scheduler.join("w", MODEL, 1, "gpu")
+    light = [entries for entries in (next_served(scheduler) for _ in range(22)) if not entries[0].signature]
+    assert ["".join(entry.client for entry in entries) for entries in light] == ["BBBB", "AAAA"]
+
+
+def test_what_is_refused_does_not_teach_what_is_long() -> None:
+    """A flood of long requests would make nothing long, and the lane that is for them would be gone."""
+    scheduler = Scheduler(PoolRules(limits=Limits(long=1)), QueueRules(max_requests=2))
+    for size, cost_us in ((1, 1_000), (1000, 1_000_000)):
+        for _ in range(2):
+            scheduler.costs.observe(MODEL, "", size, cost_us)
+    for _ in range(2):
+        scheduler.arrive(Entry(MODEL, "", b"x", 10**9), 10**9)
+    for _ in range(500):
+        with pytest.raises(PoolError, match="is full"):
+            scheduler.arrive(Entry(MODEL, "", bytes(1000), 10**9), 10**9)
+    scheduler.join("w", MODEL, 1, "gpu")
+    assert len(next_served(scheduler)) == 2
+    long = Entry(MODEL, "", bytes(1000), 10**9)
+    scheduler.arrive(long, 10**9)
+    assert long.long
+
+
+def test_a_batch_that_is_taken_in_parts_now_is_looked_at() -> None:
+    """It waited for the slow lane, and with more rows each worker's part is none for that."""
+    scheduler = Scheduler(
+        PoolRules(limits=Limits(long=1), long_us=13_000),
+        QueueRules(batching=BatchingSettings(max_batch_size=32, max_enqueued_batches=1000)),
+    )
+    learn_rows(
+        scheduler, {("", rows): 1000 * rows for rows in (1, 2, 4, 8, 16, 32)} | {("heavy", 8): 900_000}
+    )
+    for name in "ab":
+        scheduler.join(name, MODEL, 1, "gpu")
+    rows_of(scheduler, 8, "heavy")
+    rows_of(scheduler, 1)
+    _, light = [send for send in scheduler.dispatch(10**9) if isinstance(send, Send)]
+    for _ in range(14):
+        rows_of(scheduler, 1)
+    scheduler.finished(light.worker, light.dispatch, now_ns=10**9)
+    assert scheduler.dispatch(10**9) == []
+    for _ in range(2):
+        rows_of(scheduler, 1)
+    (order,) = scheduler.dispatch(10**9)
+    assert isinstance(order, Send)
+    assert len(order.entries) == 12
+
+
+def test_what_has_waited_already_is_not_refused_for_what_is_behind_it() -> None:
+    """It comes from a version that went, and is next."""
+    scheduler = Scheduler(PoolRules(), QueueRules())
+    for _ in range(2):
+        scheduler.costs.observe(MODEL, "", 1, 10_000)
+    scheduler.join("w", MODEL, 1)
+    for _ in range(10):
+        scheduler.arrive(Entry(MODEL, "", b"x", 10**9), 10**9)
+    scheduler.dispatch(10**9)
+    with pytest.raises(PoolError, match="what waits before it"):
+        scheduler.arrive(Entry(MODEL, "", b"x", 10**9, 10**9 + 50 * MS), 10**9)
+    scheduler.arrive(Entry(MODEL, "", b"x", 10**9 - 500 * MS, 10**9 + 50 * MS), 10**9)
+
+
+def test_a_line_that_was_long_once_has_its_turns_by_the_other_lane_again() -> None:
+    """As soon as not even a full batch of it is long: it does not set the slow lane's clock."""
+    batching = BatchingSettings(max_batch_size=4, max_enqueued_batches=1000)
+    scheduler = Scheduler(
+        PoolRules(limits=Limits(long=1), long_us=50_000), QueueRules(fair=True, batching=batching)
+    )
+    learn_rows(scheduler, {("", 4): 80_000})
+    scheduler.join("w", MODEL, 1, "gpu")
+    for _ in range(40):
+        rows_of(scheduler, 2, client="A")
+    assert len(next_served(scheduler)) == 2
+    assert scheduler.queued_slow(MODEL) == 38
+    learn_rows(scheduler, {("", 4): 20_000}, 60)
+    assert len(next_served(scheduler)) == 2
+    assert scheduler.queued_slow(MODEL) == 0
+
+
+def test_who_makes_room_is_told_of_itself() -> None:
+    """And not of the one that comes, which runs in parts or has so many rows."""
+    batching = BatchingSettings(max_batch_size=1000, max_execution_batch_size=100, max_enqueued_batches=2)
+    scheduler = Scheduler(PoolRules(), QueueRules(fair=True, batching=batching))
+    for _ in range(200):
+        rows_of(scheduler, 1, client="flood")
+    rows_of(scheduler, 90, client="other")
+    refused = [str(order.error) for order in scheduler.dispatch(10**9) if isinstance(order, Refuse)]
+    assert len(refused) == 90
+    assert all("task size is 1 " in text for text in refused)
+    scheduler = Scheduler(PoolRules(), QueueRules(fair=True, max_requests=10, batching=batching))
+    for _ in range(10):
+        rows_of(scheduler, 1, client="flood")
+    parts = [
+        Entry(MODEL, "", b"y", 10**9, rows=60, kind=("", b"", b""), client="other", part=(at, at + 60))
+        for at in (0, 60)
+    ]
+    scheduler.arrive_in_parts(parts, 10**9)
+    refused = [str(order.error) for order in scheduler.dispatch(10**9) if isinstance(order, Refuse)]
+    assert (
+        refused
+        == ["The queue of half@1 is full: 10 requests wait and max_queued_requests is 10; try again later"]
+        * 2
+    )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 
+from mpspool.core.errors import PoolError
 from mpspool.core.ids import ModelVersion
+from mpspool.core.settings import BatchingSettings
 from mpspool.router.scheduling.entry import Entry
 from mpspool.router.scheduling.load import Limits
 from mpspool.router.scheduling.policy import Own, Policy, fifo
@@ -130,3 +134,74 @@ def test_what_came_before_its_cost_was_sure_keeps_to_the_lane() -> None:
     scheduler.costs.observe(MODEL, "", 1, 1_000_000)
     assert (len(scheduler.dispatch(UP_NS)), scheduler.devices()[0].long) == (1, 1)
     assert scheduler.queued_slow(MODEL) >= 1
+
+
+@pytest.mark.parametrize(
+    ("was", "now", "most"),
+    [
+        (Limits(running=4), Limits(running=1), 1),
+        (Limits(long=3), Limits(long=1), 1),
+        (Limits(), Limits(running=2), 2),
+    ],
+)
+def test_a_narrower_limit_holds_in_a_backlog(was: Limits, now: Limits, most: int) -> None:
+    """What is sent ahead is sent to no more workers than may run, so that the others fall idle."""
+    scheduler = Scheduler(PoolRules(limits=was, long_us=10_000), QueueRules())
+    for _ in range(2):
+        scheduler.costs.observe(MODEL, "", 1, 20_000)
+    for name in "abcd":
+        scheduler.join(name, MODEL, 2, "gpu0")
+    for _ in range(200):
+        ask(scheduler)
+    now_ns, running, free_ns = UP_NS, [], dict.fromkeys("abcd", 0)
+    for step in range(60):
+        if step == 20:
+            scheduler.govern_all(PoolRules(limits=now, long_us=10_000))
+        for send in scheduler.dispatch(now_ns):
+            assert isinstance(send, Send)
+            free_ns[send.worker] = max(now_ns, free_ns[send.worker]) + len(send.entries) * 20 * MS
+            running.append((free_ns[send.worker], send))
+        ends = [end_ns for end_ns, _ in running]
+        now_ns = min([*ends, scheduler.look_again_ns(now_ns) or max(ends)])
+        for end_ns, send in [one for one in running if one[0] <= now_ns]:
+            running.remove((end_ns, send))
+            batch = scheduler.finished(send.worker, send.dispatch, now_ns=now_ns)
+            assert batch is not None
+            for entry in batch.entries:
+                scheduler.answered(entry, ran=True)
+    assert scheduler.devices()[0].running <= most
+
+
+@pytest.mark.parametrize(("was", "now", "more", "taken"), [(100, 1000, 600, True), (1000, 100, 60, False)])
+def test_batches_of_another_size_are_filled_by_others(was: int, now: int, more: int, taken: bool) -> None:
+    """What waits counts as so many batches as it makes now."""
+
+    def rules(most: int) -> QueueRules:
+        return QueueRules(batching=BatchingSettings(max_batch_size=most, max_enqueued_batches=3))
+
+    def ask_rows(rows: int) -> None:
+        scheduler.arrive(Entry(MODEL, "", b"x", UP_NS, rows=rows, kind=("", b"", b"")), UP_NS)
+
+    scheduler = Scheduler(PoolRules(), rules(was))
+    for _ in range(3):
+        ask_rows(60)
+    scheduler.govern(MODEL, rules(now))
+    with contextlib.nullcontext() if taken else pytest.raises(PoolError, match="3 batches enqueued"):
+        ask_rows(more)
+
+
+def test_who_comes_to_a_lane_that_is_new_begins_where_the_others_are() -> None:
+    """And not at the beginning of a clock that has stood while there was no such lane: that would be a turn for nothing."""
+    scheduler = Scheduler(PoolRules(), QueueRules(fair=True))
+    for size, cost_us in ((1, 10_000), (1000, 100_000)):
+        for _ in range(2):
+            scheduler.costs.observe(MODEL, "", size, cost_us)
+    scheduler.join("w", MODEL, 1, "gpu0")
+    for _ in range(100):
+        ask(scheduler, client="a")
+    served(scheduler)
+    long = [ask(scheduler, bytes(1000), client="b") for _ in range(3)]
+    short = [ask(scheduler, client=client) for client in "cde"]
+    scheduler.govern_all(PoolRules(limits=Limits(long=1), long_us=50_000))
+    assert [entry.charge_s for entry in long] == [0.1] * 3
+    assert min(entry.key for entry in long) == pytest.approx(min(entry.key for entry in short))

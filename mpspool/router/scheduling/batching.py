@@ -57,9 +57,13 @@ def check_room(waiting: int, filling: int, rows: int, settings: BatchingSettings
         rows: of the request.
         settings: what holds.
     """
+    batches = max(-(-(waiting + rows) // settings.run_rows), filling + fills(rows, settings))
+    return is_full(waiting, filling, rows, settings) if batches > settings.max_enqueued_batches else None
+
+
+def is_full(waiting: int, filling: int, rows: int, settings: BatchingSettings) -> PoolError:
+    """The error of a request of so many rows that has to leave, or may not come; see check_room()."""
     run_rows, most = settings.run_rows, settings.max_enqueued_batches
-    if max(-(-(waiting + rows) // run_rows), filling + fills(rows, settings)) <= most:
-        return None
     batches = max(1, -(-waiting // run_rows), filling)  # one is open, with rows or without
     text = "The batch scheduling queue to which this task was submitted is full; "
     if settings.max_execution_batch_size:

@@ -65,14 +65,14 @@ class Crowd:
     def last_of_most(self, client: str, much: int) -> Iterator[Entry]:
         """From the last on, what waits of whoever has most, then of who has second most, and so on.
 
-        Each keeps as much as `client` has with so much more. Nothing may be added or discarded meanwhile.
+        Each keeps as much as `client` has with so much more. What came back from a worker counts as having come last. Nothing may be
+        added or discarded meanwhile.
         """
         keeps = self.of(client) + much
         part = self._most()
         if part is None or part.much <= keeps:
             return
-        yield from _spare(part, keeps)
-        for other in self._largest(_GIVERS)[1:]:
+        for other in self._largest(_GIVERS):
             yield from _spare(other, keeps)
 
     def _largest(self, count: int) -> list[_Part]:

@@ -148,8 +148,9 @@ class Placement:
         if due is None or due[0] - window_ns > now_ns:
             return None
         worker = due[2]
+        device = worker.device
         # It takes the place of what it is behind.
-        return worker if worker.long or self._limits.room(long, slow=worker.device.long) else None
+        return worker if self._limits.room(long, device.running - 1, device.long - worker.long) else None
 
     def look_again_ns(self, now_ns: int, window_ns: int) -> int | None:
         """When soon() will next have one, if nothing else happens before."""

@@ -42,6 +42,8 @@ _BACKLOG_BATCHES = 2
 _BACKLOG_US = 16_000.0
 # So much longer than predicted may what is to be in time take: what is cut fine is late as often as not.
 _IN_TIME_FOR_SURE = 1.15
+# A line whose full batches cost no more than such a part of what is long is none for the slow lane any more.
+_NOT_LONG = 0.8
 # So much of what could be had is as good: of batches that do, the smallest are answered soonest.
 _NEARLY = 0.85
 # What a client makes up (an output_filter) makes no more lines than this; beyond, requests run one by one. Where clients share fairly,
@@ -178,9 +180,9 @@ class Queue:
             return []
         leaving = []
         for last in enqueued.crowd.last_of_most(parts[0].client, more) if enqueued and enqueued.crowd else ():
+            leaving.append((last, batching.is_full(rows, filling, last.rows, settings)))
             rows -= last.rows
             filling -= last.fills
-            leaving.append((last, error))
             if batching.check_room(rows, filling, more, settings) is None:
                 return leaving
         raise error
@@ -190,18 +192,20 @@ class Queue:
     ) -> list[tuple[Entry, PoolError]]:
         """As check_room, where so many more have to leave than do already."""
         of_parts = f", and this one is run in {len(parts)} parts" if len(parts) > 1 else ""
+        others = (
+            last for last in self._crowd.last_of_most(parts[0].client, len(parts)) if last not in already
+        )
+        leaving = [(last, self._is_full()) for last in itertools.islice(others, places)]
+        if len(leaving) < places:
+            raise self._is_full(of_parts)
+        return leaving
+
+    def _is_full(self, of_parts: str = "") -> PoolError:
         text = (
             f"The queue of {self.model} is full: {self.length} requests wait and max_queued_requests is "
             f"{self.rules.max_requests}{of_parts}; try again later"
         )
-        error = PoolError(Code.UNAVAILABLE, text, Lack.REQUESTS)
-        others = (
-            last for last in self._crowd.last_of_most(parts[0].client, len(parts)) if last not in already
-        )
-        leaving = [(last, error) for last in itertools.islice(others, places)]
-        if len(leaving) < places:
-            raise error
-        return leaving
+        return PoolError(Code.UNAVAILABLE, text, Lack.REQUESTS)
 
     def check_deadline(self, parts: Sequence[Entry], now_ns: int) -> None:
         """Raises PoolError where a request's deadline has passed, or will have before it, or all its parts, could have been run."""
@@ -221,7 +225,7 @@ class Queue:
         if not costs_s[0]:
             return
         cost_s = max(*costs_s, sum(costs_s) / workers)
-        ahead_s = self._ahead_s(first, workers)
+        ahead_s = self._ahead_s(first, workers, now_ns)
         spare_s = left_s - cost_s - ahead_s
         busy_s = place.free_in_s(now_ns, spare_s) if spare_s >= 0.0 else 0.0
         if busy_s > spare_s:
@@ -237,7 +241,7 @@ class Queue:
         """What a request takes for sure, if it is run by itself; 0 where nobody knows."""
         return self.costs.at_least(self.model, entry.signature, entry.size, entry.rows) / 1e6
 
-    def _ahead_s(self, entry: Entry, workers: int) -> float:
+    def _ahead_s(self, entry: Entry, workers: int, now_ns: int) -> float:
         """How long after the first worker is free a new request is begun, for what is before it, as though that all cost alike.
 
         It is begun when all before it have been, not when they have been run: as many as there are other workers
@@ -247,7 +251,8 @@ class Queue:
             return 0.0  # nobody knows who is before it
         settings = self.rules.batching
         if settings is None:
-            if any(line.long != entry.long for line in self._lines.values()):
+            lines = list(self._lines.values())
+            if any(line.long != entry.long for line in lines):
                 return 0.0  # what waits in the other lane need not be before it
             runs = self._lined
             run_s = self.waiting_s / max(1, runs)
@@ -255,8 +260,12 @@ class Queue:
             line = self._lines.get((entry.kind, entry.long)) if entry.rows else None
             if line is None:
                 return 0.0
+            lines = [line]
             runs = line.rows // settings.run_rows
             run_s = settings.run_rows * self.costs.least_per_row(self.model, entry.signature) / 1e6
+        firsts = [line.first(now_ns) for line in lines]
+        if all(first is None or entry.arrived_ns < first.arrived_ns for first in firsts):
+            return 0.0  # it comes from a version that went, and has waited for longer
         return max(0, runs + 1 - workers) * run_s / workers
 
     def place(self, entry: Entry) -> None:
@@ -340,17 +349,26 @@ class Queue:
         was, self.rules = self.rules, rules
         if rules.batching != was.batching:
             self.apart.clear()
+            self._fill_anew()
         if rules.policy == was.policy and rules.priority_s == was.priority_s:
             return
         for entry in self._elsewhere():
             self._rank(entry)
         for line in self._lines.values():
-            waiting = sorted(line, key=_place)
-            for entry in waiting:
-                line.leave(entry)
-            for entry in waiting:
-                self._rank(entry)
-                line.add(entry)
+            _place_anew(line, self._rank)
+
+    def _fill_anew(self) -> None:
+        """Batches have another size from now on: of what waits others fill one each."""
+        settings = self.rules.batching
+        for enqueued in self._enqueued.values():
+            enqueued.filling = 0
+        waiting = [entry for line in self._lines.values() for entry in line]
+        for entry in (*waiting, *self._elsewhere()):
+            if entry.rows:
+                entry.fills = settings is not None and batching.fills(entry.rows, settings)
+        for entry in waiting:
+            if entry.rows:
+                self._enqueued[entry.signature].filling += entry.fills
 
     def estimate_anew(self) -> None:
         """What is long is another from now on: all that waits goes to its lane."""
@@ -359,9 +377,11 @@ class Queue:
         waiting = sorted((entry for line in self._lines.values() for entry in line), key=_place)
         for entry in waiting:
             self.discount(entry)
+            entry.sure_s = 0.0  # what is long is learned of them anew
             self.estimate(entry)
         for entry in waiting:
             self.estimate(entry)  # by what is long beside all of them
+            self._enter(entry.long)
             self._change_lane(entry, entry.long, entry.charge_s)
             self.add(entry)
 
@@ -406,10 +426,12 @@ class Queue:
             enqueued.filling += entry.fills
             if enqueued.crowd is not None:
                 enqueued.crowd.add(entry, entry.rows)
+        if line.count == 1 or (
+            line.slow and not line.long
+        ):  # with more rows a batch may be taken in parts, which are not long
+            return True
         settings = self.rules.batching
-        return line.count == 1 or (
-            settings is not None and line.rows - entry.rows < settings.run_rows <= line.rows
-        )
+        return settings is not None and line.rows - entry.rows < settings.run_rows <= line.rows
 
     def _join_line(self, entry: Entry) -> Line:
         kind: Kind | None = entry.kind if entry.rows else None
@@ -576,6 +598,8 @@ class Queue:
                 elif not long and self._batch_us(line, settings) >= long_from_us:
                     long = True
                     self._set_lane(line, True)
+                elif line.slow and not long and self._is_never_long(line, settings, long_from_us):
+                    self._set_lane(line, False)
             if not allowed(long):
                 continue
             first = line.first(now_ns)
@@ -593,10 +617,8 @@ class Queue:
         if line.slow != slow:
             self._enter(slow)
             line.slow = slow
-            for entry in sorted(line, key=_place) if self.rules.fair else ():
-                line.leave(entry)
-                self._change_lane(entry, slow, entry.charge_s)
-                line.add(entry)
+            if self.rules.fair:
+                _place_anew(line, lambda entry: self._change_lane(entry, slow, entry.charge_s))
 
     def _change_lane(self, entry: Entry, slow: bool, cost_s: float) -> None:
         """It is in the slow lane from now on, or is not any more: its place there is by that lane's clock and its client's account."""
@@ -756,6 +778,10 @@ class Queue:
             self.charge(entry, each_s * entry.rows)
         return entries, cost_us, self._least_us(line, rows) if rows else 0.0
 
+    def _is_never_long(self, line: Line, settings: BatchingSettings, long_us: float) -> bool:
+        """Whether not even a full batch is long by now, and none will be soon."""
+        return self._least_us(line, settings.run_rows) < _NOT_LONG * long_us
+
     def _batch_us(self, line: Line, settings: BatchingSettings) -> float:
         """What the next batch of a line costs for sure if it is none for the slow lane; 0 where nobody knows."""
         return self._least_us(line, self._rows_to_take(line, settings, long=False))
@@ -881,6 +907,16 @@ def _surely_s(entry: Entry, cost_s: float) -> float:
 
 def _place(entry: Entry) -> tuple[float, int]:
     return entry.key, entry.order
+
+
+def _place_anew(line: Line, change: Callable[[Entry], object]) -> None:
+    """Changes what the place of each in a line goes by. All leave first: none is to find its client's turns as they were."""
+    waiting = sorted(line, key=_place)
+    for entry in waiting:
+        line.leave(entry)
+    for entry in waiting:
+        change(entry)
+        line.add(entry)
 
 
 def _asked(entry: Entry) -> tuple[str, bytes] | None:

@@ -224,6 +224,8 @@ class Scheduler:
         if standing is Standing.QUARANTINED:
             raise PoolError(Code.INTERNAL, _QUARANTINED)
         queue.check_deadline(parts, now_ns)
+        for entry in parts:
+            self._learn_of(entry)
         queue.forget_over()
         self._forget_deadlines()
         for entry in parts:
@@ -246,10 +248,15 @@ class Scheduler:
             return
         entry.cost_s = cost_us / 1e6
         sure_us = self.costs.at_least(entry.model, entry.signature, entry.size, entry.rows)
-        entry.sure_s = sure_us / 1e6
-        if self._rules.limits.long and sure_us and not entry.rows:
-            self._learn(sure_us)
+        was_s, entry.sure_s = entry.sure_s, sure_us / 1e6
+        if entry.arrived_s and not was_s:  # it was taken in before anybody was sure
+            self._learn_of(entry)
         entry.long = sure_us >= self._long_us()
+
+    def _learn_of(self, entry: Entry) -> None:
+        """What one costs that was taken in, once that is known; of those that share batches these are what is learned of."""
+        if self._rules.limits.long and entry.sure_s and not entry.rows:
+            self._learn(entry.sure_s * 1e6)
 
     def _learn(self, cost_us: float) -> None:
         """What a job costs: a request that runs alone, or a batch."""
@@ -555,7 +562,7 @@ class Scheduler:
                     choice.start_s = turns.start_s(queue, choice.long, after_s)
                     choice.rank = after_s + choice.start_s
                     if queue.rules.policy is edf:  # a deadline is one whoever is asked, and when
-                        choice.rank = after_s + choice.first.arrived_s + turns.clock_s - now_ns / 1e9
+                        choice.rank = after_s + choice.first.arrived_s
                     could.setdefault((device, choice.long), []).append(queue)
                 known = best.get((device, queue.rules.policy))
                 if known is None or choice.rank < known.rank:
@@ -595,8 +602,9 @@ class Scheduler:
         workers: dict[bool, WorkerLoad | None] = {}
         for long in (False, True) if limits.long else (False,):
             workers[long] = place.idle(long)
-            # Who is always sent more before its device is free is the only one who ever runs there.
-            if workers[long] is None and (alone or not (limits.running or (long and limits.long))):
+            # Who is always sent more before its device is free is the only one who ever runs there, and no suspect does.
+            limited = limits.running or (long and limits.long)
+            if workers[long] is None and (not limited or (alone and self._trial is None)):
                 workers[long] = place.soon(long, now_ns, queue.window_ns)
         # What was long while there was a slow lane is still called so.
         workers.setdefault(True, workers[False])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from dataclasses import dataclass
 
 from mpspool.core.ids import ModelVersion
@@ -46,12 +46,13 @@ class Suspicions:
 
     def __init__(self) -> None:
         self._records: OrderedDict[_Key, _Record] = OrderedDict()  # by until_ns
+        self._sizes: Counter[int] = Counter()  # of their bodies
 
     def standing(self, model: ModelVersion, body: bytes, now_ns: int) -> Standing:
         """Of a request's body. A suspect that is asked for is remembered anew: what tries it may take long."""
         self._forget(now_ns)
         # Only a body as long as a remembered one is worth hashing.
-        if not any(size == len(body) for size, _, _ in self._records):
+        if len(body) not in self._sizes:
             return Standing.CLEAR
         key = _key(model, body)
         record = self._records.get(key)
@@ -77,17 +78,27 @@ class Suspicions:
 
     def clear(self, model: ModelVersion, body: bytes) -> None:
         """A worker ran this alone and lived."""
-        self._records.pop(_key(model, body), None)
+        key = _key(model, body)
+        if key in self._records:
+            self._drop(key)
 
     def _remember(self, key: _Key, standing: Standing, now_ns: int) -> None:
+        if key not in self._records:
+            self._sizes[key[0]] += 1
         self._records[key] = _Record(standing, now_ns + REMEMBERED_NS)
         self._records.move_to_end(key)
         if len(self._records) > MAX_REMEMBERED:
-            self._records.popitem(last=False)
+            self._drop(next(iter(self._records)))
 
     def _forget(self, now_ns: int) -> None:
         while self._records and next(iter(self._records.values())).until_ns <= now_ns:
-            self._records.popitem(last=False)
+            self._drop(next(iter(self._records)))
+
+    def _drop(self, key: _Key) -> None:
+        del self._records[key]
+        self._sizes[key[0]] -= 1
+        if not self._sizes[key[0]]:
+            del self._sizes[key[0]]
 
 
 def _key(model: ModelVersion, body: bytes) -> _Key:
