@@ -34,7 +34,7 @@ class Entry:
         part: those rows of the body that are to be run, from and up to; None for all.
         priority: how many steps it goes before others; where clients share fairly, before others of its client.
         client: whose it is, where clients share fairly.
-        arrived_s: as arrived_ns; 0 until it is taken in.
+        arrived_s: as arrived_ns.
         start_s: when it counts as arrived: then, or by its client's share, which has a clock of its own.
         own_key: where clients share fairly, its place among those of its client.
         cost_s: of a worker's time, as predicted on arrival; where nobody was sure then, as soon as it comes up and somebody

@@ -216,7 +216,7 @@ class Scheduler:
             entry.size = len(entry.body)
             if queue.apart:
                 queue.set_apart(entry)
-            self._estimate(entry)
+            self._estimate(entry, taken=False)
         leaving = queue.check_room(parts)
         if leaving and not evict:
             raise leaving[0][1]
@@ -241,15 +241,15 @@ class Scheduler:
                 heapq.heappush(self._deadlines, (entry.deadline_ns, next(self._tiebreak), entry))
         return self.stirs
 
-    def _estimate(self, entry: Entry) -> None:
-        """What it will cost, and whether that makes it a long one."""
+    def _estimate(self, entry: Entry, *, taken: bool = True) -> None:
+        """What it will cost, and whether that makes it a long one. What is not taken in yet, and may be refused, teaches nothing."""
         cost_us = self.costs.predict(entry.model, entry.signature, entry.size, entry.rows)
         if cost_us is None:
             return
         entry.cost_s = cost_us / 1e6
         sure_us = self.costs.at_least(entry.model, entry.signature, entry.size, entry.rows)
         was_s, entry.sure_s = entry.sure_s, sure_us / 1e6
-        if entry.arrived_s and not was_s:  # it was taken in before anybody was sure
+        if taken and not was_s:
             self._learn_of(entry)
         entry.long = sure_us >= self._long_us()
 
