@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 # What --concurrency and --rate may ask for.
 _MAX_LEVEL = 10_000_000
+# As ModelSpec has it.
+_VERSION = click.IntRange(0, 2**63 - 1)
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 def _pairs(
@@ -50,7 +54,7 @@ _metadata_option = click.option(
     "--input", "document", required=True, metavar="JSON", help="{input: value, ...}; - reads it from stdin."
 )
 @click.option("--signature", default="", metavar="S", help="Default: serving_default.")
-@click.option("--version", type=int, metavar="V", help="Default: the latest.")
+@click.option("--version", type=_VERSION, metavar="V", help="Default: the latest.")
 @click.option(
     "--address", metavar="HOST[:PORT]", help="Another server's. Default: the pool's, else 127.0.0.1:8500."
 )
@@ -203,7 +207,7 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
     help="A serialised PredictRequest, a file of warm-up requests, or a folder of such; repeat for more. Sent in turn.",
 )
 @click.option("--signature", metavar="S", help="Default: serving_default, or what a file says.")
-@click.option("--version", type=int, metavar="V", help="Default: the latest, or what a file says.")
+@click.option("--version", type=_VERSION, metavar="V", help="Default: the latest, or what a file says.")
 @click.option(
     "--deadline",
     "deadline_s",
@@ -249,9 +253,9 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
 @click.option(
     "--json",
     "json_file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path, dir_okay=False, allow_dash=True),
     metavar="FILE",
-    help="All figures.",
+    help="All figures; - for standard output.",
 )
 @click.option(
     "--plot",
@@ -300,6 +304,8 @@ def bench(
     ):
         if given is not None and bool(rates) != is_open:
             raise click.UsageError(f"{option} goes with {'--rate' if is_open else '--concurrency'}")
+    if metrics and not metrics.lower().startswith(("http://", "https://")):
+        raise click.UsageError(f"--metrics {metrics}: give it as http://HOST:PORT/PATH")
 
     from mpspool.loadtest import command
     from mpspool.loadtest.options import Options
@@ -307,8 +313,8 @@ def bench(
 
     asked = with_port(address) if address else _address(run)
     host, _, port = asked.rpartition(":")
-    if not port.isdecimal():
-        raise click.UsageError(f"--address {address}: the port is no number")
+    if not _PORT.fullmatch(port) or not 1 <= int(port) <= 65535:
+        raise click.UsageError(f"--address {address}: the port {port!r} is no number from 1 to 65535")
     try:
         host = host.encode("idna").decode("ascii")
     except UnicodeError as error:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
+import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +36,8 @@ _METADATA = f"/{tfs.PREDICTION_SERVICE}/GetModelMetadata"
 _HEAD_START_S = 0.05
 _INTERRUPTED = 130
 _SHOW_CURSOR = "\x1b[?25h"
+# So long the metrics may take after Ctrl-C.
+_LAST_LOOK_S = 1.0
 # What is asked before the load has at least so long: it may be the first that the server runs.
 _FIRST_S = 10.0
 
@@ -68,7 +73,10 @@ def _check_files(options: Options) -> None:
             plot.check(options.plot_file)
         except plot.PlotError as error:
             raise UsageError(str(error)) from error
-    for option, path in (("--json", options.json_file), ("--plot", options.plot_file)):
+    json_file = None if options.json_to_stdout else options.json_file
+    if json_file and options.plot_file and json_file.resolve() == options.plot_file.resolve():
+        raise UsageError(f"--json and --plot both name {str(json_file)!r}; give each its own file")
+    for option, path in (("--json", json_file), ("--plot", options.plot_file)):
         if path is not None and (why := output_file.why_not(path, option)):
             raise UsageError(why)
 
@@ -79,11 +87,13 @@ class _Bench:
         self._options = options
         self._levels: list[Level] = []
         self._notes: list[str] = []
+        self._idle: list[str] = []  # of levels without a request
         self._error = ""
         self._trial = Trial(datetime.now().astimezone(), ())
         self._metrics_url = options.metrics_url
         self._fleet = Fleet(options.processes)
         self._preparing: asyncio.Task[None] | None = None
+        self._looking: asyncio.Future[server.Snapshot] | None = None
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -91,6 +101,8 @@ class _Bench:
         try:
             async with self._fleet:
                 self._preparing = asyncio.create_task(self._prepare())
+                if self.interrupted:  # before there was anything to cancel
+                    self._preparing.cancel()
                 await self._preparing
                 with progress(self._options) as shown:
                     for number, level in enumerate(self._options.levels):
@@ -108,9 +120,10 @@ class _Bench:
         """What there is; the exit status."""
         if not self._levels:
             if not self.interrupted:
-                raise BenchError(self._error or "nothing was measured")
+                raise BenchError(self._error or "\n".join(self._idle) or "nothing was measured")
             return 1
-        report.print_levels(self._options, self._levels, [*self._notes, *filter(None, [self._error])])
+        notes = [*self._notes, *self._idle, *filter(None, [self._error])]
+        report.print_levels(self._options, self._levels, notes)
         unwritten = [
             *self._keep(self._options.json_file, self._write),
             *self._keep(self._options.plot_file, self._draw),
@@ -133,7 +146,11 @@ class _Bench:
         found = report.for_scripts(
             self._options, self._trial, self._levels, interrupted=self.interrupted, error=self._error
         )
-        path.write_text(found, encoding="utf-8")
+        if self._options.json_to_stdout:
+            sys.stdout.write(found)
+            sys.stdout.flush()
+        else:
+            path.write_text(found, encoding="utf-8")
 
     def _draw(self, path: Path) -> None:
         from mpspool.loadtest import plot
@@ -148,8 +165,9 @@ class _Bench:
             os._exit(_INTERRUPTED)
         self.interrupted = True
         self._fleet.stop()
-        if self._preparing is not None:
-            self._preparing.cancel()
+        for waiting in (self._preparing, self._looking):
+            if waiting is not None:
+                waiting.cancel()
 
     async def _prepare(self) -> None:
         """The requests, one answer, and what the server's metrics are."""
@@ -163,7 +181,7 @@ class _Bench:
         self._trial = replace(
             self._trial,
             lengths=tuple(map(len, bodies)),
-            version=response.model_spec.version.value or None,
+            version=response.model_spec.version.value if response.model_spec.HasField("version") else None,
             signature=response.model_spec.signature_name or None,
         )
         report.print_head(options, self._trial.lengths, report.outputs(response.outputs, answer.body))
@@ -276,9 +294,19 @@ class _Bench:
         return f"\nthe request was made up from the signature{with_them}{remedy}"
 
     async def _snapshot(self) -> server.Snapshot:
-        return await asyncio.to_thread(
-            server.fetch, self._metrics_url, self._options.model, self._options.version
-        )
+        """Raises MetricsError. Who gives up waiting for it, and ends, leaves its thread behind."""
+        found: concurrent.futures.Future[server.Snapshot] = concurrent.futures.Future()
+
+        def fetch() -> None:
+            try:
+                found.set_result(server.fetch(self._metrics_url, self._options.model, self._options.version))
+            except Exception as error:  # noqa: BLE001 - it is raised where it is waited for
+                found.set_exception(error)
+
+        found.set_running_or_notify_cancel()
+        threading.Thread(target=fetch, daemon=True).start()
+        self._looking = asyncio.wrap_future(found)
+        return await self._looking
 
     async def _level(self, number: int, wanted: float, shown: Progress) -> None:
         options = self._options
@@ -300,31 +328,44 @@ class _Bench:
                 begin_s=time.monotonic() + _HEAD_START_S,
             )
             found = await self._fleet.run(phases, shown.watch)
-            after = await self._look()
             if self._failed(found) or not found:  # nothing is told after Ctrl-C
                 break
+            after = await self._look()
             results += found
-            if any(result.right or result.failures for result in found):
+            # In an open loop nothing may have been due.
+            whole = options.is_open and not self.interrupted
+            if whole or any(result.right or result.failures for result in found):
                 runs.append(figures.run_of(found))
                 shown.ran(runs[-1])
                 if before is not None and after is not None:
                     pairs.append((before, after))
                     whole_s += max(result.whole_s for result in found)
-        if runs:
-            level = Level(wanted, options.is_open, runs, figures.failures_of(results))
+        level = Level(wanted, options.is_open, runs, figures.failures_of(results))
+        if level.sum(lambda run: run.sent):
             told = server.breakdown(pairs, whole_s, level.mean_ms)
             self._levels.append(replace(level, server=told))
+        elif len(runs) == options.repeat:
+            enough_s = math.ceil(max(2 / wanted, 2 * options.seconds))
+            self._idle.append(
+                f"at {level.name} nothing was due in {options.repeat} x {options.seconds:g} s:"
+                f" give --seconds {enough_s} or more"
+            )
 
     async def _look(self) -> server.Snapshot | None:
+        """None where it cannot be had, or not soon after Ctrl-C."""
         if not self._metrics_url:
             return None
         try:
-            return await self._snapshot()
+            async with asyncio.timeout(_LAST_LOOK_S if self.interrupted else None):
+                return await self._snapshot()
         except server.MetricsError as error:
             note = f"the server did not always tell its own times: {error}"
             if note not in self._notes:
                 self._notes.append(note)
-            return None
+        except (TimeoutError, asyncio.CancelledError):
+            if not self.interrupted:
+                raise
+        return None
 
     def _failed(self, results: list[messages.Result]) -> bool:
         errors = [result.error for result in results if result.error]

@@ -47,8 +47,9 @@ class Run:
             what so few do not tell.
         busy: the largest share of a process' time in which it ran or waited for a CPU.
         waited: the part of that in which it waited for one.
-        cpu_us: of the generators, for each request.
+        cpu_us: of the generators, for each request; None where there was none.
         late_ms: the 99th percentile of how late an open loop's requests were sent; None in a closed one.
+        stream_waits: requests that waited in the client until the server allowed another stream.
     """
 
     sent: int
@@ -58,8 +59,9 @@ class Run:
     figures: dict[str, float | None]
     busy: float
     waited: float
-    cpu_us: float
+    cpu_us: float | None
     late_ms: float | None = None
+    stream_waits: int = 0
 
 
 def run_of(results: Sequence[Result]) -> Run:
@@ -86,8 +88,9 @@ def run_of(results: Sequence[Result]) -> Run:
         figures=figures,
         busy=busy,
         waited=waited,
-        cpu_us=sum(result.cpu_s for result in results) / max(sent, 1) * 1e6,
+        cpu_us=sum(result.cpu_s for result in results) / sent * 1e6 if sent else None,
         late_ms=percentile(late_ms, 0.99) or percentile(late_ms, 1),
+        stream_waits=sum(result.stream_waits for result in results),
     )
 
 
@@ -144,6 +147,11 @@ def figure(values: Iterable[float | None]) -> Figure:
     return Figure(median, (max(known) - min(known)) / median if median and len(known) > 1 else None)
 
 
+def digits(wanted: float) -> str:
+    """A concurrency or a rate, with all its digits."""
+    return f"{wanted:.12g}"
+
+
 @dataclass(frozen=True, slots=True)
 class Level:
     """All repeats of one concurrency or rate.
@@ -164,7 +172,7 @@ class Level:
 
     @property
     def name(self) -> str:
-        return f"{self.wanted:g}/s" if self.is_open else f"{self.wanted:g}"
+        return f"{digits(self.wanted)}/s" if self.is_open else digits(self.wanted)
 
     @property
     def mean_ms(self) -> float:
@@ -186,7 +194,9 @@ class Level:
         return dict(sorted(counts.items(), key=lambda item: -item[1]))
 
     def figure(self, name: str) -> Figure:
-        """One of FIGURES."""
+        """One of FIGURES. Not known where a repeat with answers does not know it: the largest is that of all repeats."""
+        if any(run.right and run.figures[name] is None for run in self.runs):
+            return Figure(None)
         return figure(run.figures[name] for run in self.runs)
 
     def of(self, what: Callable[[Run], float | None]) -> Figure:

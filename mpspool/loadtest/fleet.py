@@ -22,7 +22,7 @@ class GeneratorLostError(Exception):
 
 
 class Fleet:
-    """Some generator processes. To be entered: they end with it."""
+    """Some generator processes. To be entered: they end with it, or when this process does."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -37,6 +37,7 @@ class Fleet:
                     stdin=asyncio.subprocess.PIPE,
                     stdout=asyncio.subprocess.PIPE,
                     limit=_BUFFER_BYTES,
+                    process_group=0,  # Ctrl-C is the command's, which says what follows
                 )
             )
         return self

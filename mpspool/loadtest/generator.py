@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import gc
 import os
-import signal
 import sys
 from functools import partial
 from typing import BinaryIO
@@ -123,8 +122,6 @@ async def _main() -> None:
 
 
 if __name__ == "__main__":
-    # Ctrl-C reaches all of the terminal's processes; it is the command that says what follows.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Nothing that is made for each request is part of a cycle.
     gc.disable()
     uvloop.run(_main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import ssl
 from collections.abc import Callable, Sequence
 from time import monotonic
@@ -11,10 +12,12 @@ from typing import cast
 from mpspool.core.client_tls import ClientTls
 from mpspool.core.errors import Code
 from mpspool.loadtest.frames import LAST_STREAM
+from mpspool.loadtest.messages import address
 from mpspool.loadtest.wire import Call, Connection, WireError
 
 CONNECT_TIMEOUT_S = 10.0
 _PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
+_MORE_FILES = "; raise `ulimit -n`, or have fewer connections: more --streams-per-connection, or fewer --connections with --rate"
 
 
 class UnreachableError(Exception):
@@ -75,7 +78,7 @@ class Link:
     async def connect(self) -> None:
         """Raises UnreachableError."""
         loop = asyncio.get_running_loop()
-        where = f"{self._host}:{self._port}"
+        where = address(self._host, self._port)
         new = _Socket(self, loop.create_future())
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
@@ -90,7 +93,8 @@ class Link:
         except TimeoutError as error:
             raise UnreachableError(f"{where} did not answer within {CONNECT_TIMEOUT_S:g} s") from error
         except OSError as error:
-            raise UnreachableError(f"cannot connect to {where}: {error.strerror or error}") from error
+            remedy = _MORE_FILES if error.errno == errno.EMFILE else ""
+            raise UnreachableError(f"cannot connect to {where}: {error.strerror or error}{remedy}") from error
         except WireError as error:
             raise UnreachableError(f"{where}: {error}") from error
         finally:

@@ -24,6 +24,7 @@ _LEAST_TICK_S, _MOST_TICK_S = 0.005, 0.05
 _WORD_S = 0.25
 # Of what is due in an open loop before answers are looked at again.
 _SENT_AT_ONCE = 32
+_NOT_IN_TIME = "no answer in time"
 
 
 class Loop(ABC):
@@ -98,6 +99,7 @@ class Loop(ABC):
             in_time=in_time,
             latencies_s=tally.latencies.tobytes(),
             lateness_s=tally.lateness.tobytes(),
+            stream_waits=tally.stream_waits,
             failures=tally.failures(),
             lengths=self._lengths,
             cpu_s=cpu_s,
@@ -134,7 +136,7 @@ class Loop(ABC):
                 else:
                     expired.append((self._links[0], call))
             for link, call in expired:
-                call.code, call.text, call.refused = Code.DEADLINE_EXCEEDED, "no answer in time", False
+                call.code, call.text, call.refused = Code.DEADLINE_EXCEEDED, _NOT_IN_TIME, False
                 self._finished(link, call, now)
             if now >= word_at:
                 word_at = now + _WORD_S
@@ -149,6 +151,8 @@ class Loop(ABC):
         if call.refused and not call.again:
             self._once_more(link, call)
             return
+        if call.code == Code.OK and now - call.sent > self._deadline_s:
+            call.code, call.text = Code.DEADLINE_EXCEEDED, _NOT_IN_TIME
         self._in_flight -= 1
         self._tally.over(call, now)
         if self._sending:

@@ -11,6 +11,11 @@ from mpspool.core.client_tls import ClientTls
 HEAD_BYTES = 4
 
 
+def address(host: str, port: int) -> str:
+    """HOST:PORT, an IPv6 address in brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 class Ask(msgspec.Struct, tag="ask"):
     """One call, whose answer is wanted."""
 
@@ -90,6 +95,7 @@ class Result(msgspec.Struct, tag="result"):
         in_time: those of them before it sent no more.
         latencies_s: of the right ones, float32: from when each was due, or in a closed loop sent.
         lateness_s: of an open loop's requests, float32: from when each was due to when it was sent.
+        stream_waits: requests that waited in the client, for the server allowed no more streams on their connection.
         failures: how the others went wrong.
         lengths: of the answers, by request: what they are compared with.
         cpu_s: of this process.
@@ -104,6 +110,7 @@ class Result(msgspec.Struct, tag="result"):
     in_time: int = 0
     latencies_s: bytes = b""
     lateness_s: bytes = b""
+    stream_waits: int = 0
     failures: list[Failure] = []
     lengths: dict[int, int] = {}
     cpu_s: float = 0.0

@@ -7,7 +7,11 @@ from datetime import datetime
 from pathlib import Path
 
 from mpspool.core.client_tls import ClientTls
+from mpspool.loadtest import messages
 from mpspool.loadtest.messages import Phase
+
+# As --json: standard output.
+_STDOUT = Path("-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +58,17 @@ class Options:
 
     @property
     def address(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+        return messages.address(self.host, self.port)
 
     @property
     def made_up(self) -> bool:
         """The request is made up from the signature."""
         return not self.request_files and self.document is None
+
+    @property
+    def json_to_stdout(self) -> bool:
+        """Then nothing else goes there."""
+        return self.json_file == _STDOUT
 
     @property
     def is_open(self) -> bool:

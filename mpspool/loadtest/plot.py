@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpspool.loadtest.figures import Level
+from mpspool.loadtest.figures import Level, digits
 from mpspool.loadtest.options import Options, Trial
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ _WHOLE = 0.95
 _ROOMY = 4
 # The axis of latency has marks at so many times each power of ten; above that range, at these alone.
 _STEPS, _DECADES = (1, 2, 3, 5), 3
+# What matplotlib does not write by itself: this takes xelatex.
+_NEED_MORE = {"pgf"}
 
 
 class PlotError(Exception):
@@ -40,7 +42,7 @@ def check(path: Path) -> None:
     mpl.use("Agg")
     from matplotlib.figure import Figure
 
-    known = Figure().canvas.get_supported_filetypes()
+    known = set(Figure().canvas.get_supported_filetypes()) - _NEED_MORE
     if path.suffix.removeprefix(".").lower() not in known:
         raise PlotError(
             f"--plot: {path.name} names no kind of picture; known are: {', '.join(sorted(known))}"
@@ -69,7 +71,7 @@ def picture(options: Options, trial: Trial, levels: Sequence[Level]) -> Figure:
     for name, colour in zip(_SHOWN, _COLOURS, strict=True):
         _line(latency, levels, name, colour)
     latency.set_ylabel("latency, ms (log scale)", labelpad=8)
-    _latency_axis(latency)
+    _latency_axis(latency, levels)
     _line(throughput, levels, "rate", _COLOURS[1], label="right answers")
     throughput.set_ylabel("requests/s", labelpad=8)
     if options.is_open:
@@ -100,10 +102,12 @@ def _asked(options: Options) -> str:
     return "requests of files" if options.request_files else "the request of --inputs"
 
 
-def _latency_axis(axes: Any) -> None:
+def _latency_axis(axes: Any, levels: Sequence[Level]) -> None:
     """Logarithmic, from mark to mark around all that is drawn."""
     if not axes.lines:
-        axes.text(0.5, 0.5, "no right answers", transform=axes.transAxes, ha="center", va="center")
+        right = any(run.right for level in levels for run in level.runs)
+        why = "too few right answers for a percentile" if right else "no right answers"
+        axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center")
         axes.set_yticks([])
         return
     at = marks(axes.dataLim.y0, axes.dataLim.y1)
@@ -162,9 +166,7 @@ def _axis(axes: Any, options: Options, levels: Sequence[Level]) -> None:
 
 def _named(level: Level, *, crowded: bool) -> str:
     """A level, and below it how many requests failed at it."""
-    failed, sent = sum(level.failed.values()), level.sum(lambda run: run.sent)
+    name, failed, sent = digits(level.wanted), sum(level.failed.values()), level.sum(lambda run: run.sent)
     if not failed:
-        return f"{level.wanted:g}"
-    return (
-        f"{level.wanted:g}\n{f'{failed / sent * 100:.3g}%' if crowded else f'{failed:,} of {sent:,}'}\nfailed"
-    )
+        return name
+    return f"{name}\n{f'{failed / sent * 100:.3g}%' if crowded else f'{failed:,} of {sent:,}'}\nfailed"

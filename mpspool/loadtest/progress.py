@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mpspool.loadtest import messages
-from mpspool.loadtest.figures import Run
+from mpspool.loadtest.figures import Run, digits
 from mpspool.loadtest.options import Options
 from mpspool.loadtest.report import count, ms
 
@@ -36,7 +36,7 @@ class Progress:
 
     def level(self, wanted: float) -> None:
         """A level begins, with its warm-up."""
-        self._name = f"{wanted:g} requests/s" if self._options.is_open else f"{wanted:g} in flight"
+        self._name = f"{digits(wanted)} {'requests/s' if self._options.is_open else 'in flight'}"
         self._begin("warming up", self._options.warmup_s)
 
     def repeat(self, number: int) -> None:

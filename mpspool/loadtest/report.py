@@ -72,7 +72,7 @@ def outputs(found: Mapping[str, Any], body: bytes) -> str:
 
 def print_head(options: Options, lengths: Sequence[int], answer: str) -> None:
     """Before the load: what is sent, and what comes back."""
-    console = _console()
+    console = _console(options)
     console.print(f"{options.model} at {options.address}: {_what(options, lengths)}", markup=False)
     console.print(f"an answer: {answer}", markup=False)
 
@@ -87,9 +87,9 @@ def _what(options: Options, lengths: Sequence[int]) -> str:
 
 def print_levels(options: Options, levels: Sequence[Level], notes: Iterable[str]) -> None:
     """The tables, and what there is to say about them."""
-    console = _console()
+    console = _console(options)
     console.print()
-    console.print(_table(_rows(options, levels, narrow=console.width < _ALL_COLUMNS)))
+    console.print(_table(_rows(options, levels, narrow=console.width < _ALL_COLUMNS)), crop=False)
     console.print(
         "[dim]latency in ms, of right answers"
         f"{', from when each was due' if options.is_open else ''}; medians of the repeats, below them how far these"
@@ -97,9 +97,9 @@ def print_levels(options: Options, levels: Sequence[Level], notes: Iterable[str]
     )
     if any(level.server for level in levels):
         console.print("\n[bold]the server's own times[/], ms of a request on average")
-        console.print(_table(_server_rows(levels)))
+        console.print(_table(_server_rows(levels)), crop=False)
         console.print(
-            "[dim]beside: of compute, for others on the device; rest: of the server; outside: transport and client;"
+            "[dim]beside: of parse, compute and serialise, for others on the device; rest: of the server; outside: transport and client;"
             f"{' rows: of a batch;' if any('rows' in level.server for level in levels) else ''} busy: slots[/]"
         )
     for line in _remarks(options, levels):
@@ -170,6 +170,7 @@ def _remarks(options: Options, levels: Sequence[Level]) -> Iterator[str]:
     if limited:
         yield f"  its figures are worse than the server's: {_remedy(options, max(busy))}"
     yield from _strangers(levels)
+    yield from _stream_waits(levels)
     cpu_us = [level.of(lambda run: run.cpu_us).median or 0.0 for level in levels]
     span = (
         f"{min(cpu_us):.0f}"
@@ -198,22 +199,36 @@ def _strangers(levels: Sequence[Level]) -> Iterator[str]:
             )
 
 
-def _console() -> Any:
+def _stream_waits(levels: Sequence[Level]) -> Iterator[str]:
+    """Whether fewer were in flight than it says."""
+    for level in levels:
+        if waits := level.sum(lambda run: run.stream_waits):
+            remedy = "more --connections" if level.is_open else "fewer --streams-per-connection"
+            yield (
+                f"[yellow]note[/]: at {level.name} calls waited for a stream: {waits:,} of"
+                f" {level.sum(lambda run: run.sent):,}, for the server allows no more on a connection; give {remedy}"
+            )
+
+
+def _console(options: Options) -> Any:
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, stderr=options.json_to_stdout)
     if not console.is_terminal:
         console.width = _PLAIN_COLUMNS
     return console
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> Any:
+    """As wide as its cells: half a number says nothing. To be printed without cropping."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for title in rows[0]:
-        table.add_column(title, justify="right", no_wrap=True)
+    for cells in zip(*rows, strict=True):
+        width = max(len(line) for cell in cells for line in Text.from_markup(cell).plain.splitlines())
+        table.add_column(cells[0], justify="right", no_wrap=True, min_width=width)
     for row in rows[1:]:
         table.add_row(*row)
     return table

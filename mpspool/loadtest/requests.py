@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ def synthetic(model: str, signatures: Any, *, signature: str, version: int | Non
         rows: what a first dimension is that the signature leaves open.
 
     Raises:
-        RequestError: there is no such signature, or it leaves more open than that.
+        RequestError: there is no such signature, or it leaves more open than that, or nothing for several rows.
     """
     key = signature or tfs.DEFAULT_SIGNATURE
     known = signatures.signature_def
@@ -44,8 +44,14 @@ def synthetic(model: str, signatures: Any, *, signature: str, version: int | Non
     definition = known[key]
     message = tfs.PredictRequest()
     _name(message, model, signature, version)
+    shapes = {}
     for alias in sorted(set(definition.inputs) - set(definition.defaults)):
         message.inputs[alias].CopyFrom(_tensor(alias, definition.inputs[alias], rows))
+        shapes[alias] = [dimension.size for dimension in definition.inputs[alias].tensor_shape.dim]
+    if rows > 1 and not any(shape[:1] == [-1] for shape in shapes.values()):
+        fixed = " and ".join(f"the input {alias!r} has the shape {shape}" for alias, shape in shapes.items())
+        fixed = fixed or "the signature has no input"
+        raise RequestError(f"there is no room for {rows} rows: {fixed}; leave out --rows, or {_REMEDY}")
     return bytes(message.SerializeToString())
 
 
@@ -80,7 +86,7 @@ def _tensor(alias: str, info: Any, rows: int) -> Any:
 
 
 def from_files(
-    paths: Iterable[Path], model: str, *, signature: str | None, version: int | None
+    paths: Sequence[Path], model: str, *, signature: str | None, version: int | None
 ) -> list[bytes]:
     """Each file a serialised PredictRequest, or a TFRecord of PredictionLogs; a folder stands for its files.
 
@@ -102,7 +108,9 @@ def from_files(
             except DecodeError as error:
                 raise RequestError(f"{path} is neither a PredictRequest nor a TFRecord") from error
     if not found:
-        raise RequestError("there is no request in what --request names")
+        raise RequestError(
+            f"there is no request in {' or '.join(map(str, paths))}; name another with --request"
+        )
     return found
 
 

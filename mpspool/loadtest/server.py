@@ -47,7 +47,10 @@ def fetch(url: str, model: str, version: int | None) -> Snapshot:
             text = answer.read().decode()
     except (OSError, ValueError, http.client.HTTPException, urllib.error.URLError) as error:
         raise MetricsError(f"no metrics from {url}: {error}") from error
-    return read(text, model, version)
+    try:
+        return read(text, model, version)
+    except MetricsError as error:
+        raise MetricsError(f"{url}: {error}; mpspool's are at http://HOST:REST_PORT/metrics") from error
 
 
 def read(text: str, model: str, version: int | None) -> Snapshot:
@@ -60,7 +63,9 @@ def read(text: str, model: str, version: int | None) -> Snapshot:
             ours = ours or family.name.startswith("mpspool_")
             for sample in family.samples:
                 labels = sample.labels
-                if labels.get("model") != model or (version and labels.get("version") != str(version)):
+                if labels.get("model") != model:
+                    continue
+                if version is not None and labels.get("version") != str(version):
                     continue
                 if sample.name in _NAMES:
                     sums[sample.name] = sums.get(sample.name, 0.0) + sample.value

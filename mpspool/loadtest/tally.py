@@ -30,6 +30,7 @@ class Tally:
         self.sent = 0
         self.right = 0
         self.failed = 0
+        self.stream_waits = 0
         self.latencies = array("f")
         self.lateness = array("f")
         self._lengths = lengths
@@ -38,6 +39,7 @@ class Tally:
 
     def over(self, call: Call, now: float) -> None:
         """It is answered, or never will be."""
+        self.stream_waits += call.waited
         number = call.request.number
         if call.code:
             self._fail(_name(call.code), call.text)

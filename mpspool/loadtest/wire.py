@@ -83,11 +83,12 @@ class Call:
         text: that of the status.
         refused: the server has not looked at it, and says so: it may be sent again.
         again: it was; the caller's business.
+        waited: the server allowed no more streams when it was handed over.
     """
 
     __slots__ = (
         "again", "code", "due", "granted", "http", "length", "parts", "refused", "request", "room", "sent", "stream",
-        "text", "unsent",
+        "text", "unsent", "waited",
     )  # fmt: skip
 
     def __init__(self, request: Request, due: float = 0.0, sent: float = 0.0, *, keep: bool = False) -> None:
@@ -101,6 +102,7 @@ class Call:
         self.text = ""
         self.refused = False
         self.again = False
+        self.waited = False
         self.http = 200
         self.unsent: memoryview | None = None
         self.room = 0
@@ -152,6 +154,7 @@ class Connection:
     def start(self, call: Call) -> None:
         """Sends it, or as much of it as the server allows now."""
         if len(self.calls) >= self._most or self._waiting:
+            call.waited = True
             self._waiting.append(call)
         else:
             self._start(call)

@@ -604,6 +604,49 @@ def test_ctrl_c_before_the_load(server: Server) -> None:
     assert (process.returncode, out, err) == (130, "", "")
 
 
+def test_ctrl_c_as_soon_as_there_is_a_generator(server: Server) -> None:
+    """It does not see it, and so says nothing."""
+    with benching(server) as process:
+        until(lambda: psutil.Process(process.pid).children(), 30, "a generator")
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+@pytest.mark.parametrize("loop", [("--concurrency", 4), ("--rate", 100)], ids=["closed", "open"])
+def test_generators_end_with_a_command_that_is_killed(server: Server, loop: tuple[object, ...]) -> None:
+    """In the middle of a load, too."""
+    asked = itertools.count()
+    loaded = threading.Event()
+
+    async def count(_body: bytes, _context: Any) -> bytes:
+        if next(asked) > 20:
+            loaded.set()
+        return RIGHT
+
+    server.answer = count
+    with benching(server, "--seconds", 60, "--warmup", 0, "--processes", 2, *loop) as process:
+        assert loaded.wait(30)
+        generators = psutil.Process(process.pid).children()
+        process.kill()
+        _, err = process.communicate(timeout=20)  # their standard error is the command's
+        _, left = psutil.wait_procs(generators, timeout=20)
+    assert len(generators) == 2
+    assert (left, err) == ([], "")
+
+
+def test_ctrl_c_while_metrics_are_waited_for(server: Server) -> None:
+    """A server that does not tell them does not keep it."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/metrics"
+        with benching(server, "--metrics", url) as process, silent.accept()[0]:
+            began = time.monotonic()
+            os.killpg(process.pid, signal.SIGINT)
+            _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, "")
+    assert time.monotonic() - began < 5
+
+
 @pytest.mark.parametrize("loop", [("--concurrency", 4), ("--rate", 100)], ids=["closed", "open"])
 def test_ctrl_c_ends_with_what_there_is(server: Server, loop: tuple[object, ...], tmp_path: Path) -> None:
     """The whole terminal is interrupted: the report of what was sent, nothing failed, and exit status 130."""

@@ -469,8 +469,16 @@ def test_a_record_that_begins_later_is_told(
             2,
             "--output is 'out.bmp'; its name has to end with one of .png, .svg, .pdf",
         ),
-        (["--output", "/nowhere/out.png"], 2, "cannot write '/nowhere/out.png': there is no folder '/nowhere'"),
-        (["--json", "/nowhere/out.json"], 2, "cannot write '/nowhere/out.json': there is no folder '/nowhere'"),
+        (
+            ["--output", "/nowhere/out.png"],
+            2,
+            "cannot write '/nowhere/out.png': there is no folder '/nowhere'",
+        ),
+        (
+            ["--json", "/nowhere/out.json"],
+            2,
+            "cannot write '/nowhere/out.json': there is no folder '/nowhere'",
+        ),
         (["--json", "/proc"], 2, "cannot write '/proc': it is a folder; name another file with --json"),
     ],
 )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import re
+import socket
 import struct
+import time
 from array import array
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
@@ -19,11 +24,15 @@ from hypothesis import strategies as st
 from mpspool.cli import main
 from mpspool.core import tfs
 from mpspool.core.errors import Code
-from mpspool.loadtest import figures, plot, records, report, requests, server
+from mpspool.loadtest import command, figures, plot, records, report, requests, server
+from mpspool.loadtest.command import BenchError
 from mpspool.loadtest.figures import Level, failures_of, figure, percentile, run_of
 from mpspool.loadtest.frames import Request
-from mpspool.loadtest.messages import Failure, Result
+from mpspool.loadtest.link import Link, UnreachableError
+from mpspool.loadtest.loops import loop_for
+from mpspool.loadtest.messages import Answer, Ask, Failure, Job, Phase, Result
 from mpspool.loadtest.options import Options, Trial
+from mpspool.loadtest.progress import Progress
 from mpspool.loadtest.records import RecordError
 from mpspool.loadtest.requests import RequestError
 from mpspool.loadtest.tally import Tally
@@ -60,7 +69,7 @@ def test_a_percentile_is_one_of_the_values(values: list[float], part: float) -> 
 
 
 def test_percentiles_of_few_are_not_told() -> None:
-    """p99.9 needs more than a thousand answers, or it would be the largest."""
+    """p99.9 needs a thousand answers, or it would be the largest."""
     assert percentile(list(range(1000)), 0.999) == 998
     assert percentile(list(range(999)), 0.999) is None
     assert percentile([], 0.5) is None
@@ -110,6 +119,15 @@ def test_median_and_spread() -> None:
     assert figure([10.0, 12.0, 9.0]) == figures.Figure(10.0, 0.3)
     assert figure([10.0, None]) == figures.Figure(10.0)
     assert figure([None]) == figures.Figure(None)
+
+
+def test_a_percentile_is_known_where_all_repeats_know_it() -> None:
+    """The largest is that of all: it would be the smaller beside the p99 of one. Repeats without answers do not count."""
+    slow, quick, nothing = run_of([result([90.0] * 200)]), run_of([result([1.0] * 50)]), run_of([result([])])
+    some = Level(1, True, [slow, quick, quick])
+    assert some.figure("p99").median is None
+    assert (some.figure("p90").median, some.figure("max_ms").median) == (1, 1)
+    assert Level(1, True, [slow, nothing]).figure("p99").median == pytest.approx(90)
 
 
 def test_a_generator_that_was_the_limit_says_so() -> None:
@@ -178,6 +196,66 @@ def test_metrics_of_others_are_not_ours() -> None:
         server.read("<html>", "m", None)
     nothing = server.read(METRICS.format(count=1, total=1, queue=1, run=1, effective=1, busy=1), "x", None)
     assert server.breakdown([(nothing, nothing)], 1.0, 1.0) == {}
+
+
+def test_version_0_is_a_version() -> None:
+    """Of the metrics its own count, and not those of all versions."""
+    text = METRICS.format(count=1, total=1, queue=1, run=1, effective=1, busy=1)
+    assert not server.read(text, "m", 0).sums
+    assert server.read(text, "m", None).sums
+
+
+def test_metrics_that_are_none_are_named() -> None:
+    """By the address that was asked, with the one that it takes."""
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as pool:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/healthz"
+        pool.submit(_answer_once, listener, b"ok")
+        with pytest.raises(
+            server.MetricsError, match=f"^{url}: what is there is no metrics.*; mpspool's are at"
+        ):
+            server.fetch(url, "m", None)
+
+
+def _answer_once(listener: socket.socket, body: bytes) -> None:
+    with listener.accept()[0] as connection:
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + body)
+
+
+@pytest.mark.parametrize("phase", [Phase(1, in_flight=1), Phase(1, rate=1)], ids=["closed", "open"])
+def test_an_answer_after_the_deadline_is_none(phase: Phase) -> None:
+    """It counts from when the request was sent, whenever deadlines are looked at; an answer in time is right."""
+    loop = loop_for(Job("h", 1, b"", [b"x"], 0, 0.1, any_answer=False), phase, {})
+    for took_s in (0.09, 0.11):
+        call = Call(Request(b"", b"x"), 6.0, 7.0)
+        call.code, call.length = Code.OK, 9
+        loop._finished(loop._links[0], call, call.sent + took_s)
+    assert loop._tally.right == 1
+    assert loop._tally.failures() == [Failure("DEADLINE_EXCEEDED", "no answer in time", 1)]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), "Connection refused"),
+        (
+            OSError(errno.EMFILE, "Too many open files"),
+            "Too many open files; raise `ulimit -n`, or have fewer",
+        ),
+    ],
+)
+def test_a_connection_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, error: OSError, text: str) -> None:
+    """It says where, an IPv6 address in brackets, and why, and where it is files what to do."""
+
+    async def fail(*_: object, **__: object) -> None:
+        raise error
+
+    async def connect() -> None:
+        monkeypatch.setattr(asyncio.get_running_loop(), "create_connection", fail)
+        await Link("::1", 8500, lambda *_: None).connect()
+
+    with pytest.raises(UnreachableError, match=re.escape(f"cannot connect to [::1]:8500: {text}")):
+        asyncio.run(connect())
 
 
 @pytest.mark.parametrize("any_answer", [False, True])
@@ -272,6 +350,15 @@ def test_a_request_that_cannot_be_made_up(known: object, signature: str, text: s
         made_up(known, signature=signature)
 
 
+def test_rows_that_no_input_has_room_for() -> None:
+    """They are refused with the input's name and shape; one row is what there is."""
+    with pytest.raises(
+        RequestError, match=re.escape("4 rows: the input 'x' has the shape [1, 3]; leave out --rows")
+    ):
+        made_up(signatures(1, 3), rows=4)
+    assert made_up(signatures(1, 3)).inputs["x"].tensor_shape.dim[0].size == 1
+
+
 def test_requests_of_files(tmp_path: Path) -> None:
     """A folder's files in their order, a serialised request and recorded ones; they are sent to the model named."""
     one = tfs.PredictRequest()
@@ -290,9 +377,9 @@ def test_requests_of_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"no request", b"\xff" * 40, RECORDS[:-1], RECORDS[48:]])
 def test_a_file_that_is_no_request(tmp_path: Path, data: bytes) -> None:
-    """It is refused by its name, or for having nothing to send."""
+    """It is refused by its name, also for having nothing to send."""
     (tmp_path / "x").write_bytes(data)
-    with pytest.raises(RequestError, match=r"/x|no request in"):
+    with pytest.raises(RequestError, match=r"/x"):
         requests.from_files([tmp_path / "x"], "m", signature=None, version=None)
 
 
@@ -330,8 +417,15 @@ def test_processes_share_a_level() -> None:
         (["--inputs", "1", "--request", "."], "either --inputs or --request"),
         (["--metadata", "x"], "KEY=VALUE"),
         (["--metadata", "grpc-x=1", "--address", "127.0.0.1:1"], "no key of metadata"),
-        (["--address", "host:port"], "no number"),
+        (["--address", "host:port"], "the port 'port' is no number from 1 to 65535"),
+        (["--address", "host:74036"], "the port '74036' is no number from 1 to 65535"),
+        (["--address", "host:0"], "the port '0' is no number from 1 to 65535"),
+        (["--address", "host:٨٥٠٠"], "is no number from 1 to 65535"),
+        (["--version", str(2**63)], "not in the range"),
+        (["--metrics", "127.0.0.1:8501/metrics"], "127.0.0.1:8501/metrics: give it as http://HOST:PORT/PATH"),
         (["--plot", "x.what"], "no kind of picture"),
+        (["--plot", "x.pgf"], "no kind of picture"),
+        (["--json", "x.png", "--plot", "./x.png"], "--json and --plot both name 'x.png'"),
         (
             ["--json", "/none/x.json"],
             "cannot write '/none/x.json': there is no folder '/none'; name another file",
@@ -343,6 +437,127 @@ def test_options_that_do_not_go(args: list[str], text: str) -> None:
     done = CliRunner().invoke(main, ["bench", "--model", "m", "--address", "127.0.0.1:1", *args])
     assert done.exit_code == 2, done.output
     assert text in done.output.replace("\n", " ")
+
+
+def test_a_version_that_predict_cannot_send() -> None:
+    """It is a usage error, as with bench."""
+    args = ["predict", "m", "--input", "1", "--address", "127.0.0.1:1", "--version", str(2**63)]
+    done = CliRunner().invoke(main, args)
+    assert done.exit_code == 2, done.output
+    assert "not in the range" in done.output
+
+
+class StandIn:
+    """A fleet whose phases have these results, one after the other."""
+
+    def __init__(self, *results: Result) -> None:
+        self._results = iter(results)
+
+    async def ask(self, order: Ask) -> Answer:
+        found = tfs.PredictResponse()
+        found.model_spec.version.value = 0
+        found.outputs["y"].dtype = 1
+        return Answer(0, "", found.SerializeToString())
+
+    async def load(self, jobs: list[Job]) -> None:
+        pass
+
+    async def run(self, phases: list[Phase], watch: object) -> list[Result]:
+        return [next(self._results)]
+
+    def stop(self) -> None:
+        pass
+
+
+def benched(options: Options, *results: Result) -> Any:
+    """A bench of which all levels have run, each warmed up with the first of its results."""
+
+    async def run() -> None:
+        for number, wanted in enumerate(options.levels):
+            await bench._level(number, wanted, Progress(options, None, lambda _: None))
+
+    bench: Any = command._Bench(options)
+    bench._fleet = StandIn(*results)
+    asyncio.run(run())
+    return bench
+
+
+def test_a_repeat_in_which_nothing_was_due_counts() -> None:
+    """Of an open loop: what three repeats say is not the rate of the one in which there was a request."""
+    options = Options("h", 1, "m", rates=(0.2,), repeat=3)
+    (found,) = benched(options, result([]), result([1.0]), result([]), result([]))._levels
+    assert [run.figures["rate"] for run in found.runs] == [1, 0, 0]
+    assert found.figure("rate").median == 0
+    assert (found.runs[1].figures["max_ms"], found.runs[1].cpu_us) == (None, None)
+
+
+def test_a_level_at_which_nothing_was_due_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a note with what it takes; as the error where there is no other."""
+    idle = result([])
+    options = Options("h", 1, "m", rates=(0.01, 50.0), repeat=1, seconds=0.5)
+    bench = benched(options, idle, idle, idle, result([1.0]))
+    assert bench.report() == 0
+    told = "at 0.01/s nothing was due in 1 x 0.5 s: give --seconds 200 or more"
+    assert f"note: {told}" in capsys.readouterr().out
+    bench = benched(Options("h", 1, "m", rates=(0.01,), repeat=2, seconds=0.5), idle, idle, idle)
+    with pytest.raises(BenchError, match=r"at 0\.01/s nothing was due in 2 x 0\.5 s"):
+        bench.report()
+
+
+def test_the_version_that_answers_may_be_0(tmp_path: Path) -> None:
+    """It is not one that the server does not tell."""
+    (tmp_path / "x").write_bytes(RECORDS)
+    bench: Any = command._Bench(Options("h", 1, "m", concurrency=(1,), request_files=(tmp_path / "x",)))
+    bench._fleet = StandIn()
+    asyncio.run(bench._prepare())
+    assert bench._trial.version == 0
+
+
+def test_nothing_is_asked_after_ctrl_c(tmp_path: Path) -> None:
+    """Also where it comes before all generators are there."""
+
+    class Interrupted(StandIn):
+        async def __aenter__(self) -> None:
+            bench._interrupt()
+
+        async def __aexit__(self, *_: object) -> None:
+            pass
+
+    (tmp_path / "x").write_bytes(RECORDS)
+    bench: Any = command._Bench(Options("h", 1, "m", concurrency=(1,), request_files=(tmp_path / "x",)))
+    bench._fleet = Interrupted()
+    asyncio.run(bench.run())
+    assert bench._trial.version is None
+
+
+def test_ctrl_c_does_not_wait_for_metrics() -> None:
+    """A server that does not tell them keeps nobody, neither when they are asked at that time nor afterwards."""
+
+    async def run() -> None:
+        asyncio.get_running_loop().call_later(0.1, bench._interrupt)
+        assert await bench._look() is None
+        assert await bench._look() is None
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/metrics"
+        bench: Any = command._Bench(Options("h", 1, "m", concurrency=(1,), metrics_url=url))
+        bench._fleet = StandIn()
+        began = time.monotonic()
+        asyncio.run(run())
+        assert time.monotonic() - began < 5
+    assert bench.interrupted
+
+
+def test_json_on_standard_output_is_alone_there(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is for people goes to standard error."""
+    options = Options("h", 1, "m", concurrency=(1,), repeat=1, json_file=Path("-"))
+    bench = benched(options, result([1.0]), result([1.0]))
+    report.print_head(options, [3], "{}")
+    assert bench.report() == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["levels"][0]["right"] == 1
+    assert "an answer: {}" in err
+    assert "req/s" in err
 
 
 def level(wanted: float, *, is_open: bool = False, failed: int = 0) -> Level:
@@ -364,6 +579,27 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "counted 9,000 requests, and 6,003 were ours" in text
     assert "rows: of a batch" in text
     assert "note: a note" in text
+
+
+@pytest.mark.parametrize("columns", [20, 60, 160])
+def test_a_narrow_report_has_all_digits(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], columns: int
+) -> None:
+    """Of all numbers; a row may be wider than the terminal then."""
+    monkeypatch.setattr(report, "_PLAIN_COLUMNS", columns)
+    report.print_levels(Options("h", 1, "m", rates=(1234567.0,)), [level(1234567, is_open=True)], [])
+    text = capsys.readouterr().out
+    assert re.search(r"^1234567/s( !)? +6,003 .* 2,000 ", text, re.MULTILINE)
+    assert "…" not in text
+
+
+def test_calls_that_waited_for_a_stream_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """With how many, and what to give instead."""
+    waits = run_of([result([1.0] * 10, stream_waits=3), result([1.0] * 10, stream_waits=4)])
+    report.print_levels(Options("h", 1, "m", concurrency=(8,)), [Level(8, False, [waits])], [])
+    text = capsys.readouterr().out
+    assert "at 8 calls waited for a stream: 7 of 20" in text
+    assert "fewer --streams-per-connection" in text
 
 
 TRIAL = Trial(datetime(2026, 3, 4, 14, 2, 41, 250_000, timezone(timedelta(hours=5))), (38,), 7, "scale")
@@ -466,6 +702,25 @@ def test_a_picture_of_failures_alone() -> None:
     latency, throughput = plot.picture(options, TRIAL, [Level(5, True, [nothing])]).axes
     assert [text.get_text() for text in latency.texts] == ["no right answers"]
     assert throughput.get_ylim()[1] > 5
+
+
+def test_a_picture_of_few_right_answers() -> None:
+    """It does not say that there were none."""
+    few = run_of([result([1.0])])
+    latency, _ = plot.picture(Options("h", 1, "m", rates=(5.0,)), TRIAL, [Level(5, True, [few])]).axes
+    assert [text.get_text() for text in latency.texts] == ["too few right answers for a percentile"]
+
+
+def test_a_high_rate_has_all_its_digits() -> None:
+    """Wherever a level is named."""
+    many = level(1234567, is_open=True, failed=65)
+    latency, _ = plot.picture(Options("h", 1, "m", rates=(1234567.0,)), TRIAL, [many]).axes
+    assert latency.get_xticklabels()[0].get_text().startswith("1234567\n")
+    said: list[str] = []
+    shown = Progress(Options("h", 1, "m", rates=(1234567.0,)), None, said.append)
+    shown.level(1234567.0)
+    shown.ran(many.runs[0])
+    assert said[0].startswith("1234567 requests/s,")
 
 
 def test_latency_has_marks_around_all_of_it() -> None:

@@ -199,9 +199,9 @@ def test_no_more_streams_than_the_server_allows() -> None:
     """With two streams allowed, the third call waits for one to be over: h2 refuses a third."""
     server = Server(settings={h2.settings.SettingCodes.MAX_CONCURRENT_STREAMS: 2})
     server.pump()
-    for n in range(9):
-        server.call(b"%d" % n)
+    calls = [server.call(b"%d" % n) for n in range(9)]
     assert server.client.count == 9
+    assert [call.waited for call in calls] == [False] * 2 + [True] * 7
     assert texts(server.pump()) == [b"%d" % n for n in range(9)]
 
 
