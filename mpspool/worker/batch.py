@@ -23,6 +23,8 @@ from mpspool.worker.engine.base import Array
 _MAX_NUMBERS = 4096
 # Of what would run at once, what the larger of two runs has less than, padding and all.
 _MOST_OF_WHOLE = 0.75
+# Requests share a run of no more than that, however little was sent for it: a short list fills a large tensor.
+_MOST_BYTES = 2**28
 # A run that is padded to more than that, and to so many times what was sent, is worth nobody's memory.
 _MOST_PADDED_BYTES = 2**24
 _MOST_PADDED_TIMES = 4
@@ -58,7 +60,7 @@ class _Filling:
         rows: of all of them.
     """
 
-    __slots__ = ("_first", "_longest", "_pads", "_sent", "positions", "rows")
+    __slots__ = ("_bytes", "_first", "_longest", "_pads", "positions", "rows")
 
     def __init__(self, first: Call, *, pads: bool) -> None:
         self._first = first
@@ -67,39 +69,35 @@ class _Filling:
         self.rows = 0
         # By input, once there are calls of several kinds: those of one kind are of one size.
         self._longest: dict[str, tuple[int, ...]] | None = None
-        self._sent = 0
+        self._bytes = 0
 
     def takes(self, call: Call, rows: int) -> bool:
-        """Whether a run with this call, padded to what is longest of it, is not much more than was sent."""
-        if not self._pads or (self._longest is None and call.kind is self._first.kind):
-            return True
-        fed = call.inputs()
-        longest, sent = self._counted()
-        made = sum(
-            math.prod(map(max, longest[alias], array.shape[1:])) * array.dtype.itemsize
-            for alias, array in fed.items()
-        ) * (self.rows + rows)
-        sent += sum(array.nbytes for array in fed.values())
-        return bool(made <= _MOST_PADDED_BYTES or made <= _MOST_PADDED_TIMES * sent)
+        """Whether a run with this call is small enough and, padded to what is longest of it, not much more than was sent."""
+        made = sent = self._bytes + call.kind.fed_bytes
+        if self._differs(call):
+            fed = call.inputs()
+            longest = self._longest_with(fed)
+            of_row = sum(math.prod(longest[alias]) * array.dtype.itemsize for alias, array in fed.items())
+            made = of_row * (self.rows + rows)
+        return made <= _MOST_BYTES and (made <= _MOST_PADDED_BYTES or made <= _MOST_PADDED_TIMES * sent)
 
     def add(self, position: int, call: Call, rows: int) -> None:
-        if self._pads and (self._longest is not None or call.kind is not self._first.kind):
-            longest, self._sent = self._counted()
-            fed = call.inputs()
-            self._longest = {
-                alias: tuple(map(max, longest[alias], array.shape[1:])) for alias, array in fed.items()
-            }
-            self._sent += sum(array.nbytes for array in fed.values())
+        if self._differs(call):
+            self._longest = self._longest_with(call.inputs())
+        self._bytes += call.kind.fed_bytes
         self.positions.append(position)
         self.rows += rows
 
-    def _counted(self) -> tuple[dict[str, tuple[int, ...]], int]:
-        """The largest sizes of each input so far, and the bytes of all."""
-        if self._longest is not None:
-            return self._longest, self._sent
-        fed = self._first.inputs()
-        sent = len(self.positions) * sum(array.nbytes for array in fed.values())
-        return {alias: array.shape[1:] for alias, array in fed.items()}, sent
+    def _differs(self, call: Call) -> bool:
+        """Whether its inputs may be of another size than those of the others, and are padded then."""
+        return self._pads and (self._longest is not None or call.kind is not self._first.kind)
+
+    def _longest_with(self, fed: Mapping[str, Array]) -> dict[str, tuple[int, ...]]:
+        """The largest sizes of each input, with another call's."""
+        longest = self._longest
+        if longest is None:
+            longest = {alias: array.shape[1:] for alias, array in self._first.inputs().items()}
+        return {alias: tuple(map(max, longest[alias], array.shape[1:])) for alias, array in fed.items()}
 
 
 class Batching:
@@ -141,7 +139,9 @@ class Batching:
         """Of the call; 0 where it cannot share a run, and is not to be padded either."""
         kind = call.kind
         if kind.rows < 0:
-            kind.rows = self._rows(kind, call.inputs())
+            inputs = call.inputs()
+            kind.rows = self._rows(kind, inputs)
+            kind.fed_bytes = sum(array.nbytes for array in inputs.values())
             kind.key = self._number(self._key(call)) if kind.rows else None
         return kind.rows
 

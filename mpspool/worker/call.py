@@ -51,9 +51,10 @@ class Kind:
         defaults: the inputs left out, where there is a layout.
         rows: of the request, where it can share a run with others, otherwise 0; -1 until batch.py has looked.
         key: equal for those that can share a run; set with `rows`.
+        fed_bytes: of the request's inputs as they are fed; set with `rows`.
     """
 
-    __slots__ = ("defaults", "is_fixed", "key", "layout", "plan", "response", "rows")
+    __slots__ = ("defaults", "fed_bytes", "is_fixed", "key", "layout", "plan", "response", "rows")
 
     def __init__(self, plan: Plan, response: Response) -> None:
         self.plan = plan
@@ -63,6 +64,7 @@ class Kind:
         self.defaults: dict[str, Array] = {}
         self.rows = -1
         self.key: int | None = None
+        self.fed_bytes = 0
 
     def of_part(self) -> Kind:
         """Of some rows of such a request."""

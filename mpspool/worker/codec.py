@@ -91,8 +91,8 @@ def decode(raw: Any, reparse: Callable[[], Any]) -> Array:
         reparse: gives the same tensor as a tfs.TensorProto; called where a list was sent unpacked.
 
     Returns:
-        An array that may be read-only and may share the tensor's memory. Strings are an object
-        array of bytes.
+        An array that may be read-only and may share the tensor's memory; one value for all
+        elements is there once, whatever the shape. Strings are an object array of bytes.
 
     Raises:
         TensorError: it is no tensor, or none of an array's.
@@ -207,18 +207,23 @@ def _objects(values: list[bytes]) -> Array:
 
 
 def _fill(values: Array, dtype: np.dtype[Any], count: int) -> Array:
-    """Exactly `count` values: cut, or with the last one repeated."""
+    """Exactly `count` values: cut, or with the last one repeated. Where that is the only one, it is in memory once."""
     given = len(values)
     if given > count:
         values = values[:count]
     elif given < count:
         if count * dtype.itemsize > MAX_FILLED_BYTES:
             raise TensorError
-        filled = np.empty(count, values.dtype)
-        filled[:given] = values
-        filled[given:] = values[-1] if given else _zero(dtype)
-        values = filled
-    return values if values.dtype == dtype else values.view(dtype)
+        if given > 1:
+            filled = np.empty(count, values.dtype)
+            filled[:given] = values
+            filled[given:] = values[-1]
+            values = filled
+        elif not given:
+            values = np.full(1, _zero(dtype), values.dtype)
+    if values.dtype != dtype:
+        values = values.view(dtype)
+    return values if len(values) == count else np.broadcast_to(values, count)
 
 
 def _zero(dtype: np.dtype[Any]) -> Any:

@@ -102,7 +102,7 @@ class Link:
         self._say_hello()
 
     def serve(self, stopping: Callable[[], bool], wakeup: int) -> None:
-        """Runs dispatches until `stopping()` and the router's Goodbye.
+        """Runs dispatches until `stopping()` and the router's Goodbye, or the word of a new one that it does not know us.
 
         Args:
             stopping: whether to leave; asked after each message and each wake-up.
@@ -133,7 +133,7 @@ class Link:
         self._inbox.close()
 
     def _take_all(self, stopping: Callable[[], bool]) -> bool:
-        """Handles what has arrived. False after the router's Goodbye."""
+        """Handles what has arrived. False once nothing is to follow: after the router's Goodbye, or where it does not know of one that leaves."""
         while int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
             head, *frames = self._socket.recv_multipart(_NOBLOCK)
             if not self._take(messages.decode_from_router(head), frames):
@@ -149,6 +149,8 @@ class Link:
         elif isinstance(message, messages.Welcome):
             self._epoch = message.epoch
         elif isinstance(message, messages.WhoAreYou):
+            if self._leaving:  # of a router that is new, and has nothing from us to wait for
+                return False
             self._epoch = 0
             self._say_hello()
         elif isinstance(message, messages.Goodbye):

@@ -66,7 +66,7 @@ class ResponsePlan:
         for plan, output in zip(self._outputs, outputs, strict=True):
             payloads = plan.payloads(output, bounds)
             columns += (plan.heads(output, payloads, bounds), payloads)
-        columns.append(repeat(self._model_spec))
+        columns.append(repeat(self._model_spec, len(bounds) - 1))
         return [b"".join(parts) for parts in zip(*columns, strict=False)]
 
 

@@ -29,6 +29,10 @@ logger = log.get("worker")
 P = ParamSpec("P")
 T = TypeVar("T")
 
+# Before each run of a request of several, and before its answer is written: begins its time anew on the progress page.
+# Raises PoolError where its deadline has passed.
+GoOn = Callable[[], None]
+
 # A choice of outputs is the client's: so many are remembered.
 _MAX_REMEMBERED = 1024
 
@@ -95,37 +99,47 @@ class Runner:
         ]
         return Ran(outcomes, self._runs, dispatch.together and self._found_apart)
 
-    def _outcome(self, dispatch: Dispatch, index: int, answer: Callable[[], Outcome]) -> Outcome:
+    def _outcome(self, dispatch: Dispatch, index: int, answer: Callable[[GoOn], Outcome]) -> Outcome:
         """One request's answer, or why it has none."""
         if _expired(dispatch.requests[index], time.monotonic_ns()):
             return _EXPIRED
         self._progress.start(dispatch.dispatch, index)
-        outcome = _try(answer)
+        outcome = _try(answer, functools.partial(self._go_on, dispatch, index))
         self._progress.finish()
         return outcome
 
-    def _read_and_run(self, request: Request, body: bytes, *, together: bool) -> Outcome:
+    def _go_on(self, dispatch: Dispatch, index: int) -> None:
+        """See GoOn."""
+        if _expired(dispatch.requests[index], time.monotonic_ns()):
+            raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded while the request was run")
+        self._progress.start(dispatch.dispatch, index)
+
+    def _read_and_run(self, request: Request, body: bytes, go_on: GoOn, *, together: bool) -> Outcome:
         start = time.perf_counter_ns()
         call = self._read(request, body)
-        return self._alone(call, time.perf_counter_ns() - start, together=together)
+        return self._alone(call, time.perf_counter_ns() - start, go_on, together=together)
 
     def _read(self, request: Request, body: bytes) -> Call:
         call = self._predictor.read(body, request.method)
         return call if request.rows is None else part(call, request.rows)
 
-    def _alone(self, call: Call, read_ns: int, *, together: bool = True) -> Outcome:
-        """Runs one call by itself, padded to a size that is allowed. Raises what the engine does."""
+    def _alone(self, call: Call, read_ns: int, go_on: GoOn, *, together: bool = True) -> Outcome:
+        """Runs one call by itself, padded to a size that is allowed. Raises PoolError, and what the engine does."""
         kind, start = call.kind, time.perf_counter_ns()
         rows = self._batching.rows(call) if self._pads else 0
         apart = self._pads and self._is_apart(kind)
         self._found_apart |= apart
         if rows > self._batching.run_rows and kind.response.whole:
             joined = time.perf_counter_ns()
-            cut = self._batching.parts(call, rows)
-            parts = [
-                self._run(one, one.part_rows, *self._fed(one, one.part_rows, pads=not apart)) for one in cut
+            parts = []
+            for one in self._batching.parts(call, rows):
+                go_on()
+                parts.append(self._run(one, one.part_rows, *self._fed(one, one.part_rows, pads=not apart)))
+            go_on()
+            outputs = [
+                _concatenated(alias, pieces)
+                for alias, *pieces in zip(kind.response.aliases, *parts, strict=True)
             ]
-            outputs = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
         else:
             padding, inputs = self._fed(call, rows, pads=rows > 0 and not apart)
             joined = time.perf_counter_ns()
@@ -310,6 +324,15 @@ class Runner:
 
 def _key(kind: Kind) -> tuple[str, tuple[str, ...]]:
     return kind.plan.name, kind.response.form
+
+
+def _concatenated(alias: str, pieces: Sequence[Array]) -> Array:
+    """An output of a request from those of its parts. Raises PoolError."""
+    if len({piece.shape[1:] for piece in pieces}) > 1:
+        shapes = [list(piece.shape) for piece in pieces]
+        text = f'output "{alias}": the shapes differ in more than dimension 0: {shapes}'
+        raise PoolError(Code.INTERNAL, f"The parts that the request was run in do not go together: {text}")
+    return np.concatenate(pieces)
 
 
 def _expired(request: Request, now_ns: int) -> bool:

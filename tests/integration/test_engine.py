@@ -20,7 +20,7 @@ from mpspool.core.errors import Code, PoolError
 from mpspool.core.settings import ModelSettings
 from mpspool.worker.engine.base import Engine, TensorSpec
 from mpspool.worker.engine.load import LoadError, load
-from tests import models
+from tests import models, tensors
 
 Load = Callable[..., Engine]
 ModelDir = Callable[[str], Path]
@@ -129,6 +129,22 @@ def test_dtypes(loaded: Load, dtype: str, engine: str, shape: tuple[int, ...]) -
     assert isinstance(y, np.ndarray)
     assert (y.dtype, y.shape) == (x.dtype, shape)
     assert np.all(y == x)
+
+
+@pytest.mark.parametrize("engine", ["session", "tf2"])
+@pytest.mark.parametrize("dtype", models.DTYPES)
+def test_one_value_for_all_elements(loaded: Load, dtype: str, engine: str) -> None:
+    """A tensor whose list has one value, and some rows of it, are fed as though each element had been sent."""
+    value = b"\x00\xfe" if dtype == "string" else 1
+    one = np.array([value], {"bfloat16": ml_dtypes.bfloat16, "string": object}.get(dtype, dtype))
+    sent = tfs.TensorProto.FromString(tensors.encode(one))
+    sent.tensor_shape.dim[0].size = 4
+    sent.tensor_shape.dim.add(size=3)
+    filled = tensors.decode(sent.SerializeToString())
+    for x in (filled, filled[1:3]):
+        (y,) = loaded("dtypes", engine).run(dtype, {"x": x}, ["y"])
+        assert (y.dtype, y.shape) == (one.dtype, x.shape)
+        assert np.all(y == value)
 
 
 def test_outputs_that_are_inputs(loaded: Load) -> None:

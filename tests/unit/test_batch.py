@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpspool.core import tfs
 from mpspool.core.errors import Code
 from mpspool.core.settings import BatchingSettings
+from mpspool.worker import batch
 from mpspool.worker.batch import Batching
 from mpspool.worker.call import Call
 from mpspool.worker.engine.base import Array
@@ -162,6 +164,40 @@ def test_runs_have_so_many_rows_at_most(run_rows: dict[str, int], fed: list[list
     bench = Bench(half, **run_rows)
     bench.run(asking(1), asking(2, 3), asking(4, 5), asking(*[6] * 5), asking(7), asking(8))
     assert bench.fed == fed
+
+
+@pytest.mark.parametrize("filled", [False, True])
+@pytest.mark.parametrize(
+    ("columns", "pads", "fed"),
+    [
+        ([20, 4, 4, 4, 4, 4], False, [(1, 20), (4, 4), (1, 4)]),
+        ([20, 4, 4, 4, 4, 4], True, [(1, 20), (4, 4), (1, 4)]),
+        ([2, 8, 2], True, [(2, 8), (1, 2)]),
+    ],
+)
+def test_runs_have_so_many_bytes_at_most(
+    monkeypatch: pytest.MonkeyPatch, columns: list[int], pads: bool, fed: list[tuple[int, int]], filled: bool
+) -> None:
+    """As they are fed, however few were sent; one that is too large by itself runs as it is."""
+    monkeypatch.setattr(batch, "_MOST_BYTES", 64)
+    bench = Bench(
+        lambda inputs: {"y": inputs["x"]},
+        make_signature({"x": (FLOAT, None)}, {"y": (FLOAT, None)}),
+        pad_variable_length_inputs=pads,
+    )
+
+    def body(columns: int) -> bytes:
+        if not filled:
+            return make_body({"x": np.ones((1, columns), np.float32)})
+        request = tfs.PredictRequest.FromString(make_body({"x": np.ones((1, 1), np.float32)}))
+        request.inputs["x"].tensor_shape.dim[1].size = columns
+        return bytes(request.SerializeToString())
+
+    for _ in range(3):  # known from the third on
+        bench.engine.calls.clear()
+        outcomes = bench.run(*map(body, columns))
+        assert [np.shape(x) for x in bench.fed] == fed
+        assert [outcome.code for outcome in outcomes] == [Code.OK] * len(columns)
 
 
 def test_what_differs_does_not_share_a_run() -> None:

@@ -285,6 +285,29 @@ def test_large_tensors(number: int) -> None:
         assert np.array_equal(tf.make_ndarray(tensor_pb2.TensorProto.FromString(encoded)), array)
 
 
+@pytest.mark.parametrize(
+    ("number", "given", "value"),
+    [
+        (1, {"float_val": [2.5]}, 2.5),
+        (1, {}, 0),
+        (7, {"string_val": [b"a"]}, b"a"),
+        (7, {}, b""),
+        (10, {"bool_val": [True]}, True),
+        (14, {"half_val": [0x3FC0]}, 1.5),
+        (19, {"half_val": [0x3E00]}, 1.5),
+        (11, {"int_val": [-3]}, (-3,)),
+    ],
+)
+def test_one_value_for_all_elements_is_in_memory_once(number: int, given: dict[str, Any], value: Any) -> None:
+    """So the parts of a request that is split cost no more than what they are sent."""
+    tensor = tfs.TensorProto(dtype=number, **given)
+    for size in (5000, 4000):
+        tensor.tensor_shape.dim.add(size=size)
+    decoded = tensors.decode(tensor.SerializeToString())
+    assert (decoded.shape, decoded.strides) == ((5000, 4000), (0, 0))
+    assert decoded[7:8, :3].tolist() == [[value] * 3]
+
+
 def test_large_content_is_not_copied() -> None:
     """Decoded content is a view of the bytes that were parsed, and encoded content one of the array."""
     array = np.zeros(10**5, np.float32)

@@ -83,6 +83,16 @@ def test_outputs_of_one_size_are_never_taken_for_rows() -> None:
     ] * 3
 
 
+def test_requests_for_no_outputs_share_a_run() -> None:
+    """Each is told who has run it, and that is all."""
+    bench = Bench(lambda _: {}, make_signature({"x": (FLOAT, None)}, {}))
+    outcomes = bench.run(asking(1), asking(2, 3))
+    assert bench.fed == [[1, 2, 3]]
+    alone = bench.run(asking(1))[0]
+    assert [told(outcome) for outcome in outcomes] == [told(alone)] * 2
+    assert tfs.PredictResponse.FromString(alone.body).model_spec.version.value == 7
+
+
 # Runs that fail
 
 
@@ -370,6 +380,48 @@ def test_a_large_request_by_rest_runs_in_parts_that_are_padded_too() -> None:
     (outcome,) = bench.run(Ask(json.dumps(asked).encode(), method=Method.REST_PREDICT))
     assert bench.fed == [[*range(20, 28)], [*range(28, 36)], [36, 37, 36, 36]]
     assert json.loads(outcome.body or b"") == {"predictions": [x / 2 + 2 for x in range(20, 38)]}
+
+
+FOUR_BY_REST = json.dumps({"instances": [1, 2, 3, 4]}).encode()
+
+
+def test_each_run_of_a_request_has_its_own_time_on_the_page() -> None:
+    """And so has its answer: a worker is not taken for hung while the runs of a long one go on."""
+    bench = Bench(half, max_batch_size=4, max_execution_batch_size=2)
+    bench.run(Ask(FOUR_BY_REST, method=Method.REST_PREDICT), asking(5))
+    assert bench.fed == [[1, 2], [3, 4], [5]]
+    assert bench.page.told == [(5, WHOLE), 0, *[(5, 0)] * 4, 1, (5, 1), 1]
+
+
+def test_a_deadline_between_the_runs_of_a_request() -> None:
+    """What is left of it is not run."""
+    soon_ns = time.monotonic_ns() + 10**8
+
+    def slow(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        while time.monotonic_ns() < soon_ns:
+            pass
+        return {"y": inputs["x"]}
+
+    bench = Bench(slow, max_batch_size=4, max_execution_batch_size=2)
+    (outcome,) = bench.run(Ask(FOUR_BY_REST, deadline_ns=soon_ns, method=Method.REST_PREDICT))
+    assert outcome.code == Code.DEADLINE_EXCEEDED
+    assert bench.fed == [[1, 2]]
+
+
+def test_runs_of_a_request_whose_outputs_do_not_go_together() -> None:
+    """It is told of which shapes they are, and the log has no failure of ours."""
+
+    def ragged(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        return {"y": np.ones((2, int(inputs["x"].max())), np.float32)}
+
+    bench = Bench(ragged, max_batch_size=4, max_execution_batch_size=2)
+    with structlog.testing.capture_logs() as logs:
+        (outcome,) = bench.run(Ask(FOUR_BY_REST, method=Method.REST_PREDICT))
+    assert outcome.code == Code.INTERNAL
+    assert outcome.message.endswith(
+        'do not go together: output "y": the shapes differ in more than dimension 0: [[2, 2], [2, 4]]'
+    )
+    assert not logs
 
 
 TWO = make_signature(

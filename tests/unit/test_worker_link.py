@@ -1,0 +1,46 @@
+"""The worker's end of the link, over a real socket."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import zmq
+
+from mpspool.core import messages
+from mpspool.core.errors import Code
+from mpspool.core.messages import Dispatch, Hello, Leaving, Outcome, Request, Result, Welcome, WhoAreYou
+from mpspool.core.states import WorkerState
+from mpspool.worker.link import Link, Ran
+
+
+def test_one_that_leaves_does_not_join_a_new_router(tmp_path: Path) -> None:
+    """It was told to go while it ran what the last one sent: the new one, which asks who it is, hears no Hello."""
+    stopping = False
+
+    def run(dispatch: Dispatch, _bodies: list[bytes], _frames: list[bytes]) -> Ran:
+        nonlocal stopping
+        stopping = True
+        return Ran([Outcome(Code.OK)] * len(dispatch.requests), [], False)
+
+    hello = Hello(messages.PROTOCOL, 0, "m@1.cpu0.0", 1, os.getpid(), "READY", 2, "")
+    link = Link(tmp_path / "socket", hello, run)
+    router = zmq.Context()
+    reading, writing = os.pipe()
+    said: list[messages.FromWorker] = []
+    try:
+        with router.socket(zmq.ROUTER) as socket:
+            socket.bind(f"ipc://{tmp_path}/socket")
+            link.announce(WorkerState.READY)
+            identity, _ = socket.recv_multipart()
+            for message in (Welcome(5), Dispatch(5, 9, [Request(b"")]), WhoAreYou(6)):
+                socket.send_multipart([identity, messages.encode(message)])
+            link.serve(lambda: stopping, reading)
+            while socket.poll(100):
+                said.append(messages.decode_from_worker(socket.recv_multipart()[1]))
+    finally:
+        os.close(reading)
+        os.close(writing)
+        link.close()
+        router.destroy(linger=0)
+    assert [type(message) for message in said] == [Result, Leaving]
