@@ -1,7 +1,8 @@
 """How many rows a REST request has, and of which signature, guessed from its bytes: the router does not parse JSON. Pure.
 
-The first row is looked at bracket by bracket; the others are taken to be like it, and counted by theirs. Rows that differ, or strings
-with brackets, make the guess wrong, which costs no more than a batch that is larger or smaller than it should be.
+The first row is looked at bracket by bracket; the others are taken to be like it, and counted by theirs. What stands in strings counts
+for nothing. Rows that differ make the guess wrong: a batch is larger or smaller than it should be, and a request that seems larger than
+the room in its queue is refused.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ _COLUMNS = b'"inputs"'
 _LIST = re.compile(rb"\s*:\s*\[\s*")
 # The first input, or all of the only one: {"inputs": {"x": [, or {"inputs": [.
 _INPUT = re.compile(rb'\s*:\s*(?:\{\s*"[^"]*"\s*:\s*)?\[\s*')
-# A string that has no end goes on to the body's: where nothing matched, all that it holds would be looked at again and again.
-_BRACKETS = re.compile(rb'[][{}]|"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-# What stands before so many closing brackets, and they; begun nowhere but there, or each of a run too short would be looked at as often.
-_CLOSE = rb"[^]\s]\s*+(?:\]\s*+){%d}"
+_BRACKETS = b"[]{}"
 # Of the first row: one with more is not looked at any further.
 _MOST_BRACKETS = 512
+_BYTES = bytes(range(256))
+# Of a body as much is copied at a time.
+_BLOCK_BYTES = 64 * 1024
 # Within a string the quotes of the key would have backslashes before them.
 _SIGNATURE = re.compile(rb'"signature_name"\s*+:\s*+"([^"\\]{1,256})"')
 # It stands before the rows or behind them.
@@ -38,47 +39,49 @@ def rest_rows(body: bytes) -> int:
     for key in _LISTS:
         at = body.find(key)
         if at >= 0 and (found := _LIST.match(body, at + len(key))):
-            return _like_the_first(body, found.end(), len(body))
+            return _like_the_first(body, found.end())
     at = body.find(_COLUMNS)
     if at >= 0 and (found := _INPUT.match(body, at + len(_COLUMNS))):
-        return _like_the_first(body, found.end(), None)
+        return _like_the_first(body, found.end())
     return 1
 
 
-def _like_the_first(body: bytes, start: int, end: int | None) -> int:
-    """The elements of the list whose first begins there. `end`: no bracket of another list comes before it; None for one that may."""
+def _like_the_first(body: bytes, start: int) -> int:
+    """The elements of the list whose first begins there."""
     opening = body[start : start + 1]
     if opening not in (b"[", b"{"):
-        return _scalars(body, start)
-    brackets, levels = _first(body, start, opening)
-    if not brackets:
+        return _outside(body, start, b",]").partition(b"]")[0].count(b",") + 1
+    brackets = _outside(body, start, _BRACKETS)
+    row = _first(brackets)
+    if not row:
         return 1
-    if end is None:
-        close = re.compile(_CLOSE % (levels + 1) if opening == b"[" else rb"\}\s*+\]").search(body, start)
-        end = close.start() + 1 if close else len(body)
-    return max(1, body.count(opening, start, end) // brackets)
+    # The last row ends as the first does, and the list with it.
+    end = row[max(row.rfind(b"["), row.rfind(b"{")) + 1 :] + b"]"
+    return max(1, brackets.partition(end)[0].count(opening) // row.count(opening))
 
 
-def _first(body: bytes, start: int, opening: bytes) -> tuple[int, int]:
-    """How many of the brackets that it begins with the first row has, and how many of them stand together at its end; 0 for unknown."""
-    depth = brackets = levels = 0
-    for count, found in enumerate(_BRACKETS.finditer(body, start)):
-        bracket = found[0]
-        brackets += bracket == opening
-        if bracket in (b"[", b"{"):
-            depth += 1
-            levels = max(levels, depth)
-        elif bracket in (b"]", b"}"):
-            depth -= 1
-            if not depth:
-                return brackets, levels
-        if count > _MOST_BRACKETS:
-            break
-    return 0, 0
+def _first(brackets: bytes) -> bytes:
+    """Those of the first row; none where it has too many, or does not end."""
+    depth = 0
+    for count, bracket in enumerate(brackets[:_MOST_BRACKETS], 1):
+        depth += 1 if bracket in b"[{" else -1
+        if not depth:
+            return brackets[:count]
+    return b""
 
 
-def _scalars(body: bytes, start: int) -> int:
-    """Numbers or strings, up to the end of their list."""
-    end = body.find(b"]", start)
-    end = len(body) if end < 0 else end
-    return body.count(b",", start, end) + 1
+def _outside(body: bytes, start: int, marks: bytes) -> bytes:
+    """All of these bytes, in their order, that stand behind there and in no string."""
+    others = _BYTES.translate(None, marks + b'"')
+    found = []
+    half = b""  # of an escape, whose other half is in the next block
+    for at in range(start, len(body), _BLOCK_BYTES):
+        block = half + body[at : at + _BLOCK_BYTES]
+        half = b""
+        if b"\\" in block:
+            block = block.replace(rb"\\", b"")
+            half = block[-1:] if block.endswith(b"\\") else b""
+            block = block.replace(rb"\"", b"")
+        # Two quotes together, of one string or of two, leave all else within a string, or without, as it was.
+        found.append(block.translate(None, others).replace(b'""', b""))
+    return b"".join(b"".join(found).split(b'"')[::2])

@@ -6,15 +6,20 @@ import contextlib
 import gzip
 import json
 import logging
+import re
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from aiohttp import web
+from aiohttp.http_writer import StreamWriter
+from google.protobuf import json_format
 from structlog.testing import capture_logs
 
+from mpspool.core import tfs
 from mpspool.router.fronts import rest, rest_body, rest_listener
 from tests.integration.test_front import Fronts
 from tests.polling import until
@@ -148,6 +153,50 @@ def test_a_body_in_chunks_is_counted_as_it_comes(fronts: Fronts) -> None:
     assert fronts.dataplane.memory.used == 0
 
 
+@pytest.mark.parametrize("start", [b"5\r\nhello\r\n", b"80000\r\n" + bytes(0x80000) + b"\r\n"])
+def test_a_body_that_does_not_go_on_as_http(fronts: Fronts, start: bytes) -> None:
+    """400 at once, and the end of the connection: where another request would begin nobody can tell."""
+    with connect(fronts) as client:
+        client.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        client.sendall(start)
+        until(lambda: fronts.dataplane.memory.used >= len(start) // 2)
+        client.sendall(b"ZZ\r\nabc\r\n")
+        head, _, text = everything(client).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert b"Connection: close" in head
+    assert "The request is no HTTP" in json.loads(text)["error"]
+    assert fronts.dataplane.memory.used == 0
+    labels = 'code="INVALID_ARGUMENT",method="Predict",model="",version=""'
+    assert f"mpspool_requests_total{{{labels}}} 1.0\n" in fronts.get("/metrics")[1]
+
+
+def test_a_body_behind_another_request_that_does_not_go_on_as_http() -> None:
+    """Those before it have their answers."""
+    with contextlib.closing(Fronts()) as patient, connect(patient) as client:
+        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n"
+        client.sendall(f"{head}Content-Length: 4\r\n\r\nwait".encode())
+        client.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n".encode())
+        until(lambda: patient.dataplane.waiting == 1)
+        client.sendall(b"ZZ\r\n")
+        patient.loop.call_soon_threadsafe(patient.dataplane.release.set)
+        assert re.findall(rb"HTTP/1\.. (\d+)", everything(client)) == [b"200", b"400"]
+
+
+def test_a_body_that_does_not_go_on_as_http_behind_its_answer(
+    fronts: Fronts, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for the rest of it; it is a line in the log."""
+    fronts.dataplane.draining = True
+    with capture_logs() as logs, connect(fronts) as client:
+        client.settimeout(5)
+        client.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        assert client.recv(1000).startswith(b"HTTP/1.1 503")
+        client.sendall(b"ZZ\r\n")
+        everything(client)
+    assert [line["code"] for line in logs] == ["BAD_REQUEST"]
+    assert not caplog.records
+
+
 def test_a_body_that_waits_to_be_asked_for(fronts: Fronts) -> None:
     """It is asked for when there is room, and not where it is refused."""
     expecting = "Expect: 100-Continue"
@@ -158,6 +207,24 @@ def test_a_body_that_waits_to_be_asked_for(fronts: Fronts) -> None:
     fronts.dataplane.memory.limit_bytes = 4
     with begin(fronts, b"", expecting, size=5) as client:
         assert client.recv(100).startswith(b"HTTP/1.1 429")
+
+
+def test_a_client_that_goes_as_its_body_is_asked_for(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no failure of the server, and nothing to write down."""
+    asked = threading.Event()
+
+    async def gone(*_: object) -> None:
+        asked.set()
+        raise ConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr(StreamWriter, "write", gone)
+    with capture_logs() as logs, begin(fronts, b"", "Expect: 100-continue", size=5):
+        assert asked.wait(10)
+    until(lambda: not fronts.rest.listener.open_connections)
+    monkeypatch.undo()
+    assert not logs
+    assert 'code="INTERNAL"' not in fronts.get("/metrics")[1]
+    assert fronts.dataplane.memory.used == 0
 
 
 def test_a_long_answer_counts_until_it_is_taken(fronts: Fronts) -> None:
@@ -235,6 +302,26 @@ def test_what_is_known_of_a_model(fronts: Fronts) -> None:
     page = fronts.get("/metrics")[1]
     assert 'code="OK",method="GetModelStatus",model="half"' in page
     assert "invented" not in page
+
+
+def test_metadata_is_printed_once(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Signatures of thousands of inputs hold the router up each time; others of the same version are told at once."""
+    first, second = (tfs.SignatureDefMap() for _ in range(2))
+    first.signature_def["first"].method_name = second.signature_def["second"].method_name = "metadata"
+    printed = []
+    print_it = json_format.MessageToDict
+
+    def counted(message: Any, **options: Any) -> Any:
+        printed.append(message)
+        return print_it(message, **options)
+
+    monkeypatch.setattr(json_format, "MessageToDict", counted)
+    for signatures, name in [(first, "first"), (first, "first"), (second, "second")]:
+        told = 3, signatures.SerializeToString()
+        monkeypatch.setattr(fronts.dataplane, "metadata", lambda *_, told=told: told)
+        found = json.loads(fronts.get("/v1/models/half/metadata")[1])
+        assert list(found["metadata"]["signature_def"]["signature_def"]) == [name]
+    assert printed.count(first) == printed.count(second) == 1
 
 
 def test_what_is_refused_here_is_counted(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpspool.router import rest_rows as rest_rows_module
 from mpspool.router.rest_rows import rest_rows, rest_signature
 
 NAMED = {"x": [1, 2], "y": {"b64": "AA=="}}
-ROWS: list[Any] = [1, "a", True, [1.5, 2], [[1], [2]], {"b64": "AA=="}]
+ROWS: list[Any] = [1, "a", True, [1.5, 2], [[1], [2]], {"b64": "AA=="}, ["a"] * 600]
+# What rows are told by, were it in no string.
+MARKS = st.text('[]{},:"\\a\n', max_size=20)
 
 
 @pytest.mark.parametrize("row", ROWS)
@@ -29,9 +32,18 @@ def test_rows_that_are_alike(row: Any, count: int, indent: int | None) -> None:
         assert rest_rows(json.dumps(document, indent=indent).encode()) == count, document
 
 
-def test_brackets_in_strings_make_it_a_guess() -> None:
-    """Those of the first row are known to be none of it, those of all are counted."""
-    assert rest_rows(json.dumps({"instances": [{"x": '}]"{'}, {"x": "a"}]}).encode()) == 3
+@given(st.lists(MARKS, min_size=1), st.integers(1, 20))
+def test_what_is_in_strings_counts_for_nothing(texts: list[str], block_bytes: int) -> None:
+    """Wherever a block of the body ends."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rest_rows_module, "_BLOCK_BYTES", block_bytes)
+        for rows in (
+            texts,
+            [[text] for text in texts],
+            [{"x": text, "y": [text]} for text in texts],
+        ):
+            for document in ({"instances": rows}, {"inputs": rows}, {"inputs": {"x": rows, "y": rows}}):
+                assert rest_rows(json.dumps(document).encode()) == len(texts), document
 
 
 @pytest.mark.parametrize(
@@ -44,7 +56,7 @@ def test_what_tells_nothing_is_one_row(body: bytes) -> None:
 
 
 def test_a_first_row_without_an_end_is_not_gone_through() -> None:
-    """A document of brackets costs what the first few hundred do."""
+    """Of a document of brackets the first few hundred are looked at one by one."""
     assert rest_rows(b'{"instances": ' + b"[" * 10**7) == 1
 
 
@@ -56,8 +68,10 @@ def test_a_first_row_without_an_end_is_not_gone_through() -> None:
         b'{"inputs": {"x": ' + b"[" * 400 + b"1" + b"]" * 400 + b", " + (b"]" * 399 + b"1") * 10**4,
         b'{"inputs": {"x": ' + b"[" * 400 + b"1" + b"]" * 400 + b", " + (b"] " * 399 + b"1") * 10**4,
         b'{"inputs": {"x": [{"y": 1}, ' + b"} " * 10**6,
+        b'{"instances": ["' + b"\\" * 10**6,
+        b'{"instances": [[1], ' + b'"[" [' * 10**6,
     ],
-    ids=["string", "escape", "closed", "closed apart", "object"],
+    ids=["string", "escape", "closed", "closed apart", "object", "backslashes", "strings of brackets"],
 )
 def test_what_does_not_end_is_gone_through_once(body: bytes) -> None:
     """It would be minutes otherwise, in which the router does nothing else."""

@@ -7,6 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Protocol
 
@@ -51,6 +52,8 @@ _CORS = {
 # A shorter one fits into a connection's buffer.
 _LONG_ANSWER_BYTES = 64 * 1024
 _ENCODINGS = {"": "identity", "x-gzip": "gzip"}
+# Model versions whose metadata is kept as it is printed.
+_MOST_DESCRIBED = 32
 
 
 class Recorder(Protocol):
@@ -120,7 +123,9 @@ class RestApi:
             if admission is not None and len(body) >= _LONG_ANSWER_BYTES:
                 await self._send(answer, request, len(body), admission)
         except PoolError as error:
-            return _refusal(error, cors)
+            answer = _refusal(error, cors)
+            if request.content.exception() is not None:  # where the next request begins nobody can tell
+                answer.force_close()
         return answer
 
     async def _send(
@@ -153,16 +158,16 @@ class RestApi:
             raise
         self._metrics.answered(method, Code.OK, what.model.name, version)
         self._metrics.looked_up(what.model.name, Code.OK, time.monotonic() - start)
-        return orjson.dumps(found, option=orjson.OPT_INDENT_2)
+        return found
 
-    def _status(self, model: ModelSpecPeek) -> tuple[dict[str, Any], int | None]:
+    def _status(self, model: ModelSpecPeek) -> tuple[bytes, int | None]:
         """As gRPC: a version label is ignored."""
         message = statuses(self._dataplane.status(model.name, model.version))
-        return _dictionary(message, names=False), model.version
+        return _printed(_dictionary(message, names=False)), model.version
 
-    def _metadata(self, model: ModelSpecPeek) -> tuple[dict[str, Any], int]:
+    def _metadata(self, model: ModelSpecPeek) -> tuple[bytes, int]:
         version, signatures = self._dataplane.metadata(model.name, model.version, model.label)
-        return _as_json(describe(model.name, version), signatures), version
+        return _described(model.name, version, signatures), version
 
     async def _run(self, asked: Asked, request: web.Request) -> tuple[bytes, Admission]:
         """The answer, and what its request was admitted by. Raises PoolError, counted."""
@@ -185,7 +190,8 @@ class RestApi:
             body.check_size(body.declared)
         if _waits_to_be_asked(request):  # a body that there is no room for need not come
             self._dataplane.admit(asked, body.declared, b"", head).release()
-            await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            with contextlib.suppress(ConnectionError):  # it has gone: its body does not come
+                await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             request.writer.output_size = 0  # of the answer nothing is sent
         with self._counted(asked.method):
             await body.read(min(body.declared, START_BYTES))
@@ -253,10 +259,16 @@ def _preflight(request: web.Request, cors: Mapping[str, str]) -> web.Response:
     return web.Response(status=HTTPStatus.OK if allowed else HTTPStatus.BAD_REQUEST, headers=cors)
 
 
-def _as_json(spec: Any, signatures: bytes) -> dict[str, Any]:
-    """As GetModelMetadata's answer is printed, the Any in it spelled out."""
+@lru_cache(_MOST_DESCRIBED)
+def _described(name: str, version: int, signatures: bytes) -> bytes:
+    """As GetModelMetadata's answer is printed, the Any in it spelled out; kept, for those of thousands of inputs take a while."""
+    spec = _dictionary(describe(name, version), names=True)
     found = _dictionary(tfs.SignatureDefMap.FromString(signatures), names=True)
-    return {"model_spec": _dictionary(spec, names=True), "metadata": {tfs.SIGNATURE_DEF: found}}
+    return _printed({"model_spec": spec, "metadata": {tfs.SIGNATURE_DEF: found}})
+
+
+def _printed(document: dict[str, Any]) -> bytes:
+    return orjson.dumps(document, option=orjson.OPT_INDENT_2)
 
 
 def _dictionary(message: Any, *, names: bool) -> dict[str, Any]:

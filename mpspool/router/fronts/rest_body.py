@@ -48,7 +48,7 @@ class Body:
             admission: of one whose length nobody has said: it grows by what comes.
 
         Raises:
-            PoolError: it is too large, or does not come.
+            PoolError: it is too large, does not come, or does not come as HTTP.
         """
         come, content = self._come, self._request.content
         try:
@@ -61,9 +61,14 @@ class Body:
                     if come.tell() >= self._due:
                         self._due = come.tell() + self._least
                         limit.reschedule(asyncio.get_running_loop().time() + STALL_S)
+            if isinstance(error := content.exception(), web.RequestPayloadError):
+                raise error  # which ended it
         except TimeoutError:
             text = f"Nothing of the request came for {STALL_S:g} s, or too little"
             raise PoolError(Code.DEADLINE_EXCEEDED, text) from None
+        except web.RequestPayloadError as error:
+            text = f"The request is no HTTP: {' '.join(str(error).split())}"
+            raise PoolError(Code.INVALID_ARGUMENT, text) from None
 
     def whole(self) -> bytes:
         """All of it, once it is there."""

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from typing import cast
+from typing import Any, cast
 
-from aiohttp import web, web_protocol
+from aiohttp import StreamReader, web, web_protocol
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.streams import EMPTY_PAYLOAD
 
 from mpspool.core import log
 from mpspool.router.fronts.complaints import Complaints
@@ -103,7 +104,7 @@ class RestListener:
     def _connection(self) -> asyncio.Protocol:
         if self.open_connections >= self.max_connections and not self._close_idle():
             return _TooMany(self.complaints, self.max_connections)
-        connection = self._server()
+        connection = _Connection(self._server, loop=self._loop, **self._server._kwargs)  # noqa: SLF001  as it does itself
         self._idle[connection] = None
         return connection
 
@@ -149,6 +150,25 @@ class RestListener:
         peer = record.args[0] if isinstance(record.args, tuple) and record.args else ""
         self.complaints.say(str(peer), "BAD_REQUEST", " ".join(error.message.split()))
         return False
+
+
+class _Connection(web.RequestHandler):
+    """Ends a body as soon as it does not go on as HTTP: aiohttp says so to nobody before its request has an answer."""
+
+    __slots__ = ("_body",)
+
+    def __init__(self, server: web.Server, **settings: Any) -> None:
+        super().__init__(server, **settings)
+        self._body: StreamReader = EMPTY_PAYLOAD  # the last that has begun
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        for message, body in self._messages:
+            if not isinstance(message, web_protocol._ErrInfo):  # noqa: SLF001  what was no HTTP
+                self._body = body
+            elif not self._body.is_eof():
+                self._body.feed_eof()  # first: where the request has its answer aiohttp waits for no more than this
+                self._body.set_exception(web.RequestPayloadError(message.message))
 
 
 class _TooMany(asyncio.Protocol):
