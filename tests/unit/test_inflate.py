@@ -32,7 +32,7 @@ def test_what_is_inflated_counts_for_its_model() -> None:
     message = gzip.compress(bytes(2**24))
     admission = memory.admit(len(message), "m")
     with pytest.raises(
-        PoolError, match=f"Requests and answers of m hold {3 * 2**20 + len(message)} of {2**22} bytes"
+        PoolError, match=f"The request has {2**22 + len(message)} bytes and max_queued_bytes for m is {2**22}"
     ):
         asyncio.run(inflate(message, "gzip", 2**30, admission))
     assert memory.used == admission.size == 3 * 2**20 + len(message)
