@@ -26,6 +26,8 @@ _CONTENT_BYTES = {
     "uint64_val": 8,
     "float8_val": 1,
 }
+# A match of so many takes no more than some MiB.
+_AT_ONCE = 2**16
 # Each byte but a varint's last one has its high bit set.
 _NOT_LAST = bytes(range(0x80, 0x100))
 _VARINT = rb"[\x80-\xff]*+[\x00-\x7f]"
@@ -180,10 +182,13 @@ def _content_bytes(number: int) -> int:
 def _content_of_strings(tensor: Any, count: int) -> tuple[bytes, bytes]:
     """All lengths as varints, and all bytes."""
     content: bytes = tensor.tensor_content
-    found = re.compile(b"(?:%b){%d}" % (_VARINT, count)).match(content)
-    if found is None:
-        raise ValueError("tensor_content ends within its strings' lengths")
-    lengths, rest = content[: found.end()], content[found.end() :]
+    end = 0
+    for start in range(0, count, _AT_ONCE):
+        found = re.compile(b"(?:%b){%d}" % (_VARINT, min(_AT_ONCE, count - start))).match(content, end)
+        if found is None:
+            raise ValueError("tensor_content ends within its strings' lengths")
+        end = found.end()
+    lengths, rest = content[:end], content[end:]
     if _sum_of_varints(lengths) != len(rest):
         raise ValueError("tensor_content is not of its strings' size")
     return lengths, rest

@@ -14,8 +14,10 @@ def why_not(path: Path, option: str) -> str:
     folder = path.absolute().parent
     if path.is_dir():
         why = "it is a folder"
+    elif not folder.is_dir():
+        why = f"there is no folder {str(folder)!r}"
     elif os.access(path if path.exists() else folder, os.W_OK):
         return ""
     else:
-        why = "it may not be written" if folder.is_dir() else f"there is no folder {str(folder)!r}"
+        why = "it may not be written"
     return f"cannot write {str(path)!r}: {why}; name another file with {option}"

@@ -56,7 +56,7 @@ class Capture:
         return version is not None and self._kept[version] >= self._count
 
     def take(self) -> tuple[int, Method, bytes, bool] | None:
-        """Of the next one the next piece of its body, and whether that is the last; None where there is none yet.
+        """Of the next one the next piece of its body; None where there is none yet.
 
         Returns:
             The version that answered it, its method, the piece, and whether there are more.

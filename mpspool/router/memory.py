@@ -115,7 +115,7 @@ class Memory:
                 )
             if client is not None:
                 mine = self._answers.of_client(whose, client) - kept
-                if _takes_too_much(mine, size, free):
+                if _takes_too_much(mine, kept + size, free):
                     raise PoolError(
                         Code.RESOURCE_EXHAUSTED,
                         f"Answers of {_named(whose)} that this client has not taken hold {mine} bytes, {free} are free and "

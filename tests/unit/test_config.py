@@ -349,6 +349,11 @@ def test_an_unknown_mode_is_answered_with_all_there_are(tmp_path: Path) -> None:
             "two ways to say one thing",
         ),
         ("models: [{name: 2024, base_path: x}]", "models[0].name", "must be a valid string"),
+        (
+            "models: [{name: a, base_path: x, version_labels: {stable: on}}]",
+            "models[0].version_labels",
+            "expected a number, and YAML takes on, yes and true for a switch",
+        ),
     ],
 )
 def test_a_faulty_file(tmp_path: Path, text: str, path: str, message: str) -> None:

@@ -223,6 +223,20 @@ def test_the_parts_of_one_answer_do_not_keep_each_other_out() -> None:
         whole.check_answer(1)
 
 
+def test_a_client_has_no_more_by_asking_in_parts() -> None:
+    """What is kept of an answer counts as though it came at once."""
+    memory = Memory(200)
+    memory.hold(30, None, "slow")
+    whole = memory.admit(0, None, "slow")
+    with pytest.raises(PoolError, match="that this client has not taken hold 30 bytes, 70 are free"):
+        whole.check_answer(30)
+    for _ in range(2):
+        whole.check_answer(10)
+        whole.hold(10)
+    with pytest.raises(PoolError, match="that this client has not taken hold 30 bytes, 70 are free"):
+        whole.check_answer(10)
+
+
 def test_what_grows_is_not_in_its_own_way() -> None:
     """A client's only request fits, whether its size is known at once or not; beside another it leaves as much free as it holds."""
     memory = Memory(100)

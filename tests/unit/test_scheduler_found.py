@@ -932,6 +932,22 @@ def test_what_has_waited_already_is_not_refused_for_what_is_behind_it() -> None:
     scheduler.arrive(Entry(MODEL, "", b"x", 10**9 - 500 * MS, 10**9 + 50 * MS), 10**9)
 
 
+def test_what_has_expired_is_refused_though_somebody_asked_who_is_next() -> None:
+    """An arrival with a deadline looks at who is before it: of those that nobody has refused yet none is lost."""
+    scheduler = Scheduler(PoolRules(), QueueRules())
+    for _ in range(2):
+        scheduler.costs.observe(MODEL, "", 1, 10_000)
+    scheduler.join("w", MODEL, 1)
+    scheduler.arrive(Entry(MODEL, "", b"x", 10**9), 10**9)
+    scheduler.dispatch(10**9)
+    expired = Entry(MODEL, "", b"x", 10**9, 10**9 + 50 * MS)
+    scheduler.arrive(expired, 10**9)
+    later_ns = 10**9 + 100 * MS
+    scheduler.arrive(Entry(MODEL, "", b"x", later_ns, later_ns + 1000 * MS), later_ns)
+    assert expired in [refusal.entry for refusal in scheduler.forget(MODEL)]
+    assert scheduler.expire(later_ns + 2000 * MS) == []
+
+
 def test_a_line_that_was_long_once_has_its_turns_by_the_other_lane_again() -> None:
     """As soon as not even a full batch of it is long: it does not set the slow lane's clock."""
     batching = BatchingSettings(max_batch_size=4, max_enqueued_batches=1000)
@@ -958,7 +974,7 @@ def test_who_makes_room_is_told_of_itself() -> None:
     rows_of(scheduler, 90, client="other")
     refused = [str(order.error) for order in scheduler.dispatch(10**9) if isinstance(order, Refuse)]
     assert len(refused) == 90
-    assert all("task size is 1 " in text for text in refused)
+    assert all("task size is 1 but scheduling capacity is only 0 " in text for text in refused)
     scheduler = Scheduler(PoolRules(), QueueRules(fair=True, max_requests=10, batching=batching))
     for _ in range(10):
         rows_of(scheduler, 1, client="flood")

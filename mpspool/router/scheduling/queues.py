@@ -179,8 +179,9 @@ class Queue:
         if error is None:
             return []
         leaving = []
+        there = rows, filling
         for last in enqueued.crowd.last_of_most(parts[0].client, more) if enqueued and enqueued.crowd else ():
-            leaving.append((last, batching.is_full(rows, filling, last.rows, settings)))
+            leaving.append((last, batching.is_full(*there, last.rows, settings)))
             rows -= last.rows
             filling -= last.fills
             if batching.check_room(rows, filling, more, settings) is None:
@@ -225,7 +226,7 @@ class Queue:
         if not costs_s[0]:
             return
         cost_s = max(*costs_s, sum(costs_s) / workers)
-        ahead_s = self._ahead_s(first, workers, now_ns)
+        ahead_s = self._ahead_s(first, workers)
         spare_s = left_s - cost_s - ahead_s
         busy_s = place.free_in_s(now_ns, spare_s) if spare_s >= 0.0 else 0.0
         if busy_s > spare_s:
@@ -241,7 +242,7 @@ class Queue:
         """What a request takes for sure, if it is run by itself; 0 where nobody knows."""
         return self.costs.at_least(self.model, entry.signature, entry.size, entry.rows) / 1e6
 
-    def _ahead_s(self, entry: Entry, workers: int, now_ns: int) -> float:
+    def _ahead_s(self, entry: Entry, workers: int) -> float:
         """How long after the first worker is free a new request is begun, for what is before it, as though that all cost alike.
 
         It is begun when all before it have been, not when they have been run: as many as there are other workers
@@ -263,7 +264,7 @@ class Queue:
             lines = [line]
             runs = line.rows // settings.run_rows
             run_s = settings.run_rows * self.costs.least_per_row(self.model, entry.signature) / 1e6
-        firsts = [line.first(now_ns) for line in lines]
+        firsts = [line.first(0) for line in lines]  # those whose deadlines have passed stay, to be refused
         if all(first is None or entry.arrived_ns < first.arrived_ns for first in firsts):
             return 0.0  # it comes from a version that went, and has waited for longer
         return max(0, runs + 1 - workers) * run_s / workers
@@ -426,12 +427,13 @@ class Queue:
             enqueued.filling += entry.fills
             if enqueued.crowd is not None:
                 enqueued.crowd.add(entry, entry.rows)
-        if line.count == 1 or (
-            line.slow and not line.long
-        ):  # with more rows a batch may be taken in parts, which are not long
+        if line.count == 1:
             return True
         settings = self.rules.batching
-        return settings is not None and line.rows - entry.rows < settings.run_rows <= line.rows
+        if settings is None or line.rows - entry.rows >= settings.run_rows:
+            return False
+        # With more rows a batch that waits for the slow lane may be taken in parts, which are not long.
+        return line.rows >= settings.run_rows or (line.slow and not line.long)
 
     def _join_line(self, entry: Entry) -> Line:
         kind: Kind | None = entry.kind if entry.rows else None
@@ -779,7 +781,7 @@ class Queue:
         return entries, cost_us, self._least_us(line, rows) if rows else 0.0
 
     def _is_never_long(self, line: Line, settings: BatchingSettings, long_us: float) -> bool:
-        """Whether not even a full batch is long by now, and none will be soon."""
+        """Whether not even a full batch is nearly long by now."""
         return self._least_us(line, settings.run_rows) < _NOT_LONG * long_us
 
     def _batch_us(self, line: Line, settings: BatchingSettings) -> float:

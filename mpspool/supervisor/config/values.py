@@ -47,8 +47,14 @@ class Section(BaseModel):
     @classmethod
     def _refuse_switches(cls, value: object, info: ValidationInfo) -> object:
         """`on`, `yes` and `true` are no number, though to Python they are 1."""
-        values = value if isinstance(value, list | tuple) else (value,)
-        switches = any(isinstance(one, bool) for one in values)
+        given = (
+            value.values()
+            if isinstance(value, dict)
+            else value
+            if isinstance(value, list | tuple)
+            else (value,)
+        )
+        switches = any(isinstance(one, bool) for one in given)
         if switches and info.field_name and _is_number(cls.model_fields[info.field_name].annotation):
             raise ValueError(
                 "expected a number, and YAML takes on, yes and true for a switch, as off, no and false"

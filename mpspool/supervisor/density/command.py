@@ -89,7 +89,9 @@ def _shortened(record: Record, looked_at: Window) -> str:
         if record.keeps
         else "the router was started then"
     )
-    asked = f"{looked_at.asked_s:g} s were asked for, the record begins {round(looked_at.length_s, 2):g} s ago"
+    asked = (
+        f"{looked_at.asked_s:g} s were asked for, the record begins {round(looked_at.length_s, 2):g} s ago"
+    )
     return f"{asked}: {why}."
 
 
