@@ -39,9 +39,8 @@ _OF_MORE = re.compile(rb"[\x80-\xff]{2,}+[\x00-\x7f]")
 def join(parts: Sequence[bytes]) -> bytes:
     """The response whose rows are those of the parts, one part after the other.
 
-    Values are not looked at one by one, and neither are strings, but for the lengths of long ones; bytes are joined, but where some parts
-    have them in lists and others as content, as when a reload says `tensor_content` while they are run. The model_spec is the
-    first part's.
+    Values are not looked at one by one, nor strings; bytes are joined, but where some parts have them in lists and others as
+    content, as when a reload says `tensor_content` while they are run. The model_spec is the first part's.
 
     Args:
         parts: serialised PredictResponses of consecutive ranges of a request's rows, at least one.

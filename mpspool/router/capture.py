@@ -35,7 +35,7 @@ class Capture:
         self._kept: Counter[int] = Counter()
 
     def answered(self, model: ModelVersion, method: Method, body: bytes) -> None:
-        """A request that a client got an answer to. Where others wait to be fetched, and it would be too many bytes with them, it is passed over.
+        """A request that a client got an answer to. It is passed over where too many bytes would wait to be fetched with it.
 
         So are Classify and Regress by REST: a warm-up file holds messages, and of these only Predict is made one.
         """

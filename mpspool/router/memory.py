@@ -143,7 +143,7 @@ class Memory:
         return Admission(self, size, counted, client)
 
     def _room(self, size: int, model: str | None, client: str | None, before: int) -> str | None:
-        """The model that a request counts for, of which `before` bytes are counted by now. Raises PoolError where it has no room."""
+        """The model that a request counts for, of which `before` bytes are counted by now. Raises PoolError."""
         used = self._all.used - before
         free = self.limit_bytes - used
         if size > self.limit_bytes:
@@ -248,7 +248,7 @@ class Admission:
         self.size = 0
 
     def check_answer(self, size: int) -> None:
-        """For its answer, or a part of it, which will have to wait for the client. Raises PoolError where there is no room beside others'."""
+        """For its answer, or a part of it, which will have to wait for the client. Raises PoolError where others leave no room."""
         self._memory.check_answer(size, self.model, self.client, self._kept)
 
     def hold(self, size: int) -> None:

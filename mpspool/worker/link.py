@@ -133,7 +133,7 @@ class Link:
         self._inbox.close()
 
     def _take_all(self, stopping: Callable[[], bool]) -> bool:
-        """Handles what has arrived. False once nothing is to follow: after the router's Goodbye, or where it does not know of one that leaves."""
+        """Handles what has arrived. False once nothing is to follow: after a Goodbye, or where the router is new and we leave."""
         while int(self._socket.getsockopt(_EVENTS)) & _POLLIN:
             head, *frames = self._socket.recv_multipart(_NOBLOCK)
             if not self._take(messages.decode_from_router(head), frames):

@@ -261,7 +261,7 @@ def _preflight(request: web.Request, cors: Mapping[str, str]) -> web.Response:
 
 @lru_cache(_MOST_DESCRIBED)
 def _described(name: str, version: int, signatures: bytes) -> bytes:
-    """As GetModelMetadata's answer is printed, the Any in it spelled out; kept, for those of thousands of inputs take a while."""
+    """As GetModelMetadata's answer is printed, the Any in it spelled out. Kept: of thousands of inputs it takes a while."""
     spec = _dictionary(describe(name, version), names=True)
     found = _dictionary(tfs.SignatureDefMap.FromString(signatures), names=True)
     return _printed({"model_spec": spec, "metadata": {tfs.SIGNATURE_DEF: found}})
