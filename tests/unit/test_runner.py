@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import Iterator, Mapping
@@ -153,16 +154,17 @@ def test_deadlines() -> None:
     assert bench.fed == [[1, 3], [1]]
 
 
+def slow(until_ns: int, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+    while time.monotonic_ns() < until_ns:
+        pass
+    return {"y": inputs["x"]}
+
+
 def test_deadlines_between_runs() -> None:
     """What expires while another run of its dispatch goes on is not run; what does not is."""
     soon_ns = time.monotonic_ns() + 10**8
 
-    def slow(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        while time.monotonic_ns() < soon_ns:
-            pass
-        return {"y": inputs["x"]}
-
-    bench = Bench(slow, max_batch_size=2)
+    bench = Bench(functools.partial(slow, soon_ns), max_batch_size=2)
     late = [Ask(asking(value), deadline_ns=soon_ns) for value in (3, 4, 5)]
     outcomes = bench.run(asking(1), asking(2), *late, asking(6))
     assert [outcome.code for outcome in outcomes] == [Code.OK] * 2 + [Code.DEADLINE_EXCEEDED] * 3 + [Code.OK]
@@ -397,12 +399,7 @@ def test_a_deadline_between_the_runs_of_a_request() -> None:
     """What is left of it is not run."""
     soon_ns = time.monotonic_ns() + 10**8
 
-    def slow(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        while time.monotonic_ns() < soon_ns:
-            pass
-        return {"y": inputs["x"]}
-
-    bench = Bench(slow, max_batch_size=4, max_execution_batch_size=2)
+    bench = Bench(functools.partial(slow, soon_ns), max_batch_size=4, max_execution_batch_size=2)
     (outcome,) = bench.run(Ask(FOUR_BY_REST, deadline_ns=soon_ns, method=Method.REST_PREDICT))
     assert outcome.code == Code.DEADLINE_EXCEEDED
     assert bench.fed == [[1, 2]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -38,8 +39,7 @@ class Section(BaseModel):
     @classmethod
     def _refuse_nul(cls, value: object) -> object:
         """What is one text to YAML and JSON cannot be given to the operating system: as a path, an argument or a variable."""
-        texts = value if isinstance(value, list | tuple) else (value,)
-        if any("\0" in text for text in texts if isinstance(text, str)):
+        if any("\0" in text for text in _several(value) if isinstance(text, str)):
             raise ValueError("has a NUL character in it, which nothing here may have; leave it out")
         return value
 
@@ -47,19 +47,18 @@ class Section(BaseModel):
     @classmethod
     def _refuse_switches(cls, value: object, info: ValidationInfo) -> object:
         """`on`, `yes` and `true` are no number, though to Python they are 1."""
-        given = (
-            value.values()
-            if isinstance(value, dict)
-            else value
-            if isinstance(value, list | tuple)
-            else (value,)
-        )
+        given = _several([*value.values()] if isinstance(value, dict) else value)
         switches = any(isinstance(one, bool) for one in given)
         if switches and info.field_name and _is_number(cls.model_fields[info.field_name].annotation):
             raise ValueError(
                 "expected a number, and YAML takes on, yes and true for a switch, as off, no and false"
             )
         return value
+
+
+def _several(value: object) -> Sequence[object]:
+    """The items of a list; of anything else, itself."""
+    return value if isinstance(value, list | tuple) else (value,)
 
 
 def _is_number(annotation: object) -> bool:
