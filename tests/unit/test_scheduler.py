@@ -1035,19 +1035,19 @@ class Pool(RuleBasedStateMachine):
             assert queue.length == len(waiting)
             lined = [item for item in waiting if not item.suspect]
             assert set(queue.waiting()) == waiting
-            for line in queue._lines.values():
+            for line in queue.lines.values():
                 there = [item for item in lined if item.line is line]
                 assert (line.count, line.rows) == (len(there), sum(item.rows for item in there))
                 assert line.count
-            assert sum(line.count for line in queue._lines.values()) == len(lined)
+            assert sum(line.count for line in queue.lines.values()) == len(lined)
             assert queue.waiting_s == pytest.approx(sum(item.sure_s for item in lined), abs=1e-9)
-            enqueued = queue._enqueued.values()
+            enqueued = queue.enqueued.values()
             assert sum(each.rows for each in enqueued) == sum(item.rows for item in lined)
             assert sum(each.count for each in enqueued) == sum(item.rows > 0 for item in lined)
             assert sum(each.filling for each in enqueued) == sum(item.fills for item in lined)
             shared = [item for item in lined if self.rules.fair]
             for client in "uv":
-                assert queue._crowd.of(client) == sum(item.client == client for item in shared)
+                assert queue.crowd.of(client) == sum(item.client == client for item in shared)
 
     @invariant()
     def devices_count_what_runs(self) -> None:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import BatchingSettings
+from mpspool.router.scheduling import next_dispatch
 from mpspool.router.scheduling.crowd import Crowd
 from mpspool.router.scheduling.entry import Entry
 from mpspool.router.scheduling.fair_share import FairShare
@@ -232,7 +233,7 @@ def test_what_an_error_kept_from_being_sent_stirs(monkeypatch: pytest.MonkeyPatc
     entry = Entry(MODEL, "", b"x", 0)
     scheduler.arrive(entry, 0)
     with monkeypatch.context() as broken:
-        broken.delattr(Queue, "take")
+        broken.delattr(next_dispatch, "take")
         with pytest.raises(AttributeError):
             scheduler.dispatch(0)
     assert scheduler.stirs
@@ -306,7 +307,7 @@ def test_a_decision_does_not_look_at_models_that_nothing_happened_to(monkeypatch
         scheduler.arrive(Entry(ModelVersion("m", version), "", b"x", 0), 0)
     scheduler.dispatch(0)
     asked: list[int] = []
-    monkeypatch.setattr(Queue, "next_lines", lambda *_: asked.append(1) or {})
+    monkeypatch.setattr(next_dispatch, "next_lines", lambda *_: asked.append(1) or {})
     scheduler.join("a", ModelVersion("m", 7), 1)
     scheduler.dispatch(1)
     assert len(asked) == 1
@@ -341,7 +342,7 @@ def test_what_was_decided_before_an_error_is_not_lost(monkeypatch: pytest.Monkey
     for name, model in (("a", MODEL), ("b", OTHER)):
         pool.join(name, model, 1)
         pool.arrive(Entry(model, "", b"x", 0), 0)
-    take = Queue.take
+    take = next_dispatch.take
     taken: list[ModelVersion] = []
 
     def take_one(queue: Queue, *args: Any) -> Batch:
@@ -350,7 +351,7 @@ def test_what_was_decided_before_an_error_is_not_lost(monkeypatch: pytest.Monkey
             raise RuntimeError
         return take(queue, *args)
 
-    monkeypatch.setattr(Queue, "take", take_one)
+    monkeypatch.setattr(next_dispatch, "take", take_one)
     with pytest.raises(RuntimeError):
         pool.dispatch(0)
     assert pool.arrive(Entry(taken[1], "", b"y", 0), 0)
@@ -363,14 +364,14 @@ def test_a_queue_that_fails_each_time_does_not_hold_up_others(monkeypatch: pytes
     pool = Scheduler(PoolRules(), QueueRules())
     for name, model in (("a", MODEL), ("b", OTHER)):
         pool.join(name, model, 1)
-    take = Queue.take
+    take = next_dispatch.take
 
     def take_mine(queue: Queue, *args: Any) -> Batch:
         if queue.model == OTHER:
             raise RuntimeError
         return take(queue, *args)
 
-    monkeypatch.setattr(Queue, "take", take_mine)
+    monkeypatch.setattr(next_dispatch, "take", take_mine)
     pool.arrive(Entry(OTHER, "", b"x", 0), 0)
     served = 0
     for _ in range(10):

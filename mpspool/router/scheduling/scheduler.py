@@ -30,6 +30,7 @@ from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.progress import WHOLE
 from mpspool.core.settings import BatchingSettings
+from mpspool.router.scheduling import admission, next_dispatch
 from mpspool.router.scheduling.cost import CostTable
 from mpspool.router.scheduling.entry import Entry
 from mpspool.router.scheduling.fair_share import LEAST_S
@@ -217,13 +218,13 @@ class Scheduler:
             if queue.apart:
                 queue.set_apart(entry)
             self._estimate(entry, taken=False)
-        leaving = queue.check_room(parts)
+        leaving = admission.check_room(queue, parts)
         if leaving and not evict:
             raise leaving[0][1]
         standing = self._suspicions.standing(first.model, first.body, now_ns)
         if standing is Standing.QUARANTINED:
             raise PoolError(Code.INTERNAL, _QUARANTINED)
-        queue.check_deadline(parts, now_ns)
+        admission.check_deadline(queue, parts, now_ns)
         for entry in parts:
             self._learn_of(entry)
         queue.forget_over()
@@ -264,7 +265,7 @@ class Scheduler:
         self._average_us += _WEIGHT * (cost_us - self._average_us) if self._average_us else cost_us
         if was_us < (long_us := self._long_us()):
             for queue in self._waits:
-                if queue.is_short_from(was_us, long_us):
+                if next_dispatch.is_short_from(queue, was_us, long_us):
                     self._stirred[queue] = None
 
     def _long_us(self) -> float:
@@ -532,7 +533,7 @@ class Scheduler:
 
     def _look_again(self, queue: Queue, now_ns: int) -> None:
         """Notes when more of it could be sent."""
-        due_ns = queue.look_again_ns(now_ns)
+        due_ns = next_dispatch.look_again_ns(queue, now_ns)
         if due_ns is not None and not 0 < queue.due_ns <= due_ns:
             queue.due_ns = due_ns
             heapq.heappush(self._dues, (due_ns, next(self._tiebreak), queue))
@@ -572,9 +573,9 @@ class Scheduler:
         choice = min(best.values(), key=lambda one: one.start_s)
         queue, worker, long = choice.queue, choice.worker, choice.long
         if queue not in shares:
-            shares[queue] = queue.share()
+            shares[queue] = next_dispatch.share(queue)
         begin_ns = now_ns + int(worker.left_s(now_ns) * 1e9)
-        batch = queue.take(choice.line, now_ns, begin_ns, shares[queue], long)
+        batch = next_dispatch.take(queue, choice.line, now_ns, begin_ns, shares[queue], long)
         self._orders += [
             self._refuse(entry, Code.DEADLINE_EXCEEDED, _TOO_LATE, Lack.TIME) for entry in queue.late
         ]
@@ -605,12 +606,12 @@ class Scheduler:
             # Who is always sent more before its device is free is the only one who ever runs there, and no suspect does.
             limited = limits.running or (long and limits.long)
             if workers[long] is None and (not limited or (alone and self._trial is None)):
-                workers[long] = place.soon(long, now_ns, queue.window_ns)
+                workers[long] = place.soon(long, now_ns, next_dispatch.window_ns(queue))
         # What was long while there was a slow lane is still called so.
         workers.setdefault(True, workers[False])
         if workers[False] is None and workers[True] is None:
             return []
-        found = queue.next_lines(now_ns, lambda long: workers[long] is not None, self._long_us)
+        found = next_dispatch.next_lines(queue, now_ns, lambda long: workers[long] is not None, self._long_us)
         choices = []
         for long, (line, first) in found.items():
             worker = workers[long]

@@ -1,0 +1,145 @@
+"""Who is let into the queue of a model version: whether there is room, and whether it can be in time. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+
+from mpspool.core.errors import Code, Lack, PoolError
+from mpspool.core.settings import BatchingSettings
+from mpspool.router.scheduling import batching
+from mpspool.router.scheduling.entry import Entry
+from mpspool.router.scheduling.policy import fifo
+from mpspool.router.scheduling.queues import Enqueued, Queue
+
+
+def check_room(queue: Queue, parts: Sequence[Entry]) -> Sequence[tuple[Entry, PoolError]]:
+    """Whether a new request, or all parts of one, fit.
+
+    Returns:
+        Those that have to leave for it, and why, where clients share fairly and another has more waiting than its
+        part.
+
+    Raises:
+        PoolError: they do not.
+    """
+    settings = queue.rules.batching
+    if settings is None and queue.length < queue.rules.max_requests:
+        return ()  # none is cut where nothing is joined
+    first = parts[0]
+    # What idle workers are sent at once does not wait.
+    idle = 0 if queue.length else queue.placement.idle_count
+    leaving: list[tuple[Entry, PoolError]] = []
+    if settings is not None and first.rows:
+        for entry in parts:
+            entry.fills = batching.fills(entry.rows, settings)
+        enqueued = queue.enqueued.get(first.signature)
+        # None has more rows than a batch: so many fit, however they are joined.
+        if (enqueued.count if enqueued else 0) + len(parts) > settings.max_enqueued_batches + idle:
+            leaving = _room_for_rows(parts, enqueued, settings, idle)
+    lacking = queue.length + len(parts) - idle - queue.rules.max_requests
+    # Where more wait than may, as when a worker was lost, no more leave than come.
+    places = min(lacking, len(parts)) - len(leaving)
+    if places > 0:
+        leaving += _room_for_requests(queue, parts, places, {other for other, _ in leaving})
+    return leaving
+
+
+def _room_for_rows(
+    parts: Sequence[Entry], enqueued: Enqueued | None, settings: BatchingSettings, idle: int
+) -> list[tuple[Entry, PoolError]]:
+    """As check_room, among what is to be run in batches, of which as many as `idle` do not wait."""
+    rows, filling = (enqueued.rows, enqueued.filling) if enqueued else (0, 0)
+    rows -= idle * settings.run_rows
+    more = sum(entry.rows for entry in parts)
+    error = batching.check_room(rows, filling, more, settings)
+    if error is None:
+        return []
+    leaving = []
+    there = rows, filling
+    for last in enqueued.crowd.last_of_most(parts[0].client, more) if enqueued and enqueued.crowd else ():
+        leaving.append((last, batching.is_full(*there, last.rows, settings)))
+        rows -= last.rows
+        filling -= last.fills
+        if batching.check_room(rows, filling, more, settings) is None:
+            return leaving
+    raise error
+
+
+def _room_for_requests(
+    queue: Queue, parts: Sequence[Entry], places: int, already: Collection[Entry]
+) -> list[tuple[Entry, PoolError]]:
+    """As check_room, where so many more have to leave than do already."""
+    of_parts = f", and this one is run in {len(parts)} parts" if len(parts) > 1 else ""
+    others = (last for last in queue.crowd.last_of_most(parts[0].client, len(parts)) if last not in already)
+    leaving = [(last, _is_full(queue)) for last in itertools.islice(others, places)]
+    if len(leaving) < places:
+        raise _is_full(queue, of_parts)
+    return leaving
+
+
+def _is_full(queue: Queue, of_parts: str = "") -> PoolError:
+    text = (
+        f"The queue of {queue.model} is full: {queue.length} requests wait and max_queued_requests is "
+        f"{queue.rules.max_requests}{of_parts}; try again later"
+    )
+    return PoolError(Code.UNAVAILABLE, text, Lack.REQUESTS)
+
+
+def check_deadline(queue: Queue, parts: Sequence[Entry], now_ns: int) -> None:
+    """Raises PoolError where a request's deadline has passed, or will have before it, or all its parts, could have been run."""
+    first = parts[0]
+    if not first.deadline_ns:
+        return
+    left_s = (first.deadline_ns - now_ns) / 1e9
+    if left_s <= 0:
+        raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded before the request was queued")
+    place = queue.placement
+    workers = len(place.workers)
+    if not queue.rules.refuse_late or not workers:
+        return
+    if not queue.length and place.idle_count >= min(len(parts), max(1, place.open_count)):
+        return  # it keeps nobody waiting, and tells what such a request costs now
+    costs_s = [entry.sure_s for entry in parts]
+    if not costs_s[0]:
+        return
+    cost_s = max(*costs_s, sum(costs_s) / workers)
+    ahead_s = _ahead_s(queue, first, workers)
+    spare_s = left_s - cost_s - ahead_s
+    busy_s = place.free_in_s(now_ns, spare_s) if spare_s >= 0.0 else 0.0
+    if busy_s > spare_s:
+        takes = [f"the request is expected to take {cost_s * 1e3:.1f} ms"]
+        if ahead_s:
+            takes.append(f"what waits before it {ahead_s * 1e3:.1f} ms")
+        if busy_s:
+            takes.append(f"what runs now another {busy_s * 1e3:.1f} ms")
+        text = f"Deadline exceeded: it is {left_s * 1e3:.1f} ms away, {' and '.join(takes)}"
+        raise PoolError(Code.DEADLINE_EXCEEDED, f"{text}; it was not run", Lack.TIME)
+
+
+def _ahead_s(queue: Queue, entry: Entry, workers: int) -> float:
+    """How long after the first worker is free a new request is begun, for what is before it, as though that all cost alike.
+
+    It is begun when all before it have been, not when they have been run: as many as there are other workers
+    may still run.
+    """
+    if queue.rules.policy is not fifo or queue.rules.fair or entry.priority or queue.passed:
+        return 0.0  # nobody knows who is before it
+    settings = queue.rules.batching
+    if settings is None:
+        lines = list(queue.lines.values())
+        if any(line.long != entry.long for line in lines):
+            return 0.0  # what waits in the other lane need not be before it
+        runs = queue.lined
+        run_s = queue.waiting_s / max(1, runs)
+    else:
+        line = queue.lines.get((entry.kind, entry.long)) if entry.rows else None
+        if line is None:
+            return 0.0
+        lines = [line]
+        runs = line.rows // settings.run_rows
+        run_s = settings.run_rows * queue.costs.least_per_row(queue.model, entry.signature) / 1e6
+    firsts = [line.first(0) for line in lines]  # those whose deadlines have passed stay, to be refused
+    if all(first is None or entry.arrived_ns < first.arrived_ns for first in firsts):
+        return 0.0  # it comes from a version that went, and has waited for longer
+    return max(0, runs + 1 - workers) * run_s / workers
