@@ -93,6 +93,8 @@ def predict(
         raise click.UsageError(f"--metadata: {error}") from error
     parsed = _parsed("--input", document)
     asked = with_port(address) if address else _address(run)
+    if not asked.startswith("unix") and (port := asked.rpartition(":")[2]).isdecimal():
+        _check_port(port, asked)  # grpcio would take another instead
     try:
         outputs = client.predict(
             asked,
@@ -111,6 +113,11 @@ def predict(
     except client.CallError as error:
         fail(f"{error}{_hint(run, asked, name, str(error))}")
     click.echo(json.dumps(outputs))
+
+
+def _check_port(port: str, address: str) -> None:
+    if not _PORT.fullmatch(port) or not 1 <= int(port) <= 65535:
+        raise click.UsageError(f"--address {address}: the port {port!r} is no number from 1 to 65535")
 
 
 def _parsed(option: str, document: str) -> Any:
@@ -313,8 +320,7 @@ def bench(
 
     asked = with_port(address) if address else _address(run)
     host, _, port = asked.rpartition(":")
-    if not _PORT.fullmatch(port) or not 1 <= int(port) <= 65535:
-        raise click.UsageError(f"--address {address}: the port {port!r} is no number from 1 to 65535")
+    _check_port(port, asked)
     try:
         host = host.encode("idna").decode("ascii")
     except UnicodeError as error:

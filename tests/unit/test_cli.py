@@ -168,6 +168,16 @@ def test_predict_refuses_what_is_no_json() -> None:
     assert "--input '{\"x\": [1, 2, 5]}'" in done.stderr
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:74036", "[::1]:0", "host:999999"])
+def test_predict_refuses_what_is_no_port(address: str) -> None:
+    done = CliRunner().invoke(main, ["predict", "half", "--input", "[1]", "--address", address])
+    assert done.exit_code == 2
+    assert (
+        f"--address {address}: the port '{address.rpartition(':')[2]}' is no number from 1 to 65535"
+        in done.stderr
+    )
+
+
 def test_predict_shows_code_and_text() -> None:
     """A server that is not there: the code, the reason and a hint."""
     done = CliRunner().invoke(
