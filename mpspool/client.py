@@ -26,6 +26,7 @@ _CUT_OFF = re.compile(r"Socket closed|[Cc]onnection reset|Broken pipe|GOAWAY rec
 # And of TLS.
 _TLS_WORDS = {
     "WRONG_VERSION_NUMBER": "it speaks without TLS; leave out --tls, --ca, --cert, --key and --server-name",
+    "Handshake read failed": "it may speak without TLS: then leave out --tls, --ca, --cert, --key and --server-name",
     "CERTIFICATE_VERIFY_FAILED": "its certificate is of no CA that is trusted here, or has expired; give --ca",
     "Hostname Verification": "its certificate is for another name; give one that it is for as --server-name",
     "TSI_DATA_CORRUPTED": "it refuses us; give --cert and --key, with a certificate of a CA that it trusts",

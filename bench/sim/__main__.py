@@ -35,6 +35,7 @@ _TRACE = {"trace": "replay"}
 _COMPARING = {"fleet", "trace"}
 _RESULTS = Path(__file__).resolve().parents[1] / "results" / "sim"
 _OWN_RESULTS = Path("sim-results")
+_TELL_EACH_S = 10.0
 _OR_LEAVE = "give one, or leave the option out for its default"
 
 
@@ -191,6 +192,19 @@ def _plain(value: Any) -> Any:
     return value
 
 
+class _Progress:
+    """Says now and then how far it is: where a scenario takes minutes, a line every ten seconds."""
+
+    def __init__(self, name: str, count: int) -> None:
+        self._name, self._count = name, count
+        self._told_s = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        if (now_s := time.monotonic()) - self._told_s >= _TELL_EACH_S:
+            self._told_s = now_s
+            print(f"bench.sim: {self._name}: {done} of {self._count} cells", file=sys.stderr, flush=True)
+
+
 def _too_short(options: Options) -> str:
     length = f"{options.seconds:g} s" if options.seconds else "its time"
     return f" in {length} (the first 15 % of it does not count); give more --seconds"
@@ -207,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             tasks = scenario.tasks(options)
             _make(folder)
-            found = run_all(tasks, said.processes)
+            found = run_all(tasks, said.processes, _Progress(name, len(tasks)))
             written += _write(name, scenario, found, options, folder)
         except (TraceError, _ResultsError) as error:
             print(f"bench.sim: {error}", file=sys.stderr)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,12 +73,25 @@ Task = Cell | Capacity
 Key = tuple[Any, ...]
 
 
-def run_all(tasks: dict[Key, Task], processes: int) -> dict[Key, Any]:
-    """Each task's result, by its key; the longest ones had better come first."""
+def run_all(tasks: dict[Key, Task], processes: int, done: Callable[[int], None]) -> dict[Key, Any]:
+    """Each task's result, by its key; the longest ones had better come first.
+
+    Args:
+        tasks: by their keys.
+        processes: that run them.
+        done: told after each, how many there are by now.
+    """
     if processes == 1:
-        return {key: task.run() for key, task in tasks.items()}
+        found = {}
+        for key, task in tasks.items():
+            found[key] = task.run()
+            done(len(found))
+        return found
     with ProcessPoolExecutor(processes) as executor:
         futures = {key: executor.submit(_run, task) for key, task in tasks.items()}
+        for count, future in enumerate(as_completed(futures.values()), 1):
+            future.result()
+            done(count)
         return {key: future.result() for key, future in futures.items()}
 
 

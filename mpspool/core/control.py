@@ -1,8 +1,8 @@
 """The control sockets: one JSON line in, JSON lines out, over a UNIX socket of mode 0600.
 
 The router and the pool answer here; the CLI, the pool and the foreground process ask. A request is
-{"op": NAME, ...}; an answer is an object, {"error": TEXT} where it failed. A streaming op sends an
-object a line until either side closes.
+{"op": NAME, ...}; an answer is an object, {"error": TEXT} where it failed, with "again" where nothing was done and
+whoever comes next on the socket will do it. A streaming op sends an object a line until either side closes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ class ControlError(Exception):
     """The other side is not there, went away, or answered {"error": ...}."""
 
 
+class NotTakenError(ControlError):
+    """The other side is not there, or gives way to another: nothing was done, and it can be asked again."""
+
+
 def _connect(path: Path, timeout_s: float | None) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -35,7 +39,7 @@ def _connect(path: Path, timeout_s: float | None) -> socket.socket:
         connection.connect(str(path))
     except OSError as error:
         connection.close()
-        raise ControlError(f"nobody answers on {path}: {error.strerror or error}") from error
+        raise NotTakenError(f"nobody answers on {path}: {error.strerror or error}") from error
     return connection
 
 
@@ -58,7 +62,7 @@ def stream(
                 for line in lines:
                     answer: Message = json.loads(line)
                     if "error" in answer:
-                        raise ControlError(answer["error"])
+                        raise (NotTakenError if answer.get("again") else ControlError)(answer["error"])
                     yield answer
         except OSError as error:
             raise ControlError(f"{path}: {error.strerror or error}") from error

@@ -13,6 +13,10 @@ from typing import Generic, TypeVar
 
 S = TypeVar("S", bound=enum.Enum)
 
+# Why a worker leaves for good.
+NOT_SERVED = "its version is not served any more"
+NO_SLOT = "its slot has gone from the configuration"
+
 
 class WorkerState(enum.Enum):
     """A worker process, as it reports itself."""

@@ -11,6 +11,8 @@ import socket
 
 import msgspec
 
+from mpspool.core import descriptors
+
 _MAX_MESSAGE_BYTES = 64 * 1024
 # Why a variable is private all the same after it was bound to the one copy: TensorFlow's doing, or the model's.
 COPIED = "TensorFlow copied it"
@@ -78,14 +80,8 @@ def receive(connection: socket.socket) -> tuple[Message, int | None]:
         OSError: the connection; ConnectionResetError where the other side has gone.
         msgspec.DecodeError: not one of ours.
     """
-    data, ancillary, flags, _ = connection.recvmsg(
-        _MAX_MESSAGE_BYTES, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
-    )
-    descriptors = array.array("i")
-    for level, kind, content in ancillary:
-        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            descriptors.frombytes(content[: len(content) - len(content) % descriptors.itemsize])
-    descriptor = descriptors[0] if descriptors else None
+    data, found, flags = descriptors.receive(connection, _MAX_MESSAGE_BYTES, 1)
+    descriptor = found[0] if found else None
     try:
         return _decode(_whole(data, flags)), descriptor
     except BaseException:

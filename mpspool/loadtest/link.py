@@ -93,8 +93,7 @@ class Link:
         except TimeoutError as error:
             raise UnreachableError(f"{where} did not answer within {CONNECT_TIMEOUT_S:g} s") from error
         except OSError as error:
-            remedy = _MORE_FILES if error.errno == errno.EMFILE else ""
-            raise UnreachableError(f"cannot connect to {where}: {error.strerror or error}{remedy}") from error
+            raise UnreachableError(f"cannot connect to {where}: {self._why(error)}") from error
         except WireError as error:
             raise UnreachableError(f"{where}: {error}") from error
         finally:
@@ -102,9 +101,22 @@ class Link:
                 new.ready.cancel()  # nobody waits any more for what becomes of it
                 new.end()
         if new.over:
-            raise UnreachableError(f"{where} closed the connection")
+            hint = "; it may want TLS: give --tls, or --ca with the CA of its certificate"
+            raise UnreachableError(f"{where} closed the connection{'' if self._secure else hint}")
         self._socket = new
         self._on_ready(self)
+
+    def _why(self, error: OSError) -> str:
+        """What a connection did not come about for, and what to do. A handshake's end has no words."""
+        if error.errno == errno.EMFILE:
+            return f"{error.strerror}{_MORE_FILES}"
+        why = error.strerror or str(error)
+        if self._secure is None or (why and "WRONG_VERSION_NUMBER" not in why):
+            return why
+        return (
+            f"{why or 'it ended the handshake'}; it may speak without TLS: then leave out --tls, --ca, --cert, --key and"
+            " --server-name"
+        )
 
     def start(self, call: Call) -> None:
         """Of a usable link."""

@@ -60,7 +60,8 @@ class Memory:
     half of a bound, and there is room for another. One that holds nothing is given what fits.
 
     Answers that wait for their clients count as the requests do. Of each bound they have half: what would have to wait
-    beyond that is not kept, so that clients which take nothing do not keep out those which do.
+    beyond that is not kept, so that clients which take nothing do not keep out those which do; nor does the last one,
+    which may be larger: requests have the other half.
 
     Args:
         limit_bytes: more is refused.
@@ -144,7 +145,7 @@ class Memory:
 
     def _room(self, size: int, model: str | None, client: str | None, before: int) -> str | None:
         """The model that a request counts for, of which `before` bytes are counted by now. Raises PoolError."""
-        used = self._all.used - before
+        used = _counted(self._all.used, self._answers.used, self.limit_bytes) - before
         free = self.limit_bytes - used
         if size > self.limit_bytes:
             raise _never(size, "max_queued_bytes", self.limit_bytes)
@@ -163,7 +164,7 @@ class Memory:
         """The model that it counts for, which has a limit and is none that clients make up; else None. Raises PoolError."""
         if model is None or (limit := self.limits.get(model)) is None:
             return None
-        used = self._all.by_model[model] - before
+        used = _counted(self._all.by_model[model], self._answers.by_model[model], limit) - before
         if size > limit:
             raise _never(
                 size, f"max_queued_bytes for {_named(model)}", limit, ", or max_queued_bytes_per_model"
@@ -255,6 +256,11 @@ class Admission:
         """Counts what waits of its answer, whatever the limits; fewer for a negative size."""
         self._kept += size
         self._memory.hold(size, self.model, self.client)
+
+
+def _counted(used: int, answers: int, limit: int) -> int:
+    """Of bytes that are held, those that count against requests: of answers no more than they should have."""
+    return used - max(0, answers - limit // 2)
 
 
 def _takes_too_much(held: int, size: int, free: int) -> bool:

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mpspool.core import control
-from mpspool.core.control import ControlError, Message
+from mpspool.core.control import ControlError, Message, NotTakenError
 from mpspool.core.rundir import RunDir
 from mpspool.core.states import ModelVersionState
 from mpspool.supervisor import ask, lock
 
 _ANSWER_S = 30.0
 _POLL_S = 0.1
+_COMING = {ModelVersionState.LOADING.name, ModelVersionState.AVAILABLE.name}
 # gRPC's, of what is no binary value.
 _KEY = re.compile(r"[a-z0-9_.-]+(?<!-bin)")
 
@@ -44,7 +45,18 @@ def load(run: RunDir, name: str, version: int | None, timeout_s: float) -> str:
     """
     order = _order(run, "load", name, version)
     wanted = order["wanted"] if version is None else [version]
-    return _wait(run, name, timeout_s, lambda versions: _loaded(name, wanted, versions))
+    seen: set[int] = set()
+
+    def verdict(versions: dict[int, Message]) -> str | None:
+        if gone := sorted(seen - versions.keys()):
+            which = ", ".join(f"{name}@{number}" for number in gone)
+            raise VersionError(
+                f"{which} has gone before it was served: its folder has, or another is meant by now"
+            )
+        seen.update(number for number in wanted if versions.get(number, {}).get("state") in _COMING)
+        return _loaded(name, wanted, versions)
+
+    return _wait(run, name, timeout_s, verdict)
 
 
 def unload(run: RunDir, name: str, version: int | None, timeout_s: float) -> str:
@@ -136,12 +148,16 @@ def _order(run: RunDir, op: str, name: str, version: int | None) -> Message:
 
 
 def _call(run: RunDir, op: str, **arguments: Any) -> Message:
-    try:
-        return control.call(run.pool_control, op, timeout_s=_ANSWER_S, **arguments)
-    except (ControlError, ValueError) as error:
-        if not lock.holder(run):
-            raise ask.NoPoolError(ask.no_pool(run)) from error
-        raise VersionError(str(error)) from error
+    end = time.monotonic() + ask.PATIENCE_S
+    while True:
+        try:
+            return control.call(run.pool_control, op, timeout_s=_ANSWER_S, **arguments)
+        except (ControlError, ValueError) as error:
+            if not lock.holder(run):
+                raise ask.NoPoolError(ask.no_pool(run)) from error
+            if not isinstance(error, NotTakenError) or time.monotonic() > end:
+                raise VersionError(str(error)) from error
+        time.sleep(_POLL_S)  # a pool process that was killed, or that a reload replaces, is back soon
 
 
 def _wait(run: RunDir, name: str, timeout_s: float, verdict: _Verdict) -> str:

@@ -10,13 +10,17 @@ import json
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
 
+from mpspool.core.rundir import RunDir
 from mpspool.core.states import ModelVersionState
+from mpspool.supervisor import versions_command
 from tests import models
 from tests.conftest import PoolStarter, short_dir
 from tests.polling import until
@@ -236,6 +240,28 @@ def test_what_the_router_goes_by_holds_at_once(pool: Pool, file: File, load: Loa
     running.end_clean()
     assert alike(before, pool.workers()) == before.keys()
     assert pool.process_pid("router") == router
+
+
+def test_orders_by_hand_are_answered_while_it_is_taken_up(pool: Pool, file: File) -> None:
+    """Each by the pool process that there is then, or by the one that takes over."""
+    over = threading.Event()
+
+    def order() -> int:
+        count = 0
+        while not over.is_set():
+            assert versions_command.load(RunDir(pool.run_dir), MODEL, None, 60) == f"{MODEL}@1 AVAILABLE"
+            count += 1
+        return count
+
+    with ThreadPoolExecutor() as threads:
+        ordering = threads.submit(order)
+        try:
+            for most in (100, 200, 300, 400):
+                file.write({MODEL: {}}, max_queued_requests=most)
+                reload(pool)
+        finally:
+            over.set()
+        assert ordering.result() > 4
 
 
 def test_a_bad_configuration_is_refused_whole(pool: Pool, file: File, load: LoadStarter) -> None:

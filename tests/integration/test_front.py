@@ -17,6 +17,7 @@ import pytest
 import uvloop
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 
 from mpspool import client
@@ -436,6 +437,7 @@ def test_reflection_describes_what_is_served(fronts: Fronts) -> None:
         tfs.PREDICTION_SERVICE,
         tfs.MODEL_SERVICE,
         "grpc.health.v1.Health",
+        "grpc.reflection.v1.ServerReflection",
         "grpc.reflection.v1alpha.ServerReflection",
     }
     file = database.FindFileByName("tensorflow_serving/apis/predict.proto")
@@ -446,6 +448,13 @@ def test_reflection_describes_what_is_served(fronts: Fronts) -> None:
     tensor = service.methods_by_name["Predict"].input_type.fields_by_name["inputs"].message_type
     assert tensor.fields_by_name["value"].message_type.full_name == "tensorflow.TensorProto"
     assert pool.FindServiceByName("grpc.health.v1.Health").methods_by_name["Watch"]
+    for package in ("grpc.reflection.v1", "grpc.reflection.v1alpha"):
+        method = pool.FindServiceByName(f"{package}.ServerReflection").methods_by_name["ServerReflectionInfo"]
+        assert method.output_type.full_name == f"{package}.ServerReflectionResponse"
+        path = f"/{package}.ServerReflection/ServerReflectionInfo"
+        request = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+        (answer,) = fronts.channel.stream_stream(path)(iter([request]), timeout=10)
+        assert package.encode() in answer
 
 
 # -- start and stop ---------------------------------------------------------------------------------

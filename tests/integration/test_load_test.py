@@ -734,6 +734,17 @@ def test_a_model_that_does_not_exist(pool: Pool) -> None:
     )
 
 
+@pytest.mark.parametrize("command", ["bench", "predict"])
+def test_tls_is_asked_of_who_has_none(pool: Pool, server: Server, command: str) -> None:
+    """Of a pool, which says nothing before a client has, and of grpcio's server, which does: each says what to leave out."""
+    options = {"bench": ("--model", "half", *SHORT), "predict": ("half", "--input", "[1]")}[command]
+    for address in (pool.address, f"127.0.0.1:{server.port}"):
+        done = cli(command, *options, "--address", address, "--tls")
+        assert done.returncode == 1
+        assert "without TLS" in done.stderr
+        assert "leave out --tls, --ca, --cert, --key and --server-name" in done.stderr
+
+
 def test_inputs_as_predict_takes_them(pool: Pool) -> None:
     """JSON that fits is sent; what does not is refused with the input's name."""
     found = cli("bench", "--model", "half_plus_two", "--run-dir", pool.run_dir, *SHORT, "--inputs", "[4]")

@@ -313,6 +313,7 @@ def test_changed_code(place: Place, half: Path) -> None:
     for each in old:
         each.ready()
     pid = nursery_pid(place)
+    descriptors = len(os.listdir(f"/proc/{pid}/fd"))
     os.utime(place.launcher.with_name("predict.py"))
     new = place.launch("half_plus_two", half, slot=2)
     new.ready()
@@ -323,6 +324,12 @@ def test_changed_code(place: Place, half: Path) -> None:
     assert old[0].ended() == 0
     os.kill(old[1].worker_pid, signal.SIGKILL)
     assert old[1].ended() == -signal.SIGKILL
+    # The request that found it out of date is not inherited.
+    until(
+        lambda: len(os.listdir(f"/proc/{pid}/fd")) < descriptors,
+        5,
+        "nothing of those that have ended is open",
+    )
 
 
 def test_changed_environment(place: Place, half: Path) -> None:

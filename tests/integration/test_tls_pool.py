@@ -108,6 +108,7 @@ def test_a_pool_with_tls_and_its_clients(
     assert "certificate" in done.stderr
     done = cli("bench", *load, *there)
     assert done.returncode == 1
+    assert "it may want TLS: give --tls, or --ca" in done.stderr
     settings = pool.run_dir / "settings" / "router.json"
     assert stat.S_IMODE(settings.stat().st_mode) == 0o600
     key = (folder / "key.pem").read_text().splitlines()[1]

@@ -686,6 +686,20 @@ def test_a_wait_that_never_happens_is_said(tmp_path: Path) -> None:
     assert made.warnings == ["batching.batch_timeout_micros has no effect with adaptive: true"]
 
 
+def test_a_wait_that_nobody_meant_is_said(tmp_path: Path) -> None:
+    """Milliseconds that were written as seconds, say."""
+    made = planned(read(tmp_path, "models: {a: x}\nbatching: {batch_timeout_micros: 2000000000}"))
+    assert made.warnings == [
+        "batching.batch_timeout_micros are 2000 s: so long a request may wait for its batch to fill"
+    ]
+
+
+def test_what_is_the_pools_is_said_where_a_model_says_it(tmp_path: Path) -> None:
+    (line,) = refused(tmp_path, "models:\n  a: {base_path: x, batching: {parameters_file: b.txt}}")
+    assert line.startswith("models.a.batching.parameters_file: unknown key in pool.yaml line 2; ")
+    assert "batching.parameters_file is for all models" in line
+
+
 def test_requests_that_never_fit_are_said(tmp_path: Path) -> None:
     """In more parts than may wait, and than idle workers take: clients would be told to try again for ever."""
 

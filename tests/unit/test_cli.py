@@ -19,6 +19,7 @@ from mpspool import client
 from mpspool.cli import main
 from mpspool.core.rundir import RunDir, default_run_dir
 from mpspool.core.settings import PoolSettings, RouterSettings, save
+from mpspool.core.states import NO_SLOT, NOT_SERVED
 from mpspool.supervisor import ask, describe, lock, mps_command, report
 from tests.conftest import short_dir
 from tests.pool import free_port
@@ -599,7 +600,7 @@ def test_versions_that_come_fail_and_go_are_told() -> None:
     def seen(*versions: tuple[int, str, str], worker: str = "READY") -> dict[str, Any]:
         found = [{"version": number, "state": state, "error": error} for number, state, error in versions]
         one = {"id": "m@1.cpu0.0", "model": "m", "version": 1, "generation": 1, "pid": 7, "cpus": []}
-        workers = [{**one, "state": worker, "error": "its version is not served any more"}]
+        workers = [{**one, "state": worker, "error": NOT_SERVED}]
         pool = {"state": "RUNNING", "run_dir": "/r", "grpc_port": 1, "rest_port": 0}
         return {
             "pool": pool,
@@ -620,6 +621,20 @@ def test_versions_that_come_fail_and_go_are_told() -> None:
         "m@3 is not served: it is cut",
         "m@1 has gone",
     ]
+
+
+def test_a_slot_that_a_reload_takes_away_does_not_come_back() -> None:
+    def seen(state: str, error: str) -> dict[str, Any]:
+        worker = {"id": "m@1.cpu0.1", "model": "m", "version": 1, "generation": 1, "pid": 7, "cpus": []}
+        return {
+            "pool": {"state": "RUNNING", "run_dir": "/r", "grpc_port": 1, "rest_port": 0},
+            "models": [{"name": "m", "versions": [{"version": 1, "state": "AVAILABLE", "error": ""}]}],
+            "workers": [{**worker, "state": state, "error": error}],
+            "processes": [],
+        }
+
+    told = report.changes(seen("READY", ""), seen("EMPTY", NO_SLOT))
+    assert list(told) == ["m@1.cpu0.1 ended: its slot has gone from the configuration"]
 
 
 def test_a_process_that_is_started_again_is_told_once() -> None:

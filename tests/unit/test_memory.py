@@ -184,12 +184,31 @@ def test_answers_that_are_not_taken_have_half() -> None:
     with pytest.raises(PoolError, match=r"Answers of any model that .* hold 100 of 100 bytes") as refused:
         memory.check_answer(1, "b", None)
     assert (refused.value.code, refused.value.lack) == (Code.RESOURCE_EXHAUSTED, Lack.ANSWERS)
-    with pytest.raises(PoolError, match="Requests and answers of a hold 70 of 40 bytes"):
-        memory.admit(1, "a")
+    with pytest.raises(PoolError, match="Requests and answers of a hold 21 of 40 bytes"):
+        memory.admit(20, "a")
     memory.admit(99, "b")
     first.hold(-50)
     second.check_answer(1)
     memory.check_answer(1, "b", None)
+
+
+def test_an_answer_of_any_size_leaves_requests_their_half() -> None:
+    """Of all, and of its model's; what is held is told as it counts."""
+    memory = Memory(100)
+    memory.limits = {"a": 40}
+    admission = memory.admit(1, "a")
+    admission.check_answer(500)
+    admission.hold(500)
+    memory.admit(25, "b")
+    with pytest.raises(PoolError, match="Requests and answers hold 76 of 100 bytes"):
+        memory.admit(25, "b")
+    memory.admit(18, "a")
+    with pytest.raises(PoolError, match="Requests and answers of a hold 39 of 40 bytes"):
+        memory.admit(2, "a")
+    assert memory.used == 544
+    admission.hold(-500)
+    admission.release()
+    memory.admit(21, "a")
 
 
 def test_clients_share_what_answers_may_have() -> None:

@@ -87,7 +87,17 @@ _TRITON = {
 }
 
 
+# What the pool says for all models, where a model says it.
+_OF_POOL = {
+    "parameters_file": "batching.parameters_file is for all models; a version's own parameters stand in"
+    " batching_params.pbtxt in its folder, with batching: {per_model: true}, a model's own here",
+    "per_model": "batching.per_model is for all models",
+}
+
+
 def _suggest(key: str, fields: Fields) -> str:
+    if key in _OF_POOL:
+        return _OF_POOL[key]
     if key in _TRITON:
         return f"what it is to Triton is here {_TRITON[key]}"
     near = nearest(key, fields)

@@ -22,6 +22,8 @@ from mpspool.supervisor.config.schema import ModelConfig, PoolConfig
 _Layer = tuple[str, Parameters, tuple[str, ...]]
 # What TensorFlow Serving has for the whole server, whatever a version's file says; and what its files cannot say.
 _POOL_WIDE = ("num_batch_threads", "thread_pool_name", "adaptive")
+# Nobody means to have requests wait for longer.
+_LONG_WAIT_US = 60_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +303,11 @@ def _batching_warnings(found: Batching) -> Iterable[str]:
         yield f"{paths['max_execution_batch_size']} has no effect without enable_large_batch_splitting: true"
     if values.adaptive and values.batch_timeout_micros:
         yield f"{paths['batch_timeout_micros']} has no effect with adaptive: true"
+    elif values.batch_timeout_micros > _LONG_WAIT_US:
+        yield (
+            f"{paths['batch_timeout_micros']} are {values.batch_timeout_micros / 1e6:.0f} s: so long a request may wait for its"
+            " batch to fill"
+        )
     sizes, run_rows = values.allowed_batch_sizes, found.run_rows
     if sizes and run_rows not in sizes:
         next_size = next(size for size in sizes if size > run_rows)

@@ -13,7 +13,7 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -23,7 +23,7 @@ from mpspool.core.control import ControlServer, Message, Watch
 from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings
-from mpspool.core.states import SlotState, VersionPhase
+from mpspool.core.states import NO_SLOT, NOT_SERVED, SlotState, VersionPhase
 from mpspool.supervisor import cpus, grace, programs, settings_files
 from mpspool.supervisor.pool import fetchers, pace, reconcile, status, turns
 from mpspool.supervisor.pool.endings import Endings
@@ -50,7 +50,6 @@ _TOLD_S = 5.0
 _GO_S = 10.0
 # Of the session of supervisord, of us and of what both start, while nobody waits for that.
 _NICE = 10
-_NOT_WANTED = "its version is not served any more"
 # Rounds after which it knows what this pool process began with.
 _TOLD_AFTER = 2
 
@@ -203,10 +202,16 @@ class Pool:
 
         The configuration is read and planned by `mpspool reload`, in a process of its own, which asks us in its turn.
         """
-        self._asked += 1
-        try:
+        with self._answering():
             exit_status, error = await reload_with(self._run, request["models"])
             return {"exit_status": exit_status, "refused": error, "settings": self._taken_up()}
+
+    @contextlib.contextmanager
+    def _answering(self) -> Iterator[None]:
+        """No other pool takes over meanwhile."""
+        self._asked += 1
+        try:
+            yield
         finally:
             self._asked -= 1
 
@@ -328,15 +333,18 @@ class Pool:
     # -- versions ---------------------------------------------------------------------------------
 
     async def _ordered(self, order: Callable[[Message], Awaitable[Message]], request: Message) -> Message:
-        """Answers an order by hand when the router has been told what comes of it."""
-        answer = await order(request)
-        rounds = self._rounds
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_TOLD_S):
-                while "error" not in answer and self._rounds < rounds + 2:
-                    self._look()
-                    await asyncio.sleep(_SOON_S)
-        return answer
+        """Answers an order by hand when the router has been told what comes of it; where another pool takes over, it is that one's."""
+        if self._again:
+            return {"error": "the pool process begins again", "again": True}
+        with self._answering():
+            answer = await order(request)
+            rounds = self._rounds
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_TOLD_S):
+                    while "error" not in answer and self._rounds < rounds + 2:
+                        self._look()
+                        await asyncio.sleep(_SOON_S)
+            return answer
 
     async def _set_route(self, request: Message) -> Message:
         """The control op "route": clients that name no version are not sent to one that could not be theirs."""
@@ -501,7 +509,8 @@ class Pool:
                 logger.info(
                     "worker leaves", worker=str(worker), **self._as_logged(worker, self._slots[worker].pid)
                 )
-                self._endings.leave([worker], _NOT_WANTED, self._leave_s(worker))
+                reason = NO_SLOT if worker in self._servables.surplus else NOT_SERVED
+                self._endings.leave([worker], reason, self._leave_s(worker))
             case reconcile.Vacate(worker):
                 del self._slots[worker]
                 self._servables.vacated(worker)

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from mpspool.core.descriptors import receive
 from mpspool.worker import launcher
 from mpspool.worker.nursery import staleness
 from mpspool.worker.nursery.staleness import Environment
 
+_MAX_MESSAGE_BYTES = 4096
 _MAX_REQUEST_BYTES = 16 * 2**20
 _VARIABLE = re.compile(rb"\0([^\0=]+)=([^\0]*)")
 
@@ -41,8 +43,7 @@ class Request:
     @classmethod
     def receive(cls, connection: socket.socket) -> Self:
         """Raises OSError, and ValueError for what is not a request."""
-        limit = launcher.DESCRIPTORS
-        data, descriptors, flags, _ = socket.recv_fds(connection, 4096, limit, socket.MSG_CMSG_CLOEXEC)
+        data, descriptors, flags = receive(connection, _MAX_MESSAGE_BYTES, launcher.DESCRIPTORS)
         try:
             _check(data, descriptors, flags)
             file, *streams, lifeline = descriptors
