@@ -1048,6 +1048,12 @@ class Pool(RuleBasedStateMachine):
             shared = [item for item in lined if self.rules.fair]
             for client in "uv":
                 assert queue.crowd.of(client) == sum(item.client == client for item in shared)
+                of_client = [item for item in shared if item.client == client]
+                for signature, each in queue.enqueued.items():
+                    mine = [item for item in of_client if item.signature == signature and item.rows]
+                    if each.crowd is not None and each.crowd_filling is not None:
+                        assert each.crowd.of(client) == sum(item.rows for item in mine)
+                        assert each.crowd_filling.of(client) == sum(item.fills for item in mine)
 
     @invariant()
     def devices_count_what_runs(self) -> None:

@@ -990,3 +990,85 @@ def test_who_makes_room_is_told_of_itself() -> None:
         == ["The queue of half@1 is full: 10 requests wait and max_queued_requests is 10; try again later"]
         * 2
     )
+
+
+def test_what_is_left_of_a_batch_is_sent_when_its_time_is_over() -> None:
+    """A full batch waits for its device, and is full no more before that is free: nothing else happens then."""
+    timed = QueueRules(batching=BatchingSettings(max_batch_size=2, batch_timeout_us=20_000))
+    pool = Scheduler(PoolRules(limits=Limits(running=1)), QueueRules())
+    pool.govern(OTHER, timed)
+    for name, model in (("a", MODEL), ("b", OTHER)):
+        pool.join(name, model, 1, "device")
+    pool.arrive(Entry(MODEL, "", b"x", 0), 0)
+    (running,) = pool.dispatch(0)
+    assert isinstance(running, Send)
+    one, two = (Entry(OTHER, "", b"x", 0, rows=1, kind=("", b"", b"")) for _ in range(2))
+    pool.arrive(one, 0)
+    pool.arrive(two, 0)
+    assert pool.dispatch(0) == []
+    pool.cancel(two)
+    pool.finished("a", running.dispatch, now_ns=5 * MS)
+    assert pool.dispatch(5 * MS) == []
+    assert pool.look_again_ns(5 * MS) == 20 * MS
+    (send,) = pool.dispatch(20 * MS)
+    assert isinstance(send, Send)
+    assert send.entries == [one]
+
+
+def crowd(pool: Scheduler, count: int, each: int) -> list[Entry]:
+    """Each of so many batches has a request of one of others, and what fits beside it are small ones of one client's."""
+    for number in range(count):
+        pool.arrive(Entry(MODEL, "", b"x", 1, rows=33, kind=("", b"", b""), client=f"c{number // each}"), 1)
+    small = [Entry(MODEL, "", b"x", 1, rows=1, kind=("", b"", b""), client="a") for _ in range(31 * count)]
+    for entry in small:
+        pool.arrive(entry, 1)
+    return small
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_who_fills_a_batch_takes_the_place_of_one_that_does(each: int) -> None:
+    """Small ones that fit beside either stay: their leaving would make no room. Nobody leaves where each client has one."""
+    rules = QueueRules(
+        max_requests=10**6, fair=True, batching=BatchingSettings(max_batch_size=64, max_enqueued_batches=10)
+    )
+    pool = Scheduler(PoolRules(), rules)
+    small = crowd(pool, 10, each)
+    late = Entry(MODEL, "", b"x", 1, rows=33, kind=("", b"", b""), client="d")
+    if each == 1:
+        with pytest.raises(PoolError, match="currently 10 batches enqueued"):
+            pool.arrive(late, 1)
+    else:
+        pool.arrive(late, 1)
+    refused = [order.entry for order in pool.dispatch(1) if isinstance(order, Refuse)]
+    assert [entry.rows for entry in refused] == [33] * (each - 1)
+    assert not any(entry.over for entry in small)
+
+
+def test_what_comes_back_into_the_other_lane_goes_by_its_clock() -> None:
+    """Where clients share: sent while it was short, it comes back to a batch that is long by then."""
+    rules = QueueRules(fair=True, batching=BatchingSettings(max_batch_size=4))
+    pool = Scheduler(PoolRules(limits=Limits(long=1), long_us=50_000), rules)
+    for _ in range(2):
+        for rows in (1, 4):
+            pool.costs.observe(MODEL, "", 0, 10_000, rows)
+    pool.join("a", MODEL, 1)
+    first = Entry(MODEL, "", b"x", 0, rows=1, kind=("", b"", b""), client="u")
+    pool.arrive(first, 0)
+    (sent,) = pool.dispatch(0)
+    assert isinstance(sent, Send)
+    for _ in range(60):
+        pool.costs.observe(MODEL, "", 0, 100_000, 4)
+        pool.costs.observe(MODEL, "", 0, 20_000, 1)
+    others = [Entry(MODEL, "", b"y", 0, rows=1, kind=("", b"", b""), client="v") for _ in range(12)]
+    for entry in others:
+        pool.arrive(entry, 0)
+    pool.join("b", MODEL, 1)
+    pool.join("c", MODEL, 1)
+    pool.dispatch(0)
+    waiting = [entry for entry in others if entry.waiting]
+    assert waiting
+    assert all(entry.slow for entry in waiting)
+    pool.lost("a", None, 0)
+    assert first.waiting
+    assert first.line is waiting[0].line
+    assert first.slow

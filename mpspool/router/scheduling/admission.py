@@ -55,15 +55,23 @@ def _room_for_rows(
     error = batching.check_room(rows, filling, more, settings)
     if error is None:
         return []
-    leaving = []
-    there = rows, filling
-    for last in enqueued.crowd.last_of_most(parts[0].client, more) if enqueued and enqueued.crowd else ():
-        leaving.append((last, batching.is_full(*there, last.rows, settings)))
-        rows -= last.rows
-        filling -= last.fills
-        if batching.check_room(rows, filling, more, settings) is None:
-            return leaving
-    raise error
+    if enqueued is None or enqueued.crowd is None or enqueued.crowd_filling is None:
+        raise error
+    client, most = parts[0].client, settings.max_enqueued_batches
+    # Each that fills a batch takes the place of one that does, and rows those of rows.
+    batches_over = max(0, filling + batching.fills(more, settings) - most)
+    leaving = list(itertools.islice(enqueued.crowd_filling.last_of_most(client, 1), batches_over))
+    if len(leaving) < batches_over:
+        raise error
+    rows_over = rows + more - most * settings.run_rows - sum(last.rows for last in leaving)
+    already = set(leaving)
+    others = (last for last in enqueued.crowd.last_of_most(client, more) if last not in already)
+    while rows_over > 0:
+        if (last := next(others, None)) is None:
+            raise error
+        leaving.append(last)
+        rows_over -= last.rows
+    return [(last, batching.is_full(rows, filling, last.rows, settings)) for last in leaving]
 
 
 def _room_for_requests(

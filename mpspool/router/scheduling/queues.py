@@ -60,11 +60,13 @@ class Enqueued:
 
     Attributes:
         crowd: where clients share fairly, its rows by client.
+        crowd_filling: and those by client that fill a batch each.
         count, rows: of all of it.
-        filling: of those, how many fill a batch each.
+        filling: how many fill a batch each.
     """
 
     crowd: Crowd | None
+    crowd_filling: Crowd | None
     count: int = 0
     rows: int = 0
     filling: int = 0
@@ -209,13 +211,18 @@ class Queue:
         settings = self.rules.batching
         for enqueued in self.enqueued.values():
             enqueued.filling = 0
+            if enqueued.crowd_filling is not None:
+                enqueued.crowd_filling = Crowd()
         waiting = [entry for line in self.lines.values() for entry in line]
         for entry in (*waiting, *self._elsewhere()):
             if entry.rows:
                 entry.fills = settings is not None and batching.fills(entry.rows, settings)
         for entry in waiting:
             if entry.rows:
-                self.enqueued[entry.signature].filling += entry.fills
+                enqueued = self.enqueued[entry.signature]
+                enqueued.filling += entry.fills
+                if enqueued.crowd_filling is not None and entry.fills:
+                    enqueued.crowd_filling.add(entry)
 
     def estimate_anew(self) -> None:
         """What is long is another from now on: all that waits goes to its lane."""
@@ -259,12 +266,15 @@ class Queue:
         if entry.rows:
             enqueued = self.enqueued.get(entry.signature)
             if enqueued is None:
-                enqueued = self.enqueued[entry.signature] = Enqueued(Crowd() if line.fair else None)
+                crowds = (Crowd(), Crowd()) if line.fair else (None, None)
+                enqueued = self.enqueued[entry.signature] = Enqueued(*crowds)
             enqueued.count += 1
             enqueued.rows += entry.rows
             enqueued.filling += entry.fills
             if enqueued.crowd is not None:
                 enqueued.crowd.add(entry, entry.rows)
+            if enqueued.crowd_filling is not None and entry.fills:
+                enqueued.crowd_filling.add(entry)
         if line.count == 1:
             return True
         settings = self.rules.batching
@@ -284,6 +294,8 @@ class Queue:
             make = FairLine if self.rules.fair else Line
             line = make(kind, entry.signature, entry.long, entry.client)
             self.lines[kind, entry.long] = line
+        if line.fair and entry.slow != line.slow:
+            self._change_lane(entry, line.slow, entry.charge_s)  # it has been with a worker since
         line.add(entry)
         return line
 
@@ -328,6 +340,8 @@ class Queue:
                     enqueued.filling -= entry.fills
                     if enqueued.crowd is not None:
                         enqueued.crowd.discard(entry)
+                    if enqueued.crowd_filling is not None:
+                        enqueued.crowd_filling.discard(entry)
                     if not enqueued.count:
                         del self.enqueued[entry.signature]
                 if not line.count:
@@ -444,6 +458,12 @@ class Queue:
     def lined_slow(self) -> int:
         """Of those, requests that wait for the slow lane."""
         return sum(line.count for line in self.lines.values() if line.slow)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether what it may be sent next can fall due by itself: when a batch has waited long enough."""
+        settings = self.rules.batching
+        return settings is not None and batching.waits(settings)
 
     @property
     def waits(self) -> bool:
