@@ -1044,6 +1044,24 @@ def test_who_fills_a_batch_takes_the_place_of_one_that_does(each: int) -> None:
     assert not any(entry.over for entry in small)
 
 
+@pytest.mark.parametrize("rows", [1, 33])
+def test_no_more_rows_or_batches_leave_than_come(rows: int) -> None:
+    """Where more wait than may, since a worker was lost."""
+    rules = QueueRules(fair=True, batching=BatchingSettings(max_batch_size=64, max_enqueued_batches=10))
+    pool = Scheduler(PoolRules(), rules)
+    for worker in range(20):
+        pool.join(f"w{worker}", MODEL, 1)
+    for _ in range(30):
+        pool.arrive(Entry(MODEL, "", b"x", 1, rows=rows, kind=("", b"", b""), client="a"), 1)
+        pool.dispatch(1)
+    while pool.queued(MODEL) < 10 * (1 if rows > 32 else 64):
+        pool.arrive(Entry(MODEL, "", b"x", 1, rows=rows, kind=("", b"", b""), client="a"), 1)
+    for worker in range(20):
+        pool.lost(f"w{worker}", None, 1)
+    pool.arrive(Entry(MODEL, "", b"x", 1, rows=rows, kind=("", b"", b""), client="d"), 1)
+    assert len([order for order in pool.dispatch(1) if isinstance(order, Refuse)]) == 1
+
+
 def test_what_comes_back_into_the_other_lane_goes_by_its_clock() -> None:
     """Where clients share: sent while it was short, it comes back to a batch that is long by then."""
     rules = QueueRules(fair=True, batching=BatchingSettings(max_batch_size=4))

@@ -14,7 +14,7 @@ from mpspool.router.scheduling.queues import Enqueued, Queue
 
 
 def check_room(queue: Queue, parts: Sequence[Entry]) -> Sequence[tuple[Entry, PoolError]]:
-    """Whether a new request, or all parts of one, fit.
+    """Whether a new request, or all parts of one, fit. Where more wait than may, as when a worker was lost, no more leave than come.
 
     Returns:
         Those that have to leave for it, and why, where clients share fairly and another has more waiting than its
@@ -38,7 +38,6 @@ def check_room(queue: Queue, parts: Sequence[Entry]) -> Sequence[tuple[Entry, Po
         if (enqueued.count if enqueued else 0) + len(parts) > settings.max_enqueued_batches + idle:
             leaving = _room_for_rows(parts, enqueued, settings, idle)
     lacking = queue.length + len(parts) - idle - queue.rules.max_requests
-    # Where more wait than may, as when a worker was lost, no more leave than come.
     places = min(lacking, len(parts)) - len(leaving)
     if places > 0:
         leaving += _room_for_requests(queue, parts, places, {other for other, _ in leaving})
@@ -58,12 +57,12 @@ def _room_for_rows(
     if enqueued is None or enqueued.crowd is None or enqueued.crowd_filling is None:
         raise error
     client, most = parts[0].client, settings.max_enqueued_batches
-    # Each that fills a batch takes the place of one that does, and rows those of rows.
-    batches_over = max(0, filling + batching.fills(more, settings) - most)
+    # Each that fills a batch takes the place of one that does, and rows those of rows; of either no more leave than come.
+    batches_over = min(len(parts), max(0, filling + batching.fills(more, settings) - most))
     leaving = list(itertools.islice(enqueued.crowd_filling.last_of_most(client, 1), batches_over))
     if len(leaving) < batches_over:
         raise error
-    rows_over = rows + more - most * settings.run_rows - sum(last.rows for last in leaving)
+    rows_over = min(more, rows + more - most * settings.run_rows) - sum(last.rows for last in leaving)
     already = set(leaving)
     others = (last for last in enqueued.crowd.last_of_most(client, more) if last not in already)
     while rows_over > 0:
