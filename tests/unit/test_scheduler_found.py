@@ -1090,3 +1090,47 @@ def test_what_comes_back_into_the_other_lane_goes_by_its_clock() -> None:
     assert first.waiting
     assert first.line is waiting[0].line
     assert first.slow
+
+
+def test_idle_workers_have_all_of_a_batch_that_is_due() -> None:
+    """Where one takes its part of it, the rest does not wait for a timeout of its own."""
+    rules = QueueRules(batching=BatchingSettings(max_batch_size=64, batch_timeout_us=20_000))
+    pool = Scheduler(PoolRules(), rules)
+    for rows in (1, 8, 64):
+        pool.costs.observe(MODEL, "", 0, 1000 * rows, rows)
+    for name in "ab":
+        pool.join(name, MODEL, 2)
+    for now_ns in (0, 19 * MS):
+        pool.arrive(Entry(MODEL, "", b"x", now_ns, rows=8, kind=("", b"", b"")), now_ns)
+        assert pool.dispatch(now_ns) == []
+    assert {send.worker for send in pool.dispatch(20 * MS) if isinstance(send, Send)} == {"a", "b"}
+
+
+@pytest.mark.parametrize("waiting", [1, 60, 400])
+def test_what_waits_for_the_slow_lane_makes_no_share_of_others_larger(waiting: int) -> None:
+    """Short ones are spread over the idle workers, however many long ones may not be sent."""
+    pool = Scheduler(PoolRules(limits=Limits(long=1), long_us=50_000), QueueRules())
+    for _ in range(2):
+        pool.costs.observe(MODEL, "short", 1, 1_000)
+        pool.costs.observe(MODEL, "long", 1, 100_000)
+    for name in "abcd":
+        pool.join(name, MODEL, 1)
+    for _ in range(waiting):
+        pool.arrive(Entry(MODEL, "long", b"x", 0), 0)
+    pool.dispatch(0)
+    for _ in range(12):
+        pool.arrive(Entry(MODEL, "short", b"x", MS), MS)
+    assert [len(send.entries) for send in pool.dispatch(MS) if isinstance(send, Send)] == [3, 3, 3]
+
+
+def test_what_comes_from_a_version_that_went_brings_its_batch_forward() -> None:
+    """It has waited elsewhere: its batch's time is over sooner."""
+    rules = QueueRules(batching=BatchingSettings(max_batch_size=64, batch_timeout_us=20_000))
+    pool = Scheduler(PoolRules(), rules)
+    pool.join("a", MODEL, 1)
+    pool.arrive(Entry(MODEL, "", b"x", 10 * MS, rows=1, kind=("", b"", b"")), 10 * MS)
+    pool.dispatch(10 * MS)
+    assert pool.look_again_ns(10 * MS) == 30 * MS
+    assert pool.arrive(Entry(MODEL, "", b"x", 5 * MS, rows=1, kind=("", b"", b"")), 11 * MS)
+    pool.dispatch(11 * MS)
+    assert pool.look_again_ns(11 * MS) == 25 * MS

@@ -104,8 +104,9 @@ def take(queue: Queue, line: Line, now_ns: int, begin_ns: int, share: int, long:
     settings = queue.rules.batching
     together = settings is not None and line.kind is not None
     if settings is not None and together:
+        full = line.rows >= settings.run_rows
         entries, cost_us, sure_us = _take_batch(queue, line, settings, now_ns, begin_ns, long)
-        if batching.waits(settings):
+        if full and batching.waits(settings):  # else the rest has waited long enough, as what was taken
             line.renew(settings.run_rows)
     else:
         entries, cost_us, sure_us = _take_short(queue, line, now_ns, begin_ns, share)
@@ -313,9 +314,10 @@ def _plan_short(queue: Queue, line: Line, entry: Entry, share: int) -> tuple[int
     return int(most_us), _surely_s(entry, min(most_us, share * cost_us) / 1e6)
 
 
-def share(queue: Queue) -> int:
-    """How many requests each worker would get if all were sent now, suspects aside."""
-    return max(1, -(-queue.lined // max(1, len(queue.placement.workers))))
+def share(queue: Queue, slow: bool) -> int:
+    """How many requests each worker would get if all that wait for the slow lane were sent now, or all others; suspects aside."""
+    lined = queue.lined_slow if slow else queue.lined - queue.lined_slow
+    return max(1, -(-lined // max(1, len(queue.placement.workers))))
 
 
 def look_again_ns(queue: Queue, now_ns: int) -> int | None:

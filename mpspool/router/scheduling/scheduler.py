@@ -508,7 +508,7 @@ class Scheduler:
 
     def _dispatch_all(self, queues: list[Queue], now_ns: int) -> None:
         """Sends all that these queues can be sent now, and notes when there may be more."""
-        shares: dict[Queue, int] = {}
+        shares: dict[tuple[Queue, bool], int] = {}
         meeting = None
         if self._meet:
             waiting = {queue for queue in queues if queue.waits}
@@ -517,10 +517,11 @@ class Scheduler:
             while self._dispatch_one(queues, shares, meeting, now_ns):
                 pass
         finally:
+            sent = {queue for queue, _ in shares}
             for queue in queues:
                 if not queue.length:
                     self._waits.pop(queue, None)
-                elif queue in self._failed or queue in shares or (queue.is_timed and not queue.due_ns):
+                elif queue in self._failed or queue in sent or (queue.is_timed and not queue.due_ns):
                     self._look_again(queue, now_ns)
 
     def _turns_on(self, device: Device, meeting: _Meeting) -> Turns:
@@ -540,13 +541,18 @@ class Scheduler:
             self._forget_dues()
 
     def _dispatch_one(
-        self, queues: list[Queue], shares: dict[Queue, int], meeting: _Meeting | None, now_ns: int
+        self,
+        queues: list[Queue],
+        shares: dict[tuple[Queue, bool], int],
+        meeting: _Meeting | None,
+        now_ns: int,
     ) -> bool:
         """Sends the dispatch that is next over these queues, if one can be sent.
 
         Args:
             queues: all that may be sent something.
-            shares: requests for each worker at most, of those that have been sent something since these were looked at.
+            shares: by queue and lane, requests for each worker at most; of those that have been sent something since these
+                were looked at.
             meeting: where they take turns.
             now_ns: the time.
         """
@@ -572,10 +578,11 @@ class Scheduler:
             return False
         choice = min(best.values(), key=lambda one: one.start_s)
         queue, worker, long = choice.queue, choice.worker, choice.long
-        if queue not in shares:
-            shares[queue] = next_dispatch.share(queue)
+        lane = queue, choice.line.slow
+        if lane not in shares:
+            shares[lane] = next_dispatch.share(*lane)
         begin_ns = now_ns + int(worker.left_s(now_ns) * 1e9)
-        batch = next_dispatch.take(queue, choice.line, now_ns, begin_ns, shares[queue], long)
+        batch = next_dispatch.take(queue, choice.line, now_ns, begin_ns, shares[lane], long)
         self._orders += [
             self._refuse(entry, Code.DEADLINE_EXCEEDED, _TOO_LATE, Lack.TIME) for entry in queue.late
         ]
