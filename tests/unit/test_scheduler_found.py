@@ -1134,3 +1134,22 @@ def test_what_comes_from_a_version_that_went_brings_its_batch_forward() -> None:
     assert pool.arrive(Entry(MODEL, "", b"x", 5 * MS, rows=1, kind=("", b"", b"")), 11 * MS)
     pool.dispatch(11 * MS)
     assert pool.look_again_ns(11 * MS) == 25 * MS
+
+
+def test_a_full_slow_lane_keeps_nobody_from_idle_workers() -> None:
+    """Short ones that are sent at once are let in, one after the other, however many long ones wait; more than that are not."""
+    pool = Scheduler(PoolRules(limits=Limits(long=1), long_us=50_000), QueueRules(max_requests=50))
+    for _ in range(2):
+        pool.costs.observe(MODEL, "short", 1, 1_000)
+        pool.costs.observe(MODEL, "long", 1, 100_000)
+    for name in "abcd":
+        pool.join(name, MODEL, 1)
+    for _ in range(51):
+        pool.arrive(Entry(MODEL, "long", b"x", 0), 0)
+        pool.dispatch(0)
+    for _ in range(3):
+        pool.arrive(Entry(MODEL, "short", b"x", MS), MS)
+        assert len(pool.dispatch(MS)) == 1
+    for signature in ("short", "long"):
+        with pytest.raises(PoolError, match="50 requests wait"):
+            pool.arrive(Entry(MODEL, signature, b"x", MS), MS)

@@ -27,8 +27,10 @@ def check_room(queue: Queue, parts: Sequence[Entry]) -> Sequence[tuple[Entry, Po
     if settings is None and queue.length < queue.rules.max_requests:
         return ()  # none is cut where nothing is joined
     first = parts[0]
-    # What idle workers are sent at once does not wait.
-    idle = 0 if queue.length else queue.placement.idle_count
+    # What idle workers are sent at once does not wait; what waits for the slow lane alone is not before it.
+    idle = queue.placement.idle_count
+    if idle and queue.length and (first.long or queue.length > queue.lined_slow):
+        idle = 0
     leaving: list[tuple[Entry, PoolError]] = []
     if settings is not None and first.rows:
         for entry in parts:
