@@ -1153,3 +1153,44 @@ def test_a_full_slow_lane_keeps_nobody_from_idle_workers() -> None:
     for signature in ("short", "long"):
         with pytest.raises(PoolError, match="50 requests wait"):
             pool.arrive(Entry(MODEL, signature, b"x", MS), MS)
+
+
+def test_what_joins_the_slow_lane_is_bounded_as_before() -> None:
+    """Each is short, their batch is long: idle workers take none of them."""
+    rules = QueueRules(max_requests=10, batching=BatchingSettings(max_batch_size=8))
+    pool = Scheduler(PoolRules(limits=Limits(long=1), long_us=50_000), rules)
+    for _ in range(2):
+        pool.costs.observe(MODEL, "long", 1, 100_000)
+        pool.costs.observe(MODEL, "m", 0, 45_000, 1)
+        pool.costs.observe(MODEL, "m", 0, 60_000, 8)
+    for name in "abcd":
+        pool.join(name, MODEL, 1)
+    pool.arrive(Entry(MODEL, "long", b"x", 0), 0)
+    pool.dispatch(0)
+    for _ in range(10):
+        pool.arrive(Entry(MODEL, "m", b"x", 0, rows=1, kind=("m", b"", b"")), 0)
+    assert pool.dispatch(0) == []
+    with pytest.raises(PoolError, match="10 requests wait"):
+        pool.arrive(Entry(MODEL, "m", b"x", 0, rows=1, kind=("m", b"", b"")), 0)
+
+
+def test_the_sooner_of_two_batches_is_sent_in_its_time() -> None:
+    """One of another kind that is due later has been noted before the first was full no more."""
+    timed = QueueRules(batching=BatchingSettings(max_batch_size=2, batch_timeout_us=20_000))
+    pool = Scheduler(PoolRules(limits=Limits(running=1)), QueueRules())
+    pool.govern(OTHER, timed)
+    for name, model in (("a", MODEL), ("b", OTHER)):
+        pool.join(name, model, 1, "device")
+    pool.arrive(Entry(MODEL, "", b"x", 0), 0)
+    (running,) = pool.dispatch(0)
+    assert isinstance(running, Send)
+    two = [Entry(OTHER, "", b"x", 0, rows=1, kind=("", b"", b"")) for _ in range(2)]
+    for entry in two:
+        pool.arrive(entry, 0)
+    pool.dispatch(0)
+    pool.arrive(Entry(OTHER, "", b"x", 10 * MS, rows=1, kind=("", b"", b"other")), 10 * MS)
+    pool.dispatch(10 * MS)
+    pool.cancel(two[1])
+    pool.finished("a", running.dispatch, now_ns=12 * MS)
+    pool.dispatch(12 * MS)
+    assert pool.look_again_ns(12 * MS) == 20 * MS

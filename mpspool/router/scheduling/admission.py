@@ -29,7 +29,7 @@ def check_room(queue: Queue, parts: Sequence[Entry]) -> Sequence[tuple[Entry, Po
     first = parts[0]
     # What idle workers are sent at once does not wait; what waits for the slow lane alone is not before it.
     idle = queue.placement.idle_count
-    if idle and queue.length and (first.long or queue.length > queue.lined_slow):
+    if idle and queue.length and (queue.is_slow(first) or queue.length > queue.lined_slow):
         idle = 0
     leaving: list[tuple[Entry, PoolError]] = []
     if settings is not None and first.rows:

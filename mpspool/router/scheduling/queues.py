@@ -126,7 +126,7 @@ class Queue:
             if entry.rows:  # the least that its part of a batch costs
                 least_s = entry.rows * self.costs.least_per_row(self.model, entry.signature) / 1e6
                 entry.charge_s = min(entry.charge_s, least_s)
-            entry.slow = entry.long or self._is_slow(entry)
+            entry.slow = self.is_slow(entry)
             self._enter(entry.slow)
             share = self.shares.of(entry.slow)
             # Who waits already goes on from there, though those have come further that its policy puts before it; no more than that.
@@ -149,10 +149,10 @@ class Queue:
             entry.key = entry.start_s + later_s
         return later_s
 
-    def _is_slow(self, entry: Entry) -> bool:
-        """Whether it waits for the slow lane with others, whose batch is long."""
+    def is_slow(self, entry: Entry) -> bool:
+        """Whether it waits for the slow lane, or is to: it is long, or the batch of those that it is to share one with."""
         line = self.lines.get((entry.kind if entry.rows else None, entry.long))
-        return line is not None and line.slow
+        return entry.long or (line is not None and line.slow)
 
     def _waits_in(self, slow: bool) -> bool:
         """Whether anything waits in the slow lane, or outside of it."""

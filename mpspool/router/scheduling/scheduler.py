@@ -521,7 +521,7 @@ class Scheduler:
             for queue in queues:
                 if not queue.length:
                     self._waits.pop(queue, None)
-                elif queue in self._failed or queue in sent or (queue.is_timed and not queue.due_ns):
+                elif queue in self._failed or queue in sent or queue.is_timed:
                     self._look_again(queue, now_ns)
 
     def _turns_on(self, device: Device, meeting: _Meeting) -> Turns:

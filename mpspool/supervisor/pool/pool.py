@@ -13,7 +13,7 @@ import functools
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 import msgspec
@@ -118,7 +118,8 @@ class Pool:
             self._look,
         )
         self._over = asyncio.Event()
-        self._asked = 0
+        self._asked = self._ordering = 0
+        self._orders_until_s = 0.0
         self._again = self._ended_for_good = False
         self._looked = asyncio.Event()
 
@@ -187,12 +188,13 @@ class Pool:
                 os.kill(pid, signal.SIGHUP)
 
     def _begin_again(self) -> None:
-        """Once whoever asked for it has been answered."""
+        """Once whoever asked for it has been answered, and whose order is under way, unless that hangs."""
         self._again = True
+        self._orders_until_s = time.monotonic() + _TOLD_S
         asyncio.get_running_loop().call_later(_SOON_S, self._end_if_answered)
 
     def _end_if_answered(self) -> None:
-        if self._asked:
+        if self._asked or (self._ordering and time.monotonic() < self._orders_until_s):
             asyncio.get_running_loop().call_later(_SOON_S, self._end_if_answered)
         else:
             self._over.set()
@@ -202,16 +204,10 @@ class Pool:
 
         The configuration is read and planned by `mpspool reload`, in a process of its own, which asks us in its turn.
         """
-        with self._answering():
-            exit_status, error = await reload_with(self._run, request["models"])
-            return {"exit_status": exit_status, "refused": error, "settings": self._taken_up()}
-
-    @contextlib.contextmanager
-    def _answering(self) -> Iterator[None]:
-        """No other pool takes over meanwhile."""
         self._asked += 1
         try:
-            yield
+            exit_status, error = await reload_with(self._run, request["models"])
+            return {"exit_status": exit_status, "refused": error, "settings": self._taken_up()}
         finally:
             self._asked -= 1
 
@@ -336,7 +332,8 @@ class Pool:
         """Answers an order by hand when the router has been told what comes of it; where another pool takes over, it is that one's."""
         if self._again:
             return {"error": "the pool process begins again", "again": True}
-        with self._answering():
+        self._ordering += 1
+        try:
             answer = await order(request)
             rounds = self._rounds
             with contextlib.suppress(TimeoutError):
@@ -345,6 +342,8 @@ class Pool:
                         self._look()
                         await asyncio.sleep(_SOON_S)
             return answer
+        finally:
+            self._ordering -= 1
 
     async def _set_route(self, request: Message) -> Message:
         """The control op "route": clients that name no version are not sent to one that could not be theirs."""
