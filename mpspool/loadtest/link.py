@@ -101,8 +101,7 @@ class Link:
                 new.ready.cancel()  # nobody waits any more for what becomes of it
                 new.end()
         if new.over:
-            hint = "; it may want TLS: give --tls, or --ca with the CA of its certificate"
-            raise UnreachableError(f"{where} closed the connection{'' if self._secure else hint}")
+            raise UnreachableError(f"{where} closed the connection")
         self._socket = new
         self._on_ready(self)
 
@@ -111,7 +110,10 @@ class Link:
         if error.errno == errno.EMFILE:
             return f"{error.strerror}{_MORE_FILES}"
         why = error.strerror or str(error)
-        if self._secure is None or (why and "WRONG_VERSION_NUMBER" not in why):
+        if self._secure is None:  # an end that the system has no number for is the server's
+            hint = "; it may want TLS: give --tls, or --ca with the CA of its certificate"
+            return f"{why}{'' if error.errno else hint}"
+        if why and "WRONG_VERSION_NUMBER" not in why:
             return why
         return (
             f"{why or 'it ended the handshake'}; it may speak without TLS: then leave out --tls, --ca, --cert, --key and"
