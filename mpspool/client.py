@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 
 from mpspool.core import json_tensors, tfs
-from mpspool.core.client_tls import ClientTls
+from mpspool.core.client_tls import LEAVE_OUT, MAY_HAVE_NONE, MAY_WANT, ClientTls
 from mpspool.core.errors import PoolError
 
 _Metadata = Sequence[tuple[str, str | bytes]]
@@ -25,8 +25,8 @@ _NOT_GRPC = re.compile(r"SETTINGS frame|http1\.x server")
 _CUT_OFF = re.compile(r"Socket closed|[Cc]onnection reset|Broken pipe|GOAWAY received|peer closed")
 # And of TLS.
 _TLS_WORDS = {
-    "WRONG_VERSION_NUMBER": "it speaks without TLS; leave out --tls, --ca, --cert, --key and --server-name",
-    "Handshake read failed": "it may speak without TLS: then leave out --tls, --ca, --cert, --key and --server-name",
+    "WRONG_VERSION_NUMBER": f"it speaks without TLS; {LEAVE_OUT}",
+    "Handshake read failed": MAY_HAVE_NONE,
     "CERTIFICATE_VERIFY_FAILED": "its certificate is of no CA that is trusted here, or has expired; give --ca",
     "Hostname Verification": "its certificate is for another name; give one that it is for as --server-name",
     "TSI_DATA_CORRUPTED": "it refuses us; give --cert and --key, with a certificate of a CA that it trusts",
@@ -115,7 +115,7 @@ def _of_tls(said: str, tls: ClientTls | None) -> str:
     """What gRPC's words on a connection that did not come about most likely mean; "" for nothing that has to do with TLS."""
     if tls is None:
         found = _CUT_OFF.search(said)
-        return "it may want TLS: give --tls, or --ca with the CA of its certificate" if found else ""
+        return MAY_WANT if found else ""
     for words, meaning in _TLS_WORDS.items():
         if words in said:
             return meaning

@@ -12,6 +12,11 @@ from mpspool.core.certificates import CertificateError, read_certificates
 from mpspool.core.settings import TlsSettings
 from mpspool.core.tls import TlsError
 
+# What people are told where the other side does not speak as we do.
+MAY_WANT = "it may want TLS: give --tls, or --ca with the CA of its certificate"
+LEAVE_OUT = "leave out --tls, --ca, --cert, --key and --server-name"
+MAY_HAVE_NONE = f"it may speak without TLS: then {LEAVE_OUT}"
+
 
 class ClientTls(msgspec.Struct, frozen=True, kw_only=True):
     """Whom a client trusts, and who it is.

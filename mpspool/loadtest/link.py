@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import cast
 
-from mpspool.core.client_tls import ClientTls
+from mpspool.core.client_tls import MAY_HAVE_NONE, MAY_WANT, ClientTls
 from mpspool.core.errors import Code
 from mpspool.loadtest.frames import LAST_STREAM
 from mpspool.loadtest.messages import address
@@ -111,14 +111,10 @@ class Link:
             return f"{error.strerror}{_MORE_FILES}"
         why = error.strerror or str(error)
         if self._secure is None:  # an end that the system has no number for is the server's
-            hint = "; it may want TLS: give --tls, or --ca with the CA of its certificate"
-            return f"{why}{'' if error.errno else hint}"
+            return why if error.errno else f"{why}; {MAY_WANT}"
         if why and "WRONG_VERSION_NUMBER" not in why:
             return why
-        return (
-            f"{why or 'it ended the handshake'}; it may speak without TLS: then leave out --tls, --ca, --cert, --key and"
-            " --server-name"
-        )
+        return f"{why or 'it ended the handshake'}; {MAY_HAVE_NONE}"
 
     def start(self, call: Call) -> None:
         """Of a usable link."""

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -50,6 +51,31 @@ def status(run: RunDir) -> Message:
                 raise NoPoolError(no_pool(run)) from error
             if time.monotonic() > end:
                 raise NoPoolError(f"the pool of process {pid} does not answer: {error}") from error
+        time.sleep(_POLL_S)
+
+
+def call(
+    run: RunDir,
+    op: str,
+    again: type[Exception] | tuple[type[Exception], ...],
+    timeout_s: float,
+    **arguments: Any,
+) -> Message:
+    """Asks the pool process once more after such an error: one that was killed, or that a reload replaces, is back soon.
+
+    Raises:
+        NoPoolError: there is none.
+        ControlError, ValueError: another error, or it is not back in time.
+    """
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return control.call(run.pool_control, op, timeout_s=timeout_s, **arguments)
+        except (ControlError, ValueError) as error:
+            if not lock.holder(run):
+                raise NoPoolError(no_pool(run)) from error
+            if not isinstance(error, again) or time.monotonic() > end:
+                raise
         time.sleep(_POLL_S)
 
 

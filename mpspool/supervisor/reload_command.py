@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from mpspool.core import control
 from mpspool.core.control import ControlError, Message
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import RunDir
@@ -115,16 +114,10 @@ def _read(
 
 def _call(run: RunDir, op: str, **arguments: Any) -> Message:
     """Asks the pool process, again while it is only beginning: to be asked twice does not matter to it."""
-    end = time.monotonic() + ask.PATIENCE_S
-    while True:
-        try:
-            return control.call(run.pool_control, op, timeout_s=_ANSWER_S, **arguments)
-        except (ControlError, ValueError) as error:
-            if not lock.holder(run):
-                raise ask.NoPoolError(ask.no_pool(run)) from error
-            if time.monotonic() > end:
-                raise ReloadError(str(error)) from error
-        time.sleep(_POLL_S)
+    try:
+        return ask.call(run, op, (ControlError, ValueError), _ANSWER_S, **arguments)
+    except (ControlError, ValueError) as error:
+        raise ReloadError(str(error)) from error
 
 
 def _wait(run: RunDir, answer: Message, timeout_s: float, warn: Say) -> None:

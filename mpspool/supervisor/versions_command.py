@@ -7,11 +7,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mpspool.core import control
 from mpspool.core.control import ControlError, Message, NotTakenError
 from mpspool.core.rundir import RunDir
 from mpspool.core.states import ModelVersionState
-from mpspool.supervisor import ask, lock
+from mpspool.supervisor import ask
 
 _ANSWER_S = 30.0
 _POLL_S = 0.1
@@ -148,16 +147,10 @@ def _order(run: RunDir, op: str, name: str, version: int | None) -> Message:
 
 
 def _call(run: RunDir, op: str, **arguments: Any) -> Message:
-    end = time.monotonic() + ask.PATIENCE_S
-    while True:
-        try:
-            return control.call(run.pool_control, op, timeout_s=_ANSWER_S, **arguments)
-        except (ControlError, ValueError) as error:
-            if not lock.holder(run):
-                raise ask.NoPoolError(ask.no_pool(run)) from error
-            if not isinstance(error, NotTakenError) or time.monotonic() > end:
-                raise VersionError(str(error)) from error
-        time.sleep(_POLL_S)  # a pool process that was killed, or that a reload replaces, is back soon
+    try:
+        return ask.call(run, op, NotTakenError, _ANSWER_S, **arguments)
+    except (ControlError, ValueError) as error:
+        raise VersionError(str(error)) from error
 
 
 def _wait(run: RunDir, name: str, timeout_s: float, verdict: _Verdict) -> str:

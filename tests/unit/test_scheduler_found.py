@@ -992,8 +992,8 @@ def test_who_makes_room_is_told_of_itself() -> None:
     )
 
 
-def test_what_is_left_of_a_batch_is_sent_when_its_time_is_over() -> None:
-    """A full batch waits for its device, and is full no more before that is free: nothing else happens then."""
+def beside_timed_batches() -> tuple[Scheduler, Send]:
+    """A model that runs on a device for one, beside OTHER, whose batches of two wait for 20 ms."""
     timed = QueueRules(batching=BatchingSettings(max_batch_size=2, batch_timeout_us=20_000))
     pool = Scheduler(PoolRules(limits=Limits(running=1)), QueueRules())
     pool.govern(OTHER, timed)
@@ -1002,6 +1002,12 @@ def test_what_is_left_of_a_batch_is_sent_when_its_time_is_over() -> None:
     pool.arrive(Entry(MODEL, "", b"x", 0), 0)
     (running,) = pool.dispatch(0)
     assert isinstance(running, Send)
+    return pool, running
+
+
+def test_what_is_left_of_a_batch_is_sent_when_its_time_is_over() -> None:
+    """A full batch waits for its device, and is full no more before that is free: nothing else happens then."""
+    pool, running = beside_timed_batches()
     one, two = (Entry(OTHER, "", b"x", 0, rows=1, kind=("", b"", b"")) for _ in range(2))
     pool.arrive(one, 0)
     pool.arrive(two, 0)
@@ -1176,14 +1182,7 @@ def test_what_joins_the_slow_lane_is_bounded_as_before() -> None:
 
 def test_the_sooner_of_two_batches_is_sent_in_its_time() -> None:
     """One of another kind that is due later has been noted before the first was full no more."""
-    timed = QueueRules(batching=BatchingSettings(max_batch_size=2, batch_timeout_us=20_000))
-    pool = Scheduler(PoolRules(limits=Limits(running=1)), QueueRules())
-    pool.govern(OTHER, timed)
-    for name, model in (("a", MODEL), ("b", OTHER)):
-        pool.join(name, model, 1, "device")
-    pool.arrive(Entry(MODEL, "", b"x", 0), 0)
-    (running,) = pool.dispatch(0)
-    assert isinstance(running, Send)
+    pool, running = beside_timed_batches()
     two = [Entry(OTHER, "", b"x", 0, rows=1, kind=("", b"", b"")) for _ in range(2)]
     for entry in two:
         pool.arrive(entry, 0)
