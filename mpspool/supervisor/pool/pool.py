@@ -28,6 +28,7 @@ from mpspool.supervisor import cpus, grace, programs, settings_files
 from mpspool.supervisor.pool import fetchers, pace, reconcile, status, turns
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.gpus import Gpus
+from mpspool.supervisor.pool.handover import Handover
 from mpspool.supervisor.pool.reload import Reload, digest, former_places, reload_with
 from mpspool.supervisor.pool.renewals import Renewals
 from mpspool.supervisor.pool.router_link import RouterLink
@@ -82,6 +83,7 @@ class Pool:
         self._renewals = Renewals(
             config, self._run, self._slots, self._workers, self._endings, lambda: self._stopping
         )
+        self._handover = Handover(_TOLD_S)
         self._reload = Reload(
             config,
             self._run,
@@ -91,7 +93,7 @@ class Pool:
             self._renewals,
             lambda: self._place({}),
             functools.partial(fetchers.end, self._run, self._supervisord),
-            self._begin_again,
+            self._handover.begin,
             lambda: self._stopping,
         )
         self._place(records)
@@ -117,10 +119,6 @@ class Pool:
             self._router.ask,
             self._look,
         )
-        self._over = asyncio.Event()
-        self._asked = self._ordering = 0
-        self._orders_until_s = 0.0
-        self._again = self._ended_for_good = False
         self._looked = asyncio.Event()
 
     async def serve(self) -> bool:
@@ -130,7 +128,7 @@ class Pool:
             Whether another pool is to take over, with what the settings file has now.
         """
         for signum in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(signum, self._end)
+            asyncio.get_running_loop().add_signal_handler(signum, self._handover.end)
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._pass_on_hangup)
         control = ControlServer(
             self._run.pool_control,
@@ -156,7 +154,7 @@ class Pool:
         tasks.append(asyncio.create_task(self._gpus.watch_for_ever()))
         tasks.append(asyncio.create_task(self._servables.watch_for_ever()))
         renewing = asyncio.create_task(self._renew())
-        tasks.append(asyncio.create_task(_returns(self._over)))
+        tasks.append(asyncio.create_task(self._handover.wait()))
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
@@ -172,14 +170,9 @@ class Pool:
             self._weights.close()
             self._servables.close()
             self._workers.close()
-        return self._again and not self._ended_for_good
+        return self._handover.is_followed
 
     # -- another configuration --------------------------------------------------------------------
-
-    def _end(self) -> None:
-        """For good."""
-        self._ended_for_good = True
-        self._over.set()
 
     def _pass_on_hangup(self) -> None:
         """The order to reload is for whoever says what comes of it."""
@@ -187,29 +180,14 @@ class Pool:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGHUP)
 
-    def _begin_again(self) -> None:
-        """Once whoever asked for it has been answered, and whose order is under way, unless that hangs."""
-        self._again = True
-        self._orders_until_s = time.monotonic() + _TOLD_S
-        asyncio.get_running_loop().call_later(_SOON_S, self._end_if_answered)
-
-    def _end_if_answered(self) -> None:
-        if self._asked or (self._ordering and time.monotonic() < self._orders_until_s):
-            asyncio.get_running_loop().call_later(_SOON_S, self._end_if_answered)
-        else:
-            self._over.set()
-
     async def _reload_models(self, request: Message) -> Message:
         """The control op "reload_models": has "models" served, in place of those that are configured.
 
         The configuration is read and planned by `mpspool reload`, in a process of its own, which asks us in its turn.
         """
-        self._asked += 1
-        try:
+        with self._handover.asking():
             exit_status, error = await reload_with(self._run, request["models"])
             return {"exit_status": exit_status, "refused": error, "settings": self._taken_up()}
-        finally:
-            self._asked -= 1
 
     def _taken_up(self) -> str:
         """The digest of the configuration that holds, or will when this pool has begun again."""
@@ -236,7 +214,7 @@ class Pool:
 
     async def _reloaded(self, request: Message) -> Message:
         """The control op "reloaded", which the router has to know of, too."""
-        if self._again:
+        if self._handover.is_under_way:
             return {"settings": self._taken_up(), "waits": ["the pool process begins again"], "failed": []}
         await self._first_look()
         answer = await self._reload.reloaded(request)
@@ -330,10 +308,9 @@ class Pool:
 
     async def _ordered(self, order: Callable[[Message], Awaitable[Message]], request: Message) -> Message:
         """Answers an order by hand when the router has been told what comes of it; where another pool takes over, it is that one's."""
-        if self._again:
+        if self._handover.is_under_way:
             return {"error": "the pool process begins again", "again": True}
-        self._ordering += 1
-        try:
+        with self._handover.ordering():
             answer = await order(request)
             rounds = self._rounds
             with contextlib.suppress(TimeoutError):
@@ -342,8 +319,6 @@ class Pool:
                         self._look()
                         await asyncio.sleep(_SOON_S)
             return answer
-        finally:
-            self._ordering -= 1
 
     async def _set_route(self, request: Message) -> Message:
         """The control op "route": clients that name no version are not sent to one that could not be theirs."""
@@ -696,10 +671,6 @@ def _with_places(config: PoolSettings, places: Places) -> PoolSettings:
 def _memory(pids: Mapping[WorkerId, int]) -> dict[WorkerId, process.Memory]:
     """Takes milliseconds per mapped GB."""
     return {worker: found for worker, pid in pids.items() if (found := process.memory(pid)) is not None}
-
-
-async def _returns(event: asyncio.Event) -> None:
-    await event.wait()
 
 
 def _foreground_pid(run: RunDir) -> int:
