@@ -1,8 +1,9 @@
 """The control sockets: one JSON line in, JSON lines out, over a UNIX socket of mode 0600.
 
 The router and the pool answer here; the CLI, the pool and the foreground process ask. A request is
-{"op": NAME, ...}; an answer is an object, {"error": TEXT} where it failed, with "again" where nothing was done and
-whoever comes next on the socket will do it. A streaming op sends an object a line until either side closes.
+{"op": NAME, ...}; before anything is done about it comes {"taken": true}, so that one whose server ends too soon can be asked
+again. An answer is an object, {"error": TEXT} where it failed, with "again" where nothing was done and whoever comes next
+on the socket will do it. A streaming op sends an object a line until either side closes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ Message = dict[str, Any]
 Handler = Callable[[Message], Awaitable[Message] | AsyncIterator[Message]]
 
 _MAX_LINE_BYTES = 64 * 2**20
+_TAKEN: Message = {"taken": True}
 _WATCH_MIN_S = 0.05
 _WATCH_MAX_S = 1.0
 
@@ -29,7 +31,7 @@ class ControlError(Exception):
 
 
 class NotTakenError(ControlError):
-    """The other side is not there, or gives way to another: nothing was done, and it can be asked again."""
+    """The other side is not there, ended before it took the request, or gives way to another: it can be asked again."""
 
 
 def _connect(path: Path, timeout_s: float | None) -> socket.socket:
@@ -48,24 +50,36 @@ def call(path: Path, op: str, *, timeout_s: float | None = 5.0, **arguments: Any
     with contextlib.closing(stream(path, op, timeout_s=timeout_s, **arguments)) as answers:
         for answer in answers:
             return answer
-    raise ControlError(f"{path} closed the connection without an answer")
+    raise _unanswered(path)
+
+
+def _unanswered(path: Path) -> ControlError:
+    return ControlError(f"{path} closed the connection without an answer")
 
 
 def stream(
     path: Path, op: str, *, timeout_s: float | None = 5.0, **arguments: Any
 ) -> Generator[Message, None, None]:
     """Asks once and yields answers until the other side closes. Raises ControlError."""
+    taken = False
     with _connect(path, timeout_s) as connection:
         try:
             connection.sendall(json.dumps({"op": op, **arguments}).encode() + b"\n")
             with connection.makefile("rb") as lines:
                 for line in lines:
                     answer: Message = json.loads(line)
+                    if answer == _TAKEN:
+                        taken = True
+                        continue
                     if "error" in answer:
                         raise (NotTakenError if answer.get("again") else ControlError)(answer["error"])
                     yield answer
+        except TimeoutError as error:  # what it may read yet is not over
+            raise ControlError(f"{path}: no answer to {op!r} in {timeout_s} s") from error
         except OSError as error:
-            raise ControlError(f"{path}: {error.strerror or error}") from error
+            raise (ControlError if taken else NotTakenError)(f"{path}: {error.strerror or error}") from error
+    if not taken:
+        raise NotTakenError(f"{path} closed the connection before it took {op!r}")
 
 
 async def acall(path: Path, op: str, *, timeout_s: float | None = 5.0, **arguments: Any) -> Message:
@@ -77,7 +91,7 @@ async def acall(path: Path, op: str, *, timeout_s: float | None = 5.0, **argumen
                     return answer
     except TimeoutError as error:
         raise ControlError(f"{path}: no answer to {op!r} in {timeout_s} s") from error
-    raise ControlError(f"{path} closed the connection without an answer")
+    raise _unanswered(path)
 
 
 async def astream(path: Path, op: str, **arguments: Any) -> AsyncGenerator[Message, None]:
@@ -93,7 +107,8 @@ async def astream(path: Path, op: str, **arguments: Any) -> AsyncGenerator[Messa
             answer: Message = json.loads(line)
             if "error" in answer:
                 raise ControlError(answer["error"])
-            yield answer
+            if answer != _TAKEN:
+                yield answer
     except OSError as error:
         raise ControlError(f"{path}: {error.strerror or error}") from error
     finally:
@@ -174,6 +189,7 @@ class ControlServer:
         line = await reader.readline()
         if not line:
             return
+        writer.write(json.dumps(_TAKEN).encode() + b"\n")
         async for answer in self._answers(line):
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()

@@ -7,11 +7,14 @@ import contextlib
 import gc
 import os
 import re
+import select
+import socket
 import stat
 import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -163,6 +166,44 @@ def test_control_call_stream_and_errors() -> None:
         assert not path.exists()
         with pytest.raises(ControlError, match="nobody answers"):
             await control.acall(path, "double", n=1)
+
+    with short_dir() as root:
+        asyncio.run(scenario(root / "c.sock"))
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_what_a_server_that_ends_has_not_taken_can_be_asked_again(is_read: bool) -> None:
+    with short_dir() as root, socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(root / "c.sock"))
+        server.listen()
+        with ThreadPoolExecutor() as threads:
+            asked = threads.submit(control.call, root / "c.sock", "double", n=1)
+            connection, _ = server.accept()
+            with connection:
+                assert select.select([connection], [], [], 10)[0]
+                if is_read:
+                    connection.recv(100)
+            with pytest.raises(control.NotTakenError):
+                asked.result()
+
+
+def test_what_a_server_that_ends_has_taken_may_have_been_done() -> None:
+    async def scenario(path: Path) -> None:
+        begun = asyncio.Event()
+
+        async def hang(_request: Message) -> Message:
+            begun.set()
+            await asyncio.Event().wait()
+            return {}
+
+        server = ControlServer(path, {"hang": hang})
+        await server.start()
+        asked = asyncio.create_task(asyncio.to_thread(control.call, path, "hang"))
+        await begun.wait()
+        await server.close()
+        with pytest.raises(ControlError) as unanswered:
+            await asked
+        assert not isinstance(unanswered.value, control.NotTakenError)
 
     with short_dir() as root:
         asyncio.run(scenario(root / "c.sock"))
