@@ -287,7 +287,7 @@ def peek_examples(body: bytes) -> int:
 
 
 def _count(body: bytes) -> int:
-    count = position = 0
+    count = position = counted = 0
     left = _MOST_EXAMPLES
     while position < len(body) and left >= 0:
         tag, start, position = _field(body, position)
@@ -299,6 +299,8 @@ def _count(body: bytes) -> int:
             left -= _weight(tag, at, start)
             if tag not in (_LIST_TAG, _CONTEXT_TAG):
                 continue
+            if tag != counted:  # a list of the other kind takes the place of what was there
+                count, counted = 0, tag
             while at < start and left >= 0:
                 tag, begin, at = _within(body, at, start)
                 left -= _weight(tag, begin, at)
@@ -422,16 +424,19 @@ def _tensor_head(body: bytes, position: int, end: int) -> bytes | None:
         # As it is nearly always: name, tensor, in it type and shape, each of one byte where it can be.
         at = position + 2 + body[position + 1]
         if at < end and body[at] == _VALUE_TAG:
-            at = _varint(body, at + 1)[1]
+            size, at = _varint(body, at + 1)
             if body[at] == _DTYPE_TAG and body[at + 2] == _SHAPE_TAG and body[at + 1] < 0x80 > body[at + 3]:
-                return body[at : at + 4 + body[at + 3]]
+                after = at + 4 + body[at + 3]
+                if after <= at + size:
+                    return body[at:after]
     fields = 0
     while position < end and fields < _MOST_OF_INPUT:
         fields += 1
         tag, start, position = _field(body, position)
         if tag == _VALUE_TAG:
-            position, begin = start, start
-            while position < end and position - begin <= _MAX_HEAD_BYTES:
+            begin, stop = start, position
+            position = begin
+            while position < stop and position - begin <= _MAX_HEAD_BYTES:
                 tag, _, after = _field(body, position)
                 if tag not in (_DTYPE_TAG, _SHAPE_TAG):
                     break

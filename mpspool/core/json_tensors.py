@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterator
@@ -183,7 +184,13 @@ def _leaves(where: str, value: Any, shape: list[int]) -> Iterator[tuple[str, Any
 
 def _string(where: str, value: Any) -> bytes:
     if isinstance(value, str):
-        return value.encode()
+        try:
+            return value.encode()
+        except UnicodeEncodeError:
+            raise _invalid(
+                f'Input "{where}": {_shown(value)} has half of a surrogate pair, which is no text; give its bytes as'
+                ' {"b64": "..."}.'
+            ) from None
     if _is_b64(value):
         try:
             return base64.b64decode(value["b64"], validate=True)
@@ -251,6 +258,8 @@ def _as_bool(value: Any) -> bool | None:
 def _as_complex(value: Any) -> complex | None:
     try:
         return complex(value) if not isinstance(value, (bool, list, dict)) else None
+    except OverflowError:  # an integer beyond a float's range
+        return complex(math.inf if value > 0 else -math.inf)
     except (TypeError, ValueError):
         return None
 
@@ -272,8 +281,11 @@ _HINTS = {
 def _value(tensor: Any) -> Any:
     shape = [dimension.size for dimension in tensor.tensor_shape.dim]
     if tensor.dtype == tfs.DT_STRING:
-        array = np.empty(len(tensor.string_val), object)
-        array[:] = [_text(value) for value in tensor.string_val]
+        strings = (
+            _strings(tensor.tensor_content, math.prod(shape)) if tensor.tensor_content else tensor.string_val
+        )
+        array = np.empty(len(strings), object)
+        array[:] = [_text(value) for value in strings]
         return array.reshape(shape).tolist()
     array = flat(tensor)
     if array.dtype.kind == "c":
@@ -281,6 +293,26 @@ def _value(tensor: Any) -> Any:
     elif array.dtype.kind == "V":
         array = array.astype(np.int64 if _kind(array.dtype) == "i" else np.float64)
     return array.reshape(shape).tolist()
+
+
+def _strings(content: bytes, count: int) -> list[bytes]:
+    """All lengths as varints, then all bytes. Raises ValueError for what is none."""
+    sizes, position = [], 0
+    for _ in range(count):
+        size = shift = 0
+        while True:
+            if position == len(content):
+                raise ValueError("tensor_content ends within its strings' lengths")
+            byte = content[position]
+            size |= (byte & 0x7F) << shift
+            position, shift = position + 1, shift + 7
+            if byte < 0x80:
+                break
+        sizes.append(size)
+    ends = [position + end for end in itertools.accumulate(sizes)]
+    if (ends[-1] if ends else position) != len(content):
+        raise ValueError("tensor_content is not of its strings' size")
+    return [content[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
 def flat(tensor: Any) -> Array:

@@ -105,7 +105,7 @@ class Layout:
         arrays: dict[str, Array] = {}
         for alias, start, end, dtype, shape, number in self._values:
             if number:
-                array = _varints(body[start:end], number)
+                array = _varints(body[start:end], number, dtype)
                 if array is None or array.size != math.prod(shape):
                     return None
             else:
@@ -198,9 +198,9 @@ def _values(alias: str, span: _Span, array: Array) -> _Values:
     return _Values(alias, span.start, span.end, array.dtype, array.shape, 0)
 
 
-def _varints(data: bytes, number: int) -> Array | None:
+def _varints(data: bytes, number: int, dtype: np.dtype[Any]) -> Array | None:
     try:
-        return codec.packed_values(data, number)
+        return codec.packed_values(data, number).view(dtype)  # a quantized type's is a structure
     except codec.TensorError:
         return None
 

@@ -185,7 +185,10 @@ def synthetic_inputs(signature: Signature) -> Mapping[str, Array] | None:
 
 def _known(spec: TensorSpec) -> bool:
     return (
-        spec.shape is not None and None not in spec.shape[1:] and tf.as_dtype(spec.dtype).is_numpy_compatible
+        spec.shape is not None
+        and None not in spec.shape[1:]
+        and spec.dtype in tfs.DATA_TYPES  # a composite tensor's is left out
+        and tf.as_dtype(spec.dtype).is_numpy_compatible
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from tensorflow.core.protobuf import saved_model_pb2
 
 from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError
@@ -292,6 +294,23 @@ def test_corrupt_checkpoint(model_dir: ModelDir, tmp_path: Path, name: str, how:
         load(settings(damaged))
     assert str(damaged / "1") in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_node_named_alone_is_its_first_output(model_dir: ModelDir, tmp_path: Path) -> None:
+    """As TensorFlow's C++ session, and so TensorFlow Serving, takes it; of an output that is an input, too."""
+    copied = Path(shutil.copytree(model_dir("multi_signature"), tmp_path / "multi_signature"))
+    file = copied / "1" / "saved_model.pb"
+    saved_model = saved_model_pb2.SavedModel.FromString(file.read_bytes())
+    definition = saved_model.meta_graphs[0].signature_def["serving_default"]
+    definition.outputs["echo"].CopyFrom(definition.inputs["x"])
+    for info in definition.outputs.values():
+        info.name = info.name.removesuffix(":0")
+    file.write_bytes(saved_model.SerializeToString())
+    model = load(settings(copied, engine="session"))
+    scaled, echo = model.run("serving_default", {"x": np.ones((1, 3), np.float32)}, ["scaled", "echo"])
+    assert (scaled.tolist(), echo.tolist()) == ([[1, 2, 3]], [[1, 1, 1]])
+    told = tfs.SignatureDefMap.FromString(model.signature_def_map).signature_def["serving_default"]
+    assert ":" not in told.outputs["echo"].name
 
 
 def test_wrong_tags(model_dir: ModelDir) -> None:

@@ -270,8 +270,9 @@ def test_synthetic_call_that_fails(capsys: pytest.CaptureFixture[str], engine: R
         (TensorSpec(DT_FLOAT, (None, None)), None),
         (TensorSpec(DT_FLOAT, None), None),
         (TensorSpec(DT_RESOURCE, ()), None),
+        (TensorSpec(0, ()), None),
     ],
-    ids=["open batch", "scalar", "string", "open inner", "open rank", "resource"],
+    ids=["open batch", "scalar", "string", "open inner", "open rank", "resource", "composite"],
 )
 def test_synthetic_inputs(spec: TensorSpec, expected: Array | None) -> None:
     """Only the batch may be open; strings are empty; what NumPy cannot hold is left alone."""

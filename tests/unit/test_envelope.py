@@ -203,6 +203,42 @@ def test_rows_are_dimension_0(
     assert bool(inner) == (expected > 0 and len(aliases) == 1)
 
 
+@given(
+    pieces=st.lists(
+        st.fixed_dictionaries(
+            {},
+            optional={
+                "dtype": st.integers(0, 200),
+                "tensor_shape": st.lists(st.integers(1, 200), max_size=3).map(
+                    lambda sizes: {"dim": [{"size": size} for size in sizes]}
+                ),
+                "tensor_content": st.binary(max_size=40),
+            },
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+    unknown=st.sampled_from([b"", b"\x28\x02"]),
+)
+def test_rows_of_a_tensor_in_pieces_are_its_own_or_not_known(pieces: list[Any], unknown: bytes) -> None:
+    """Nothing that follows the first piece is taken for what it is not."""
+    entry = _field(0x0A, b"x")
+    for piece in pieces:
+        entry += _field(0x12, unknown + tfs.TensorProto(**piece).SerializeToString())
+    request = tfs.PredictRequest.FromString(_field(0x12, entry))
+    sizes = [dim.size for dim in request.inputs["x"].tensor_shape.dim]
+    assert peek_rows(_field(0x12, entry))[0] in (0, *sizes[:1])
+
+
+def test_a_second_piece_is_no_shape() -> None:
+    """A shape begins with an unknown field here, as which its own bytes and those before it could be read."""
+    shape = b"\x08\x02" + _field(0x12, b"\x08\x03")
+    second = _field(0x12, shape) + _field(0x2A, bytes(12))
+    body = _field(0x12, _field(0x0A, b"x") + _field(0x12, b"\x08\x01") + _field(0x12, second))
+    assert [dim.size for dim in tfs.PredictRequest.FromString(body).inputs["x"].tensor_shape.dim] == [3]
+    assert peek_rows(body)[0] == 0
+
+
 class _Counting(bytes):
     """Bytes that count how many of them slices and sums have copied."""
 
@@ -226,7 +262,7 @@ class _Counting(bytes):
 
 
 def _field(tag: int, content: bytes) -> bytes:
-    return bytes([tag]) + BytesValue(value=content).SerializeToString()[1:]
+    return bytes([tag]) + (BytesValue(value=content).SerializeToString()[1:] or b"\0")
 
 
 _THREE = tfs.TensorProto(dtype=1, tensor_shape={"dim": [{"size": 3}]})
@@ -347,16 +383,19 @@ examples = st.lists(
 )
 
 
-@given(st.lists(specs, max_size=3), examples, examples, st.booleans())
-def test_examples_are_counted(models: list[bytes], some: list[Any], more: list[Any], context: bool) -> None:
-    """As many as protobuf finds, whatever stands around them; a list sent in two pieces is one."""
+@given(st.lists(specs, max_size=3), st.lists(st.tuples(examples, st.booleans()), max_size=4))
+def test_examples_are_counted(models: list[bytes], pieces: list[tuple[list[Any], bool]]) -> None:
+    """As many as protobuf finds, whatever stands around them: a list sent in two pieces is one, and one of the other kind replaces it."""
     body = b"".join(models)
-    for found in (some, more):
+    for found, context in pieces:
         request = tfs.ClassificationRequest()
         given = request.input.example_list_with_context if context else request.input.example_list
+        given.SetInParent()
         given.examples.extend(found)
         body += request.SerializeToString()
-    assert envelope.peek_examples(body) == len(some) + len(more)
+    whole = tfs.ClassificationRequest.FromString(body)
+    kind = whole.input.WhichOneof("kind")
+    assert envelope.peek_examples(body) == (len(getattr(whole.input, kind).examples) if kind else 0)
 
 
 @given(st.binary(max_size=64))

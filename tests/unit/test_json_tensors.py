@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from typing import Any
@@ -110,9 +111,36 @@ def test_strings_and_bytes() -> None:
     sent = _sent(["é", {"b64": "/w=="}], _signatures(x=(7, [-1])))
     assert sent["x"].tolist() == ["é".encode(), b"\xff"]
     assert _sent({"b64": "/w=="}, _signatures(x=(7, [])))["x"].tolist() == b"\xff"
+    for encode in (tensors.encode, tensors.with_content):
+        answer = tfs.PredictResponse()
+        answer.outputs["y"].ParseFromString(encode(sent["x"], 7))
+        assert json_tensors.response(answer.SerializeToString()) == {"y": ["é", {"b64": "/w=="}]}
+
+
+@given(st.lists(st.binary(max_size=300), max_size=4))
+def test_strings_in_tensor_content(values: list[bytes]) -> None:
+    """As TensorFlow writes them: all lengths, then all bytes."""
     answer = tfs.PredictResponse()
-    answer.outputs["y"].ParseFromString(tensors.encode(sent["x"]))
-    assert json_tensors.response(answer.SerializeToString()) == {"y": ["é", {"b64": "/w=="}]}
+    answer.outputs["y"].ParseFromString(tensors.with_content(np.array(values, object), 7))
+    assert json_tensors.response(answer.SerializeToString()) == {"y": [_shown(value) for value in values]}
+
+
+def _shown(value: bytes) -> object:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return {"b64": base64.b64encode(value).decode()}
+
+
+@pytest.mark.parametrize("content", [b"\x01", b"\x01\x02", b"\x01\x80", b"\x01\x01a", b"\x01\x01abc"])
+def test_no_strings_in_tensor_content(content: bytes) -> None:
+    """Lengths, or bytes, that are missing or too many."""
+    answer = tfs.PredictResponse()
+    tensor = answer.outputs["y"]
+    tensor.dtype, tensor.tensor_content = 7, content
+    tensor.tensor_shape.dim.add().size = 2
+    with pytest.raises(PoolError, match="no PredictResponse that JSON can show"):
+        json_tensors.response(answer.SerializeToString())
 
 
 def test_complex_numbers() -> None:
@@ -122,6 +150,7 @@ def test_complex_numbers() -> None:
     answer = tfs.PredictResponse()
     answer.outputs["y"].ParseFromString(tensors.encode(sent["x"]))
     assert json_tensors.response(answer.SerializeToString()) == {"y": ["(1+2j)", "(3+0j)"]}
+    assert np.isinf(_sent([10**400], _signatures(x=(8, [-1])))["x"][0].real)
 
 
 def test_scalars_and_empty_lists() -> None:
@@ -174,6 +203,7 @@ def test_more_errors() -> None:
     assert _refused([[1, 2], 3], matrix) == 'Input "x[1]": 3 is no list, as the elements before it are.'
     assert _refused([[1, 1.5]], matrix) == 'Input "x[0][1]": 1.5 is no int32; give a whole number.'
     assert "goes from -2147483648 to 2147483647" in _refused([[1, 2**31]], matrix)
+    assert "half of a surrogate pair" in _refused(["\ud800"], _signatures(x=(7, [-1])))
     assert "is not base64" in _refused([{"b64": "?"}], _signatures(x=(7, [-1])))
     assert _refused([1], _signatures(x=(7, [-1]))) == (
         'Input "x[0]": 1 is no string; give "text" or {"b64": "..."}.'

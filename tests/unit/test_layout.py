@@ -21,8 +21,8 @@ from tests import tensors
 from tests.fakes.engine import FakeEngine
 
 MODEL = ModelVersion("half", 7)
-FLOAT, DOUBLE, INT32, STRING, INT64, BOOL, BFLOAT16, UINT64 = 1, 2, 3, 7, 9, 10, 14, 23
-TYPES = (FLOAT, DOUBLE, INT32, STRING, INT64, BOOL, BFLOAT16, UINT64)
+FLOAT, DOUBLE, INT32, STRING, INT64, BOOL, QINT8, BFLOAT16, UINT64 = 1, 2, 3, 7, 9, 10, 11, 14, 23
+TYPES = (FLOAT, DOUBLE, INT32, STRING, INT64, BOOL, QINT8, BFLOAT16, UINT64)
 
 
 def _engine(*numbers: int) -> FakeEngine:
@@ -121,6 +121,7 @@ def test_a_request_without_inputs_is_known_too() -> None:
         (INT64, True, True),
         (INT64, False, True),
         (INT32, False, True),
+        (QINT8, False, True),
         (BFLOAT16, True, True),
         (BFLOAT16, False, False),
         (BOOL, True, False),

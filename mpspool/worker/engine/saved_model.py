@@ -29,7 +29,7 @@ class Signatures:
     """What one meta graph can be asked.
 
     Attributes:
-        definitions: tensorflow.SignatureDef by key, for the graph's own tensor names.
+        definitions: tensorflow.SignatureDef by key, for the graph's own tensor names, each as "node:output".
         specs: the same as an engine shows them.
         serialised: a tensorflow.serving.SignatureDefMap of all of them.
     """
@@ -51,7 +51,10 @@ class Signatures:
         if not definitions:
             raise LoadError(f"{path}: the SavedModel has no signatures: export it with signatures=...")
         specs = {key: _signature(key, definition) for key, definition in definitions.items()}
-        return cls(definitions, specs, _serialise(definitions))
+        serialised = _serialise(definitions)
+        for definition in definitions.values():
+            _complete(definition)
+        return cls(definitions, specs, serialised)
 
     def require_plain(self, key: str) -> None:
         """Raises PoolError for a signature with sparse or composite tensors, which Predict cannot carry."""
@@ -112,6 +115,13 @@ def _spec(info: Any) -> TensorSpec:
         return TensorSpec(info.dtype, None)
     sizes = (dimension.size for dimension in info.tensor_shape.dim)
     return TensorSpec(info.dtype, tuple(size if size >= 0 else None for size in sizes))
+
+
+def _complete(definition: Any) -> None:
+    """A node's name alone, which TensorFlow's C++ session takes too, means its first output."""
+    for info in (*definition.inputs.values(), *definition.outputs.values()):
+        if info.WhichOneof("encoding") == "name" and ":" not in info.name:
+            info.name += ":0"
 
 
 def _serialise(definitions: Mapping[str, Any]) -> bytes:
