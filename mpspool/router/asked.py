@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import NamedTuple
 
 from mpspool.core import tfs
@@ -23,6 +24,8 @@ from mpspool.router.scheduling.entry import Kind
 _MERGED = frozenset({Method.CLASSIFY, Method.REGRESS})
 # Methods whose rows are tf.Examples, and can be counted.
 EXAMPLES = frozenset({Method.CLASSIFY, Method.REGRESS, Method.MULTI_INFERENCE})
+# Names that a client makes up are kept for longer than its request, and counted by nobody: longer ones as a digest.
+_MAX_NAME = 512
 
 
 class Asked(NamedTuple):
@@ -48,6 +51,8 @@ class Asked(NamedTuple):
     def signature(self, spec: ModelSpecPeek) -> str:
         """What its cost is known by: requests of one method and signature cost alike."""
         name = spec.signature_name or tfs.DEFAULT_SIGNATURE
+        if len(name) > _MAX_NAME:
+            name = hashlib.blake2b(name.encode(errors="surrogatepass")).hexdigest()
         if self.method is Method.PREDICT:
             return name
         return f"{'REST ' if self.method.is_rest else ''}{self.method.api} {name}"
@@ -74,6 +79,8 @@ class Asked(NamedTuple):
                     return 0, (signature, b"", b"")
                 # Parts are not padded to others' sizes: their outputs are put together again.
                 inputs = peek_rows(body)[2]
+            if len(outputs) > _MAX_NAME:
+                outputs = hashlib.blake2b(outputs).digest()
             return rows, (signature, outputs, inputs)
         rows = rows_of(self.method, body, examples)
         # Those whose answers do not go together go whole, and the worker takes apart what is too large.

@@ -14,6 +14,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
 from mpspool.core import log, messages
 from mpspool.core.envelope import ModelSpecPeek
 from mpspool.core.errors import Code, Lack, PoolError
@@ -176,7 +178,7 @@ class Dataplane:
         Raises:
             PoolError: what to answer instead.
         """
-        if self.draining:
+        if self.draining and not arrived_ns:
             error = PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
             admission.release()
             self._refused(asked.method, _NOBODYS, error)
@@ -672,7 +674,9 @@ class Dataplane:
             self._count(entry, str(worker.id), code, outcome, effective_s, rows)
             if entry.examples and code is Code.OK:
                 self._recorder.examples(entry.model.name, entry.model.version, entry.examples)
-        entry.outcome, entry.effective_s = outcome, effective_s
+        else:
+            # Without the answer, which this would keep for as long as the scheduler knows the entry.
+            entry.outcome, entry.effective_s = msgspec.structs.replace(outcome, body=None), effective_s
         if entry.future.done():
             return  # cancelled, and its task has not run yet
         if code is not Code.OK:

@@ -35,6 +35,7 @@ class Pending(Entry):
     Attributes:
         named: it asks for one version, and no other.
         examples: it has so many; 0 where it has none, or they are not counted.
+        outcome: of some rows, without their answer; with `effective_s`, what the whole is counted by.
         kept_bytes: of the answer to some rows, which waits for the others.
     """
 

@@ -94,6 +94,25 @@ def test_requests_that_cost_alike_are_told_apart_from_others() -> None:
     assert len(names) == len(Method)
 
 
+@pytest.mark.parametrize("text", ["s", "\N{GRINNING FACE}"])
+def test_what_a_client_makes_up_is_kept_short(text: str) -> None:
+    """It is kept for longer than the request's bytes, and told apart all the same."""
+    found = set()
+    for letter in "ab":
+        request = tfs.PredictRequest(output_filter=[letter + 100_000 * text])
+        request.model_spec.name, request.model_spec.signature_name = "m", letter + 100_000 * text
+        request.inputs["x"].dtype = 1
+        request.inputs["x"].tensor_shape.dim.add(size=2)
+        body = request.SerializeToString()
+        signature = PREDICT.signature(PREDICT.spec(body))
+        rows, kind = PREDICT.rows(body, signature, BATCHING, 0)
+        assert rows == 2
+        assert len(signature) < 1000
+        assert all(len(part) < 1000 for part in kind)
+        found.add(kind)
+    assert len(found) == 2
+
+
 @pytest.mark.parametrize("method", list(Method))
 def test_any_bytes_have_some_rows(method: Method) -> None:
     """What is no request has none, and raises nothing."""

@@ -30,7 +30,7 @@ from mpspool.router.app import Control
 from mpspool.router.asked import PREDICT, Asked
 from mpspool.router.dataplane import Dataplane
 from mpspool.router.fronts.http2.headers import RequestHead
-from mpspool.router.pending import abandoned
+from mpspool.router.pending import Pending, abandoned
 from mpspool.router.scheduling.entry import Entry
 from mpspool.router.workers import Worker
 from tests.fakes.recorder import Recorder
@@ -1006,6 +1006,56 @@ def test_what_moves_to_the_next_version_has_waited_since_it_came(tmp_path: Path)
         assert moved.model.version == 2
         assert moved.arrived_ns < begun_ns
         waiting.cancel()
+
+    play(tmp_path, story)
+
+
+def test_what_moves_to_the_next_version_during_a_drain_is_not_new(tmp_path: Path) -> None:
+    """It was taken in before: it is answered, as others that are in flight."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([MODEL], {})
+        last = scene.hello(0, "LOADING")
+        waiting = scene.ask()
+        await settle()
+        scene.dataplane.want([{**MODEL, **GONE}, {**MODEL, "version": 2}], {})
+        next_one = scene.hello(0, version=2, generation=2)
+        draining = asyncio.create_task(scene.dataplane.drain(20))
+        await settle()
+        scene.end(last)
+        await settle()
+        scene.answer(next_one, scene.link.dispatches(next_one)[0])
+        assert await waiting == b"answer"
+        assert await draining == 0
+        with pytest.raises(PoolError, match="shutting down"):
+            await scene.ask()
+
+    play(tmp_path, story)
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_answers_are_not_kept_with_what_the_scheduler_still_knows(tmp_path: Path, rows: int) -> None:
+    """Where requests have deadlines it knows what is over until these pass. Of parts, too."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([batching_model(max_execution_batch_size=4)], {})
+        workers = [scene.hello(0), scene.hello(1)]
+        begun_ns = time.monotonic_ns()
+        asked = scene.ask(begun_ns + 3600 * 10**9, body=rows_request(rows))
+        await settle()
+        kept = [entry for _, _, entry in scene.dataplane._scheduler._deadlines]
+        assert len(kept) == len(range(0, rows, 4))
+        for worker in workers:
+            for dispatch in scene.link.dispatches(worker):
+                part = dispatch.requests[0].rows or (0, rows)
+                outcome = Outcome(Code.OK, rows_response(*part), "", 1, 10, 1)
+                result = Result(scene.dataplane.epoch, dispatch.dispatch, [outcome], 1, 12)
+                scene.link.receive(worker, result, [])
+        assert await asked
+        for entry in kept:
+            assert not entry.body
+            assert isinstance(entry, Pending)
+            assert not (entry.outcome and entry.outcome.body)
 
     play(tmp_path, story)
 
