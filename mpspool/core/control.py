@@ -41,8 +41,27 @@ def _connect(path: Path, timeout_s: float | None) -> socket.socket:
         connection.connect(str(path))
     except OSError as error:
         connection.close()
-        raise NotTakenError(f"nobody answers on {path}: {error.strerror or error}") from error
+        raise _nobody(path, error) from error
     return connection
+
+
+def _nobody(path: Path, error: OSError) -> NotTakenError:
+    return NotTakenError(f"nobody answers on {path}: {error.strerror or error}")
+
+
+def _not_taken(path: Path, op: str) -> NotTakenError:
+    return NotTakenError(f"{path} closed the connection before it took {op!r}")
+
+
+def _lost(path: Path, error: OSError, *, taken: bool) -> ControlError:
+    return (ControlError if taken else NotTakenError)(f"{path}: {error.strerror or error}")
+
+
+def _checked(answer: Message) -> Message:
+    """Raises ControlError for {"error": ...}."""
+    if "error" in answer:
+        raise (NotTakenError if answer.get("again") else ControlError)(answer["error"])
+    return answer
 
 
 def call(path: Path, op: str, *, timeout_s: float | None = 5.0, **arguments: Any) -> Message:
@@ -71,15 +90,13 @@ def stream(
                     if answer == _TAKEN:
                         taken = True
                         continue
-                    if "error" in answer:
-                        raise (NotTakenError if answer.get("again") else ControlError)(answer["error"])
-                    yield answer
+                    yield _checked(answer)
         except TimeoutError as error:  # what it may read yet is not over
             raise ControlError(f"{path}: no answer to {op!r} in {timeout_s} s") from error
         except OSError as error:
-            raise (ControlError if taken else NotTakenError)(f"{path}: {error.strerror or error}") from error
+            raise _lost(path, error, taken=taken) from error
     if not taken:
-        raise NotTakenError(f"{path} closed the connection before it took {op!r}")
+        raise _not_taken(path, op)
 
 
 async def acall(path: Path, op: str, *, timeout_s: float | None = 5.0, **arguments: Any) -> Message:
@@ -99,20 +116,23 @@ async def astream(path: Path, op: str, **arguments: Any) -> AsyncGenerator[Messa
     try:
         reader, writer = await asyncio.open_unix_connection(str(path), limit=_MAX_LINE_BYTES)
     except OSError as error:
-        raise ControlError(f"nobody answers on {path}: {error.strerror or error}") from error
+        raise _nobody(path, error) from error
+    taken = False
     try:
         writer.write(json.dumps({"op": op, **arguments}).encode() + b"\n")
         await writer.drain()
         while line := await reader.readline():
             answer: Message = json.loads(line)
-            if "error" in answer:
-                raise ControlError(answer["error"])
-            if answer != _TAKEN:
-                yield answer
+            if answer == _TAKEN:
+                taken = True
+                continue
+            yield _checked(answer)
     except OSError as error:
-        raise ControlError(f"{path}: {error.strerror or error}") from error
+        raise _lost(path, error, taken=taken) from error
     finally:
         writer.close()
+    if not taken:
+        raise _not_taken(path, op)
 
 
 class Watch:

@@ -58,7 +58,9 @@ def reload(
     settings, warnings = _read(begun, models, say)
     for line in warnings:
         warn(f"warning: {line}")
-    answer = _call(run, "reload", settings=msgspec.to_builtins(settings), check=check)
+    # The models are given by the pool process, which waits for this: it does not begin again meanwhile.
+    again = (ControlError, ValueError) if models is None else ()
+    answer = _call(run, "reload", again, settings=msgspec.to_builtins(settings), check=check)
     if refused := answer.get("refused"):
         raise StartError([Problem(key, text) for key, text in refused])
     if file is not None and not check:
@@ -112,10 +114,12 @@ def _read(
     return settings, planned.warnings
 
 
-def _call(run: RunDir, op: str, **arguments: Any) -> Message:
+def _call(
+    run: RunDir, op: str, again: tuple[type[Exception], ...] = (ControlError, ValueError), **arguments: Any
+) -> Message:
     """Asks the pool process, again while it is only beginning: to be asked twice does not matter to it."""
     try:
-        return ask.call(run, op, (ControlError, ValueError), _ANSWER_S, **arguments)
+        return ask.call(run, op, again, _ANSWER_S, **arguments)
     except (ControlError, ValueError) as error:
         raise ReloadError(str(error)) from error
 

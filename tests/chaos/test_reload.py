@@ -436,6 +436,27 @@ def test_clients_reload(pool: Pool, file: File, load: LoadStarter) -> None:
     assert alike(before, pool.workers()) == before.keys()
 
 
+def test_a_client_that_gives_up_is_in_nobodys_way(pool: Pool, file: File, load: LoadStarter) -> None:
+    """What it asked for goes on; who asks next, and `mpspool reload` beside them, come after it and are not refused."""
+    served = {MODEL: str(file.base), OTHER: str(file.base)}
+    running = load(pool, MODEL)
+    pool.serves_on()
+    with pytest.raises(grpc.RpcError) as caught:
+        ask(pool, served, timeout_s=0.3)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert ask(pool, served).status.error_code == 0
+    file.write({MODEL: {}}, max_queued_requests=77)
+    with ThreadPoolExecutor() as threads:
+        by_hand = threads.submit(cli, "reload", "--run-dir", pool.run_dir, "--no-wait", timeout=60)
+        asked = [threads.submit(ask, pool, served) for _ in range(2)]
+        assert by_hand.result().returncode == 0
+        refused = [error for one in asked if (error := one.exception()) is not None]
+    # One may have been taken up before what was asked by hand.
+    assert [error.code() for error in refused] in ([], [grpc.StatusCode.ABORTED])
+    reload(pool)
+    running.end_clean()
+
+
 def test_clients_unload_everything(pool: Pool, file: File) -> None:
     """A list without a model: requests are NOT_FOUND, the versions have ended; another list has models served again."""
     assert ask(pool, {}).status.error_code == 0

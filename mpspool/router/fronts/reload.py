@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpspool.core import log, tfs
-from mpspool.core.control import ControlError, acall
+from mpspool.core.control import ControlError, Message, NotTakenError, acall
 from mpspool.core.errors import Code, PoolError
 
 logger = log.get("reload")
@@ -18,6 +19,8 @@ logger = log.get("reload")
 METHOD = "HandleReloadConfigRequest"
 _PLATFORM = "tensorflow"
 _POLL_S = 0.1
+# A pool process that begins again, or was killed, is back by then, on a busy machine, too.
+_PATIENCE_S = 20.0
 # `mpspool reload`'s exit status for a configuration that is no good.
 _REFUSED = 2
 
@@ -128,15 +131,23 @@ class PoolReload:
     async def __call__(self, models: Sequence[Model]) -> None:
         """Cancelling it does not take back what the pool has taken up. Raises PoolError."""
         async with self._turn:
-            try:
-                # The pool process has a limit for all but what is copied from a store.
-                answer = await acall(self._pool, "reload_models", timeout_s=None, models=list(models))
-            except (ControlError, ValueError) as error:
-                raise PoolError(Code.UNAVAILABLE, f"The pool process does not answer: {error}") from error
+            answer = await self._ask(models)
             if answer["exit_status"]:
                 code = Code.INVALID_ARGUMENT if answer["exit_status"] == _REFUSED else Code.UNAVAILABLE
                 raise PoolError(code, answer["refused"])
             await self._settled({model["name"] for model in models}, answer["settings"])
+
+    async def _ask(self, models: Sequence[Model]) -> Message:
+        """Of the next pool process where one is taking up another configuration. Raises PoolError."""
+        end = time.monotonic() + _PATIENCE_S
+        while True:
+            try:
+                # The pool process has a limit for all but what is copied from a store.
+                return await acall(self._pool, "reload_models", timeout_s=None, models=list(models))
+            except (ControlError, ValueError) as error:
+                if not isinstance(error, NotTakenError) or time.monotonic() > end:
+                    raise PoolError(Code.UNAVAILABLE, f"The pool process does not answer: {error}") from error
+            await asyncio.sleep(_POLL_S)
 
     async def _settled(self, names: set[str], settings: str) -> None:
         """Waits until all is as it should be. Raises PoolError where a model does not become AVAILABLE."""

@@ -51,6 +51,7 @@ _TOLD_S = 5.0
 _GO_S = 10.0
 # Of the session of supervisord, of us and of what both start, while nobody waits for that.
 _NICE = 10
+_BEGINS_AGAIN: Message = {"error": "the pool process begins again", "again": True}
 # Rounds after which it knows what this pool process began with.
 _TOLD_AFTER = 2
 
@@ -84,6 +85,7 @@ class Pool:
             config, self._run, self._slots, self._workers, self._endings, lambda: self._stopping
         )
         self._handover = Handover(_TOLD_S)
+        self._reloading = asyncio.Lock()
         self._reload = Reload(
             config,
             self._run,
@@ -183,10 +185,17 @@ class Pool:
     async def _reload_models(self, request: Message) -> Message:
         """The control op "reload_models": has "models" served, in place of those that are configured.
 
-        The configuration is read and planned by `mpspool reload`, in a process of its own, which asks us in its turn.
+        The configuration is read and planned by `mpspool reload`, in a process of its own, which asks us in its turn. One
+        after the other: those that wait while this pool takes one up are for the next pool, which does not begin before
+        they are told.
         """
-        with self._handover.asking():
-            exit_status, error = await reload_with(self._run, request["models"])
+        async with self._reloading:
+            if self._reload.is_taken_up():
+                return _BEGINS_AGAIN
+            with self._handover.asking():
+                exit_status, error = await reload_with(self._run, request["models"])
+            if exit_status and self._reload.is_taken_up():  # `mpspool reload` came before it
+                return _BEGINS_AGAIN
             return {"exit_status": exit_status, "refused": error, "settings": self._taken_up()}
 
     def _taken_up(self) -> str:
@@ -309,7 +318,7 @@ class Pool:
     async def _ordered(self, order: Callable[[Message], Awaitable[Message]], request: Message) -> Message:
         """Answers an order by hand when the router has been told what comes of it; where another pool takes over, it is that one's."""
         if self._handover.is_under_way:
-            return {"error": "the pool process begins again", "again": True}
+            return _BEGINS_AGAIN
         with self._handover.ordering():
             answer = await order(request)
             rounds = self._rounds

@@ -223,6 +223,10 @@ class Reload:
 
     # -- what the pool asks -----------------------------------------------------------------------
 
+    def is_taken_up(self) -> bool:
+        """Whether this pool has taken up a configuration, and makes room for the next one."""
+        return self._taken_up
+
     def stale(self, worker: WorkerId) -> bool:
         """Whether a worker was started with other settings than its next generation gets, but for `mpspool mps set`."""
         slot_now = self._slots.get(worker)
