@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ _MAX_LEVEL = 10_000_000
 # As ModelSpec has it.
 _VERSION = click.IntRange(0, 2**63 - 1)
 _PORT = re.compile(r"[0-9]{1,5}")
+_INTERRUPTED = 130
 
 
 def _pairs(
@@ -150,6 +152,15 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
     return tuple(dict.fromkeys(found))
 
 
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C has the exit status that a shell gives it, where nothing else is made of it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+
+
 @main.command(
     epilog=examples(
         "mpspool bench --model half_plus_two",
@@ -271,6 +282,7 @@ def _levels(context: click.Context, parameter: click.Parameter, value: str | Non
     metavar="FILE",
     help="Latency and throughput over the levels: .png, .svg, .pdf or what else matplotlib writes, which it needs.",
 )
+@_interruptible()
 def bench(
     *,
     run: RunDir,

@@ -344,6 +344,10 @@ class _Bench:
         if level.sum(lambda run: run.sent):
             told = server.breakdown(pairs, whole_s, level.mean_ms)
             self._levels.append(replace(level, server=told))
+        elif unsent := level.sum(lambda run: run.unsent):
+            self._idle.append(
+                f"at {level.name} nothing was sent, for the generator stood still: {unsent:,} were due"
+            )
         elif len(runs) == options.repeat:
             enough_s = math.ceil(max(2 / wanted, 2 * options.seconds))
             self._idle.append(

@@ -20,6 +20,8 @@ FIGURES = ("rate", "mean_ms", *QUANTILES, "max_ms")
 BUSY = 0.9
 # Requests of an open loop are late that leave later than this, where that is a part of the latency that counts.
 _LATE_MS, _LATE_PART = 0.25, 0.1
+# What was due and not sent is missing in the latencies, where it is more than this part of what was sent.
+_UNSENT_PART = 0.01
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float32]]
 
@@ -50,6 +52,7 @@ class Run:
         cpu_us: of the generators, for each request; None where there was none.
         late_ms: the 99th percentile of how late an open loop's requests were sent; None in a closed one.
         stream_waits: requests that waited in the client until the server allowed another stream.
+        unsent: requests of an open loop that were due before its end, and were not sent.
     """
 
     sent: int
@@ -62,6 +65,7 @@ class Run:
     cpu_us: float | None
     late_ms: float | None = None
     stream_waits: int = 0
+    unsent: int = 0
 
 
 def run_of(results: Sequence[Result]) -> Run:
@@ -91,6 +95,7 @@ def run_of(results: Sequence[Result]) -> Run:
         cpu_us=sum(result.cpu_s for result in results) / sent * 1e6 if sent else None,
         late_ms=percentile(late_ms, 0.99) or percentile(late_ms, 1),
         stream_waits=sum(result.stream_waits for result in results),
+        unsent=sum(result.unsent for result in results),
     )
 
 
@@ -213,4 +218,7 @@ class Level:
         p99 = self.figure("p99").median or self.figure("max_ms").median
         if late is not None and late > _LATE_MS and (p99 is None or late > _LATE_PART * p99):
             found.append(f"requests were sent late: {late:.3g} ms at p99")
+        sent, unsent = self.sum(lambda run: run.sent), self.sum(lambda run: run.unsent)
+        if unsent > _UNSENT_PART * sent:
+            found.append(f"requests that were due were not sent: {unsent:,} of {sent + unsent:,}")
         return found

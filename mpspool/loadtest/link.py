@@ -64,6 +64,7 @@ class Link:
         self._socket: _Socket | None = None
         self._again: asyncio.Task[None] | None = None
         self._closed = False
+        self._spoken = False
 
     @property
     def usable(self) -> bool:
@@ -90,6 +91,7 @@ class Link:
                         lambda: new, self._host, self._port, ssl=context, server_hostname=name or self._host
                     )
                 await new.ready
+            self._spoken = True
         except TimeoutError as error:
             raise UnreachableError(f"{where} did not answer within {CONNECT_TIMEOUT_S:g} s") from error
         except OSError as error:
@@ -106,15 +108,19 @@ class Link:
         self._on_ready(self)
 
     def _why(self, error: OSError) -> str:
-        """What a connection did not come about for, and what to do. A handshake's end has no words."""
+        """What a connection did not come about for, and what to do. A handshake's end has no words.
+
+        Where there has been a connection, TLS is not what is wrong.
+        """
         if error.errno == errno.EMFILE:
             return f"{error.strerror}{_MORE_FILES}"
         why = error.strerror or str(error)
         if self._secure is None:  # an end that the system has no number for is the server's
-            return why if error.errno else f"{why}; {MAY_WANT}"
-        if why and "WRONG_VERSION_NUMBER" not in why:
-            return why
-        return f"{why or 'it ended the handshake'}; {MAY_HAVE_NONE}"
+            hint = "" if error.errno else MAY_WANT
+        else:
+            hint = MAY_HAVE_NONE if not why or "WRONG_VERSION_NUMBER" in why else ""
+            why = why or "it ended the handshake"
+        return f"{why}; {hint}" if hint and not self._spoken else why
 
     def start(self, call: Call) -> None:
         """Of a usable link."""

@@ -95,6 +95,7 @@ class Loop(ABC):
             seconds=seconds,
             whole_s=monotonic() - began,
             sent=tally.sent - self._in_flight,
+            unsent=self._unsent(),
             right=tally.right,
             in_time=in_time,
             latencies_s=tally.latencies.tobytes(),
@@ -194,6 +195,10 @@ class Loop(ABC):
         """Sends nothing more."""
 
     @abstractmethod
+    def _unsent(self) -> int:
+        """How many were due before its end and were not sent; asked once nothing is on its way, for it may take a while."""
+
+    @abstractmethod
     def _next(self, link: Link, now: float) -> None:
         """A call is over on that connection, or it can be used again."""
 
@@ -217,6 +222,9 @@ class ClosedLoop(Loop):
 
     def _end(self) -> None:
         pass
+
+    def _unsent(self) -> int:
+        return 0
 
     def _next(self, link: Link, now: float) -> None:
         wanted = self._wanted[link]
@@ -244,21 +252,35 @@ class OpenLoop(Loop):
         self._random = random.Random(phase.seed)  # noqa: S311 - arrivals, not secrets
         # Not the one that would be due at the end, but for a rounding.
         self._until = began + phase.seconds - self._gap / 1000
-        self._due = began + (self._random.expovariate(phase.rate) if phase.poisson else 0.0)
+        self._due = self._after(began) if phase.poisson else began
         asyncio.get_running_loop().add_reader(self._timer.fd, self._send_due)
         self._timer.set(self._due)
 
     def _end(self) -> None:
         asyncio.get_running_loop().remove_reader(self._timer.fd)
         self._timer.close()
+        if self._stopped.is_set():
+            self._until = min(self._until, monotonic())
+
+    def _unsent(self) -> int:
+        count, due = 0, self._due
+        while due < self._until:
+            count += 1
+            due = self._after(due)
+        return count
+
+    def _after(self, due: float) -> float:
+        """When the next one is due."""
+        return due + (self._random.expovariate(self._phase.rate) if self._phase.poisson else self._gap)
 
     def _send_due(self) -> None:
-        due, tally, rate = self._due, self._tally, self._phase.rate
+        due, tally = self._due, self._tally
         for _ in range(_SENT_AT_ONCE):
             now = monotonic()
             if due > now:
                 break
             if due >= self._until:
+                self._due = due
                 self._timer.stop()
                 return
             tally.lateness.append(now - due)
@@ -267,7 +289,7 @@ class OpenLoop(Loop):
                 tally.lost(self._why)
             else:
                 self._start(link, due, now)
-            due += self._random.expovariate(rate) if self._phase.poisson else self._gap
+            due = self._after(due)
         self._due = due
         self._timer.set(due)
 

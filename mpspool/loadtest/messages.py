@@ -91,6 +91,7 @@ class Result(msgspec.Struct, tag="result"):
         seconds: how long it sent.
         whole_s: until all that it had sent was over.
         sent: requests, those aside that were on their way when it was told to stop.
+        unsent: of an open loop, requests that were due before it sent no more, and were not sent: it had no time for them.
         right: answered as they should be.
         in_time: those of them before it sent no more.
         latencies_s: of the right ones, float32: from when each was due, or in a closed loop sent.
@@ -106,6 +107,7 @@ class Result(msgspec.Struct, tag="result"):
     seconds: float = 0.0
     whole_s: float = 0.0
     sent: int = 0
+    unsent: int = 0
     right: int = 0
     in_time: int = 0
     latencies_s: bytes = b""

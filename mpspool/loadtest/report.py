@@ -275,6 +275,7 @@ def _level(level: Level) -> dict[str, Any]:
     return {
         "rate" if level.is_open else "in_flight": level.wanted,
         "sent": level.sum(lambda run: run.sent),
+        "unsent": level.sum(lambda run: run.unsent),
         "right": level.sum(lambda run: run.right),
         "failed": level.failed,
         "median": {name: figure.median for name, figure in found.items()},

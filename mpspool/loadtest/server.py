@@ -23,6 +23,7 @@ _PARTS = {
     "requests": "mpspool_batch_requests",
 }
 _NAMES = {f"{name}_{part}" for name in _PARTS.values() for part in ("sum", "count")}
+_REQUESTS = "mpspool_request_seconds_count"
 _BUSY = "mpspool_worker_busy_seconds_total"
 
 
@@ -32,10 +33,17 @@ class MetricsError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """At one moment: sums and counts by name, of one model; how long each of its slots has been busy."""
+    """At one moment, of one model.
+
+    Attributes:
+        sums: sums and counts by name, of all its versions together.
+        requests: that were counted, by version.
+        busy_s: how long each of its slots has been busy, by version and slot.
+    """
 
     sums: Mapping[str, float]
-    busy_s: Mapping[str, float]
+    requests: Mapping[str, float]
+    busy_s: Mapping[str, Mapping[str, float]]
 
 
 def fetch(url: str, model: str, version: int | None) -> Snapshot:
@@ -56,7 +64,8 @@ def fetch(url: str, model: str, version: int | None) -> Snapshot:
 def read(text: str, model: str, version: int | None) -> Snapshot:
     """Raises MetricsError."""
     sums: dict[str, float] = {}
-    busy_s: dict[str, float] = {}
+    requests: dict[str, float] = {}
+    busy_s: dict[str, dict[str, float]] = {}
     ours = False
     try:
         for family in text_string_to_metric_families(text):
@@ -65,17 +74,20 @@ def read(text: str, model: str, version: int | None) -> Snapshot:
                 labels = sample.labels
                 if labels.get("model") != model:
                     continue
-                if version is not None and labels.get("version") != str(version):
+                served = labels.get("version", "")
+                if version is not None and served != str(version):
                     continue
                 if sample.name in _NAMES:
                     sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
                 elif sample.name == _BUSY:
-                    busy_s["/".join(labels.values())] = sample.value
+                    busy_s.setdefault(served, {})["/".join(labels.values())] = sample.value
+                if sample.name == _REQUESTS:
+                    requests[served] = requests.get(served, 0.0) + sample.value
     except ValueError as error:
         raise MetricsError(f"what is there is no metrics: {error}") from error
     if not ours:
         raise MetricsError("what is there is none of mpspool's metrics: it has no mpspool_...")
-    return Snapshot(sums, busy_s)
+    return Snapshot(sums, requests, busy_s)
 
 
 def breakdown(
@@ -91,15 +103,17 @@ def breakdown(
     Returns:
         In milliseconds: `queue`, `parse`, `compute`, `serialise`, of these `beside` others on the device (not of batches), `rest` of the
         server and `transport`, which is what is left of the client's; `rows` and `requests` in a batch, where there
-        were batches; `slots_busy`, a share; `counted`, requests. Nothing where no request was counted.
+        were batches; `slots_busy`, a share, over the slots of the versions that were asked; `counted`, requests. Nothing
+        where no request was counted.
     """
     sums: dict[str, float] = {}
     busy_s, slots = 0.0, 0
     for before, after in pairs:
         for name, value in after.sums.items():
             sums[name] = sums.get(name, 0.0) + _since(before.sums, name, value)
-        busy_s += sum(_since(before.busy_s, name, value) for name, value in after.busy_s.items())
-        slots = max(slots, len(after.busy_s))
+        spent_s, asked = _busy(before, after)
+        busy_s += spent_s
+        slots = max(slots, asked)
     mean: dict[str, float] = {}
     for part, name in _PARTS.items():
         if count := sums.get(f"{name}_count"):
@@ -111,7 +125,7 @@ def breakdown(
     found = ms | {
         "rest": max(0.0, mean["server"] * 1000 - sum(ms.values())),
         "transport": max(0.0, client_ms - mean["server"] * 1000),
-        "counted": sums["mpspool_request_seconds_count"],
+        "counted": sums[_REQUESTS],
     }
     found |= {part: mean[part] for part in ("rows", "requests") if part in mean}
     if "rows" not in mean:
@@ -120,6 +134,18 @@ def breakdown(
     if slots and seconds:
         found["slots_busy"] = busy_s / slots / seconds
     return found
+
+
+def _busy(before: Snapshot, after: Snapshot) -> tuple[float, int]:
+    """How long the slots of those versions were busy that were asked meanwhile, and how many slots these have."""
+    busy_s, slots = 0.0, 0
+    for version, each_s in after.busy_s.items():
+        known_s = before.busy_s.get(version, {})
+        spent_s = sum(_since(known_s, slot, value) for slot, value in each_s.items())
+        if spent_s or _since(before.requests, version, after.requests.get(version, 0.0)):
+            busy_s += spent_s
+            slots += len(each_s)
+    return busy_s, slots
 
 
 def _since(before: Mapping[str, float], name: str, value: float) -> float:

@@ -90,17 +90,18 @@ def test_a_stall_is_in_the_percentiles() -> None:
 def test_processes_are_one_run() -> None:
     """Counts add up, latencies are those of all, and the busiest process counts."""
     failures = [Failure("UNAVAILABLE", "gone", 2)]
-    lazy = result([1.0] * 150, cpu_s=0.1, waited_s=0.1, failures=failures, sent=152)
+    lazy = result([1.0] * 150, cpu_s=0.1, waited_s=0.1, failures=failures, sent=152, unsent=3)
     busy = result(
         [3.0] * 50,
         cpu_s=0.6,
         waited_s=0.35,
         failures=failures,
         sent=52,
+        unsent=4,
         lateness_s=array("f", [0.001] * 200).tobytes(),
     )
     run = run_of([lazy, busy])
-    assert (run.sent, run.right, run.failed) == (204, 200, {"UNAVAILABLE": 4})
+    assert (run.sent, run.unsent, run.right, run.failed) == (204, 7, 200, {"UNAVAILABLE": 4})
     assert run.figures["rate"] == 200
     assert run.figures["mean_ms"] == pytest.approx(1.5)
     assert (run.figures["p50"], run.figures["p90"]) == (pytest.approx(1), pytest.approx(3))
@@ -143,6 +144,49 @@ def test_a_generator_that_was_the_limit_says_so() -> None:
     assert "2 ms at p99" in told
 
 
+def test_what_was_due_and_not_sent_is_told() -> None:
+    """Where it is more than 1 % of what was sent, in all repeats together: no latency has it."""
+
+    def limits(*unsent: int) -> list[str]:
+        return Level(200, True, [run_of([result([5.0] * 200, unsent=count)]) for count in unsent]).limits()
+
+    assert limits(0, 4) == []
+    assert limits(0, 5) == ["requests that were due were not sent: 5 of 405"]
+
+
+@pytest.mark.parametrize("poisson", [False, True], ids=["uniform", "poisson"])
+def test_what_is_due_while_the_generator_stands_still_at_the_end_is_counted(poisson: bool) -> None:
+    """With what was sent it is what is sent without that."""
+    phase = Phase(0.3, rate=4000, poisson=poisson, seed=3)
+
+    async def run(stall_s: float) -> Result:
+        loop = loop_for(Job("h", 1, b"", [b"x"], 0, 0.1, any_answer=False), phase, {})
+        loop._connected = True  # there is nobody: each is lost when it is sent
+        asyncio.get_running_loop().call_later(0.05, time.sleep, stall_s)
+        return await loop.run(phase, lambda _: None)
+
+    stalled, other = asyncio.run(run(0.35)), asyncio.run(run(0.0))
+    assert stalled.sent + stalled.unsent == other.sent + other.unsent
+    assert stalled.unsent > 400
+    assert len(stalled.lateness_s) == 4 * stalled.sent
+    if not poisson:
+        assert other.sent + other.unsent == 1200
+
+
+def test_what_was_due_before_ctrl_c_is_all_that_can_be_unsent() -> None:
+    """What would have been due later is not."""
+    phase = Phase(60, rate=1000, poisson=False)
+
+    async def run() -> Result:
+        loop = loop_for(Job("h", 1, b"", [b"x"], 0, 0.1, any_answer=False), phase, {})
+        loop._connected = True
+        asyncio.get_running_loop().call_later(0.05, loop.stop)
+        return await loop.run(phase, lambda _: None)
+
+    found = asyncio.run(run())
+    assert found.sent + found.unsent <= 1000 * found.seconds + 1 < 20_000
+
+
 METRICS = """\
 # HELP mpspool_request_seconds Predict, from arrival to answer.
 # TYPE mpspool_request_seconds histogram
@@ -179,6 +223,21 @@ def test_the_servers_own_times() -> None:
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     assert found["slots_busy"] == pytest.approx(0.25)
     assert "rows" not in found
+
+
+def test_slots_of_versions_that_nobody_asks_are_not_idle() -> None:
+    """Of two that are served only the one that answers is busy; both, where both were asked."""
+
+    def both(first: float, second: float) -> server.Snapshot:
+        texts = [
+            METRICS.format(count=100 * busy, total=1.0, queue=1.0, run=busy, effective=1.0, busy=busy)
+            for busy in (first, second)
+        ]
+        return server.read(texts[0] + texts[1].replace('version="1"', 'version="2"'), "m", None)
+
+    found = server.breakdown([(both(1, 1), both(1, 2))], 2.0, 12.0)
+    assert (found["slots_busy"], found["counted"]) == (pytest.approx(0.5), 100)
+    assert server.breakdown([(both(1, 1), both(2, 1.5))], 2.0, 12.0)["slots_busy"] == pytest.approx(0.375)
 
 
 def test_a_server_that_was_restarted_counts_anew() -> None:
@@ -256,6 +315,38 @@ def test_a_connection_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, error:
 
     with pytest.raises(UnreachableError, match=re.escape(f"cannot connect to [::1]:8500: {text}")):
         asyncio.run(connect())
+
+
+@pytest.mark.parametrize("spoken", [False, True])
+def test_tls_is_not_what_is_wrong_with_who_has_spoken_without(spoken: bool) -> None:
+    """A server that ends the first connection may want it; one that has accepted one, and ends the next, does not."""
+    left = [b"\0\0\0\4\0\0\0\0\0"] if spoken else []  # SETTINGS
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readexactly(24)
+        if left:
+            writer.write(left.pop())
+            await writer.drain()
+            await ready.wait()
+        writer.transport.abort()
+
+    async def run() -> str:
+        told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+            port = listener.sockets[0].getsockname()[1]
+            link = Link("127.0.0.1", port, lambda *_: None, lambda _: ready.set(), told.set_result)
+            try:
+                await link.connect()
+                return await told
+            except UnreachableError as error:
+                return str(error)
+            finally:
+                link.close()
+
+    ready = asyncio.Event()
+    why = asyncio.run(run())
+    assert "the connection is lost" in why
+    assert ("it may want TLS" in why) == (not spoken)
 
 
 @pytest.mark.parametrize("any_answer", [False, True])
@@ -439,6 +530,18 @@ def test_options_that_do_not_go(args: list[str], text: str) -> None:
     assert text in done.output.replace("\n", " ")
 
 
+@pytest.mark.parametrize("where", ["mpspool.supervisor.ports.with_port", "mpspool.loadtest.command.run"])
+def test_ctrl_c_beside_the_load(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    """While it begins, and while the report is made: the exit status is that of Ctrl-C under load."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(where, interrupted)
+    done = CliRunner().invoke(main, ["bench", "--model", "m", "--address", "127.0.0.1:1"])
+    assert (done.exit_code, done.output) == (130, "")
+
+
 def test_a_version_that_predict_cannot_send() -> None:
     """It is a usage error, as with bench."""
     args = ["predict", "m", "--input", "1", "--address", "127.0.0.1:1", "--version", str(2**63)]
@@ -504,6 +607,15 @@ def test_a_level_at_which_nothing_was_due_says_so(capsys: pytest.CaptureFixture[
         bench.report()
 
 
+def test_a_level_at_which_nothing_was_sent_says_what_was_due() -> None:
+    """More --seconds are not what it takes."""
+    bench = benched(Options("h", 1, "m", rates=(50.0,), repeat=1), result([]), result([], unsent=12))
+    with pytest.raises(
+        BenchError, match="at 50/s nothing was sent, for the generator stood still: 12 were due"
+    ):
+        bench.report()
+
+
 def test_the_version_that_answers_may_be_0(tmp_path: Path) -> None:
     """It is not one that the server does not tell."""
     (tmp_path / "x").write_bytes(RECORDS)
@@ -563,7 +675,7 @@ def test_json_on_standard_output_is_alone_there(capsys: pytest.CaptureFixture[st
 def level(wanted: float, *, is_open: bool = False, failed: int = 0) -> Level:
     refused = [Failure("UNAVAILABLE", "full", failed)] if failed else []
     runs = [run_of([result([1.7 * repeat] * 2000, sent=2001)]) for repeat in (1, 2)]
-    runs.append(run_of([result([6.8] * 2000, sent=2001 + failed, failures=refused)]))
+    runs.append(run_of([result([6.8] * 2000, sent=2001 + failed, unsent=2 * is_open, failures=refused)]))
     told = dict.fromkeys(("queue", "parse", "compute", "beside", "serialise", "rest", "transport"), 0.5)
     failure = Failure("RESOURCE_EXHAUSTED", "[no] room", 1)
     return Level(wanted, is_open, runs, [failure], {**told, "counted": 9000.0, "rows": 3.0})
@@ -618,6 +730,7 @@ def test_the_report_for_scripts() -> None:
     assert "secret" not in text
     (told,) = found["levels"]
     assert (told["rate"], told["median"]["p99"], told["server_ms"]["queue"]) == (5, pytest.approx(3.4), 0.5)
+    assert (told["sent"], told["unsent"], [run["unsent"] for run in told["runs"]]) == (6003, 2, [0, 0, 2])
     assert [run["figures"]["p50"] for run in told["runs"]] == pytest.approx([1.7, 3.4, 6.8])
 
 
