@@ -479,6 +479,11 @@ def test_a_record_that_begins_later_is_told(
             2,
             "cannot write '/nowhere/out.json': there is no folder '/nowhere'",
         ),
+        (
+            ["--json", "./same.svg", "--output", "same.svg"],
+            2,
+            "--json and --output both name './same.svg'; give each its own file",
+        ),
         (["--json", "/proc"], 2, "cannot write '/proc': it is a folder; name another file with --json"),
     ],
 )
@@ -559,3 +564,14 @@ def test_names_of_models_mean_nothing_to_matplotlib(tmp_path: Path, suffix: str)
     assert max(map(len, names)) <= 60
     draw.save(drawn, tmp_path / f"out.{suffix}")
     assert (tmp_path / f"out.{suffix}").stat().st_size > 5000
+
+
+def test_names_that_are_shortened_alike_are_told_apart() -> None:
+    """They differ in the middle, and so have all of it; neither is one of the others."""
+    first, second = (
+        f"ranking-service-for-the-homepage-{zone}-west-1-with-wide-and-deep-tower@1" for zone in ("eu", "us")
+    )
+    third = "x" * 180 + "@1"
+    names, columns = draw._legend_names({first: "#4477aa", second: "#ee6677", third: "#ccbb44"}, lines=False)
+    assert list(names.values()) == ["#4477aa", "#ee6677", "#ccbb44"]
+    assert (list(names)[:2], len(list(names)[2]), columns) == ([first, second], 60, 1)

@@ -66,6 +66,8 @@ def _check_files(output: Path, as_json: str | None) -> None:
     why = output_file.why_not(output, "--output")
     if as_json is not None:
         why = why or output_file.why_not(Path(as_json), "--json")
+        if Path(as_json).resolve() == output.resolve():
+            why = f"--json and --output both name {as_json!r}; give each its own file"
     if why:
         raise DensityError(why, status=2)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -193,7 +194,9 @@ def _clock(panels: Sequence[tuple[Axes, Axes]], window: Window) -> None:
 
 def _legend_names(colours: dict[str, str], *, lines: bool) -> tuple[dict[str, str], int]:
     """What is written beside each colour, that of lines too where there are some; and in how many columns."""
-    names = {_shortened(model): colour for model, colour in colours.items() if colour != _OTHERS}
+    shown = {model: _shortened(model) for model, colour in colours.items() if colour != _OTHERS}
+    alike = Counter(shown.values())  # those in full: what tells them apart is what was left out
+    names = {model if alike[short] > 1 else short: colours[model] for model, short in shown.items()}
     if others := len(colours) - len(names):
         names[f"{others} other{'s' * (others > 1)}"] = _OTHERS
     if lines:
