@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from bench.sim.cell import Key, run_all
+from bench.sim.cell import Cell, Key, Task, run_all
 from bench.sim.figures import Figures, NothingArrivedError
 from bench.sim.scenario import Options, Scenario
 from bench.sim.trace import TraceError
@@ -173,7 +173,12 @@ def _failures(found: Mapping[Key, Any], options: Options) -> list[str]:
 
 def _as_json(found: Mapping[Key, Any], options: Options) -> str:
     """A line for each cell."""
-    said = {name: str(value) for name, value in dataclasses.asdict(options).items() if value}
+    silent = Options()
+    said = {
+        name: str(value)
+        for name, value in dataclasses.asdict(options).items()
+        if value or value != getattr(silent, name)
+    }
     cells = [
         json.dumps({"cell": list(key), "figures": _plain(one.as_dict() if isinstance(one, Figures) else one)})
         for key, one in found.items()
@@ -205,9 +210,18 @@ class _Progress:
             print(f"bench.sim: {self._name}: {done} of {self._count} cells", file=sys.stderr, flush=True)
 
 
-def _too_short(options: Options) -> str:
-    length = f"{options.seconds:g} s" if options.seconds else "its time"
-    return f" in {length} (the first 15 % of it does not count); give more --seconds"
+def _too_short(options: Options, tasks: Mapping[Key, Task]) -> str:
+    """What to do where nothing arrived; a trace that is played to its end does not last for more --seconds."""
+    lasts_s = {task.seconds for task in tasks.values() if isinstance(task, Cell)}
+    whole = bool(options.trace) and options.seconds not in lasts_s
+    length = f"{options.seconds:g} s" if options.seconds and not whole else "its time"
+    if not whole:
+        remedy = "give more --seconds"
+    elif options.rate:
+        remedy = "give a lower --rate"
+    else:
+        remedy = "give a trace whose times are in seconds"
+    return f" in {length} (the first 15 % of it does not count); {remedy}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -227,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"bench.sim: {error}", file=sys.stderr)
             return 2
         except NothingArrivedError as error:
-            print(f"bench.sim: {name}: {error}{_too_short(options)}", file=sys.stderr)
+            print(f"bench.sim: {name}: {error}{_too_short(options, tasks)}", file=sys.stderr)
             return 2
         print(f"bench.sim: {name} took {time.monotonic() - start_s:.0f} s", file=sys.stderr, flush=True)
     print(f"written: {', '.join(map(str, written))}")

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.sim.figures import Figures, Part
-from bench.sim.scenario import LOOKS, Options, look, ms, percent, table
+from bench.sim.scenario import LOOKS, Options, legend, look, ms, percent, table
 from bench.sim.service import Pool
 from bench.sim.setup import Setup
 from mpspool.core.settings import BatchingSettings
@@ -14,8 +14,8 @@ from mpspool.core.settings import BatchingSettings
 BATCHING = BatchingSettings(max_batch_size=32, adaptive=True, max_enqueued_batches=1000)
 _PARALLEL = 4.0
 _LOSS = 0.01
-# From there on what was not answered says more than the times of what was.
-_MUCH = 0.05
+# From there on what was not answered says more than the times of what was; one request, as the last of a trace, says nothing.
+_MUCH, _MANY = 0.05, 2
 
 
 def parallel(options: Options) -> float:
@@ -114,7 +114,7 @@ def rows(results: Mapping[str, Figures], *, fairness: bool = False, cpu: bool = 
     yield "Asked, refused and unanswered are of what arrived after the first 15 % of the time, which in overload waits behind what"
     yield "arrived before. Unanswered at the end is what was refused, had expired or still waited then. Times are of what was"
     yield "answered, be it after the end."
-    if much := [title for title, figures in results.items() if figures.all.unanswered >= _MUCH]:
+    if much := [title for title, figures in results.items() if _overloaded(figures.all)]:
         which = "Every row" if len(much) == len(results) else "; ".join(much)
         yield ""
         yield f"**{which}: {percent(_MUCH)} or more was left unanswered.** Compare that before any time."
@@ -143,7 +143,11 @@ def _p99(part: Part) -> str:
         return "none asked"
     if not part.answered:
         return f"none of {part.offered} answered"
-    return ms(part.p99_ms) + (f", {percent(part.unanswered)} unanswered" if part.unanswered >= _MUCH else "")
+    return ms(part.p99_ms) + (f", {percent(part.unanswered)} unanswered" if _overloaded(part) else "")
+
+
+def _overloaded(part: Part) -> bool:
+    return part.unanswered >= _MUCH and round(part.unanswered * part.offered) >= _MANY
 
 
 def draw(results: Mapping[str, Figures], axes: Any) -> None:
@@ -152,15 +156,15 @@ def draw(results: Mapping[str, Figures], axes: Any) -> None:
 
     names = list(next(iter(results.values())).services)
     step = 0.7 / len(results)
-    for number, (title, figures) in enumerate(results.items()):
+    lines: list[Any] = []
+    for number, figures in enumerate(results.values()):
         places = [place + (number - (len(results) - 1) / 2) * step for place in range(len(names))]
         heights = [figures.services[name].p99_ms for name in names]
         # Where looks begin again, the dots are hollow.
         filled = {} if number < LOOKS else {"markerfacecolor": "white"}
-        axes.plot(
-            places, heights, label=title, **{**look(number), "linestyle": "", "markersize": 7, **filled}
-        )
-    axes.set_xticks(range(len(names)), names)
+        style = {**look(number), "linestyle": "", "markersize": 7, **filled}
+        lines += axes.plot(places, heights, **style)
+    axes.set_xticks(range(len(names)), names, parse_math=False)
     axes.set_xlim(-0.5, len(names) - 0.5)
     for place in range(1, len(names)):
         axes.axvline(place - 0.5, color="#dddddd", linewidth=0.8)
@@ -171,4 +175,4 @@ def draw(results: Mapping[str, Figures], axes: Any) -> None:
     axes.yaxis.set_major_formatter(ScalarFormatter())
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(axis="y", color="#eeeeee")
-    axes.legend(fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    legend(axes, lines, list(results), fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)

@@ -97,3 +97,11 @@ def look(number: int) -> dict[str, Any]:
     """How the lines of one setup look in every plot of a scenario."""
     colour, mark = _LOOKS[number % len(_LOOKS)]
     return {"color": colour, "marker": mark, "markersize": 4, "linewidth": 1.4}
+
+
+def legend(on: Any, handles: Sequence[Any], names: Sequence[str], **kind: Any) -> None:
+    """On axes or a figure. Names are no labels: a leading "_", or "$", says nothing to matplotlib then."""
+    drawn = on.legend(handles, [""] * len(names), **kind)
+    for text, name in zip(drawn.get_texts(), names, strict=True):
+        text.set_parse_math(False)
+        text.set_text(name)

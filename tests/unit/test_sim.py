@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -12,6 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 from bench.sim import __main__ as command
 from bench.sim import compare, trace
@@ -22,7 +24,7 @@ from bench.sim.device import Device
 from bench.sim.engine import Record, Simulation
 from bench.sim.figures import fair_division, jain
 from bench.sim.job import Outcome
-from bench.sim.scenario import Options
+from bench.sim.scenario import Options, legend
 from bench.sim.scenarios import fleet, replay
 from bench.sim.service import Linear, Pool, Service, divide
 from bench.sim.setup import Setup
@@ -296,6 +298,30 @@ def test_what_was_never_answered_shows(tmp_path: Path) -> None:
     assert "**Every row: 5 % or more was left unanswered.**" in found
 
 
+def test_one_request_is_no_overload(tmp_path: Path) -> None:
+    """The last of a trace arrives when it ends, and so is never answered by then; two may be one."""
+    idle = "".join(f'{{"time": {n / 10}, "model": "a", "cost_us": 5000}}\n' for n in range(12))
+    found = play(tmp_path, idle)
+    assert cells(found)[0]["unanswered at the end"] == "10 %"
+    assert cells(found)[0]["a p99"] == "5.1"
+    assert "was left unanswered" not in found
+    found = play(tmp_path, idle + '{"time": 1.1, "model": "a", "cost_us": 5000}\n')
+    assert cells(found)[0]["a p99"].endswith(", 18 % unanswered")
+    assert "**Every row: 5 % or more was left unanswered.**" in found
+
+
+def test_names_mean_nothing_to_matplotlib(tmp_path: Path) -> None:
+    """Neither "$" in a model's nor a leading "_" in a policy's."""
+    play(tmp_path, MINIMAL.replace('"a"', '"$\\\\frac$"'))
+    assert (tmp_path / "trace.png").read_bytes().startswith(b"\x89PNG")
+    figure = Figure()
+    axes = figure.subplots()
+    names = ["_mine:first", "$\\frac$"]
+    legend(figure, axes.plot([[1, 2]]), names, loc="lower center")
+    figure.savefig(tmp_path / "legend.png")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == names
+
+
 def test_what_cannot_differ_has_no_row() -> None:
     """Limits are within the workers on a device; round robin takes several of a model, edf deadlines, shares clients."""
 
@@ -338,6 +364,9 @@ def test_the_device_of_a_trace_can_be_said(tmp_path: Path) -> None:
     """And what it is, is in the report."""
     found = play(tmp_path, MINIMAL, "--parallel", "1.5", "--loss", "0")
     assert "A device runs 1.5 jobs at full speed, each overlap costs 0 of its speed." in found
+    said = json.loads((tmp_path / "trace.json").read_text())["options"]
+    assert (said["parallel"], said["loss"], said["seed"]) == ("1.5", "0.0", "1")
+    assert {"rate", "seconds", "policy"}.isdisjoint(said)
     assert compare.loss(Options()) == 0.01
 
 
@@ -431,6 +460,25 @@ def test_too_short_a_time_is_said_so(
         capsys.readouterr().err
     )
     assert not list(folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("apart_s", "said", "remedy"),
+    [
+        (1e-9, "", "a trace whose times are in seconds"),
+        (1e-9, "--seconds 5", "a trace whose times are in seconds"),
+        (0.5, "--rate 1e9", "a lower --rate"),
+    ],
+)
+def test_too_short_a_trace_is_not_helped_by_more_seconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], apart_s: float, said: str, remedy: str
+) -> None:
+    """It is played to its end already."""
+    (tmp_path / "t.jsonl").write_text("".join(f'{{"time": {t}, "model": "a"}}\n' for t in (0, apart_s)))
+    words = [*said.split(), "--processes", "1", "--results", str(tmp_path)]
+    assert main(["--trace", str(tmp_path / "t.jsonl"), *words]) == 2
+    told = f"trace: nothing arrived in its time (the first 15 % of it does not count); give {remedy}\n"
+    assert told in capsys.readouterr().err
 
 
 def test_a_folder_that_cannot_be_made_is_said_so_before_anything_runs(

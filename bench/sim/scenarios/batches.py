@@ -9,7 +9,7 @@ from typing import Any
 from bench.sim.arrivals import Closed, Open, Stream
 from bench.sim.cell import Capacity, Cell, Key, Task
 from bench.sim.figures import Figures
-from bench.sim.scenario import Options, look, ms, table
+from bench.sim.scenario import Options, legend, look, ms, table
 from bench.sim.service import Linear, Pool, Service
 from bench.sim.setup import Setup
 from mpspool.core.settings import BatchingSettings
@@ -126,11 +126,11 @@ def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
         for number, kind in enumerate(kinds):
             style = look(number) | {"linestyle": "--" if kind[0] == "each worker" else "-"}
             if ("load" in title) <= (("open", *kind, workers[0], 0.7) in found):
-                axis.plot(workers, [value(kind, count) for count in workers], label=", ".join(kind), **style)
+                axis.plot(workers, [value(kind, count) for count in workers], **style)
         axis.set(title=title, xlabel="workers", ylim=(0, None))
         axis.set_xticks(workers)
         axis.title.set_fontsize(10)
         axis.grid(visible=True, alpha=0.2)
-    handles, labels = axes[2].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(labels), fontsize=8)
+    names = [", ".join(kind) for kind in kinds]
+    legend(figure, axes[2].get_lines(), names, loc="lower center", ncols=len(names), fontsize=8)
     figure.tight_layout(rect=(0, 0.07, 1, 1))

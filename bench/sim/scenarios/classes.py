@@ -9,7 +9,7 @@ from typing import Any
 from bench.sim.arrivals import Open, Stream
 from bench.sim.cell import Cell, Key, Task
 from bench.sim.figures import part_of
-from bench.sim.scenario import Options, look, ms, percent, table
+from bench.sim.scenario import Options, legend, look, ms, percent, table
 from bench.sim.service import Linear, Pool, Service
 from bench.sim.setup import Setup
 
@@ -66,8 +66,8 @@ def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
     for axis, name in zip(figure.subplots(1, 2, sharey=True), ("urgent", "usual"), strict=True):
         for number, title in enumerate(titles):
             heights = [found[title, load].clients[name].p99_ms for load in _LOADS]
-            axis.plot([100 * load for load in _LOADS], heights, label=title, **look(number))
+            axis.plot([100 * load for load in _LOADS], heights, **look(number))
         axis.set(title=f"{name}: p99", xlabel="load, %", ylabel="ms", yscale="log")
         axis.grid(visible=True, which="both", alpha=0.2)
-    figure.axes[1].legend(fontsize=8)
+    legend(figure.axes[1], figure.axes[1].get_lines(), titles, fontsize=8)
     figure.tight_layout()

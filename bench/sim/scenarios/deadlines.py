@@ -8,7 +8,7 @@ from typing import Any
 from bench.sim.arrivals import Open, Stream
 from bench.sim.cell import Cell, Key, Task
 from bench.sim.figures import Figures, part_of
-from bench.sim.scenario import Options, look, ms, percent, table
+from bench.sim.scenario import Options, legend, look, ms, percent, table
 from bench.sim.service import Linear, Pool, Service
 from bench.sim.setup import Setup
 from mpspool.core.settings import BatchingSettings
@@ -145,15 +145,16 @@ def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
     del options
     figure.set_size_inches(11, 4)
     good, late = figure.subplots(1, 2)
-    for number, title in enumerate(dict.fromkeys(key[0] for key in found if len(key) == 2)):
+    titles = list(dict.fromkeys(key[0] for key in found if len(key) == 2))
+    for number, title in enumerate(titles):
         results = [found[title, load] for load in _LOADS]
         # Two at a time may be the same line.
         style = look(number) | ({"linestyle": ":", "markersize": 7} if "kept" in title else {})
-        good.plot([100 * load for load in _LOADS], [f.all.good for f in results], label=title, **style)
+        good.plot([100 * load for load in _LOADS], [f.all.good for f in results], **style)
         late.plot([100 * load for load in _LOADS], [100 * f.all.expired for f in results], **style)
     good.set(title="answers in time", xlabel="load, %", ylabel="per second", ylim=(0, None))
     late.set(title="expired while they waited or ran", xlabel="load, %", ylabel="% of the requests")
-    good.legend(fontsize=8)
+    legend(good, good.get_lines(), titles, fontsize=8)
     for axis in (good, late):
         axis.grid(visible=True, alpha=0.2)
     figure.tight_layout()

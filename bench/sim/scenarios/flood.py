@@ -125,7 +125,8 @@ def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
             ]
             places = [place + shift for place in range(len(results))]
             axis.bar(places, heights, 0.4, label=who, color=look(int(who == "flood"))["color"])
-        axis.set_xticks(range(len(results)), [title.replace(", ", ",\n") for title, _ in results], fontsize=7)
+        titles = [title.replace(", ", ",\n") for title, _ in results]
+        axis.set_xticks(range(len(results)), titles, fontsize=7, parse_math=False)
         axis.set(title=f"{name}: p99", ylabel="ms", yscale="log")
         axis.set_ylim(10, 60_000)  # room for the legend
         axis.legend(fontsize=8, loc="upper left", ncols=2)

@@ -13,7 +13,7 @@ from typing import Any
 from bench.sim.arrivals import Closed, Open, Stream
 from bench.sim.cell import Capacity, Cell, Key, Task
 from bench.sim.figures import Figures, part_of
-from bench.sim.scenario import Options, look, ms, percent, table
+from bench.sim.scenario import Options, legend, look, ms, percent, table
 from bench.sim.service import Linear, Pool, Service
 from bench.sim.setup import Setup
 
@@ -244,7 +244,7 @@ def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
     for axis, name, value in panels:
         for number, title in enumerate(titles):
             heights = [value(found["open", title, rate]) for rate in rates]
-            axis.plot(rates, heights, label=title, **look(number))
+            axis.plot(rates, heights, **look(number))
         axis.set(title=f"{name}, over the open load", xlabel="requests/s", ylabel="ms", yscale="log")
         axis.grid(visible=True, which="both", alpha=0.2)
     for number, title in enumerate(titles):
@@ -268,6 +268,5 @@ def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
     capacity.set(
         title=f"capacity: p99 within {_PATIENCE} x a job alone", ylabel="requests/s", ylim=(100, None)
     )
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=len(titles), fontsize=8)
+    legend(figure, axes[0][0].get_lines(), titles, loc="lower center", ncols=len(titles), fontsize=8)
     figure.tight_layout(rect=(0, 0.04, 1, 1))
