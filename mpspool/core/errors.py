@@ -5,8 +5,9 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
-# TensorFlow Serving cuts error texts at this many characters (util/grpc_status_util).
-MAX_ERROR_CHARS = 1024
+# TensorFlow Serving cuts error texts at this many bytes (util/grpc_status_util). Each of them is up to three in grpc-message, and
+# past 8 KiB of headers gRPC's clients read RESOURCE_EXHAUSTED now and then in place of the status.
+MAX_ERROR_BYTES = 1024
 _CUT_MARK = "...TRUNCATED"
 
 
@@ -84,6 +85,9 @@ class StartError(Exception):
 
 
 def cut(text: str) -> str:
-    """The text as TensorFlow Serving would send it: at most 1024 characters, then a mark. What is no Unicode is replaced."""
-    text = text if len(text) <= MAX_ERROR_CHARS else text[:MAX_ERROR_CHARS] + _CUT_MARK
-    return text if text.isascii() else text.encode(errors="replace").decode()
+    """The text as TensorFlow Serving would send it: at most 1024 bytes of UTF-8, then a mark. What is no Unicode is replaced."""
+    data = text.encode(errors="replace")
+    if len(data) <= MAX_ERROR_BYTES:
+        return data.decode()
+    # What is left of a character that is cut in two is left out.
+    return data[:MAX_ERROR_BYTES].decode(errors="ignore") + _CUT_MARK

@@ -216,9 +216,16 @@ def test_a_pool_error_arrives_as_it_is(fronts: Fronts, text: str) -> None:
 
 
 def test_a_long_text_is_cut(fronts: Fronts) -> None:
-    """More than 1024 characters end as TensorFlow Serving ends them."""
+    """More than 1024 bytes end as TensorFlow Serving ends them."""
     _, text = refused(lambda: fronts.call(PREDICT, b"refuse:" + b"x" * 5000))
     assert text == "x" * 1024 + "...TRUNCATED"
+
+
+def test_a_long_text_that_is_not_ascii_arrives_every_time(fronts: Fronts) -> None:
+    """Nine bytes a character in grpc-message: past 8 KiB of headers the client would say now and then that they are too many."""
+    for _ in range(50):
+        _, text = refused(lambda: fronts.call(PREDICT, b"refuse:" + "\u6a21".encode() * 2000))
+        assert text == "\u6a21" * 341 + "...TRUNCATED"
 
 
 def test_a_text_that_is_no_unicode_still_arrives(fronts: Fronts) -> None:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 
 from mpspool.core import control, process, settings
 from mpspool.core.control import ControlError, ControlServer, Message
-from mpspool.core.errors import MAX_ERROR_CHARS, cut
+from mpspool.core.errors import MAX_ERROR_BYTES, cut
 from mpspool.core.ids import WorkerId, escape
 from mpspool.core.progress import ProgressReader, ProgressWriter
 from mpspool.core.rundir import RunDir, default_run_dir
@@ -128,9 +128,11 @@ def test_last_words_are_one_line(tmp_path: Path) -> None:
 
 
 def test_cut_is_tensorflow_servings() -> None:
-    """1024 characters, then the mark."""
-    assert cut("x" * MAX_ERROR_CHARS) == "x" * MAX_ERROR_CHARS
-    assert cut("x" * 2000) == "x" * MAX_ERROR_CHARS + "...TRUNCATED"
+    """1024 bytes, then the mark; no character is cut in two."""
+    assert cut("x" * MAX_ERROR_BYTES) == "x" * MAX_ERROR_BYTES
+    assert cut("x" * 2000) == "x" * MAX_ERROR_BYTES + "...TRUNCATED"
+    assert cut("\u6a21" * 341) == "\u6a21" * 341
+    assert cut("\u6a21" * 342) == "\u6a21" * 341 + "...TRUNCATED"
 
 
 def test_error_texts_can_be_sent() -> None:
