@@ -182,6 +182,20 @@ def test_other_methods_carry_the_model_they_were_about() -> None:
         assert sample(under_test, "requests_total", **labels) == 1
 
 
+def test_no_series_is_told_twice() -> None:
+    """What named no model of ours is one number, whoever refused it, and whatever it was refused for."""
+    under_test = metrics()
+    under_test.finished(Method.PREDICT, "", 0, "", Code.INVALID_ARGUMENT, 0.0, 0.0, None)
+    under_test.answered("Predict", Code.INVALID_ARGUMENT)
+    under_test.unkept("")
+    labels = {"model": "", "version": "", "method": "Predict", "code": "INVALID_ARGUMENT"}
+    assert sample(under_test, "requests_total", **labels) == 2
+    assert sample(under_test, "refusals_total", model="", version="", reason="answers") == 1
+    series = [line.rpartition(" ")[0] for line in under_test.exposition("")[0].decode().splitlines()]
+    told = [one for one in series if one.startswith("mpspool_")]
+    assert len(told) == len(set(told))
+
+
 def test_what_requests_are_refused_for_is_counted() -> None:
     """By model version; what has not come yet is 0."""
     under_test = metrics()
@@ -388,3 +402,10 @@ def test_openmetrics_on_request() -> None:
     assert content_type.startswith("application/openmetrics-text")
     assert text.endswith(b"# EOF\n")
     assert under_test.exposition("*/*")[1].startswith("text/plain")
+
+
+def test_a_format_that_there_is_none_of() -> None:
+    """A version that is no number is as good as no Accept header."""
+    under_test = metrics()
+    for kind in ("text/plain", "application/openmetrics-text"):
+        assert under_test.exposition(f"{kind};version=abc") == under_test.exposition("")

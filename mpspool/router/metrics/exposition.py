@@ -236,7 +236,10 @@ class Metrics:
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """The metrics as text and its content type, in the format that an Accept header asks for."""
-        encode, content_type = choose_encoder(accept)
+        try:
+            encode, content_type = choose_encoder(accept)
+        except TypeError:  # it compares a version that is no number with one
+            encode, content_type = choose_encoder("")
         return encode(self._registry), content_type
 
     def monitoring(self) -> tuple[bytes, str]:

@@ -227,13 +227,13 @@ class RequestCollector(Collector):
             "Requests answered, by canonical status code.",
             labels=(*VERSION, "method", "code"),
         )
+        found: Counter[tuple[str, ...]] = Counter()  # what named no model of ours is in both
         for key, counts in self._versions.items():
             for (method, code), count in _by_api(counts).items():
-                family.add_metric((*_labels(*key), method, code.name), count)
+                found[*_labels(*key), method, code.name] += count
         for (method, code, model, version), count in self._others.items():
-            number = "" if version is None else str(version)
-            family.add_metric((model, number, method, code.name), count)
-        return family
+            found[model, "" if version is None else str(version), method, code.name] += count
+        return _filled(family, found)
 
     def _refusals(self) -> Metric:
         family = CounterMetricFamily(
@@ -243,12 +243,13 @@ class RequestCollector(Collector):
             "were not kept for clients which take none (answers, of no version).",
             labels=(*VERSION, "reason"),
         )
+        found: Counter[tuple[str, ...]] = Counter()
         for key, counts in self._versions.items():
             for lack in Lack:
-                family.add_metric((*_labels(*key), lack.value), counts.lacks.get(lack, 0))
+                found[*_labels(*key), lack.value] += counts.lacks.get(lack, 0)
         for model, count in self._unkept.items():
-            family.add_metric((model, "", Lack.ANSWERS.value), count)
-        return family
+            found[model, "", Lack.ANSWERS.value] += count
+        return _filled(family, found)
 
     def _by_worker(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(
@@ -268,6 +269,13 @@ class RequestCollector(Collector):
             seconds.add_metric(labels, sum(counts.codes.values()), counts.total_s)
         yield requests
         yield seconds
+
+
+def _filled(family: CounterMetricFamily, counts: Mapping[tuple[str, ...], int]) -> CounterMetricFamily:
+    """With these counts, by their labels: a series that is told twice is refused by who scrapes."""
+    for labels, count in counts.items():
+        family.add_metric(labels, count)
+    return family
 
 
 def _by_api(counts: VersionCounts) -> dict[tuple[str, Code], int]:
