@@ -209,6 +209,46 @@ def test_a_body_that_waits_to_be_asked_for(fronts: Fronts) -> None:
         assert client.recv(100).startswith(b"HTTP/1.1 429")
 
 
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (f"POST {PATH}", 429),
+        ("POST /v1/nothing", 400),
+        ("GET /v1/models/half", 200),
+        ("OPTIONS /v1/models/half", 400),
+    ],
+)
+def test_a_body_that_is_not_asked_for(fronts: Fronts, line: str, status: int) -> None:
+    """The connection is said to end: the next request on it would be taken for the body."""
+    fronts.dataplane.memory.limit_bytes = 4
+    with connect(fronts) as client:
+        client.sendall(
+            f"{line} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n".encode()
+        )
+        head = client.recv(2**16).decode()
+        assert head.startswith(f"HTTP/1.1 {status} ")
+        assert "\r\nConnection: close\r\n" in head
+        client.sendall(b"hello")  # it may come all the same
+        assert b"HTTP/1.1" not in everything(client)
+
+
+def test_a_body_that_was_asked_for_leaves_its_connection(fronts: Fronts) -> None:
+    """Whatever the answer: the next request comes behind it."""
+    with connect(fronts) as client:
+        head = (
+            f"POST {PATH} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 12\r\n\r\n".encode()
+        )
+        for _ in range(2):
+            client.sendall(head)
+            assert client.recv(100) == b"HTTP/1.1 100 Continue\r\n\r\n"
+            client.sendall(b"refuse:hello")
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += client.recv(2**16)
+            assert answer.startswith(b"HTTP/1.1 429 ")
+            assert b"Connection" not in answer
+
+
 def test_a_client_that_goes_as_its_body_is_asked_for(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is no failure of the server, and nothing to write down."""
     asked = threading.Event()

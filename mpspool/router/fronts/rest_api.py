@@ -52,6 +52,8 @@ _CORS = {
 # A shorter one fits into a connection's buffer.
 _LONG_ANSWER_BYTES = 64 * 1024
 _ENCODINGS = {"": "identity", "x-gzip": "gzip"}
+# Of a request whose body was asked for.
+_ASKED = "asked"
 # Model versions whose metadata is kept as it is printed.
 _MOST_DESCRIBED = 32
 
@@ -105,6 +107,13 @@ class RestApi:
 
     async def answer(self, request: web.Request) -> web.Response:
         """The answer, an error's among them."""
+        answer = await self._answer(request)
+        # Where the next request begins nobody can tell.
+        if _waits_to_be_asked(request) or request.content.exception() is not None:
+            answer.force_close()
+        return answer
+
+    async def _answer(self, request: web.Request) -> web.Response:
         cors = _CORS if self._settings.rest_cors else {}
         if request.method == "OPTIONS":
             return _preflight(request, cors)
@@ -124,8 +133,6 @@ class RestApi:
                 await self._send(answer, request, len(body), admission)
         except PoolError as error:
             answer = _refusal(error, cors)
-            if request.content.exception() is not None:  # where the next request begins nobody can tell
-                answer.force_close()
         return answer
 
     async def _send(
@@ -192,6 +199,7 @@ class RestApi:
             self._dataplane.admit(asked, body.declared, b"", head).release()
             with contextlib.suppress(ConnectionError):  # it has gone: its body does not come
                 await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            request[_ASKED] = True
             request.writer.output_size = 0  # of the answer nothing is sent
         with self._counted(asked.method):
             await body.read(min(body.declared, START_BYTES))
@@ -228,8 +236,9 @@ class RestApi:
 
 
 def _waits_to_be_asked(request: web.Request) -> bool:
-    """Whether its body comes only when it is asked for."""
-    return request.version >= HttpVersion11 and request.headers.get("Expect", "").lower() == "100-continue"
+    """Whether its body comes only when it is asked for, and it has not been."""
+    expects = request.headers.get("Expect", "").lower() == "100-continue"
+    return expects and request.version >= HttpVersion11 and _ASKED not in request
 
 
 def _encoding(request: web.Request) -> str:
