@@ -225,6 +225,14 @@ def test_what_is_not_grpc_is_told_in_http(raw: Raw, head: list[tuple[str, str]],
     assert b"gRPC" in answer.body
 
 
+def test_head_is_told_without_a_body(raw: Raw) -> None:
+    """The status and its headers end the answer: DATA would be an error of ours (RFC 9110, section 9.3.2)."""
+    answer = raw.answer(raw.begin(head=[(":method", "HEAD"), *HEAD[1:4]], end=True))
+    assert (answer.headers[":status"], answer.headers["allow"]) == ("405", "POST")
+    assert (answer.body, answer.ended) == (b"", True)
+    assert raw.call(message(b"x")).code is Code.OK
+
+
 def test_metadata_and_peer_reach_the_data_plane(fronts: Fronts, raw: Raw) -> None:
     """By lower-case name, without what is the protocol's own."""
     raw.call(message(b"x"), ("x-priority", "high"), ("grpc-timeout", "5S"))

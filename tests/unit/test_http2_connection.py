@@ -187,6 +187,10 @@ BAD_STREAMS = {
     "data past the window": (headers(1) + 2 * data(1, bytes(2**20)), "FLOW_CONTROL_ERROR"),
     "trailers that do not end it": (headers(1) + headers(1), "PROTOCOL_ERROR"),
     "trailers that are a request": (headers(1) + headers(1, end=True), "PROTOCOL_ERROR"),
+    "trailers with a path": (headers(1) + headers(1, encode((b":path", b"/a/B")), end=True), "PROTOCOL_ERROR"),
+    "trailers with a scheme": (headers(1) + headers(1, encode((b":scheme", b"http")), end=True), "PROTOCOL_ERROR"),
+    "trailers with a status": (headers(1) + headers(1, encode((b":status", b"200")), end=True), "PROTOCOL_ERROR"),
+    "trailers of a connection": (headers(1) + headers(1, encode((b"connection", b"x")), end=True), "PROTOCOL_ERROR"),
     "priority of a wrong size": (frame(frames.PRIORITY, 0, 1, bytes(4)), "FRAME_SIZE_ERROR"),
     "content-length too large": (
         headers(1, REQUEST + encode((b"content-length", b"5"))) + data(1, b"1234", end=True), "PROTOCOL_ERROR",
@@ -295,6 +299,18 @@ def test_going_away() -> None:
     scene.send(data(1, b"x", end=True))
     scene.connection.respond(scene.all[1], LEAD, b"", b"answer", TAIL)
     assert [item.payload for item in scene.sent() if item.kind == frames.DATA] == [b"answer"]
+
+
+def test_a_connection_that_ends_while_it_goes_away() -> None:
+    """Its end names no later stream than it said before (RFC 9113, section 6.8): what is not begun can be sent again."""
+    scene = Scene().greet()
+    scene.send(headers(1))
+    scene.connection.go_away()
+    scene.send(headers(3))
+    scene.sent()
+    scene.connection.fail(ErrorCode.NO_ERROR, "a ping was not answered")
+    (goaway,) = scene.sent()
+    assert goaway.payload[:4] == (1).to_bytes(4, "big")
 
 
 @pytest.mark.parametrize("method", [b"GET", b"POST", b"HEAD"])

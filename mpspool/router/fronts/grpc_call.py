@@ -394,7 +394,10 @@ class Call(Stream):
     def _refuse_http(self) -> None:
         status = b"415" if self.head.method == "POST" else b"405"
         lead = encode((b":status", status), (b"content-type", b"text/plain"), (b"allow", b"POST"))
-        self.connection.send(self, lead, (_NOT_GRPC_TEXT,), last=True)
+        if self.head.method == "HEAD":
+            self.connection.send(self, tail=lead, last=True)
+        else:
+            self.connection.send(self, lead, (_NOT_GRPC_TEXT,), last=True)
 
     def _let_go(self) -> None:
         """Nothing more is read or run for it."""

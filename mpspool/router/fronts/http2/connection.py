@@ -143,7 +143,8 @@ class Connection(Receiver):
             return
         self.complain(code, text)
         if self.greeted:
-            self.output.write(frames.goaway(self.last_id, code, text))
+            last_id = self.last_id if self._goaway_id is None else self._goaway_id
+            self.output.write(frames.goaway(last_id, code, text))
         self.lost()
         self.output.close()
 
@@ -205,7 +206,7 @@ class Connection(Receiver):
                 )
         elif not stream.receiving:
             self._reset(stream, ErrorCode.STREAM_CLOSED, "HEADERS after the end of its stream")
-        elif not flags & END_STREAM or head.path or head.method:
+        elif not flags & END_STREAM or not (head.trailers or head.oversized):
             self._reset(
                 stream, ErrorCode.PROTOCOL_ERROR, "trailers that do not end their stream, or are none"
             )

@@ -59,6 +59,7 @@ class RequestHead:
         metadata: what is neither HTTP's nor gRPC's own, by lower-case name; values of one name are joined by commas.
         peer: who sent it.
         malformed: why it is no request (RFC 9113, section 8.1.1); empty for one that is.
+        trailers: it is none, and may end one: it has no pseudo-header.
         oversized: it was longer than allowed, and nothing else is known of it.
     """
 
@@ -72,6 +73,7 @@ class RequestHead:
     metadata: Mapping[str, str] = field(default_factory=dict)
     peer: str = ""
     malformed: str = ""
+    trailers: bool = False
     oversized: bool = False
 
     @property
@@ -224,7 +226,7 @@ def _read(fields: tuple[Field, ...], peer: str) -> RequestHead:
             text = name.decode("latin-1")
             metadata[text] = f"{metadata[text]},{value}" if text in metadata else value
     if missing := [name for name in (b":method", b":scheme", b":path") if not pseudo.get(name)]:
-        return _malformed(peer, f"there is no {missing[0].decode()}")
+        return _malformed(peer, f"there is no {missing[0].decode()}", trailers=not pseudo)
     return RequestHead(
         method=pseudo[b":method"],
         path=pseudo[b":path"],
@@ -237,8 +239,8 @@ def _read(fields: tuple[Field, ...], peer: str) -> RequestHead:
     )
 
 
-def _malformed(peer: str, why: str) -> RequestHead:
-    return RequestHead(peer=peer, malformed=why)
+def _malformed(peer: str, why: str, *, trailers: bool = False) -> RequestHead:
+    return RequestHead(peer=peer, malformed=why, trailers=trailers)
 
 
 def encode(*fields: Field) -> bytes:
