@@ -82,6 +82,29 @@ def test_resets_of_what_ran_for_a_while_are_not_counted() -> None:
     assert len(scene.connection.streams) == 20
 
 
+@pytest.mark.parametrize(
+    ("timeout", "counted"), [(b"3m", False), (b"300u", False), (b"5m", True), (b"1S", True)]
+)
+def test_resets_at_a_deadline_of_milliseconds_are_not_counted(timeout: bytes, *, counted: bool) -> None:
+    """Half of a call's time, which begins before it is read, is enough; who gives up sooner has not waited for its end."""
+    scene = Scene().greet()
+    block = REQUEST + encode((b"grpc-timeout", timeout))
+    for begun in range(600):
+        now_s = begun / 1000
+        scene.connection.receive(headers(2 * begun + 1, block), now_s)
+        if begun >= 2:
+            scene.connection.receive(frames.rst_stream(2 * (begun - 2) + 1, 8), now_s)
+    assert scene.connection.over == counted
+
+
+@pytest.mark.parametrize("timeout", [b"0n", b"1n", b"4m", b"none"])
+def test_a_deadline_excuses_no_reset_that_comes_with_its_request(timeout: bytes) -> None:
+    """However short it is: nothing of it is over."""
+    scene = Scene().greet()
+    block = REQUEST + encode((b"grpc-timeout", timeout))
+    assert flood(scene, lambda n: headers(n, block) + frames.rst_stream(n, 8), 2000) == 512
+
+
 def test_resets_at_once_are_counted_whatever_else_comes() -> None:
     """A few milliseconds between request and reset make no difference."""
     scene = Scene().greet()

@@ -246,7 +246,8 @@ class Connection(Receiver):
         if stream is None:
             self.count_useless()
             return
-        if self.now_s - stream.opened_s < self.limits.at_once_s:
+        open_s = self.now_s - stream.opened_s
+        if open_s < self.limits.at_once_s and not stream.head.is_due(open_s):
             self._spend_reset()
         self._drop(stream)
 

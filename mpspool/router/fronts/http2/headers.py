@@ -81,6 +81,10 @@ class RequestHead:
         kind = self.content_type
         return kind.startswith("application/grpc") and kind[16:17] in ("", "+", ";")
 
+    def is_due(self, open_s: float) -> bool:
+        """Whether its time may have run out by its sender's clock, so long after it was read: half of it is over by ours."""
+        return self.timeout_ns is not None and 0 < self.timeout_ns <= open_s * 2e9
+
 
 class HeaderDecoder:
     """The reading half of HPACK, for one connection.

@@ -19,7 +19,8 @@ class Limits:
         frame_bytes: of one frame, as we announce it.
         header_list_bytes: of a request's headers, decoded.
         resets: streams per second that may be reset within at_once_s of their beginning, or for what is wrong with them. Who waits
-            longer, as for a deadline, has no more of them than `streams` allows.
+            longer, or for half of the call's own time, has no more of them than `streams` allows: not many more than where we end
+            them at their deadlines.
         useless: frames in a row, within a second, that bring neither a request nor data, beyond those that belong to taking answers.
         control_bytes: of our answers to such frames that may wait for a peer that does not read.
         greeting_s: until the preface is there.
