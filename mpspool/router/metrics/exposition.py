@@ -238,7 +238,7 @@ class Metrics:
         """The metrics as text and its content type, in the format that an Accept header asks for."""
         try:
             encode, content_type = choose_encoder(accept)
-        except TypeError:  # it compares a version that is no number with one
+        except (TypeError, ValueError):  # it compares a version that is no number with one
             encode, content_type = choose_encoder("")
         return encode(self._registry), content_type
 
