@@ -72,10 +72,14 @@ class Watching:
 
     async def serves(self, number: int) -> None:
         """All workers of a version have come, and it is served."""
-        model = ModelVersion("m", number)
-        await self.until(lambda: model in dict(self.servables))
-        self.facts[model] = READY
-        await self.until(lambda: dict(self.servables)[model].phase is VersionPhase.SERVING)
+        await self.until(lambda: self.phase(number) in (VersionPhase.LOADING, VersionPhase.SERVING))
+        self.facts[ModelVersion("m", number)] = READY
+        await self.until(lambda: self.phase(number) is VersionPhase.SERVING)
+
+    def phase(self, number: int) -> VersionPhase | None:
+        """Of a version; None where it is not there."""
+        version = self.servables.of("m").get(number)
+        return None if version is None else version.phase
 
     def settings(self, number: int) -> ModelSettings:
         """Of a version's workers."""
@@ -291,6 +295,56 @@ def test_each_version_is_batched_as_its_own_folder_says(run: RunDir, base: Path)
         known = {model.version: model.batching for model, _ in successor.servables.places.values()}
         assert known[3] == said.without
         assert known.get(2, own) == own
+
+
+@pytest.mark.parametrize("how", ["fails", "fails with its device", "is taken out and back while it leaves"])
+def test_what_is_loaded_again_is_batched_as_its_folder_says_by_then(
+    run: RunDir, base: Path, how: str
+) -> None:
+    """Its workers are given what is there now, not what the former ones were given."""
+    first = ModelVersion("m", 1)
+
+    async def story(pool: Watching) -> None:
+        assert pool.settings(1).batching is None
+        if how == "is taken out and back while it leaves":
+            await pool.servables.unload({"model": "m"})
+            pool.servables.step(pool.facts, time.monotonic())
+            assert pool.phase(1) is VersionPhase.LEAVING
+        else:
+            pool.facts[first] = Fact(reason="it was lost")
+            await pool.until(lambda: pool.phase(1) is VersionPhase.FAILED)
+        if how == "fails with its device":
+            del pool.facts[first]
+        (base / "1" / BATCHING_FILE).write_text("max_batch_size { value: 8 }")
+        await pool.servables.load({"model": "m"})
+        await pool.serves(1)
+        assert pool.settings(1).batching == BatchingSettings(max_batch_size=8)
+
+    with watching(run, base, version_batching=VersionBatching()) as pool:
+        pool.go_through(story)
+
+
+def test_a_model_that_is_put_back_is_loaded_from_its_new_base_path(run: RunDir, base: Path) -> None:
+    """Also where the former version of that number has yet to leave."""
+    (base.parent / "other").mkdir()
+    there = export(base.parent / "other", 1)
+    with watching(run, base) as pool:
+        places, config = dict(pool.servables.places), pool.servables._config
+    taken_out = Servables(run, msgspec.structs.replace(config, models=[]), lambda: None, places)
+    taken_out.step({}, time.monotonic())
+    taken_out.close()
+    (model,) = config.models
+    moved = msgspec.structs.replace(model, base_path=str(there.parent), path=str(there))
+    back = Watching(Servables(run, msgspec.structs.replace(config, models=[moved]), lambda: None, places))
+
+    async def story(pool: Watching) -> None:
+        assert pool.settings(1).path == str(there)
+
+    try:
+        assert back.phase(1) is VersionPhase.LEAVING
+        back.go_through(story)
+    finally:
+        back.servables.close()
 
 
 def test_a_file_of_batching_is_not_read_unasked(run: RunDir, base: Path) -> None:

@@ -128,6 +128,36 @@ def test_a_version_whose_files_changed_is_tried_again_at_once() -> None:
     assert phases(versions) == {1: SERVING, 2: LOADING}
 
 
+@pytest.mark.parametrize("now", [Found("/m/1", "other"), Found("/other/1", "whole")])
+def test_workers_with_the_former_files_go_first(now: Found) -> None:
+    """Of a version that failed, those that are READY would answer beside those that have other files; with the same files they stay."""
+    versions = Versions("m", VersionPolicy(), quorum=2, retries=Retries(2, 60.0), found=found(1))
+    one_failed = {1: Fact(ready=1, reason="it does not load")}
+    versions.step({}, 0.0)
+    versions.step(one_failed, 0.0)
+    assert versions.step(one_failed, 60.0)
+    assert phases(versions) == {1: LOADING}
+    versions.step(one_failed, 60.0)
+    versions.found = {1: now}
+    assert versions.step(one_failed, 60.0)
+    assert phases(versions) == {1: LEAVING}
+    assert not versions.step(one_failed, 60.0)
+    versions.step({}, 60.0)
+    assert [(version.phase, version.found) for version in versions] == [(LOADING, now)]
+
+
+def test_beside_what_serves_a_version_waits_for_its_former_workers_to_go() -> None:
+    """They leave as it has failed: slot by slot none of the others gives its place up for that."""
+    versions = model(1)
+    versions.swap, versions.found = ROLLING, found(1, 2)
+    versions.step({1: READY}, 0.0)
+    versions.step({1: READY, 2: BROKEN}, 0.0)
+    versions.found = {**found(1), 2: Found("/m/2", "other")}
+    assert not versions.step({1: READY, 2: BROKEN}, 0.0)
+    assert versions.step({1: READY}, 0.0)
+    assert phases(versions) == {1: SERVING, 2: LOADING}
+
+
 @pytest.mark.parametrize("swap", ["surge", STOP_FIRST])
 def test_nobody_makes_way_for_what_is_known_to_be_broken(swap: str) -> None:
     """Also when it is asked for by hand, and where it breaks while it waits for another try; whole again it is loaded."""
@@ -707,6 +737,19 @@ def test_a_successor_goes_on_where_the_pool_was() -> None:
     assert phases(successor) == {1: SERVING, 2: SERVING}
 
 
+def test_a_successor_with_another_base_path_loads_nothing_from_the_former() -> None:
+    """What has failed or leaves is seen there first; what serves or comes is as it was."""
+    versions = Versions("m", VersionPolicy(all=True), retries=Retries(2, 60.0), found=found(1, 2, 3))
+    settle(versions, {}, {3: BROKEN})
+    versions.unload(2)
+    versions.step({1: READY, 2: READY}, 0.0)
+    assert phases(versions) == {1: SERVING, 2: LEAVING, 3: FAILED}
+    for base_path, known in (("/other", {1}), ("/m", {1, 2, 3})):
+        successor = Versions("m", VersionPolicy(all=True), retries=Retries(2, 60.0))
+        successor.recall(versions.record(), base_path)
+        assert (phases(successor), set(successor.found)) == (phases(versions), known)
+
+
 class Swaps(RuleBasedStateMachine):
     """Folders come and go, loads succeed and fail: what served a client goes on doing so, or is on its way back to it."""
 
@@ -741,7 +784,8 @@ class Swaps(RuleBasedStateMachine):
             self.replaces = bool(serves) or bool(self.versions.stopped)
             before = after
             for version in self.versions:
-                if version.phase is LOADING and self.facts.get(version.number, GONE).reason:
+                fact = self.facts.get(version.number, GONE)
+                if version.phase is LOADING and (fact.reason or not fact.there):
                     self.facts[version.number] = Fact(coming=2)
                 self.facts.setdefault(version.number, Fact(coming=2))
             there = {version.number for version in self.versions}
@@ -799,8 +843,10 @@ class Swaps(RuleBasedStateMachine):
 
     @rule()
     def leaves(self) -> None:
+        """What is to, and what has failed beside another that serves."""
+        gone = {LEAVING, FAILED} if self.versions.routed() else {LEAVING}
         for version in self.versions:
-            if version.phase is LEAVING:
+            if version.phase in gone:
                 self.facts[version.number] = GONE
         self.step()
 

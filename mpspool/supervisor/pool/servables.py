@@ -83,7 +83,7 @@ class Servables:
         }
         for name, versions in self._versions.items():
             if name in records:
-                versions.recall(records[name])
+                versions.recall(records[name], self._models[name].base_path)
                 versions.route = versions.route.under(records[name].labels, self._models[name].labels)
             else:
                 versions.found = {self._models[name].version: _found(self._models[name])}
@@ -246,10 +246,12 @@ class Servables:
             logger.info("taken out", model=name)
 
     def _place(self) -> None:
-        """Gives every version that is loaded its slots; they stay until they are vacated."""
-        placed = {worker.model_version for worker in self.places}
+        """Gives every version that is loaded its slots, as it is loaded now; they stay until they are vacated."""
         for model, version in self:
-            if version.phase is VersionPhase.LOADING and model not in placed:
+            if version.phase is not VersionPhase.LOADING:
+                continue
+            mine = places([self.settings(model)])
+            if any(self.places.get(worker) != place for worker, place in mine.items()):
                 recorded = self._recorded.get(model.name)
                 if recorded is not None:  # else as a pool before this one knew
                     version.warmup = _warmup(version, self._versions[model.name], recorded)
@@ -377,7 +379,12 @@ class Servables:
     async def _look_at(self, name: str, loaded: Collection[int], unloaded: Collection[int]) -> None:
         """Looks at a base path for what is to be served, with these wishes by hand; held by `_looking`."""
         versions = self._versions[name]
-        settled = {version.number for version in versions if version.phase is not VersionPhase.FAILED}
+        # What leaves may be loaded again once it has gone, as one that has failed may.
+        settled = {
+            version.number
+            for version in versions
+            if version.phase in (VersionPhase.LOADING, VersionPhase.SERVING)
+        }
         if versions.swap == STOP_FIRST and all(
             version.phase is not VersionPhase.SERVING for version in versions
         ):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -253,8 +254,14 @@ class Versions:
 
     # -- what it was, and is ----------------------------------------------------------------------
 
-    def recall(self, record: ModelRecord) -> None:
-        """Goes on from what a pool before this one has recorded."""
+    def recall(self, record: ModelRecord, base_path: str = "") -> None:
+        """Goes on from what a pool before this one has recorded.
+
+        Args:
+            record: of it.
+            base_path: where versions are now, "" for nowhere else than then: what is there under the number of one that has failed
+                or leaves is to be seen before it is loaded.
+        """
         self.loaded, self.unloaded, self.off = set(record.loaded), set(record.unloaded), record.off
         self.route = record.route
         self._kept, self._instead = dict(record.kept), dict(record.instead)
@@ -264,6 +271,13 @@ class Versions:
         }
         for one in record.versions:
             self._versions[one.number] = Version(self.name, one.number, self.found[one.number], one)
+        if base_path:
+            self.found = {
+                version.number: version.found
+                for version in self
+                if version.phase in (VersionPhase.LOADING, VersionPhase.SERVING)
+                or Path(version.found.path).parent == Path(base_path)
+            }
 
     def record(self) -> ModelRecord:
         return ModelRecord(
@@ -463,7 +477,7 @@ class Versions:
         if gone := self.route.numbers() - {version.number for version in self._serving()}:
             self.route = self.route.without(gone)
             moved = True
-        return self._begin(now) or moved
+        return self._begin(facts, now) or moved
 
     def _judge(self, version: Version, fact: Fact, now: float) -> bool:
         match version.phase:
@@ -592,7 +606,7 @@ class Versions:
             self._kept[failed.number] = max(back)
             failed.due = None
 
-    def _begin(self, now: float) -> bool:
+    def _begin(self, facts: Mapping[int, Fact], now: float) -> bool:
         """Begins to load the newest that is wanted and not there, if no other is on its way in or out."""
         if any(v.phase in (VersionPhase.LOADING, VersionPhase.LEAVING) for v in self._versions.values()):
             return False
@@ -609,6 +623,12 @@ class Versions:
                 known.phase is not VersionPhase.FAILED or not self._again(known, found, now)
             ):
                 continue
+            if known is not None and number in facts and facts[number].there and _is_another(known, found):
+                # Its workers have the former files, and would answer beside those that have these.
+                if self._serving():
+                    return False  # they go in any case
+                known.to(VersionPhase.LEAVING, "other files are there by now")
+                return True
             if self._gives_way(number):
                 return True
             takes_places = self.swap == ROLLING and self._in_the_way(number)
@@ -657,7 +677,7 @@ class Versions:
             version.found, version.reason, version.due = found, found.wrong, None
             self._take_back(version)
             return False
-        if found.stamp != version.found.stamp or version.found.wrong:
+        if _is_another(version, found):
             version.failures = 0
             return True
         if version.due is None or now < version.due:
@@ -669,6 +689,12 @@ class Versions:
 
     def _serving(self) -> list[Version]:
         return [version for version in self._versions.values() if version.phase is VersionPhase.SERVING]
+
+
+def _is_another(version: Version, found: Found) -> bool:
+    """Whether there are other files than those that were loaded last."""
+    last = version.found
+    return bool(last.wrong) or (last.path, last.stamp) != (found.path, found.stamp)
 
 
 def chosen(there: Collection[int], policy: VersionPolicy) -> set[int]:
