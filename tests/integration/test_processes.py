@@ -23,6 +23,7 @@ from tests.conftest import PoolStarter
 from tests.light import LIGHT
 from tests.polling import until
 from tests.pool import CLI, ROOT, Pool, cli, processes_of
+from tests.reloading import File, reload
 
 ONE, TWO = "half@1.cpu0.0", "half@1.cpu0.1"
 LightStarter = Callable[..., Pool]
@@ -228,6 +229,25 @@ def test_a_worker_that_can_never_work_is_fatal_at_once(light_pool: LightStarter)
     until(lambda: {("FATAL", 1.0), ("READY", 1.0), ("STARTING", 0.0)} <= slots_measured(pool), 10)
     kill(pool.process_pid("pool"))
     until(lambda: pool.workers()[ONE]["state"] == "FATAL", 20, "given up for the successor, too")
+
+
+def test_a_slot_that_was_given_up_is_tried_with_other_settings(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """A reload that has nothing else for its worker leaves it as it is; the other one serves meanwhile."""
+    file = File(tmp_path / "pool.yaml", model_dir("half_plus_two"))
+    file.write({"half": {}})
+    pool = start_pool(file.path, env=LIGHT).wait()
+    behave(pool, ONE, "never")
+    kill(pool.workers()[ONE]["pid"])
+    until(lambda: pool.workers()[ONE]["state"] == "FATAL", 20)
+    (pool.run_dir / "behave" / ONE).unlink()
+    file.write({"half": {}}, grace_s=9)
+    cli("reload", "--run-dir", pool.run_dir)
+    assert pool.workers()[ONE]["state"] == "FATAL"
+    file.write({"half": {"intra_op_threads": 2}}, grace_s=9)
+    reload(pool)
+    assert pool.all_ready()
 
 
 def test_a_worker_that_crashes_at_every_start_backs_off(light_pool: LightStarter) -> None:

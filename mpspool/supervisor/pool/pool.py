@@ -394,7 +394,7 @@ class Pool:
             )
             if slot is None or again:
                 record = records.get(str(worker)) or SlotRecord(generation=slot.generation if slot else 0)
-                if record.state is SlotState.FATAL and self._reload.stale(worker):
+                if record.state is SlotState.FATAL and self._reload.differs(worker):
                     record = SlotRecord(generation=record.generation, restarts=record.restarts)
                 self._slots[worker] = Slot(
                     str(worker), self._config.restart, record, start_timeout_s=mine.start_timeout_s

@@ -232,6 +232,10 @@ class Reload:
         slot_now = self._slots.get(worker)
         if worker in self._servables.surplus or slot_now is None or not slot_now.pid:
             return False  # what is started next has the new ones
+        return self.differs(worker)
+
+    def differs(self, worker: WorkerId) -> bool:
+        """As stale(), whether its last generation runs or not."""
         last = self._workers.last(worker)
         if last is None:
             return False
