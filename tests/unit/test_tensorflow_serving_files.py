@@ -86,6 +86,10 @@ def test_a_model_as_it_is_listed(text: str, values: dict[str, Any]) -> None:
         ('model_type: TENSORFLOW model_platform: "tensorflow"', "two ways to say one thing"),
         ('base_path: "m"', "to have an absolute path or URI; got base_path()=m; write /"),
         (
+            "model_version_policy { specific {} }",
+            "models.m.version_policy: in a line 1: specific names no version; give specific { versions: 1 }, or",
+        ),
+        (
             'base_pth: "/m"',
             "line 1, column 85: unknown field base_pth of ModelConfig; did you mean base_path?",
         ),
@@ -283,6 +287,8 @@ def test_batching_parameters() -> None:
     """In place, and on."""
     made = convert("max_batch_size { value: 64 }\nthread_pool_name { value: 'p' }").document()
     assert made == {"batching": {"enabled": True, "max_batch_size": 64, "thread_pool_name": "p"}}
+    made = convert("max_enqueued_batches { value: 0 }").document()
+    assert made == {"batching": {"enabled": True, "max_enqueued_batches": 1}}
 
 
 # -- EAS

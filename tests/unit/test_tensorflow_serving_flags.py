@@ -22,6 +22,7 @@ from mpspool.supervisor.config.tensorflow_serving.flag_table import DEEPREC, OUR
 from mpspool.supervisor.config.tensorflow_serving.flags import KNOWN, own_flags, without_secrets
 from mpspool.supervisor.config.tensorflow_serving.serve import Serving, read_serving
 from mpspool.supervisor.config.tensorflow_serving.usage import asks_for_version, help_text, sentence, shown
+from mpspool.supervisor.planning.resolve import resolve
 from tests.pool import ROOT
 
 BASE = "--model_base_path=/models/m"
@@ -300,6 +301,21 @@ def test_batching_parameters_come_from_their_file(tmp_path: Path) -> None:
     file.write_text(FILES["batching"])
     made = config(BASE, "--enable_batching", f"--batching_parameters_file={file}")
     assert (made.batching.enabled, made.batching.max_batch_size) == (True, 64)
+
+
+def test_parameters_without_batching_are_refused_with_flags_of_this_program(tmp_path: Path) -> None:
+    """There is no pool file, and no flag with hyphens."""
+    (tmp_path / "1").mkdir()
+    (tmp_path / "1" / "saved_model.pb").write_bytes(b"\x08\x01\x12\x00")
+    serving = serve(
+        f"--model_base_path={tmp_path}", "--batching_max_batch_size=5", f"--run_dir={tmp_path}/run"
+    )
+    with pytest.raises(StartError) as caught:
+        resolve(None, {}, {}, serving=serving)
+    assert (
+        "batching.max_batch_size: in --batching_max_batch_size: nothing is batched: batching is not enabled;"
+        " add --enable_batching or MPSPOOL_ENABLE_BATCHING=1; or leave this out"
+    ) in str(caught.value)
 
 
 def test_both_ports_the_same_leaves_rest_off() -> None:

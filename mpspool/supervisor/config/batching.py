@@ -19,6 +19,8 @@ MAX_BATCH_SIZE = 1000
 MAX_ENQUEUED_BATCHES = 10
 _WORDS = {"on": True, "true": True, "1": True, "off": False, "false": False, "0": False}
 _INT32_MAX, _INT64_MAX = 2**31 - 1, 2**63 - 1
+# What TensorFlow Serving has for the whole server, whatever a version's file says; and what its files cannot say.
+POOL_WIDE = ("num_batch_threads", "thread_pool_name", "adaptive")
 
 
 def _read_switch(value: object) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 from mpspool.supervisor.config.explain import nearest
 
@@ -43,11 +44,20 @@ def read_batching_file(path: Path) -> tuple[dict[str, object], dict[str, int]]:
         text_format.Parse(text, message)
     except text_format.ParseError as error:
         raise BatchingFileError(_describe(error, text)) from None
+    values = parameters(message)
+    return values, {name: _line(text, name) for name in values}
+
+
+def parameters(message: Any) -> dict[str, object]:
+    """What a BatchingParameters says, by TensorFlow Serving's names."""
     # Those in wrappers may be absent; of the others, what is not there cannot be told from their defaults.
     values = {field.name: getattr(value, "value", value) for field, value in message.ListFields()}
     if sizes := values.get("allowed_batch_sizes"):
         values["allowed_batch_sizes"] = list(sizes)
-    return values, {name: _line(text, name) for name in values}
+    # TensorFlow's queues take it so, for models that rely on it, but where requests are split.
+    if values.get("max_enqueued_batches") == 0 and not values.get("enable_large_batch_splitting"):
+        values["max_enqueued_batches"] = 1
+    return values
 
 
 def _line(text: str, name: str) -> int:

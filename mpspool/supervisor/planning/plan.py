@@ -75,6 +75,8 @@ def plan(
     machine: Machine,
     versions: Mapping[str, tuple[int, Path]],
     queues: Queues | None = None,
+    *,
+    serving: bool = False,
 ) -> Plan:
     """Places every model's slots.
 
@@ -89,13 +91,14 @@ def plan(
         machine: what there is.
         versions: by model name, the version to serve and its folder.
         queues: what versions say of batching, and where policies are.
+        serving: it was asked for by a command line of tensorflow_model_server.
 
     Raises:
         StartError: with everything that does not fit this machine.
     """
     queues = queues or Queues()
     drafts, problems = draft_places(config, machine)
-    problems += check_batching(config, queues.files)
+    problems += check_batching(config, queues.files, serving=serving)
     mps, mps_problems = resolve_mps(config, machine, drafts)
     problems += mps_problems + _check_quorum(drafts) + _check_cpus(drafts, machine.topology)
     too_many = [] if mps == "off" else _check_clients(drafts, machine)

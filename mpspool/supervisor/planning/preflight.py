@@ -72,6 +72,7 @@ def resolve(
     orders: Orders | None = None,
     *,
     running: bool = False,
+    serving: bool = False,
 ) -> tuple[PoolSettings, Plan]:
     """Copies what is remote, finds versions, plans and checks; starts and creates nothing but copies in the cache.
 
@@ -82,6 +83,7 @@ def resolve(
         environ: the environment.
         orders: end the copying.
         running: it is for the pool that runs in that run folder, which has the ports.
+        serving: it was asked for by a command line of tensorflow_model_server.
 
     Raises:
         StartError: with every problem found.
@@ -97,7 +99,7 @@ def resolve(
     problems += wrong
     planned = None
     try:
-        planned = plan(config, machine, versions, queues)
+        planned = plan(config, machine, versions, queues, serving=serving)
     except StartError as error:
         problems += error.problems
     problems += check_machine(config, machine, environ) + check_all(config, running=running)

@@ -15,13 +15,11 @@ from mpspool.core.settings import (
     SchedulingSettings,
     VersionBatching,
 )
-from mpspool.supervisor.config.batching import ModelBatching, Parameters
+from mpspool.supervisor.config.batching import POOL_WIDE, ModelBatching, Parameters
 from mpspool.supervisor.config.schema import ModelConfig, PoolConfig
 
 # Where parameters stand, what is said there, and which of it counts.
 _Layer = tuple[str, Parameters, tuple[str, ...]]
-# What TensorFlow Serving has for the whole server, whatever a version's file says; and what its files cannot say.
-_POOL_WIDE = ("num_batch_threads", "thread_pool_name", "adaptive")
 # Nobody means to have requests wait for longer.
 _LONG_WAIT_US = 60_000_000
 
@@ -95,7 +93,7 @@ def batching(config: PoolConfig, model: ModelConfig, file: VersionFile | None) -
         return None
     if config.batching.per_model and file is None and not own.model_fields_set:
         return None
-    names = _POOL_WIDE if config.batching.per_model else tuple(ModelBatching.model_fields)
+    names = POOL_WIDE if config.batching.per_model else tuple(ModelBatching.model_fields)
     layers: list[_Layer] = [("batching.", config.batching, names)]
     if file is not None:
         layers.append(_layer(file))
@@ -110,7 +108,7 @@ def version_batching(config: PoolConfig, model: ModelConfig) -> VersionBatching 
     own = model.batching or ModelBatching()
     given = {
         name: getattr(config.batching, name)
-        for name in config.batching.model_fields_set.intersection(_POOL_WIDE)
+        for name in config.batching.model_fields_set.intersection(POOL_WIDE)
     }
     given |= {name: getattr(own, name) for name in own.model_fields_set - {"enabled"}}
     without = batching(config, model, None)
@@ -127,7 +125,7 @@ def batching_of_version(
 
 
 def _layer(file: VersionFile) -> _Layer:
-    return f"{file.path}: ", file.parameters, tuple(set(Parameters.model_fields) - set(_POOL_WIDE))
+    return f"{file.path}: ", file.parameters, tuple(set(Parameters.model_fields) - set(POOL_WIDE))
 
 
 def _layered(layers: Sequence[_Layer]) -> Batching:
@@ -140,23 +138,32 @@ def _layered(layers: Sequence[_Layer]) -> Batching:
     return Batching(ModelBatching().model_copy(update=values), paths)
 
 
-def check_batching(config: PoolConfig, files: Mapping[str, VersionFile]) -> list[Problem]:
-    """What does not go together, or is not used at all."""
+def check_batching(
+    config: PoolConfig, files: Mapping[str, VersionFile], *, serving: bool = False
+) -> list[Problem]:
+    """What does not go together, or is not used at all.
+
+    Args:
+        config: what was asked for.
+        files: by model, what its version says of batching.
+        serving: it was asked for by a command line of tensorflow_model_server.
+    """
     found = {model.name: batching(config, model, files.get(model.name)) for model in config.models}
     problems = [problem for one in found.values() if one is not None for problem in _conflicts(one)]
     if not config.models or any(is_wanted(config, model) for model in config.models):
         return problems
-    return problems + _unused(config)
+    return problems + _unused(config, serving=serving)
 
 
-def _unused(config: PoolConfig) -> list[Problem]:
+def _unused(config: PoolConfig, *, serving: bool) -> list[Problem]:
     """TensorFlow Serving refuses a file of parameters without --enable_batching; here other parameters, too."""
     given = config.batching.model_fields_set - {"enabled", "per_model"}
     if config.batching.enabled is False:
         given &= {"parameters_file"}
     if "parameters_file" in given:
         given = {"parameters_file"}
-    remedy = "add --enable-batching, MPSPOOL_ENABLE_BATCHING=1, or batching: on in the pool file; or leave this out"
+    ways = "--enable-batching, MPSPOOL_ENABLE_BATCHING=1, or batching: on in the pool file"
+    remedy = f"add {'--enable_batching or MPSPOOL_ENABLE_BATCHING=1' if serving else ways}; or leave this out"
     return [
         Problem(f"batching.{name}", f"nothing is batched: batching is not enabled; {remedy}")
         for name in type(config.batching).model_fields

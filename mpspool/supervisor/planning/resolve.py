@@ -58,7 +58,7 @@ def resolve(
     if away and say is not None:
         say(copying(away))
     try:
-        resolved = preflight.resolve(wanted, environ, orders, running=running)
+        resolved = preflight.resolve(wanted, environ, orders, running=running, serving=serving is not None)
     except StartError as error:
         found += error.problems
     if problems := findings.told(found):

@@ -61,7 +61,11 @@ def _read_model(listed: Any, source: Source, told: Told) -> None:
     if text := _platform(listed):
         told.refuse(f"models.{listed.name}.model_platform", f"in {source}: {text}", source.line)
     put_base_path(model, listed.base_path, source, told)
-    if policy := _policy(listed.model_version_policy):
+    policy = _policy(listed.model_version_policy)
+    if policy == []:
+        text = "specific names no version; give specific { versions: 1 }, or leave model_version_policy out for the latest"
+        told.refuse(f"models.{listed.name}.version_policy", f"in {source}: {text}", source.line)
+    elif policy is not None:
         model.put("version_policy", policy, source)
     if listed.version_labels:
         model.put("version_labels", dict(listed.version_labels), source)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mpspool.core import tfs
+from mpspool.supervisor.config.batching_file import parameters
 from mpspool.supervisor.config.layers import Source
-from mpspool.supervisor.config.tensorflow_serving.batching import parameters
 from mpspool.supervisor.config.tensorflow_serving.model_config import PLATFORM
 from mpspool.supervisor.config.tensorflow_serving.proto_text import TextError, lines_of, parse
 from mpspool.supervisor.config.tensorflow_serving.session_config import Session, read_session

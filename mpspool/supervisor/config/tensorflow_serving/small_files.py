@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mpspool.core import tfs
+from mpspool.supervisor.config.batching_file import parameters
 from mpspool.supervisor.config.layers import Source
-from mpspool.supervisor.config.tensorflow_serving.batching import parameters
 from mpspool.supervisor.config.tensorflow_serving.proto_text import TextError, parse
 from mpspool.supervisor.config.tensorflow_serving.told import Told
 
