@@ -20,6 +20,7 @@ MIB = 2**20
 # H200, driver 580: 513 MiB a bare context that may use all multiprocessors, 141 one that may use a quarter of them, and
 # 650 MiB and 406 (half of them) a worker of widedeep in all.
 CONTEXT_BYTES = 768 * MIB
+_MAX_BYTES = 2**63
 PRIORITIES = {"normal": 0, "below_normal": 1}
 _UNITS = {"": 1, "b": 1} | {
     f"{letter}{suffix}": base ** (power + 1)
@@ -85,7 +86,10 @@ def _size(text: str) -> int | None:
     found = _SIZE.fullmatch(text)
     if found is None or found[2].lower() not in _UNITS:
         return None
-    size = int(float(found[1]) * _UNITS[found[2].lower()])
+    count = float(found[1]) * _UNITS[found[2].lower()]
+    if count >= _MAX_BYTES:  # infinity, too
+        return None
+    size = int(count)
     return size // MIB * MIB if size >= MIB or not size else None
 
 

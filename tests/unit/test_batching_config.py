@@ -333,6 +333,27 @@ def test_the_pool_file_goes_before_the_versions_own(tmp_path: Path) -> None:
     assert made.warnings == []
 
 
+@pytest.mark.parametrize("place", ["flag", "variable", "flag's file"])
+def test_what_is_said_above_takes_nothing_from_models_where_it_counts_for_nobody(
+    tmp_path: Path, place: str
+) -> None:
+    """With per_model a model's own words hold, but for what the pool says for all of them."""
+    path = write(tmp_path, "b.txt", "max_batch_size { value: 32 }")
+    text = """
+    models: {half: {base_path: models/half, batching: {max_batch_size: 64, adaptive: true}}}
+    batching: {per_model: true}
+    """
+    flags: dict[str, object] = {"batching.adaptive": "false"}
+    environ = {}
+    if place == "variable":
+        environ["MPSPOOL_BATCHING_MAX_BATCH_SIZE"] = "32"
+    else:
+        flags |= (
+            {"batching_parameters_file": str(path)} if "file" in place else {"batching.max_batch_size": "32"}
+        )
+    assert batching(read(tmp_path, text, flags, **environ)) == [BatchingSettings(max_batch_size=64)]
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -364,6 +385,16 @@ def test_a_faulty_file_of_a_version(tmp_path: Path, text: str, told: str) -> Non
 
 
 # -- text ----------------------------------------------------------------------------------------------
+
+
+def test_no_batches_may_wait(tmp_path: Path) -> None:
+    """TensorFlow's queues take 0 as 1, but where large requests are split, which it refuses, too."""
+    path = write(tmp_path, "b.txt", "max_enqueued_batches { value: 0 }")
+    flags: dict[str, object] = {"batching_parameters_file": str(path), "enable_batching": True}
+    assert batching(read(tmp_path, flags=flags)) == [BatchingSettings(max_enqueued_batches=1)]
+    path.write_text("max_enqueued_batches { value: 0 }\nenable_large_batch_splitting { value: true }")
+    (told,) = refused(tmp_path, "models: {half: x}", flags)
+    assert told.startswith(f"batching.max_enqueued_batches: 0 in {path} line 1: must be greater than")
 
 
 def test_the_text_format_is_read(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -440,7 +441,7 @@ def test_a_name_too_long_for_files() -> None:
     [
         ("p" * 200, "too long to be part of file names"),
         ("/" * 70, "too long to be part of file names"),
-        ("\\ud800", "must be a valid string"),
+        ("\\ud800", "has half of a surrogate pair in it"),
     ],
 )
 def test_a_refused_name_of_a_mapping(tmp_path: Path, name: str, why: str) -> None:
@@ -464,6 +465,46 @@ def test_a_refused_name_of_a_mapping(tmp_path: Path, name: str, why: str) -> Non
 def test_a_nul(tmp_path: Path, text: str) -> None:
     """YAML, JSON and a reload's request can have one; no path can, and is not tried."""
     assert any("has a NUL character in it" in problem for problem in problems(write(tmp_path, text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("run_dir: {}", "run_dir"),
+        ("grpc_socket_path: {}", "grpc_socket_path"),
+        ("tls: {{file: {}}}", "tls.file"),
+        ("batching: {{parameters_file: {}}}", "batching.parameters_file"),
+        ("models: [{{name: a, base_path: {}}}]", "models[0].base_path"),
+        ("models: [{{name: a, base_path: /a, version_labels: {{{}: 1}}}}]", "models[0].version_labels"),
+    ],
+)
+def test_what_is_no_unicode(tmp_path: Path, text: str, path: str) -> None:
+    """YAML and JSON can have half of a surrogate pair, which no path and no file of ours can."""
+    found = problems(write(tmp_path, text.format('"/a\\ud800"')))
+    (told,) = [one for one in found if "has half of a surrogate pair" in one]
+    assert re.match(rf"{re.escape(path)}: .*/a\\ud800.* in pool.yaml line 1: has half of a", told)
+
+
+def test_a_key_that_is_no_unicode(tmp_path: Path) -> None:
+    """Nor can a key."""
+    (told,) = problems(write(tmp_path, 'models: {a: /a}\n"\\ud800": 1'))
+    assert "line 2, column 1: a key has half of a surrogate pair in it" in told
+
+
+def test_bytes_of_the_environment_that_are_no_text() -> None:
+    """A path may have them, but what is written of it cannot."""
+    found = problems(environ={"MPSPOOL_RUN_DIR": "/a\udcff"})
+    assert any(
+        "in MPSPOOL_RUN_DIR: has half of a surrogate pair in it, or bytes that" in one for one in found
+    )
+
+
+def test_more_workers_than_a_gpu_can_have() -> None:
+    """Each has its slot, its settings and its program: so many are a mistake that would take the machine down."""
+    (told,) = problems(flags={**HALF, "contexts_per_gpu": 10**6})
+    assert told.startswith(
+        "contexts_per_gpu: 1000000 in --contexts-per-gpu: must be less than or equal to 1024"
+    )
 
 
 def test_a_message_limit_above_grpcs() -> None:

@@ -209,6 +209,13 @@ def test_sizes_are_whole_mebibytes(text: object, size: int) -> None:
     assert shares.read_sizes(text) == (size,)
 
 
+@pytest.mark.parametrize("text", ["9" * 330, f"{2**63}", "99999999999GiB"])
+def test_sizes_that_no_device_has(text: str) -> None:
+    """They are refused as what is no size: nothing counts so far."""
+    with pytest.raises(ValueError, match=r"expected bytes, or text such as \"2GiB\""):
+        shares.read_sizes(text)
+
+
 def test_tensorflow_fits_the_pinned_limit(tmp_path: Path) -> None:
     """Its limit is what the context leaves, unless the model has one; every other worker keeps the model's."""
     slot = slot_with(pinned_bytes=4 * GIB)

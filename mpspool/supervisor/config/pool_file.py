@@ -10,6 +10,7 @@ import yaml
 
 from mpspool.core.errors import Problem
 from mpspool.supervisor.config.layers import Layer, Location, Source, dotted
+from mpspool.supervisor.config.values import why_no_text
 
 _MAX_SHOWN_CHARS = 80
 # By what PyYAML says, what that most often is.
@@ -119,6 +120,8 @@ class _Reader:
                 problem = "a key must be one word"
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key_node.start_mark)
             key, here = key_node.value, (*location, key_node.value)
+            if not location and (why := why_no_text(key)):  # below, where it stands is known
+                raise yaml.MarkedYAMLError(problem=f"a key {why}", problem_mark=key_node.start_mark)
             if key in values:
                 self._twice(here, self._line(key_node))
             self._layer.sources[here] = self._line(key_node)

@@ -2,13 +2,14 @@
 
 Flags win over the environment, the environment over the file. A flag or variable for something that
 each model can also say for itself (`gpus`, `contexts_per_gpu`, ...) holds for every model, whatever
-the file says about one of them.
+the file says about one of them; but for parameters of batching where each version has its own.
 
 These modules alone import pydantic: import them where they are used, not at the top of the CLI.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -19,7 +20,13 @@ from pydantic_core import ErrorDetails
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import MAX_MESSAGE_BYTES, MONITORING_PATH, VersionPolicy
-from mpspool.supervisor.config.batching import BatchingConfig, ModelBatching, as_asked_for, as_batching
+from mpspool.supervisor.config.batching import (
+    POOL_WIDE,
+    BatchingConfig,
+    ModelBatching,
+    as_asked_for,
+    as_batching,
+)
 from mpspool.supervisor.config.batching_file import BatchingFileError, read_batching_file
 from mpspool.supervisor.config.environment import (
     ENABLE_MPS,
@@ -73,6 +80,7 @@ from mpspool.supervisor.config.values import (
     Texts,
     Threads,
     Versions,
+    why_no_text,
 )
 from mpspool.supervisor.cpus import MAX_CPUS
 from mpspool.supervisor.ports import DEFAULT_GRPC_PORT, DEFAULT_REST_PORT
@@ -83,6 +91,8 @@ if TYPE_CHECKING:  # who has none needs no protocol buffers
     from mpspool.supervisor.config.tensorflow_serving.serve import Serving
 
 DEFAULT_CONTEXTS_PER_GPU = 4
+# Each takes hundreds of MiB of its GPU, and MPS has 60 at most.
+MAX_CONTEXTS_PER_GPU = 1024
 _MAX_SIMULATED_GPUS = 64
 _PATHS = (
     "run_dir",
@@ -104,7 +114,7 @@ class Placement(Section):
     gpus: Gpus | None = None
     """GPUs to use, by visible id (CUDA_VISIBLE_DEVICES renumbers): "all", "none" or a list such as 0,2.
     Not given, or "auto": all that are visible, and CPU slots where none is."""
-    contexts_per_gpu: Annotated[int, Field(ge=1)] | None = None
+    contexts_per_gpu: Annotated[int, Field(ge=1, le=MAX_CONTEXTS_PER_GPU)] | None = None
     """Worker processes of each model on each of its GPUs; 4 when not given."""
     cpu_slots: Annotated[int, Field(ge=1, le=MAX_CPUS)] | None = None
     """Worker processes of each model where it runs on the CPU; not given, one per 2 cores, shared by
@@ -287,6 +297,8 @@ _MODEL_FIELDS = {
         for name in fields.model_fields
     },
 }
+# Of these, what the pool's own says of nothing where versions have theirs.
+_OF_VERSIONS = {f"batching.{name}" for name in ModelBatching.model_fields.keys() - {"enabled", *POOL_WIDE}}
 # Flags that are named otherwise than the field they set.
 FLAG_FIELDS = {
     "mps": "mps.mode",
@@ -422,15 +434,27 @@ def _merge(
         layer.values = rebase(layer.values, _PATHS, start)
     below, named, flagged = _with_parameters(below, named, flagged)
     above = overlay(named, flagged)
-    override(entries, [own for name, own in _MODEL_FIELDS.items() if tuple(name.split(".")) in above.sources])
     models = flags.get("model") or ()
     assert isinstance(models, list | tuple)
     put_named(above, entries, read_models(environ), MODEL, here)
     put_named(above, entries, models, FLAG, here)
     layer = overlay(overlay(read_affinity(environ), below), above)
+    said = {name for name in _MODEL_FIELDS if tuple(name.split(".")) in above.sources}
+    override(
+        entries, [_MODEL_FIELDS[name] for name in said - (_OF_VERSIONS if _is_per_model(layer) else set())]
+    )
     if not layer.complete:
         layer.left_out |= set(PoolConfig.model_fields) - set(layer.values)
     return layer, entries
+
+
+def _is_per_model(layer: Layer) -> bool:
+    """Whether the parameters of batching are each version's own; not where that is refused."""
+    section = layer.values.get("batching")
+    said = section.get("per_model", False) if isinstance(section, dict) else False
+    with contextlib.suppress(ValidationError):
+        return BatchingConfig.model_validate({"per_model": said}).per_model
+    return False
 
 
 def _keep_mps_on(file: Layer, environment: Layer) -> None:
@@ -452,7 +476,7 @@ def _with_parameters(*layers: Layer) -> list[Layer]:
     for index in reversed(range(len(told))):
         section = told[index].values.get("batching")
         if isinstance(section, dict) and (named := section.get("parameters_file")):
-            if "\0" not in str(named):  # refused with the other values
+            if not why_no_text(str(named)):  # refused with the other values
                 told[index] = _below(told[index], _read_parameters(str(named)))
             break
     return told

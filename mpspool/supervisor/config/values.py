@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import (
@@ -27,6 +28,7 @@ from mpspool.supervisor.version_folders import MAX_VERSION
 MAX_NAME_BYTES = 180
 # Of a URL, as it arrives: nothing that is escaped, and no query.
 _PATH = re.compile(r"/[A-Za-z0-9._~:@!$&()*+,;=/-]*")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 _OUR_PATHS = ("/healthz", "/readyz", "/metrics", "/v1")
 
 
@@ -37,10 +39,12 @@ class Section(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
-    def _refuse_nul(cls, value: object) -> object:
+    def _refuse_no_text(cls, value: object) -> object:
         """What is one text to YAML and JSON cannot be given to the operating system: as a path, an argument or a variable."""
-        if any("\0" in text for text in _several(value) if isinstance(text, str)):
-            raise ValueError("has a NUL character in it, which nothing here may have; leave it out")
+        given = _several([*value] if isinstance(value, dict) else value)
+        texts = (str(one) for one in given if isinstance(one, str | Path))
+        if why := next(filter(None, map(why_no_text, texts)), ""):
+            raise ValueError(why)
         return value
 
     @field_validator("*", mode="before")
@@ -54,6 +58,15 @@ class Section(BaseModel):
                 "expected a number, and YAML takes on, yes and true for a switch, as off, no and false"
             )
         return value
+
+
+def why_no_text(text: str) -> str:
+    """Why it can neither be given to the operating system nor written to a file; "" where it can."""
+    if "\0" in text:
+        return "has a NUL character in it, which nothing here may have; leave it out"
+    if _SURROGATE.search(text):  # as the command line and the environment have bytes that are no UTF-8, too
+        return "has half of a surrogate pair in it, or bytes that are no UTF-8, which nothing here may have; leave them out"
+    return ""
 
 
 def _several(value: object) -> Sequence[object]:
