@@ -35,6 +35,7 @@ from mpspool.supervisor.pool.router_link import RouterLink
 from mpspool.supervisor.pool.servables import Places, Servables
 from mpspool.supervisor.pool.slots import GiveUp, Slot, SlotRecord, StartAt
 from mpspool.supervisor.pool.successions import Successions
+from mpspool.supervisor.pool.versions import Fact
 from mpspool.supervisor.pool.weights import Weights
 from mpspool.supervisor.pool.workers import Workers
 from mpspool.supervisor.supervisord import Fault, ProcessInfo, Supervisord, SupervisordError
@@ -349,7 +350,10 @@ class Pool:
 
     async def _step(self) -> bool:
         """Takes every version as far as it can go. True when one has moved."""
-        facts = status.facts(self._there() or self._slots)
+        # Of a version whose devices are all lost nothing is known but that it has slots.
+        facts = {worker.model_version: Fact() for worker in self._slots} | status.facts(
+            self._there() or self._slots
+        )
         await self._successions.keep(self._servables.stops_first())
         replaced = {model: self._servables.to_replace(model) for model in facts}
         for model, fact in facts.items():

@@ -263,3 +263,24 @@ def lost(pool: Pool) -> set[str]:
     lines = get(pool, "/metrics").splitlines()
     found = [re.fullmatch(r'mpspool_gpu_state\{device="(\w+)",state="LOST",.*\} 1.0', line) for line in lines]
     return {match[1] for match in found if match}
+
+
+def test_a_model_is_unloaded_whose_gpus_are_all_lost(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """While another model has its own GPU: that one's slots go, and the pool process stays."""
+    entries = "".join(
+        f"  - {{name: {name}, base_path: {model_dir('half_plus_two')}, gpus: [{gpu}]}}\n"
+        for gpu, name in enumerate(("away", "here"))
+    )
+    config = tmp_path / "pool.yaml"
+    config.write_text(f"simulate_gpus: 2\ncontexts_per_gpu: 1\nmodels:\n{entries}")
+    pool = start_pool(config).wait()
+    pid = pool.process_pid("pool")
+    pool.fault("gpu0", "--kind", "gpu-lost")
+    until(lambda: set(on(pool, "gpu0", "state").values()) == {"FATAL"}, 60)
+    unloaded = cli("unload", "away", "--run-dir", pool.run_dir)
+    assert unloaded.returncode == 0, unloaded.stderr
+    until(lambda: {worker["model"] for worker in pool.workers().values()} == {"here"}, 20)
+    assert cli("predict", "here", "--input", '{"x": [1.0]}', "--run-dir", pool.run_dir).returncode == 0
+    assert pool.process_pid("pool") == pid
