@@ -18,14 +18,14 @@ from mpspool.core.envelope import (
 from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.rest_rows import rest_rows, rest_signature
-from mpspool.router.scheduling.entry import Kind
+from mpspool.router.scheduling.entry import Kind, kept_name
 
 # Methods whose answers to some rows go together without being read: protobuf merges messages that follow one another.
 _MERGED = frozenset({Method.CLASSIFY, Method.REGRESS})
 # Methods whose rows are tf.Examples, and can be counted.
 EXAMPLES = frozenset({Method.CLASSIFY, Method.REGRESS, Method.MULTI_INFERENCE})
-# Names that a client makes up are kept for longer than its request, and counted by nobody: longer ones as a digest.
-_MAX_NAME = 512
+# Characters of a signature's name, and bytes of an output_filter.
+_NAME = 512
 
 
 class Asked(NamedTuple):
@@ -50,9 +50,7 @@ class Asked(NamedTuple):
 
     def signature(self, spec: ModelSpecPeek) -> str:
         """What its cost is known by: requests of one method and signature cost alike."""
-        name = spec.signature_name or tfs.DEFAULT_SIGNATURE
-        if len(name) > _MAX_NAME:
-            name = hashlib.blake2b(name.encode(errors="surrogatepass")).hexdigest()
+        name = kept_name(spec.signature_name, _NAME) or tfs.DEFAULT_SIGNATURE
         if self.method is Method.PREDICT:
             return name
         return f"{'REST ' if self.method.is_rest else ''}{self.method.api} {name}"
@@ -79,7 +77,7 @@ class Asked(NamedTuple):
                     return 0, (signature, b"", b"")
                 # Parts are not padded to others' sizes: their outputs are put together again.
                 inputs = peek_rows(body)[2]
-            if len(outputs) > _MAX_NAME:
+            if len(outputs) > _NAME:
                 outputs = hashlib.blake2b(outputs).digest()
             return rows, (signature, outputs, inputs)
         rows = rows_of(self.method, body, examples)

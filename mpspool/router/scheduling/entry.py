@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,11 @@ if TYPE_CHECKING:
 
 # Signature, output_filter, and what can be told of the inputs.
 Kind = tuple[str, bytes, bytes]
+
+
+def kept_name(name: str, most: int) -> str:
+    """A name that a client makes up, which is kept for longer than the bytes of its request are: as a digest where it is longer."""
+    return name if len(name) <= most else hashlib.blake2b(name.encode(errors="surrogatepass")).hexdigest()
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # the simulator has one

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +12,7 @@ from mpspool.core import log
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.settings import BatchingSettings, QueueSettings, RouterSettings
 from mpspool.router.scheduling import policy
+from mpspool.router.scheduling.entry import kept_name
 from mpspool.router.scheduling.load import Limits
 from mpspool.router.scheduling.queues import QueueRules
 from mpspool.router.scheduling.scheduler import PoolRules
@@ -86,11 +86,5 @@ class Callers:
     def client(self, metadata: Mapping[str, str], peer: str) -> str:
         """Whose share a request is of; "" where clients do not share. A peer is its address, whatever the port."""
         if self._client_key:
-            named = metadata.get(self._client_key, "")
-            # It is remembered for longer than the request is: by so much and no more.
-            return (
-                named
-                if len(named) <= _NAME
-                else hashlib.blake2b(named.encode(errors="surrogatepass")).hexdigest()
-            )
+            return kept_name(metadata.get(self._client_key, ""), _NAME)
         return peer.rpartition(":")[0] if self._by_peer else ""
