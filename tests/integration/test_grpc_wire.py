@@ -547,6 +547,7 @@ def test_who_takes_long_to_read_makes_way(fronts: Fronts, raw: Raw, monkeypatch:
         while not raw.answers[number].ended:
             turns += 1
             await asyncio.sleep(0)
+        turns = 0
 
     monkeypatch.setattr(link_module.Link, "data_received", noted)
     raw = Raw(fronts.grpc.port)
