@@ -55,7 +55,7 @@ class ModelSpecPeek(NamedTuple):
     signature_name: str
 
 
-class _MalformedError(Exception):
+class _MalformedError(ValueError):
     pass
 
 
@@ -113,7 +113,7 @@ def _find_spec(body: bytes) -> bytes | None:
             size = body[position + 1]
             start = position + 2
             if size >= 0x80:
-                size, start = _varint(body, position + 1)
+                size, start = varint(body, position + 1)
             position = start + size
         else:
             tag, start, position = _field(body, position)
@@ -155,8 +155,8 @@ def peek_signatures(body: bytes) -> list[str]:
     return names
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
-    """A varint's value and the position after it. Raises IndexError or _MalformedError."""
+def varint(data: bytes, position: int) -> tuple[int, int]:
+    """A varint's value and the position after it. Raises IndexError, or ValueError for one of too many bytes."""
     value = data[position]
     if value < 0x80:
         return value, position + 1
@@ -189,20 +189,20 @@ def _field(data: bytes, position: int, depth: int = 0, group_end: int = 0) -> tu
         if position > len(data):
             raise _MalformedError
         return tag, start, position
-    tag, position = _varint(data, position)
+    tag, position = varint(data, position)
     wire = tag & 7
     # A field number of 0 is none; protobuf does not mind it within an unknown group.
     if tag >= 2**32 or wire > _FIXED32 or (tag < 8 and not depth):
         raise _MalformedError
     start = position
     if wire == _VARINT:
-        position = _varint(data, position)[1]
+        position = varint(data, position)[1]
     elif wire == _FIXED64:
         position += 8
     elif wire == _FIXED32:
         position += 4
     elif wire == _LEN:
-        size, start = _varint(data, position)
+        size, start = varint(data, position)
         position = start + size
     elif wire == _GROUP:
         position = _skip_group(data, position, tag, depth + 1, group_end or position + _MOST_FIELDS)
@@ -261,7 +261,7 @@ def _parse_int64_value(data: bytes, value: int) -> int:
     while position < len(data):
         tag, start, position = _field(data, position)
         if tag == 1 << 3 | _VARINT:
-            unsigned = _varint(data, start)[0]
+            unsigned = varint(data, start)[0]
             value = unsigned - 2**64 if unsigned >= 2**63 else unsigned
     return value
 
@@ -365,7 +365,7 @@ def _read_rows(body: bytes, padded: bool) -> tuple[int, bytes, bytes]:
             size = body[position + 1]
             start = position + 2
             if size >= 0x80:
-                size, start = _varint(body, position + 1)
+                size, start = varint(body, position + 1)
             position = start + size
         else:
             tag, start, position = _field(body, position)
@@ -424,7 +424,7 @@ def _tensor_head(body: bytes, position: int, end: int) -> bytes | None:
         # As it is nearly always: name, tensor, in it type and shape, each of one byte where it can be.
         at = position + 2 + body[position + 1]
         if at < end and body[at] == _VALUE_TAG:
-            size, at = _varint(body, at + 1)
+            size, at = varint(body, at + 1)
             if body[at] == _DTYPE_TAG and body[at + 2] == _SHAPE_TAG and body[at + 1] < 0x80 > body[at + 3]:
                 after = at + 4 + body[at + 3]
                 if after <= at + size:

@@ -19,6 +19,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from mpspool.core import tfs
+from mpspool.core.envelope import varint
 from mpspool.core.errors import Code, PoolError
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -298,17 +299,12 @@ def _value(tensor: Any) -> Any:
 def _strings(content: bytes, count: int) -> list[bytes]:
     """All lengths as varints, then all bytes. Raises ValueError for what is none."""
     sizes, position = [], 0
-    for _ in range(count):
-        size = shift = 0
-        while True:
-            if position == len(content):
-                raise ValueError("tensor_content ends within its strings' lengths")
-            byte = content[position]
-            size |= (byte & 0x7F) << shift
-            position, shift = position + 1, shift + 7
-            if byte < 0x80:
-                break
-        sizes.append(size)
+    try:
+        for _ in range(count):
+            size, position = varint(content, position)
+            sizes.append(size)
+    except IndexError:
+        raise ValueError("tensor_content ends within its strings' lengths") from None
     ends = [position + end for end in itertools.accumulate(sizes)]
     if (ends[-1] if ends else position) != len(content):
         raise ValueError("tensor_content is not of its strings' size")
