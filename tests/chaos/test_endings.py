@@ -116,11 +116,45 @@ def test_killing_the_top_ends_all(pool: Pool, load: LoadStarter, victim: str) ->
         assert report["start_s"] + failure["sent_s"] > killed_s - ON_ITS_WAY_S, failure
 
 
+@pytest.fixture
+def slow_to_execute(tmp_path: Path) -> dict[str, str]:
+    """The environment of a supervisord whose children wait half a second before they execute a worker's program."""
+    (tmp_path / "sitecustomize.py").write_text(
+        """
+import sys
+
+if any(word.endswith("supervisord.conf") for word in sys.orig_argv):
+    import time
+
+    from supervisor.process import Subprocess
+
+    become = Subprocess._spawn_as_child
+
+    def wait_and_become(self, *arguments):
+        if self.config.name.startswith("worker"):
+            time.sleep(0.5)
+        return become(self, *arguments)
+
+    Subprocess._spawn_as_child = wait_and_become
+"""
+    )
+    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+
+
+@pytest.mark.parametrize("executed", [True, False], ids=["executed", "not executed yet"])
 def test_sigterm_while_workers_load_ends_all_at_once(
-    start_pool: PoolStarter, model_dir: Callable[[str], Path]
+    start_pool: PoolStarter,
+    model_dir: Callable[[str], Path],
+    slow_to_execute: dict[str, str],
+    *,
+    executed: bool,
 ) -> None:
-    """Before any worker is READY: exit status 0, nothing left, and well within the grace time."""
-    pool = start_pool("--model", f"half_plus_two={model_dir('half_plus_two')}", "--cpu-slots", 2)
+    """Before any worker is READY: exit status 0, nothing left, and well within the grace time.
+
+    What supervisord has forked and what does not execute its program yet has supervisord's handlers, and forgets.
+    """
+    args = ("--model", f"half_plus_two={model_dir('half_plus_two')}", "--cpu-slots", 2)
+    pool = start_pool(*args, env={} if executed else slow_to_execute)
     asked = RunDir(pool.run_dir).pool_control  # at once: a command of its own takes as long as they do
     until(lambda: any(one["state"] == "STARTING" for one in control.call(asked, "status")["workers"]), 20)
     begun = time.monotonic()

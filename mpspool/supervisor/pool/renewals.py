@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
@@ -25,7 +26,7 @@ from mpspool.mps.environment import inherited
 from mpspool.supervisor import shares
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.slots import Slot
-from mpspool.supervisor.pool.workers import Workers
+from mpspool.supervisor.pool.workers import SAY_AGAIN_S, Workers
 from mpspool.supervisor.shares import Override
 
 logger = log.get("renewals")
@@ -196,9 +197,12 @@ class Renewals:
         none and stays is ended from here.
         """
         slot = self._slots[worker]
-        self._workers.ask_to_leave(worker)
+        asked_at = -math.inf
         idle_since = time.monotonic()
         while slot.generation == generation and slot.state is SlotState.OCCUPIED and not self._stopping():
+            if time.monotonic() >= asked_at + SAY_AGAIN_S:
+                self._workers.ask_to_leave(worker)
+                asked_at = time.monotonic()
             if self._runs_a_request(worker, generation):
                 idle_since = time.monotonic()
             elif time.monotonic() > idle_since + _LEAVE_S and worker not in self._endings:

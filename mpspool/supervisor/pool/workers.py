@@ -30,6 +30,8 @@ logger = log.get("workers")
 
 # Two, so that a worker parses the next batch while its device runs this one.
 CREDITS = 2
+# How often a worker that stays is asked to leave.
+SAY_AGAIN_S = 0.5
 _UNHELD_S = 1.0
 _ASK_AGAIN_S = 1.0
 _OVERRIDES = "overrides"
@@ -55,6 +57,11 @@ class _Watched:
     def signal(self, signum: signal.Signals) -> None:
         """A launcher relays all but SIGKILL and SIGSTOP."""
         _signal(self.pidfd, signum)
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM; and a stopped one must wake up to leave."""
+        self.signal(signal.SIGTERM)
+        self.signal(signal.SIGCONT)
 
 
 class Workers:
@@ -127,9 +134,13 @@ class Workers:
             return {}
 
     def ask_to_leave(self, worker: WorkerId) -> None:
-        """It finishes what it has, and ends."""
+        """It finishes what it has, and ends. To be said every SAY_AGAIN_S to one that stays.
+
+        What supervisord has just forked has supervisord's own handlers, and what is said to it before it executes its
+        program is lost.
+        """
         if (watched := self._watched.get(worker)) is not None:
-            watched.signal(signal.SIGTERM)
+            watched.ask_to_leave()
 
     async def remove(self, program: str, pid: int) -> None:
         """Ends a program that is not ours to run, and forgets it once it is over."""
@@ -297,10 +308,7 @@ class Workers:
     ) -> None:
         match rung.step:
             case Step.LEAVE:
-                for _, held in workers:
-                    held.signal(signal.SIGTERM)
-                    held.signal(signal.SIGCONT)  # a stopped one must wake up to leave
-                await _gone([held for _, held in workers], rung.limit_s)
+                await _leave([held for _, held in workers], rung.limit_s)
             case Step.DUMP:
                 await asyncio.gather(*(self._dump(worker, held, rung.limit_s) for worker, held in workers))
             case Step.CUT_OFF:
@@ -396,6 +404,17 @@ def _terminate_clients(control: Control, pids: set[int]) -> None:
                 failed = error
     if failed is not None:
         raise failed
+
+
+async def _leave(workers: Iterable[_Watched], timeout_s: float) -> None:
+    """Has them leave, and says it again to those that stay (Workers.ask_to_leave)."""
+    end = time.monotonic() + timeout_s
+    left = list(workers)
+    while left and (left_s := end - time.monotonic()) > 0:
+        for worker in left:
+            worker.ask_to_leave()
+        await _gone(left, min(SAY_AGAIN_S, left_s))
+        left = [worker for worker in left if not worker.gone.is_set()]
 
 
 async def _gone(workers: Iterable[_Watched], timeout_s: float) -> None:
