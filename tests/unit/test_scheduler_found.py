@@ -171,6 +171,35 @@ def test_what_cannot_be_in_time_any_more_is_not_sent() -> None:
     assert refusal.error.code is Code.DEADLINE_EXCEEDED
 
 
+def test_idle_workers_are_not_for_the_hopeless() -> None:
+    """But for one try in a while, which tells whether such take less by now; what may just be late is run."""
+    pool = Scheduler(PoolRules(), QueueRules())
+    for _ in range(2):
+        pool.costs.observe(MODEL, "", 1, 80_000)
+    pool.join("a", MODEL, 1)
+    ran, cost_us = [], 80_000
+
+    def ask(now_ms: int, given_ms: int) -> None:
+        now_ns = now_ms * MS
+        with contextlib.suppress(PoolError):
+            pool.arrive(Entry(MODEL, "", b"x", now_ns, now_ns + given_ms * MS), now_ns)
+        for order in pool.dispatch(now_ns):
+            assert isinstance(order, Send)
+            pool.finished("a", order.dispatch, now_ns=now_ns + cost_us * 1000)
+            pool.costs.observe(MODEL, "", 1, cost_us)
+            ran.append(now_ms)
+
+    for now_ms in range(0, 10_000, 100):
+        ask(now_ms, 30)
+    assert ran == [0, 1600, 3200, 4800, 6400, 8000, 9600]
+    ask(10_000, 50)
+    assert ran.pop() == 10_000
+    cost_us = 10_000
+    for now_ms in range(20_000, 30_000, 100):
+        ask(now_ms, 30)
+    assert sum(now_ms >= 25_000 for now_ms in ran) == 50
+
+
 def test_a_lone_first_run_does_not_keep_the_late_in_the_queue() -> None:
     """Where a row was run by itself but once, what full batches take says who cannot be in time: in the queue, and at the door."""
     scheduler = Scheduler(PoolRules(), QueueRules(batching=BatchingSettings(max_batch_size=4)))

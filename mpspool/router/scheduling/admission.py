@@ -12,6 +12,11 @@ from mpspool.router.scheduling.entry import Entry
 from mpspool.router.scheduling.policy import fifo
 from mpspool.router.scheduling.queues import Enqueued, Queue
 
+# What takes so many times as long as it has left is not begun even where a worker is idle,
+_HOPELESS = 2
+# but for one try in so many times what it takes: a twentieth of a worker's time.
+_TRY_EVERY = 20
+
 
 def check_room(queue: Queue, parts: Sequence[Entry]) -> Sequence[tuple[Entry, PoolError]]:
     """Whether a new request, or all parts of one, fit. Where more wait than may, as when a worker was lost, no more leave than come.
@@ -107,12 +112,17 @@ def check_deadline(queue: Queue, parts: Sequence[Entry], now_ns: int) -> None:
     workers = len(place.workers)
     if not queue.rules.refuse_late or not workers:
         return
-    if not queue.length and place.idle_count >= min(len(parts), max(1, place.open_count)):
-        return  # it keeps nobody waiting, and tells what such a request costs now
     costs_s = [entry.sure_s for entry in parts]
     if not costs_s[0]:
         return
     cost_s = max(*costs_s, sum(costs_s) / workers)
+    if not queue.length and place.idle_count >= min(len(parts), max(1, place.open_count)):
+        # It keeps nobody waiting, and may take less than such do as a rule.
+        if cost_s < _HOPELESS * left_s:
+            return
+        if now_ns >= queue.try_ns:  # how else would anybody learn that such take less by now?
+            queue.try_ns = now_ns + int(cost_s * _TRY_EVERY * 1e9)
+            return
     ahead_s = _ahead_s(queue, first, workers)
     spare_s = left_s - cost_s - ahead_s
     busy_s = place.free_in_s(now_ns, spare_s) if spare_s >= 0.0 else 0.0
