@@ -66,7 +66,7 @@ def print_status(status: Status) -> None:
     for rows in blocks:
         console.print()
         console.print(table(rows))
-    if told := [*_excesses(status), *_policies(status), *_orders(status), *_errors(status)]:
+    if told := [*_excesses(status), *_policies(status), *_orders(status), *_stray(status), *_errors(status)]:
         console.print()
     for name, text in told:
         console.print(f"[yellow]{escape(name)}[/]: {escape(text)}")
@@ -242,6 +242,19 @@ def _orders(status: Status) -> list[tuple[str, str]]:
     return told
 
 
+def _stray(status: Status) -> list[tuple[str, str]]:
+    """Labels that stand for a version which is not there any more, by model, and what comes of it."""
+    return [
+        (
+            model["name"],
+            f"version_label {label} stands for version {number}, which is not served: requests with it are refused",
+        )
+        for model in status.get("models", ())
+        for label, number in model.get("labels", {}).items()
+        if number not in {version["version"] for version in model["versions"]}
+    ]
+
+
 def excess(weights: Status) -> str:
     """What there is to say of memory that a worker should not need; "" for nothing."""
     if not weights.get("excess_bytes"):
@@ -372,6 +385,8 @@ def changes(before: Status | None, after: Status) -> Iterator[str]:
             yield from _process_changes(processes.get(process["name"], {}), process)
         if before is not None:
             yield from _version_changes(_by_version(before), _by_version(after))
+            said = _stray(before)
+            yield from (f"{name}: {text}" for name, text in _stray(after) if (name, text) not in said)
     if before is None or _standing(before) != _standing(after):
         yield from _pool_changes(after)
 
@@ -389,9 +404,12 @@ def _version_changes(
 ) -> Iterator[str]:
     """What comes beside a version that there was, what fails, and what goes."""
     models = {name for name, _ in before}
+    loading = (ModelVersionState.START.name, ModelVersionState.LOADING.name)
     for (name, number), version in after.items():
         was, model = before.get((name, number), {}), ModelVersion(name, number)
         state, error = version["state"], version.get("error", "")
+        if not was and name in models and state in loading:
+            yield f"{model} has come, and is loaded"
         if state == ModelVersionState.AVAILABLE.name != was.get("state") and (was or name in models):
             yield f"{model} AVAILABLE"
         if error and error != was.get("error", ""):

@@ -604,7 +604,7 @@ def test_versions_that_come_fail_and_go_are_told() -> None:
         pool = {"state": "RUNNING", "run_dir": "/r", "grpc_port": 1, "rest_port": 0}
         return {
             "pool": pool,
-            "models": [{"name": "m", "versions": found}],
+            "models": [{"name": "m", "versions": found, "labels": {"stable": 1, "old": 0}}],
             "workers": workers,
             "processes": [],
         }
@@ -616,10 +616,12 @@ def test_versions_that_come_fail_and_go_are_told() -> None:
     stories += [seen((2, "AVAILABLE", ""), (3, "END", "it is cut"), worker="EMPTY")]
     told = [line for before, after in pairwise(stories) for line in report.changes(before, after)]
     assert told == [
+        "m@2 has come, and is loaded",
         "m@2 AVAILABLE",
         "m@1.cpu0.0 ended: its version is not served any more",
         "m@3 is not served: it is cut",
         "m@1 has gone",
+        "m: version_label stable stands for version 1, which is not served: requests with it are refused",
     ]
 
 
@@ -667,6 +669,16 @@ def test_a_gpus_fault_is_told_from_its_beginning_to_its_end() -> None:
         "gpu0 SIMULATED has recovered",
         "gpu0 SIMULATED LOST: Xid; nothing is started on it any more",
     ]
+
+
+def test_the_status_says_which_labels_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of versions that have gone."""
+    versions = STATUS["models"][0]["versions"]
+    labels = {"now": versions[0]["version"], "stable": 77}
+    report.print_status({**STATUS, "models": [{"name": "m", "versions": versions, "labels": labels}]})
+    told = capsys.readouterr().out
+    assert "m: version_label stable stands for version 77, which is not served" in told
+    assert "version_label now" not in told
 
 
 @pytest.mark.parametrize(

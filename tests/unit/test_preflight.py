@@ -29,6 +29,7 @@ from mpspool.supervisor.planning.preflight import (
     check_run_dir,
     check_weights_folders,
     resolve,
+    stray_labels,
 )
 from mpspool.supervisor.planning.remotes import remotes_of
 from mpspool.supervisor.pool.changes import Changes, compare
@@ -535,3 +536,24 @@ def test_the_private_mode_is_kept(root: Path) -> None:
     before = stat.S_IMODE((root / "run").stat().st_mode)
     run_dir(root / "run")
     assert stat.S_IMODE((root / "run").stat().st_mode) == before
+
+
+@pytest.mark.parametrize(
+    ("policy", "label", "said"),
+    [
+        ("latest", 1, ["a: version_labels has it stand for version 1, which goes when newer ones come"]),
+        ([1], 1, []),
+        ("all", 1, []),
+        ("all", 2, ["a: version_labels has it stand for version 2, which is not in "]),
+    ],
+)
+def test_a_label_for_a_version_that_goes_is_warned_of(
+    policy: object, label: int, said: list[str], tmp_path: Path
+) -> None:
+    """Before a newer one comes, whose clients would be the first to know."""
+    saved_model(tmp_path / "a" / "1")
+    file = tmp_path / "pool.yaml"
+    model = {"name": "a", "base_path": str(tmp_path / "a"), "version_policy": policy}
+    file.write_bytes(msgspec.yaml.encode({"models": [{**model, "version_labels": {"it": label}}]}))
+    told = stray_labels(load_config(file, {}, {}))
+    assert [line[: len(text)] for line, text in zip(told, said, strict=True)] == said

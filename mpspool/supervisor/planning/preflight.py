@@ -180,7 +180,7 @@ def find_versions(
 
 
 def stray_labels(config: PoolConfig) -> list[str]:
-    """Warnings, of labels that stand for versions which are not served as things are. Of remote models nothing is known."""
+    """Warnings, of labels that stand for versions which are not served as things are, or will not be any more. Of remote models nothing is known."""
     found = []
     for model in config.models:
         try:
@@ -189,7 +189,14 @@ def stray_labels(config: PoolConfig) -> list[str]:
             continue
         meant = chosen(folders, model.version_policy)
         for label, number in model.version_labels.items():
-            if number in meant or not folders:
+            if not folders:
+                continue
+            if number in meant:
+                if not model.version_policy.all and not model.version_policy.specific:
+                    found.append(
+                        f"{model.name}: version_labels has {label} stand for version {number}, which goes when newer ones come:"
+                        f" requests with that label are refused then; a version_policy that names {number} keeps it"
+                    )
                 continue
             why = "version_policy does not mean" if number in folders else f"is not in {model.base_path}"
             found.append(

@@ -117,7 +117,7 @@ def build(view: View) -> Status:
     return {
         "pool": {**pool, **_simulated(view.settings.simulated)},
         "devices": list(view.devices),
-        "models": _with_orders(_models(view), view.orders),
+        "models": _with_orders(_with_labels(_models(view), view.servables), view.orders),
         "workers": workers,
         "processes": [
             {
@@ -245,6 +245,12 @@ def _pool_state(view: View, workers: Iterable[Status]) -> PoolState:
     if all(slot.proved or slot.state is SlotState.FATAL for slot in slots):
         return PoolState.DEGRADED
     return PoolState.STARTING
+
+
+def _with_labels(models: Sequence[Status], servables: Iterable[Servable]) -> list[Status]:
+    """With the version labels of each that has some, and the number that each stands for."""
+    labels = {one.id.name: one.settings.labels | one.route.labels for one in servables}
+    return [{**model, "labels": found} if (found := labels.get(model["name"])) else model for model in models]
 
 
 def _with_orders(models: Sequence[Status], orders: Mapping[str, Status]) -> list[Status]:
