@@ -53,8 +53,6 @@ _MPS_LEFT_S = (3.0, 12.0)
 # A process in the state D does not even die.
 _KILLED_S = 5.0
 _LOG_LINES = 8
-# `mpspool reload`'s exit status for a configuration that is no good.
-_REFUSED = 2
 
 Say = Callable[[str], None]
 
@@ -123,7 +121,7 @@ class _Foreground:
         self._died = asyncio.Event()
         self._end = math.inf
         self._trouble = ""
-        self._refused = False
+        self._reload_failed = False
 
     @property
     def _config(self) -> PoolSettings:
@@ -260,18 +258,19 @@ class _Foreground:
             for line in output.splitlines():
                 self._say(f"reload: {line}")
             done = {0: "done", 2: "refused"}.get(self._reloader.returncode, "failed")
-            self._refused = self._reloader.returncode == _REFUSED
+            self._reload_failed = self._reloader.returncode != 0
             self._say(f"reload: {done}")
 
     async def _watch_models(self) -> None:
         """Has a reload done when a model_config_file that is to be looked at has changed.
 
-        One that was refused may be right later, by what has come to be there: it is tried again, but not all the time.
+        One that was refused may be right later, by what has come to be there, and a reload that was killed or found no pool
+        process has read nothing that counts: it is tried again, but not all the time.
         """
         watch = ModelFileWatch(self._folder)
         while True:
             await asyncio.sleep(watch.poll_s)
-            if why := await asyncio.to_thread(watch.look, time.monotonic(), refused=self._refused):
+            if why := await asyncio.to_thread(watch.look, time.monotonic(), failed=self._reload_failed):
                 self._reload_why = why
                 self._reload.set()
 

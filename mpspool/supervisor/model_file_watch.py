@@ -39,12 +39,12 @@ class ModelFileWatch:
         """How long until the next look."""
         return self._origin().poll_s or _IDLE_S
 
-    def look(self, now_s: float, *, refused: bool) -> str:
+    def look(self, now_s: float, *, failed: bool) -> str:
         """Why the configuration should be read again; "" where it should not.
 
         Args:
             now_s: the time.
-            refused: it was refused when it was last read.
+            failed: it did not come to hold when it was last read.
         """
         begun = self._origin()
         if not begun.poll_s or not begun.watched:
@@ -59,7 +59,7 @@ class ModelFileWatch:
             self._seen = begun.watched, now
             self._again_s = now_s + max(_AGAIN_S, begun.poll_s)
             return f"{begun.watched} has changed"
-        if refused and now_s >= self._again_s:
+        if failed and now_s >= self._again_s:
             self._again_s = now_s + max(_AGAIN_S, begun.poll_s)
             return f"{begun.watched} is tried again"
         return ""

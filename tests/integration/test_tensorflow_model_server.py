@@ -23,7 +23,7 @@ from tests.certificates import Authority, ssl_config
 from tests.conftest import PoolStarter, short_dir
 from tests.light import LIGHT, write_model
 from tests.polling import until
-from tests.pool import CLI, ROOT, ModelServer, Pool, cli
+from tests.pool import CLI, ROOT, ModelServer, Pool, cli, processes_of
 from tests.reloading import ask, refused, reload
 from tests.serving_files import MODEL_CONFIG, PLATFORM_CONFIG, eas_service
 
@@ -309,6 +309,25 @@ def test_a_model_config_file_is_looked_at(start_pool: PoolStarter, tmp_path: Pat
     assert models(pool) == ["a", "c"]
     listed.write("c")
     until(lambda: models(pool) == ["c"], 60, "a has gone")
+
+
+def test_a_change_whose_reload_is_killed_is_taken_up_later(start_pool: PoolStarter, tmp_path: Path) -> None:
+    """Kill -9 of the process that reads the file again: nobody has to edit it once more."""
+    listed = Listed(tmp_path)
+    listed.write("a")
+    pool = listed.start(start_pool, "--model_config_file_poll_wait_seconds=1")
+    listed.write("a", "b")
+    os.kill(until(lambda: reloading(pool), 20, "it is read again"), signal.SIGKILL)
+    until(lambda: "reload: failed" in pool.output.read_text(), 20, "it has failed")
+    assert models(pool) == ["a"]
+    until(lambda: models(pool) == ["a", "b"], 60, "b has come")
+    assert f"reload: {listed.path} is tried again" in pool.output.read_text()
+
+
+def reloading(pool: Pool) -> int:
+    """What the pool runs to read its configuration again; 0 for nothing."""
+    commands = processes_of(pool.run_dir)
+    return next((pid for pid, command in commands.items() if " -m mpspool reload " in command), 0)
 
 
 class Waiting(ModelServer):

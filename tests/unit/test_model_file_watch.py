@@ -37,33 +37,33 @@ def test_a_change_is_seen_once(run: RunDir, file: Path) -> None:
     """Also one from before the first look, and that the file has gone or come."""
     watching = watch(run, file)
     assert watching.poll_s == 2
-    assert not watching.look(0.0, refused=False)
+    assert not watching.look(0.0, failed=False)
     file.write_text("two")
-    assert watching.look(1.0, refused=False) == f"{file} has changed"
-    assert not watching.look(2.0, refused=False)
+    assert watching.look(1.0, failed=False) == f"{file} has changed"
+    assert not watching.look(2.0, failed=False)
     file.unlink()
-    assert watching.look(3.0, refused=False)
-    assert not watching.look(4.0, refused=False)
+    assert watching.look(3.0, failed=False)
+    assert not watching.look(4.0, failed=False)
     file.write_bytes(b"\xff")  # as unreadable as none
-    assert not watching.look(5.0, refused=False)
-    assert watch(run, file, "what stood there at the start").look(0.0, refused=False)
+    assert not watching.look(5.0, failed=False)
+    assert watch(run, file, "what stood there at the start").look(0.0, failed=False)
 
 
-def test_what_was_refused_is_tried_again_after_a_while(run: RunDir, file: Path) -> None:
+def test_what_failed_is_tried_again_after_a_while(run: RunDir, file: Path) -> None:
     """What it names may have come to be there; not at every look, for that takes a second of a processor."""
     watching = watch(run, file)
     file.write_text("two")
-    assert watching.look(0.0, refused=False)
-    assert not watching.look(29.0, refused=True)
-    assert not watching.look(30.0, refused=False)
-    assert watching.look(30.0, refused=True) == f"{file} is tried again"
-    assert not watching.look(31.0, refused=True)
+    assert watching.look(0.0, failed=False)
+    assert not watching.look(29.0, failed=True)
+    assert not watching.look(30.0, failed=False)
+    assert watching.look(30.0, failed=True) == f"{file} is tried again"
+    assert not watching.look(31.0, failed=True)
 
 
 def test_nothing_is_looked_at_where_nobody_asked(run: RunDir, file: Path) -> None:
     """Not without an interval, nor once the pool has another configuration, nor before there is any."""
-    assert not ModelFileWatch(run).look(0.0, refused=False)
+    assert not ModelFileWatch(run).look(0.0, failed=False)
     assert ModelFileWatch(run).poll_s == 5
-    assert not watch(run, file, "other", poll_s=0).look(0.0, refused=False)
+    assert not watch(run, file, "other", poll_s=0).look(0.0, failed=False)
     origin.save(run, Origin(folder="/", file="/pool.yaml", poll_s=2))
-    assert not ModelFileWatch(run).look(0.0, refused=False)
+    assert not ModelFileWatch(run).look(0.0, failed=False)
