@@ -90,6 +90,9 @@ def test_killed_pool_process_is_replaced_and_adopts(pool: Pool, load: LoadStarte
     until(lambda: each_runs_once(pool), 20, "each process once")
     os.kill(int(first_worker(pool)["pid"]), signal.SIGKILL)  # the successor is in charge
     until(lambda: first_worker(pool)["generation"] == before["half_plus_two@1.cpu0.0"]["generation"] + 1, 30)
+    # It knows nothing of the weights, and the worker waits for them, though another serves.
+    published = [event["gives_way"] for event in pool.events() if event["event"] == "publishing"]
+    assert published == [False, False]
 
 
 def test_killed_router_is_replaced_and_workers_rejoin(pool: Pool, load: LoadStarter) -> None:

@@ -456,7 +456,7 @@ class Pool:
             case reconcile.AddPrograms(workers):
                 await self._workers.add(workers)
             case reconcile.Start(ModelVersion() as model, generation):
-                await self._weights.start(model, generation, gives_way=model in self._giving_way)
+                await self._weights.start(model, generation, gives_way=self._publishing_gives_way(model))
             case reconcile.Adopt(ModelVersion() as model, pid):
                 self._weights.adopt(model, pid)
             case reconcile.Ended(ModelVersion() as model, exit_status):
@@ -508,6 +508,11 @@ class Pool:
                 await self._workers.remove(program, pid)
                 return not pid  # until it is reaped the same is found again
         return True
+
+    def _publishing_gives_way(self, model: ModelVersion) -> bool:
+        """Not where a worker of it that was READY waits for its weights, whoever serves beside it."""
+        mine = {worker: slot for worker, slot in self._slots.items() if worker.model_version == model}
+        return model in self._giving_way and not pace.missed(mine, self._endings, self._giving_way)
 
     def _mark_ready(self, worker: WorkerId) -> None:
         slot = self._slots[worker]
