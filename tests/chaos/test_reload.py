@@ -79,6 +79,43 @@ def test_models_come_and_go(pool: Pool, file: File, load: LoadStarter) -> None:
     assert alike(before, pool.workers()) == before.keys()
 
 
+@pytest.fixture
+def slow_to_tell(tmp_path: Path) -> dict[str, str]:
+    """The environment of a pool process that takes a second to tell its router anything new."""
+    (tmp_path / "sitecustomize.py").write_text(
+        """
+import sys
+
+if "mpspool.supervisor" in sys.orig_argv:
+    import asyncio
+
+    from mpspool.supervisor.pool.router_link import RouterLink
+
+    tell = RouterLink.tell
+
+    async def wait_and_tell(self, message):
+        if message != self._told:
+            await asyncio.sleep(1)
+        await tell(self, message)
+
+    RouterLink.tell = wait_and_tell
+"""
+    )
+    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+
+
+def test_the_command_returns_when_the_router_has_been_told(
+    start_pool: PoolStarter, file: File, slow_to_tell: dict[str, str]
+) -> None:
+    """That a model has gone, too: who asks for it then is not told to try again."""
+    file.write({MODEL: {}, OTHER: {"cpu_slots": 1}})
+    pool = start_pool(file.path, env=slow_to_tell).wait()
+    assert predict(pool, OTHER) == [2.5, 3.0]
+    file.write({MODEL: {}})
+    assert "other          is taken out\n" in reload(pool)
+    assert "NOT_FOUND" in predict(pool, OTHER)
+
+
 def test_a_model_that_is_taken_out_answers_what_it_has(pool: Pool, file: File, load: LoadStarter) -> None:
     """And one that is put back at once is served again."""
     file.write({MODEL: {}, OTHER: {}})

@@ -228,7 +228,7 @@ class Pool:
             return {"settings": self._taken_up(), "waits": ["the pool process begins again"], "failed": []}
         await self._first_look()
         answer = await self._reload.reloaded(request)
-        if not self._router.knows() or self._rounds < _TOLD_AFTER:
+        if not self._router.knows(self._for_router()) or self._rounds < _TOLD_AFTER:
             answer["waits"].append("the router has yet to be told")
         return answer
 
@@ -617,8 +617,11 @@ class Pool:
     async def _tell_router(self) -> None:
         """What should exist, at every change and after every reconnect."""
         if self._router.snapshot is not None:
-            message = status.for_router(self._servables.all(), self._slots, self._router.reports())
-            await self._router.tell({**message, "settings": msgspec.to_builtins(self._config.router)})
+            await self._router.tell(self._for_router())
+
+    def _for_router(self) -> Message:
+        message = status.for_router(self._servables.all(), self._slots, self._router.reports())
+        return {**message, "settings": msgspec.to_builtins(self._config.router)}
 
     # -- the control socket -----------------------------------------------------------------------
 

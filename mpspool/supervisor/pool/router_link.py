@@ -121,13 +121,13 @@ class RouterLink:
         answer = await acall(self._run.router_control, "signatures", timeout_s=_ANSWER_S, **asked)
         return base64.b64decode(answer["signatures"])
 
-    def knows(self) -> bool:
-        """Whether it has been told."""
-        return self._told is not None
+    def knows(self, message: Message) -> bool:
+        """Whether that is what it was told last."""
+        return message == self._told
 
     async def tell(self, message: Message) -> None:
         """What should exist; nothing is sent where it has been told the same. Its successor finds it in a file."""
-        if message == self._told:
+        if self.knows(message):
             return
         write_file(self._run.router_models, msgspec.json.encode(message))
         with contextlib.suppress(ControlError):
