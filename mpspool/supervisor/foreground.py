@@ -27,7 +27,7 @@ from typing import Any
 import msgspec
 
 from mpspool.core import process, settings
-from mpspool.core.control import ControlError, Message, acall, astream
+from mpspool.core.control import ControlError, Message, NotTakenError, acall, astream
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings
@@ -42,7 +42,8 @@ from mpspool.supervisor.supervisord import Supervisord, SupervisordError
 
 _START_S = 15.0
 _POLL_S = 0.05
-_POOL_BACK_S = 3.0
+# A pool process that was killed is back by then, on a busy machine, too.
+_POOL_BACK_S = 10.0
 _POOL_ANSWER_S = 1.0
 # What supervisord's end and the last processes may take (at least, at most), whatever is left of the
 # grace time; an MPS daemon is given the time to `quit`.
@@ -292,26 +293,36 @@ class _Foreground:
         end = time.monotonic() + grace_s
         gone_since = time.monotonic()
         while time.monotonic() < end and time.monotonic() - gone_since < _POOL_BACK_S:
-            left_s = end - time.monotonic()
-            with contextlib.suppress(ControlError, ValueError, TimeoutError):
-                async with (
-                    asyncio.timeout(left_s + _POOL_ANSWER_S),
-                    contextlib.aclosing(
-                        astream(self._folder.pool_control, "stop", grace_s=left_s)
-                    ) as answers,
-                ):
-                    gone_since = time.monotonic()
-                    async for answer in answers:
-                        if answer["unanswered"]:
-                            self._say(
-                                f"the time is over, requests answered UNAVAILABLE: {answer['unanswered']}"
-                            )
-                        if answer["left"]:
-                            self._say(f"{answer['left']} workers did not end")
-                        return
+            try:
+                if await self._ask_pool_to_end(end - time.monotonic()):
+                    return
+                gone_since = time.monotonic()
+            except NotTakenError:
+                pass
+            except (ControlError, ValueError, TimeoutError):
+                gone_since = time.monotonic()
             await self._supervisord.turn()
             await asyncio.sleep(_POLL_S)
         self._say("the pool process does not answer: going on without it")
+
+    async def _ask_pool_to_end(self, within_s: float) -> bool:
+        """Whether it has ended the workers; not where it ends meanwhile.
+
+        Raises:
+            NotTakenError: it is not there.
+            ControlError, ValueError, TimeoutError: it was there, and does not answer.
+        """
+        async with (
+            asyncio.timeout(within_s + _POOL_ANSWER_S),
+            contextlib.aclosing(astream(self._folder.pool_control, "stop", grace_s=within_s)) as answers,
+        ):
+            async for answer in answers:
+                if answer["unanswered"]:
+                    self._say(f"the time is over, requests answered UNAVAILABLE: {answer['unanswered']}")
+                if answer["left"]:
+                    self._say(f"{answer['left']} workers did not end")
+                return True
+        return False
 
     async def _shut_down(self) -> None:
         within_s = self._left_s(*(_MPS_SHUTDOWN_S if self._config.own_daemons() else _SHUTDOWN_S))

@@ -164,6 +164,41 @@ def test_sigterm_while_workers_load_ends_all_at_once(
 
 
 @pytest.fixture
+def killed_for_good(tmp_path: Path) -> tuple[Path, dict[str, str]]:
+    """A file, and the environment of a pool process that ends as it begins while the file is there."""
+    file = tmp_path / "gone"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"""
+import os
+import sys
+
+if "mpspool.supervisor" in sys.orig_argv and os.path.exists({str(file)!r}):
+    os._exit(1)
+"""
+    )
+    return file, {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+
+
+def test_sigterm_does_not_wait_for_a_pool_process_that_stays_away(
+    start_pool: PoolStarter,
+    model_dir: Callable[[str], Path],
+    killed_for_good: tuple[Path, dict[str, str]],
+    tmp_path: Path,
+) -> None:
+    """Not all of the grace time: it ends without it, exit status 0, nothing left."""
+    file, env = killed_for_good
+    config = tmp_path / "pool.yaml"
+    models = f"models: [{{name: half_plus_two, base_path: {model_dir('half_plus_two')}, cpu_slots: 1}}]"
+    config.write_text(f"grace_s: 600\n{models}\n")
+    pool = start_pool(config, env=env).wait()
+    file.touch()
+    os.kill(pool.process_pid("pool"), signal.SIGKILL)
+    assert pool.stop(120) == 0
+    assert "the pool process does not answer: going on without it" in pool.output.read_text()
+    pool.assert_nothing_left()
+
+
+@pytest.fixture
 def sleeping_pool(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], testing_ops: Path, tmp_path: Path
 ) -> Callable[..., Pool]:
