@@ -211,6 +211,8 @@ class ControlServer:
             return
         writer.write(json.dumps(_TAKEN).encode() + b"\n")
         async for answer in self._answers(line):
+            if writer.is_closing():  # uvloop's raises no ConnectionError for it
+                raise ConnectionResetError("whoever asked has gone")
             writer.write(json.dumps(answer).encode() + b"\n")
             await writer.drain()
 

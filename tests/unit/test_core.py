@@ -13,11 +13,13 @@ import stat
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -239,6 +241,33 @@ def test_a_stream_ends_when_its_asker_goes_away() -> None:
 
     with short_dir() as root:
         asyncio.run(scenario(root / "c.sock"))
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_an_asker_that_goes_at_once_is_no_failure(run: Callable[..., None]) -> None:
+    """One that was killed, say: nothing is logged, on the router's loop neither."""
+
+    async def scenario(path: Path) -> None:
+        answered = asyncio.Event()
+
+        async def ask(_request: Message) -> Message:
+            await asyncio.sleep(0.05)  # until the loop knows that it has gone
+            asyncio.get_running_loop().call_soon(answered.set)
+            return {}
+
+        failures: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failures.append(context))
+        server = ControlServer(path, {"ask": ask})
+        await server.start()
+        with socket.socket(socket.AF_UNIX) as asker:
+            asker.connect(str(path))
+            asker.sendall(b'{"op": "ask"}\n')
+        await answered.wait()
+        await server.close()
+        assert not failures
+
+    with short_dir() as root:
+        run(scenario(root / "c.sock"))
 
 
 def test_die_with_parent() -> None:
