@@ -52,15 +52,19 @@ def reload(
         StartError: it is refused, and nothing has changed.
         ReloadError: it does not come about.
     """
-    begun = _origin(run)
-    if file is not None:
-        begun = msgspec.structs.replace(begun, file=str(file.absolute()), arguments=None, watched="")
-    settings, warnings = _read(begun, models, say)
-    for line in warnings:
-        warn(f"warning: {line}")
     # The models are given by the pool process, which waits for this: it does not begin again meanwhile.
     again = (ControlError, ValueError) if models is None else ()
-    answer = _call(run, "reload", again, settings=msgspec.to_builtins(settings), check=check)
+    while True:
+        begun = _origin(run)
+        if file is not None:
+            begun = msgspec.structs.replace(begun, file=str(file.absolute()), arguments=None, watched="")
+        over = _call(run, "reloaded")["settings"]
+        settings, warnings = _read(begun, models, say)
+        for line in warnings:
+            warn(f"warning: {line}")
+        answer = _call(run, "reload", again, settings=msgspec.to_builtins(settings), over=over, check=check)
+        if not answer.get("overtaken"):
+            break
     if refused := answer.get("refused"):
         raise StartError([Problem(key, text) for key, text in refused])
     if file is not None and not check:

@@ -382,6 +382,48 @@ def test_the_pool_process_is_killed_in_the_middle(pool: Pool, file: File, load: 
     assert {json.loads(one.read_text())["model"]["intra_op_threads"] for one in settings} == {2}
 
 
+def test_one_that_was_overtaken_reads_again(pool: Pool, file: File, tmp_path: Path) -> None:
+    """What a reload has read does not take the place of what has been written, and taken up, since."""
+    read, go = tmp_path / "read", tmp_path / "go"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"""
+import sys
+
+if "reload" in sys.orig_argv:
+    import os
+    import time
+
+    from mpspool.supervisor import reload_command
+
+    read = reload_command._read
+
+    def read_and_wait(*arguments):
+        found = read(*arguments)
+        open({str(read)!r}, "w").close()
+        while not os.path.exists({str(go)!r}):
+            time.sleep(0.02)
+        return found
+
+    reload_command._read = read_and_wait
+"""
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    file.write({MODEL: {}, OTHER: {"cpu_slots": 1}})
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(
+            cli, "reload", "--run-dir", pool.run_dir, env={**os.environ, "PYTHONPATH": path}
+        )
+        try:
+            until(read.exists, 20, "the first has read")
+            file.write({MODEL: {}, "another": {"cpu_slots": 1}})
+            reload(pool)
+        finally:
+            go.touch()
+        done = first.result()
+    assert (done.returncode, done.stdout) == (0, "nothing has changed\n"), done.stderr
+    assert {worker.split("@")[0] for worker in pool.workers()} == {MODEL, "another"}
+
+
 def test_another_file_holds_from_then_on(pool: Pool, file: File, tmp_path: Path) -> None:
     """--config names it once; a later reload reads it again."""
     other = File(tmp_path / "other.yaml", file.base)

@@ -148,12 +148,15 @@ class Reload:
     async def reload(self, request: Message) -> Message:
         """The control op "reload": takes up "settings", or refuses them whole ("refused": key and text of each).
 
-        With "check" it says what would change, and nothing does.
+        With "check" it says what would change, and nothing does. Where another configuration has been taken up since "over",
+        the digest of the one that there was, they may have been read before that one: they are to be read again ("overtaken").
         """
         if self._stopping():
             return {"error": "the pool is being stopped"}
         if self._taken_up:  # what this one is compared with is not what will be there
             return {"error": "another configuration is being taken up: ask again"}
+        if request.get("over", present := digest(self._config)) != present:
+            return {"overtaken": True}
         asked = msgspec.convert(request["settings"], PoolSettings, strict=False)
         changes = compare(self._config, asked)
         if changes.refused:
