@@ -31,6 +31,10 @@ _LAUNCHER = Path(mpspool.__file__).parent / "worker" / "launcher.py"
 _UNCARRIABLE = re.compile(r"""["'\\\[\]*?;#%\x00-\x1f\x7f]""")
 _LOG_BYTES = "20MB"
 _LOG_BACKUPS = 2
+# Until what was told to end is killed. An MPS wrapper may take 11, for `quit`, the daemon's end and what is left of it.
+_STOP_S = 15
+# Less than what we wait for an answer of supervisord's: a reload has it end what copies, and that may hang.
+_FETCHER_STOP_S = 5
 # Started first to last, stopped last to first: the GPUs' daemons, the nursery, which takes seconds to be there,
 # the router, the pool, and workers (the default 999).
 _PRIORITY = {"mps": 100, NURSERY: 150, ROUTER: 200, POOL: 300, "worker": 999}
@@ -135,7 +139,9 @@ def publisher_conf(run: RunDir, model: ModelVersion, *, gives_way: bool) -> str:
 
 def fetcher_conf(run: RunDir, remote: RemoteSettings) -> str:
     """The section of the process that copies a model's versions from a store, for as long as the pool runs."""
-    return _infrastructure(run, remote.program, "mpspool.supervisor.remote", _PRIORITY["worker"])
+    return _infrastructure(
+        run, remote.program, "mpspool.supervisor.remote", _PRIORITY["worker"], stop_s=_FETCHER_STOP_S
+    )
 
 
 def conf_file(run: RunDir, program: str) -> Path:
@@ -156,13 +162,13 @@ def _environment(slot: SlotSettings, allocator: str) -> dict[str, str]:
     return {**found, "CUDA_VISIBLE_DEVICES": "-1"} if slot.simulated else found
 
 
-def _infrastructure(run: RunDir, name: str, module: str, priority: int) -> str:
+def _infrastructure(run: RunDir, name: str, module: str, priority: int, stop_s: int = _STOP_S) -> str:
     """startsecs=0 keeps it out of supervisord's BACKOFF and FATAL: it is started again for ever."""
     values = {
         "autostart": "true",
         "autorestart": "true",
         "startretries": 1_000_000,
-        "stopwaitsecs": 15,  # an MPS wrapper may take 11, for `quit`, the daemon's end and what is left of it
+        "stopwaitsecs": stop_s,
         "priority": priority,
     }
     return _program(run, name, module, values)

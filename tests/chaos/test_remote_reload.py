@@ -115,6 +115,17 @@ def test_a_model_from_a_store_comes_and_goes(
     assert "NOT_FOUND" in predict(pool, OTHER)
 
 
+def test_what_copies_and_hangs_is_ended(pool: Pool, write: Callable[..., None], running: Load) -> None:
+    """Kill -STOP of it: a reload that ends it is taken up all the same, and another comes in its place."""
+    write(version_policy="latest")
+    reload(pool)
+    hung = fetcher(pool)
+    os.kill(hung, signal.SIGSTOP)
+    write(version_policy="latest", poll_s=0.5)
+    reload(pool)
+    assert fetcher(pool) not in (0, hung)
+
+
 def test_a_policy_may_mean_what_has_not_been_copied(
     pool: Pool, write: Callable[..., None], running: Load
 ) -> None:
