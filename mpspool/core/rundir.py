@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from dataclasses import dataclass
@@ -122,11 +123,15 @@ class RunDir:
             return ""
 
     def set_last_words(self, program: str, words: str) -> None:
-        """Leaves them, on one line; "" takes back those of an earlier process. Raises OSError."""
-        if words:
-            self.error_file(program).write_text("; ".join(words.splitlines()) + "\n", encoding="utf-8")
-        else:
-            self.error_file(program).unlink(missing_ok=True)
+        """Leaves them, on one line; "" takes back those of an earlier process.
+
+        Where the file system takes none, as a full one, they are lost: what is to happen next happens all the same.
+        """
+        with contextlib.suppress(OSError):
+            if words:
+                self.error_file(program).write_text("; ".join(words.splitlines()) + "\n", encoding="utf-8")
+            else:
+                self.error_file(program).unlink(missing_ok=True)
 
     def lock_file(self, program: str) -> Path:
         """Held by the process that fills a slot, for life (core/slot_lock.py)."""

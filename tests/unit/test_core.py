@@ -129,6 +129,15 @@ def test_last_words_are_one_line(tmp_path: Path) -> None:
         assert run.last_words("router") == ""
 
 
+def test_last_words_may_be_lost(tmp_path: Path) -> None:
+    """Where they cannot be written, or not be taken back, nobody fails for it."""
+    run = RunDir(tmp_path)
+    run.error_file("router").mkdir(parents=True)
+    for words in ("no port", ""):
+        run.set_last_words("router", words)
+        assert run.last_words("router") == ""
+
+
 def test_cut_is_tensorflow_servings() -> None:
     """1024 bytes, then the mark; no character is cut in two."""
     assert cut("x" * MAX_ERROR_BYTES) == "x" * MAX_ERROR_BYTES

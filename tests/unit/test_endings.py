@@ -37,3 +37,23 @@ def test_a_worker_that_takes_long_to_leave_is_not_waited_for(tmp_path: Path) -> 
     """Whoever asks for the ends that have begun lately does not hear of one that hangs."""
     (tmp_path / "errors").mkdir()
     asyncio.run(_ends_of_two(RunDir(tmp_path)))
+
+
+async def _end_without_words(run: RunDir) -> list[WorkerId]:
+    ended: list[WorkerId] = []
+
+    async def end(workers: list[WorkerId], _steps: object) -> None:
+        ended.extend(workers)
+
+    endings = Endings(run, cast("Any", SimpleNamespace(end=end)), lambda: None)
+    endings.hung(FIRST, "no heartbeat")
+    while endings:
+        await asyncio.sleep(0)
+    return ended
+
+
+def test_a_worker_that_hangs_is_ended_whatever_becomes_of_its_last_words(tmp_path: Path) -> None:
+    """On a full file system they cannot be written."""
+    run = RunDir(tmp_path)
+    run.error_file(FIRST.program).mkdir(parents=True)
+    assert asyncio.run(_end_without_words(run)) == [FIRST]
