@@ -25,7 +25,7 @@ _ROLES = {
     "mpspool.worker.weights": "publisher",
     "mpspool.supervisor": "pool",
     "mpspool": "foreground",
-    "supervisor.supervisord": "supervisord",
+    "mpspool.supervisor.supervisord_process": "supervisord",
     "bench.swap": "bench",
     "bench.swap_load": "load",
 }

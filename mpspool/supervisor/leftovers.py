@@ -21,7 +21,7 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import MpsSettings
 from mpspool.mps import leftovers as mps_leftovers
 from mpspool.mps.control import Control
-from mpspool.supervisor.programs import MPS_PREFIX
+from mpspool.supervisor.programs import MPS_PREFIX, SUPERVISORD
 
 # The MPS wrapper turns SIGTERM into an orderly `quit`, which takes a while.
 _TERM_S = 8.0
@@ -46,7 +46,7 @@ def find(run: RunDir) -> list[int]:
 
 
 def _is_supervisord(command: list[bytes], conf: bytes) -> bool:
-    return b"supervisor.supervisord" in command and conf in command
+    return SUPERVISORD.encode() in command and conf in command
 
 
 def _ancestors() -> Iterable[int]:

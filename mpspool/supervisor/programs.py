@@ -25,6 +25,8 @@ ROUTER = "router"
 NURSERY = "nursery"
 POOL = "pool"
 MPS_PREFIX = "mps."
+# The module that supervisord runs from.
+SUPERVISORD = "mpspool.supervisor.supervisord_process"
 
 # Part of the worker, which is not imported here: it is only named.
 _LAUNCHER = Path(mpspool.__file__).parent / "worker" / "launcher.py"
@@ -54,7 +56,7 @@ def mps_program(device: str) -> str:
 
 def supervisord_command(run: RunDir) -> list[str]:
     """How the foreground process starts supervisord."""
-    return [sys.executable, "-P", "-m", "supervisor.supervisord", "-n", "-c", str(run.supervisord_conf)]
+    return [sys.executable, "-P", "-m", SUPERVISORD, "-n", "-c", str(run.supervisord_conf)]
 
 
 def supervisord_conf(run: RunDir, settings: PoolSettings) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,31 @@ def test_nothing_outlives_the_top(light_pool: LightStarter, victim: str, gpus: l
         assert "supervisord ended unexpectedly" in pool.output.read_text()
     pool.start().wait()
     assert {worker["generation"] for worker in pool.workers().values()} == {1}
+
+
+def let_write(pids: Iterable[int], most: int = resource.RLIM_INFINITY) -> None:
+    """Has no file of these processes grow beyond so many bytes; none at all is a disk that is full."""
+    for pid in pids:
+        _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, hard))
+
+
+def test_a_disk_that_is_full_does_not_end_supervisord(light_pool: LightStarter) -> None:
+    """Nor with it all that runs; what it starts meanwhile comes, and its logs go on when there is room."""
+    pool = light_pool().wait()
+    before, supervisord = expected_pids(pool), pool.supervisord_pid()
+    routers = [pool.process_pid("router")]
+    for most in (0, resource.RLIM_INFINITY):
+        let_write([supervisord], most)
+        os.kill(routers[-1], signal.SIGKILL)
+        until(lambda: pool.process_pid("router") not in (0, *routers), 20, "the router is back")
+        routers.append(pool.process_pid("router"))
+    until(pool.all_ready, 20, "the workers have rejoined")
+    assert expected_pids(pool) == before - {routers[0]} | {routers[-1]}
+    log = pool.run_dir / "logs" / "supervisord.log"
+    until(lambda: f"'router' with pid {routers[-1]}" in log.read_text(), 5)
+    assert pool.stop() == 0
+    pool.assert_nothing_left()
 
 
 def test_a_stopped_worker_is_dumped_and_replaced(light_pool: LightStarter) -> None:
