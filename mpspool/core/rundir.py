@@ -21,12 +21,16 @@ def default_run_dir() -> Path:
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all, readable by its owner only."""
+    """Writes a file whole or not at all, readable by its owner only. Raises OSError."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-    temporary.replace(path)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -432,4 +432,9 @@ def encode(settings: msgspec.Struct) -> bytes:
 
 def save(path: Path, settings: msgspec.Struct) -> None:
     """Writes a settings file whole or not at all, readable by its owner only."""
-    write_file(path, msgspec.json.format(msgspec.json.encode(settings), indent=1))
+    write_file(path, readable(settings))
+
+
+def readable(settings: msgspec.Struct) -> bytes:
+    """What save() writes."""
+    return msgspec.json.format(encode(settings), indent=1)

@@ -233,6 +233,29 @@ def test_a_disk_that_is_full_does_not_end_supervisord(light_pool: LightStarter) 
     pool.assert_nothing_left()
 
 
+def test_a_worker_that_dies_on_a_full_disk_comes_back_when_there_is_room(light_pool: LightStarter) -> None:
+    """Meanwhile the pool process, which can write nothing, says how things stand, and so does one that takes its place."""
+    pool = light_pool().wait()
+    first, supervisord = pool.process_pid("pool"), pool.supervisord_pid()
+    let_write([supervisord, first], 0)
+    os.kill(pool.workers()[ONE]["pid"], signal.SIGKILL)
+    until(lambda: pool.workers()[ONE]["state"] == "EMPTY", 20)
+    assert pool.process_pid("pool") == first
+    os.kill(first, signal.SIGKILL)
+    until(
+        lambda: pool.process_pid("pool") not in (0, first), 20, "there is another, which has no room either"
+    )
+    second = pool.process_pid("pool")
+    until(lambda: pool.workers()[TWO]["state"] == "READY", 20, "it has adopted what runs")
+    assert pool.workers()[ONE]["state"] == "EMPTY"
+    let_write([supervisord, second])
+    until(pool.all_ready, 20, "all workers are back")
+    assert pool.process_pid("pool") == second
+    assert not list((pool.run_dir / "settings").glob(".*"))
+    assert pool.stop() == 0
+    pool.assert_nothing_left()
+
+
 def test_a_stopped_worker_is_dumped_and_replaced(light_pool: LightStarter) -> None:
     """SIGSTOP: the router finds it, its stack lands in its log, its slot is filled again."""
     pool = light_pool().wait()

@@ -29,6 +29,7 @@ from mpspool.supervisor.pool import fetchers, pace, reconcile, status, turns
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.gpus import Gpus
 from mpspool.supervisor.pool.handover import Handover
+from mpspool.supervisor.pool.kept import Kept
 from mpspool.supervisor.pool.reload import Reload, digest, former_places, reload_with
 from mpspool.supervisor.pool.renewals import Renewals
 from mpspool.supervisor.pool.router_link import RouterLink
@@ -76,6 +77,7 @@ class Pool:
         self._supervisord = Supervisord(self._run.supervisord_socket)
         records = self._recall()
         former = former_places(self._run, [WorkerId.parse(worker) for worker in records])
+        self._record = Kept(self._run.settings_file(_RECORDS))
         self._servables = Servables(self._run, config, self._look, former)
         self._workers = Workers(self._run, config, self._supervisord, self._servables.places, self._look)
         self._weights = Weights(self._run, config, self._supervisord, self._living, self._look)
@@ -123,6 +125,8 @@ class Pool:
             self._look,
         )
         self._looked = asyncio.Event()
+        self._prepared = False
+        self._trouble = ""
 
     async def serve(self) -> bool:
         """Runs until SIGTERM or SIGINT. The workers stay: they are ended by `stop`, not by our end.
@@ -272,8 +276,7 @@ class Pool:
     async def _reconcile(self) -> bool:
         """One round; True when something was done, so that another should follow at once."""
         self._processes = await self._supervisord.processes()
-        if not self._looked.is_set() and not self._stopping:
-            await self._have_programs()
+        trouble = "" if self._prepared or self._stopping else await self._prepare()
         self._looked.set()
         self._gpus.see(self._processes)
         for worker, slot in self._slots.items():
@@ -302,11 +305,32 @@ class Pool:
         done = False
         for action in actions:
             if not self._stopping or isinstance(action, reconcile.Ended | reconcile.Adopt):
-                done |= await self._perform(action)
+                try:
+                    done |= await self._perform(action)
+                except OSError as error:  # the next round finds it again
+                    trouble = str(error)
+        self._say_trouble(trouble)
         if done or moved:
             records = {str(worker): slot.record() for worker, slot in self._slots.items()}
-            settings.save(self._run.settings_file(_RECORDS), _Records(records))
+            self._record.save(settings.readable(_Records(records)))
+        else:
+            self._record.again()
         return done or moved
+
+    async def _prepare(self) -> str:
+        """What is to be there before anything else. Returns why it is not, "" where it is."""
+        try:
+            await self._have_programs()
+        except OSError as error:
+            return str(error)
+        self._prepared = True
+        return ""
+
+    def _say_trouble(self, trouble: str) -> None:
+        """What keeps something from being done, once for as long as it does."""
+        if trouble and trouble != self._trouble:
+            logger.warning("not done, and tried again every second", reason=trouble)
+        self._trouble = trouble
 
     def _yield(self, *, missed: bool) -> None:
         """What is in this session, supervisord, the nursery and launchers, leaves the processors to router and workers."""

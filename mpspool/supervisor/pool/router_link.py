@@ -14,8 +14,9 @@ import msgspec
 from mpspool.core import log
 from mpspool.core.control import ControlError, Message, acall, astream
 from mpspool.core.ids import ModelVersion
-from mpspool.core.rundir import RunDir, write_file
+from mpspool.core.rundir import RunDir
 from mpspool.core.states import ModelVersionState
+from mpspool.supervisor.pool.kept import Kept
 from mpspool.supervisor.pool.reconcile import WorkerReport, worker_reports
 
 logger = log.get("pool")
@@ -47,6 +48,7 @@ class RouterLink:
         look: Callable[[], None],
     ) -> None:
         self._run = run
+        self._models = Kept(run.router_models)
         self._take = take
         self._look = look
         self.snapshot: Message | None = None
@@ -128,8 +130,9 @@ class RouterLink:
     async def tell(self, message: Message) -> None:
         """What should exist; nothing is sent where it has been told the same. Its successor finds it in a file."""
         if self.knows(message):
+            self._models.again()
             return
-        write_file(self._run.router_models, msgspec.json.encode(message))
+        self._models.save(msgspec.json.encode(message))
         with contextlib.suppress(ControlError):
             await acall(self._run.router_control, "models", **message)
             self._told = message

@@ -26,6 +26,7 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import ModelSettings, PoolSettings, SlotSettings, VersionPolicy
 from mpspool.core.states import VersionPhase
 from mpspool.supervisor.pool.base_paths import BasePath
+from mpspool.supervisor.pool.kept import Kept
 from mpspool.supervisor.pool.status import Servable, places
 from mpspool.supervisor.pool.version_batching import BatchingFiles
 from mpspool.supervisor.pool.versions import (
@@ -70,6 +71,7 @@ class Servables:
         self, run: RunDir, config: PoolSettings, look: Callable[[], None], former: Places | None = None
     ) -> None:
         self._run = run
+        self._record = Kept(run.settings_file(RECORDS))
         self._config = config
         self._look = look
         self._models = {model.name: model for model in config.models}
@@ -223,6 +225,7 @@ class Servables:
             mine = {model.version: fact for model, fact in facts.items() if model.name == name}
             moved |= versions.step(mine, now)
         if not moved:
+            self._record.again()
             return False
         for model, version in self:
             phase, reason = before.get(model, (None, ""))
@@ -532,7 +535,7 @@ class Servables:
         }
         for name in self._taken:  # one that is put back is wanted
             records[name] = msgspec.structs.replace(records[name], off=False)
-        settings.save(self._run.settings_file(RECORDS), Records(records))
+        self._record.save(settings.readable(Records(records)))
 
     def _recall(self) -> dict[str, ModelRecord]:
         with contextlib.suppress(OSError, msgspec.DecodeError):

@@ -13,6 +13,7 @@ from mpspool.core.control import ControlError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import ModelSettings
 from mpspool.supervisor.pool import fitness
+from mpspool.supervisor.pool.kept import Kept
 
 logger = log.get("pool")
 
@@ -41,6 +42,7 @@ class Successions:
         self._settings_of = settings_of
         self._signatures = signatures
         self._file = file
+        self._record = Kept(file)
         self._judged: dict[tuple[ModelVersion, ModelVersion, bool], str] = {}
         # Of those that will have gone when they are asked for.
         self._kept = self._recall()
@@ -61,12 +63,14 @@ class Successions:
         }
         if self._kept != before:
             self._save()
+        else:
+            self._record.again()
 
     def _save(self) -> None:
         models: dict[str, dict[int, bytes]] = {}
         for model, found in self._kept.items():
             models.setdefault(model.name, {})[model.version] = found
-        settings.save(self._file, _Kept(models))
+        self._record.save(settings.readable(_Kept(models)))
 
     def _recall(self) -> dict[ModelVersion, bytes]:
         with contextlib.suppress(OSError, msgspec.DecodeError):
