@@ -55,9 +55,10 @@ def holder(path: Path) -> int:
 
 
 def _holder(descriptor: int) -> int:
+    """0 where nobody holds it, negative where a process does that has no pid here."""
     wanted = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, wanted))
-    return 0 if kind == fcntl.F_UNLCK else int(pid)
+    return 0 if kind == fcntl.F_UNLCK else int(pid) or -1
 
 
 def _kill_holder(descriptor: int) -> int:

@@ -60,3 +60,17 @@ def test_take_over(tmp_path: Path, holders: list[Holder]) -> None:
     holders[1].end()
     assert slot_lock.holder(path) == 0
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_holder_of_another_pid_namespace_cannot_be_killed(tmp_path: Path, holders: list[Holder]) -> None:
+    """It is an error that says so, and nothing to be tried for ever."""
+    apart = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child"]
+    if subprocess.run([*apart, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no namespaces may be made here")
+    path = tmp_path / "lock"
+    holders.append(Holder(path))
+    command = [*apart, sys.executable, "-c", _HOLD, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "of another pid namespace" in done.stderr
+    assert slot_lock.holder(path) == holders[0].pid
