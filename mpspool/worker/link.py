@@ -123,7 +123,7 @@ class Link:
                 if not self._take_all(stopping):
                     return
             elif self._leaving:
-                silent_beats += 1
+                silent_beats += not ready  # that it is told to leave once more is none
             else:
                 self._say_hello()
 
