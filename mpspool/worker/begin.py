@@ -31,20 +31,29 @@ def work(settings_file: Path) -> NoReturn:
         process.wake_first()
     if config.slot.simulated:
         log.get("worker").warning(f"SIMULATED: {_stand_in(config.slot)}", device=config.slot.device)
-    program = WorkerId.parse(config.worker).program
-    if before := slot_lock.take_over(RunDir(Path(config.run_dir)).lock_file(program)):
+    run, program = RunDir(Path(config.run_dir)), WorkerId.parse(config.worker).program
+    try:
+        status = _live(config, run.lock_file(program))
+    except Exception as error:
+        run.set_last_words(program, f"{type(error).__name__}: {error}")
+        raise
+    sys.stdout.flush()
+    sys.stderr.flush()
+    process.end_giving_way(_NICE)
+    # Without TensorFlow's own teardown: it may hang and has nothing left to save.
+    os._exit(status)
+
+
+def _live(config: WorkerSettings, lock_file: Path) -> int:
+    """Returns the exit status."""
+    if before := slot_lock.take_over(lock_file):
         log.get("worker").warning("killed an earlier worker of this slot", pid=before)
     device.prepare(config)
 
     # NumPy and TensorFlow: not before the environment is set, where they are not there yet.
     from mpspool.worker.app import main
 
-    status = main(config)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    process.end_giving_way(_NICE)
-    # Without TensorFlow's own teardown: it may hang and has nothing left to save.
-    os._exit(status)
+    return main(config)
 
 
 def _stand_in(slot: SlotSettings) -> str:
