@@ -208,6 +208,11 @@ def test_nothing_outlives_the_top(light_pool: LightStarter, victim: str, gpus: l
     assert {worker["generation"] for worker in pool.workers().values()} == {1}
 
 
+def error_of(pool: Pool, program: str) -> str:
+    """What the status says of one of supervisord's children."""
+    return str(next(item.get("error", "") for item in pool.status()["processes"] if item["name"] == program))
+
+
 def let_write(pids: Iterable[int], most: int = resource.RLIM_INFINITY) -> None:
     """Has no file of these processes grow beyond so many bytes; none at all is a disk that is full."""
     for pid in pids:
@@ -241,6 +246,7 @@ def test_a_worker_that_dies_on_a_full_disk_comes_back_when_there_is_room(light_p
     os.kill(pool.workers()[ONE]["pid"], signal.SIGKILL)
     until(lambda: pool.workers()[ONE]["state"] == "EMPTY", 20)
     assert pool.process_pid("pool") == first
+    until(lambda: "File too large" in error_of(pool, "pool"), 20, "the status says why")
     os.kill(first, signal.SIGKILL)
     until(
         lambda: pool.process_pid("pool") not in (0, first), 20, "there is another, which has no room either"
@@ -250,7 +256,7 @@ def test_a_worker_that_dies_on_a_full_disk_comes_back_when_there_is_room(light_p
     assert pool.workers()[ONE]["state"] == "EMPTY"
     let_write([supervisord, second])
     until(pool.all_ready, 20, "all workers are back")
-    assert pool.process_pid("pool") == second
+    assert (pool.process_pid("pool"), error_of(pool, "pool")) == (second, "")
     assert not list((pool.run_dir / "settings").glob(".*"))
     assert pool.stop() == 0
     pool.assert_nothing_left()

@@ -686,10 +686,12 @@ class Pool:
         )
 
     def _errors(self) -> dict[str, str]:
-        """Why the router does not serve, the nursery does not fork, or a version was not copied, where they said so."""
+        """Why the router does not serve, the nursery does not fork, or a version was not copied, where they said so; and our own trouble."""
+        trouble = f"{self._trouble} (in {self._run.root}): what that keeps from being done is tried again every second"
+        ours = {programs.POOL: trouble} if self._trouble else {}
         asked = [programs.NURSERY, *([programs.ROUTER] if self._router.snapshot is None else [])]
         asked += [remote.program for remote in self._config.remotes]
-        return {program: words for program in asked if (words := self._run.last_words(program))}
+        return ours | {program: words for program in asked if (words := self._run.last_words(program))}
 
     async def _stop(self, request: Message) -> Message:
         """Drains the router, then ends the workers; nothing is started from here on."""
