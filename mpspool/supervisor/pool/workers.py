@@ -34,6 +34,8 @@ CREDITS = 2
 SAY_AGAIN_S = 0.5
 _UNHELD_S = 1.0
 _ASK_AGAIN_S = 1.0
+# How long a daemon is waited for that is asked whether it answers.
+_ANSWER_S = 0.5
 _OVERRIDES = "overrides"
 # Of programs that were removed, those whose logs are kept.
 _KEPT_LOGS = 50
@@ -69,7 +71,7 @@ class Workers:
 
     Args:
         places: every slot that there is now, with the model version that it is for.
-        on_end: called when a watched worker has ended.
+        on_end: called when a watched worker has ended, or there is another reason to look.
     """
 
     def __init__(
@@ -88,6 +90,7 @@ class Workers:
         self._watched: dict[WorkerId, _Watched] = {}
         self._answered: dict[str, int] = {}
         self._ask_again_at: dict[str, float] = {}
+        self._asking: dict[str, tuple[int, asyncio.Task[bool]]] = {}
         self._overrides = self._recall()
         self._gone: deque[str] = deque()
 
@@ -333,7 +336,8 @@ class Workers:
         """Whether the worker's MPS daemon takes clients: CUDA would run without MPS, and not say so.
 
         True where it needs none. Asked once for each process that stands for the daemon; one that is not ours, which
-        has no such process here, at each start, and while it does not answer once a second.
+        has no such process here, at each start, and while it does not answer once a second. One that takes long to say
+        anything is waited for by nobody: False meanwhile, and `on_end` is called when that is over.
         """
         daemon = self._daemon(worker)
         if daemon is None:
@@ -341,16 +345,34 @@ class Workers:
         if daemon.external:
             if time.monotonic() < self._ask_again_at.get(daemon.pipe_dir, 0.0):
                 return False
-            if await asyncio.to_thread(Control.of(daemon, os.environ).answers):
-                return True
-            self._ask_again_at[daemon.pipe_dir] = time.monotonic() + _ASK_AGAIN_S
-            return False
+            if (answers := await self._answers(daemon, 0)) is False:
+                self._ask_again_at[daemon.pipe_dir] = time.monotonic() + _ASK_AGAIN_S
+            return bool(answers)
         process_info = processes.get(programs.mps_program(daemon.device))
         pid = process_info.pid if process_info else 0
         if not pid or self._answered.get(daemon.device) != pid:
-            answers = bool(pid) and await asyncio.to_thread(Control.of(daemon, os.environ).answers)
+            answers = bool(pid) and await self._answers(daemon, pid)
             self._answered[daemon.device] = pid if answers else 0
         return bool(self._answered[daemon.device])
+
+    async def _answers(self, daemon: MpsSettings, pid: int) -> bool | None:
+        """Whether a daemon answers; None for what has yet to be seen.
+
+        Args:
+            daemon: which.
+            pid: of the process that stands for it: what was asked of another one does not count.
+        """
+        asked, asking = self._asking.get(daemon.pipe_dir, (pid, None))
+        if asking is None or (asking.done() and asked != pid):
+            asking = asyncio.create_task(asyncio.to_thread(Control.of(daemon, os.environ).answers))
+            self._asking[daemon.pipe_dir] = pid, asking
+            await asyncio.wait([asking], timeout=_ANSWER_S)
+            if not asking.done():
+                asking.add_done_callback(lambda _: self._on_end())
+        if not asking.done():
+            return None
+        del self._asking[daemon.pipe_dir]
+        return asking.result()
 
     def _daemon(self, worker: WorkerId) -> MpsSettings | None:
         _, slot = self._places[worker]
