@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any, cast
@@ -118,13 +119,14 @@ class NotedEndings(set[WorkerId]):
 class Pool:
     """Two GPUs, the first with two workers, all READY; nothing of it is real but the slots."""
 
-    def __init__(self, *, external: bool = False) -> None:
+    def __init__(self, *, external: bool = False, telemetry: ScriptedTelemetry | None = None) -> None:
         restart = RestartSettings(backoff_s=0.0)
         self.slots = {worker: Slot(str(worker), restart) for worker in PIDS}
         for worker, slot in self.slots.items():
             slot.started(PIDS[worker], 1, 0.0)
             slot.ready(1.0)
-        self.workers, self.endings, self.telemetry = ScriptedWorkers(), NotedEndings(), ScriptedTelemetry()
+        self.workers, self.endings = ScriptedWorkers(), NotedEndings()
+        self.telemetry = telemetry or ScriptedTelemetry()
         self.daemons: dict[str, ScriptedDaemon] = {}
         self.told: list[tuple[str, dict[str, Any]]] = []
         self.gpus = Gpus(
@@ -465,3 +467,39 @@ def test_a_pool_that_stops_does_nothing_more(monkeypatch: pytest.MonkeyPatch) ->
         assert all(slot.state is SlotState.OCCUPIED for slot in pool.slots.values())
 
     play(story, monkeypatch)
+
+
+class SlowTelemetry(ScriptedTelemetry):
+    """A reading takes until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads, self.may_go_on = threading.Event(), threading.Event()
+        self.done: list[str] = []
+
+    def read(self) -> dict[str, GpuReading]:
+        self.reads.set()
+        self.may_go_on.wait(60)
+        self.done.append("read")
+        return super().read()
+
+    def close(self) -> None:
+        self.done.append("closed")
+
+
+def test_nvml_is_let_go_of_when_it_has_been_read() -> None:
+    """A pool that another configuration ends does not wait for a driver that takes its time, nor pull NVML away from under it."""
+
+    async def scenario() -> None:
+        telemetry = SlowTelemetry()
+        pool = Pool(telemetry=telemetry)
+        watching = asyncio.create_task(pool.gpus.watch_for_ever())
+        await auntil(telemetry.reads.is_set)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        await pool.gpus.close()
+        assert telemetry.done == []
+        telemetry.may_go_on.set()
+        await auntil(lambda: telemetry.done == ["read", "closed"])
+
+    asyncio.run(scenario())

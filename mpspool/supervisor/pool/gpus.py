@@ -133,7 +133,9 @@ class Gpus:
         for gpu in self._gpus.values():
             if gpu.daemon:
                 gpu.daemon.let_go()
-        self._telemetry.close()
+        # After a reading that is under way: nothing breaks that off, and NVML must not be let go of meanwhile.
+        self._reader.submit(self._telemetry.close)
+        self._reader.shutdown(wait=False)
 
     # -- what the pool asks -----------------------------------------------------------------------
 
