@@ -31,7 +31,7 @@ from mpspool.supervisor.pool.workers import Workers
 from mpspool.supervisor.shares import Override
 
 GIB = 2**30
-WORKER = WorkerId("half", 1, "gpu0", 0)
+WORKER, SECOND = (WorkerId("half", 1, "gpu0", slot) for slot in range(2))
 SLOT = SlotSettings(device="gpu0", slot=0, gpu_uuid="GPU-0", memory_bytes=80 * GIB, mps_pipe="/pipe")
 
 
@@ -39,6 +39,7 @@ class Scene:
     """A pool of one worker on one GPU, whose process and end are played here.
 
     Attributes:
+        slots: of those that there are.
         left: whether the worker was asked to leave.
         hung: why it was ended as one that hangs, each time.
     """
@@ -55,6 +56,7 @@ class Scene:
         self.slot = Slot(str(WORKER), RestartSettings())
         self.slot.started(4711, 1, time.monotonic())
         self.slot.ready(time.monotonic())
+        self.slots = {WORKER: self.slot}
         self.daemon = MpsSettings(
             device="gpu0",
             gpu_uuid="GPU-0",
@@ -75,7 +77,7 @@ class Scene:
             router=RouterSettings(run_dir=str(run.root), host="localhost", grpc_port=0, rest_port=0),
         )
         self.renewals = Renewals(
-            config, run, {WORKER: self.slot}, cast(Workers, self), cast(Endings, _Ends(self)), lambda: False
+            config, run, self.slots, cast(Workers, self), cast(Endings, _Ends(self)), lambda: False
         )
 
     def set(self, **request: object) -> asyncio.Task[list[Message]]:
@@ -177,6 +179,37 @@ def test_one_that_runs_with_these_values_is_left_alone(run: RunDir) -> None:
         _, answer = await scene.set(restart=True)
         assert (answer["unchanged"]["generation"], scene.left) == (1, False)
         assert "renewed" not in answer
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_whose_version_goes_meanwhile_is_no_failure(run: RunDir) -> None:
+    """Another version has taken over: whoever came in its place has been started with these values."""
+
+    async def scenario() -> None:
+        scene = Scene(run)
+        scene.page.close()
+        renewal = scene.set(priority=[1], restart=True)
+        await until(lambda: scene.left)
+        scene.slot.ended(0, time.monotonic(), hit=True)
+        del scene.slots[WORKER]
+        assert [list(answer) for answer in await renewal] == [["set", "warnings"]]
+
+    asyncio.run(scenario())
+
+
+def test_a_worker_whose_version_has_gone_before_its_turn_is_no_failure(run: RunDir) -> None:
+    """Those before it are renewed."""
+
+    async def scenario() -> None:
+        scene = Scene(run)
+        scene.page.close()
+        scene.slots[SECOND] = Slot(str(SECOND), RestartSettings())
+        renewal = scene.set(priority=[1], restart=True)
+        await until(lambda: scene.left)
+        del scene.slots[SECOND]
+        scene.comes_back()
+        assert [list(answer) for answer in await renewal] == [["set", "warnings"], ["renewed"]]
 
     asyncio.run(scenario())
 

@@ -110,13 +110,22 @@ class Renewals:
         if request.get("restart"):
             async with self.turn:
                 for worker in chosen:
-                    done, wrong = "unchanged", await self.why_unready(worker)
-                    if not wrong and self._differs(worker):
-                        done, wrong = "renewed", await self.renew(worker, _WORDS)
+                    done, wrong = await self._renew_unlike(worker)
+                    if worker not in self._slots:
+                        continue  # its version is served no more, and whoever came in its place has these values
                     if wrong:
                         yield {"error": f"{worker} {wrong}; the workers after it were left as they are"}
                         return
                     yield {done: self._shown(worker)}
+
+    async def _renew_unlike(self, worker: WorkerId) -> tuple[str, str]:
+        """Renews a worker that does not run with its values, if it is there. What was done, and why it was not."""
+        done, wrong = "unchanged", ""
+        if worker in self._slots:
+            wrong = await self.why_unready(worker)
+        if worker in self._slots and not wrong and self._differs(worker):
+            done, wrong = "renewed", await self.renew(worker, _WORDS)
+        return done, wrong
 
     def _under_mps(self) -> list[WorkerId]:
         return [worker for worker in self._slots if self._workers.place(worker)[1].mps_pipe]
