@@ -32,6 +32,7 @@ from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import PoolState
+from mpspool.mps.leftovers import LeftoverError
 from mpspool.supervisor import grace, leftovers, lock, programs, report, settings_files
 from mpspool.supervisor.example import example_input
 from mpspool.supervisor.model_file_watch import ModelFileWatch
@@ -85,12 +86,7 @@ def run(
     if problems := check(folder):
         raise StartError(problems)
     with lock.held(folder):
-        if pids := leftovers.end(folder):
-            say(f"ended what an earlier pool left in {folder.root}: {', '.join(map(str, pids))}")
-        leftovers.remove_files(folder)
-        leftovers.put_logs_aside(folder)
-        settings_files.write(folder, config)
-        save_origin(folder, origin)
+        _prepare(folder, config, origin, say)
         process.become_subreaper()
         # Every process below us looks at it: none outlives us, even one that is just being started.
         os.environ[process.FOREGROUND_VARIABLE] = str(os.getpid())
@@ -98,6 +94,25 @@ def run(
         if status == 0:
             lock.leave(folder)
         return status
+
+
+def _prepare(folder: RunDir, config: PoolSettings, origin: Origin, say: Say) -> None:
+    """Leaves nothing of an earlier pool in the run folder but its logs, and writes what this one's processes read.
+
+    Raises:
+        StartError: that cannot be done.
+    """
+    try:
+        if pids := leftovers.end(folder):
+            say(f"ended what an earlier pool left in {folder.root}: {', '.join(map(str, pids))}")
+        leftovers.remove_files(folder)
+        leftovers.put_logs_aside(folder)
+        settings_files.write(folder, config)
+        save_origin(folder, origin)
+    except LeftoverError as error:
+        raise StartError([Problem("", str(error))]) from error
+    except OSError as error:
+        raise lock.unusable(folder, error) from error
 
 
 def check(folder: RunDir) -> list[Problem]:

@@ -68,15 +68,23 @@ def held(run: RunDir) -> Iterator[None]:
         run.root.chmod(0o700)
         descriptor = os.open(run.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        reason = f"{error.filename or run.root}: {error.strerror}; choose another with --run-dir"
-        raise StartError([Problem("run_dir", reason)]) from error
+        raise unusable(run, error) from error
     try:
         _take(run, descriptor)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        try:
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        except OSError as error:
+            raise unusable(run, error) from error
         yield
     finally:
         os.close(descriptor)
+
+
+def unusable(run: RunDir, error: OSError) -> StartError:
+    """What to say of a run folder in which something cannot be done."""
+    reason = f"{error.filename or run.root}: {error.strerror}; choose another with --run-dir"
+    return StartError([Problem("run_dir", reason)])
 
 
 def _take(run: RunDir, descriptor: int) -> None:

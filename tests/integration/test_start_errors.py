@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -123,3 +124,19 @@ def test_a_mistake_hides_no_other(root: Path, taken_port: int) -> None:
     ]
     assert [problem.split("pool.yaml line ")[1][0] for problem in problems] == list("23334569")
     assert last == "nothing was started"
+
+
+@pytest.mark.parametrize("room", [0, 16], ids=["none", "for the lock alone"])
+def test_a_run_folder_without_room_is_said(root: Path, model_dir: ModelDir, room: int) -> None:
+    """By its name and with what to do, not by where the program was."""
+    done = cli(
+        *("start", "--run-dir", root / "run", "--grpc-port", free_port(), "--rest-port", free_port()),
+        *("--cpu-slots", 1, "--model", f"half={model_dir('half_plus_two')}"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)),
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: run_dir: {root / 'run'}: File too large; choose another"), (
+        done.stderr
+    )
+    assert done.stderr.endswith("nothing was started\n")
+    assert not lock.holder(RunDir(root / "run"))
