@@ -50,20 +50,26 @@ def survey(*, nvml: Any = None) -> Survey:
     """
     try:
         with session(nvml) as found:
-            handles = [found.nvmlDeviceGetHandleByIndex(index) for index in range(found.nvmlDeviceGetCount())]
-            return Survey(tuple(_state(found, handle) for handle in handles), _cuda(found))
+            states = [_state(found, index) for index in range(found.nvmlDeviceGetCount())]
+            return Survey(tuple(filter(None, states)), _cuda(found))
     except NoNvmlError:
         return Survey()
 
 
-def _state(nvml: Any, handle: Any) -> GpuState:
+def _state(nvml: Any, index: int) -> GpuState | None:
+    """None for a GPU that cannot be asked, as one that is lost."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid, parts = text_of(nvml.nvmlDeviceGetUUID(handle)), mig_handles(nvml, handle)
+        mig = None if parts is None else tuple(text_of(nvml.nvmlDeviceGetUUID(part)) for part in parts)
+    except nvml.NVMLError:
+        return None
     mode = _said(nvml, "nvmlDeviceGetComputeMode", handle)
     persistent = _said(nvml, "nvmlDeviceGetPersistenceMode", handle)
-    parts = mig_handles(nvml, handle)
     return GpuState(
-        uuid=text_of(nvml.nvmlDeviceGetUUID(handle)),
+        uuid=uuid,
         compute_mode=None if mode is None else _MODES.get(mode, str(mode)),
-        mig=None if parts is None else tuple(text_of(nvml.nvmlDeviceGetUUID(part)) for part in parts),
+        mig=mig,
         persistent=None if persistent is None else bool(persistent),
         uncorrected_errors=_said(nvml, "nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
     )

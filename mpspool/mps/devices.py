@@ -13,7 +13,7 @@ import importlib
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,8 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 SYSFS_PCI = Path("/sys/bus/pci/devices")
 _MIG = "MIG-"
 _GPU = "GPU-"
+# Stands for the UUID of a GPU that does not tell its own.
+_BROKEN = "broken-"
 
 
 class NoNvmlError(Exception):
@@ -51,11 +53,19 @@ class GpuDevice:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The visible devices; `reason` says why there are none, `driver` is its version where known."""
+    """The visible devices.
+
+    Attributes:
+        devices: those that can be used.
+        reason: why there are none.
+        driver: its version where known.
+        broken: by index, why the driver gives no others; their numbers stay free.
+    """
 
     devices: list[GpuDevice]
     reason: str = ""
     driver: str = ""
+    broken: Mapping[int, str] = field(default_factory=dict)
 
 
 def visible(environ: Mapping[str, str]) -> list[GpuDevice]:
@@ -104,16 +114,36 @@ def session(nvml: Any = None) -> Iterator[Any]:
 
 def _inventory(mask: str | None, nvml: Any, sysfs: Path) -> Inventory:
     driver = text_of(nvml.nvmlSystemGetDriverVersion())
-    handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-    if not handles:
+    found = [_look_at(nvml, index, sysfs) for index in range(nvml.nvmlDeviceGetCount())]
+    if not found:
         return Inventory([], "the driver finds no GPU", driver)
-    gpus = [_device(nvml, handle, sysfs) for handle in handles]
-    parts = {gpu.uuid: _mig_devices(nvml, handle, gpu) for gpu, handle in zip(gpus, handles, strict=True)}
-    devices = _seen_by_cuda(gpus, parts, mask)
-    return Inventory(devices, "" if devices else _why_none(gpus, parts, mask), driver)
+    gpus = [gpu for gpu, _, _ in found]
+    parts = {gpu.uuid: part for gpu, part, _ in found}
+    errors = {gpu.uuid: error for gpu, _, error in found if error}
+    seen = _seen_by_cuda(gpus, parts, mask)
+    broken = {gpu.index: errors[gpu.uuid] for gpu in seen if gpu.uuid in errors}
+    devices = [gpu for gpu in seen if gpu.uuid not in errors]
+    return Inventory(devices, "" if devices else _why_none(gpus, parts, mask, broken), driver, broken)
 
 
-def _why_none(gpus: list[GpuDevice], parts: dict[str, list[GpuDevice] | None], mask: str | None) -> str:
+def _look_at(nvml: Any, index: int, sysfs: Path) -> tuple[GpuDevice, list[GpuDevice] | None, str]:
+    """A GPU, its MIG devices where it is in MIG mode, and why it cannot be used, as one that is lost; "" where it can."""
+    try:
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        gpu = _device(nvml, handle, sysfs)
+        return gpu, _mig_devices(nvml, handle, gpu), ""
+    except nvml.NVMLError as error:
+        return GpuDevice(index, f"{_BROKEN}{index}", "", (0, 0), 0, None), None, str(error)
+
+
+def _why_none(
+    gpus: list[GpuDevice],
+    parts: dict[str, list[GpuDevice] | None],
+    mask: str | None,
+    broken: Mapping[int, str],
+) -> str:
+    if broken:
+        return "; ".join(f"NVML says of gpu{index}: {error}" for index, error in broken.items())
     if all(parts[gpu.uuid] == [] for gpu in gpus):
         return "no usable GPU: in MIG mode, and without a MIG instance"
     return f"{VISIBLE}={mask!r} hides every GPU"

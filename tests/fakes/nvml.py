@@ -94,6 +94,8 @@ class FakeNvml:
         return len(self.gpus)
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> Gpu:
+        if error := self.gpus[index].fault:
+            raise error
         return self.gpus[index]
 
     def nvmlDeviceGetUUID(self, handle: Gpu) -> bytes:

@@ -13,7 +13,7 @@ from mpspool.mps import device_state
 from mpspool.mps.device_state import GpuState, Survey, survey
 from mpspool.mps.leftovers import DEFAULT_PIPE_DIR, Running, running
 from mpspool.mps.simulated.nvml import Nvml
-from tests.fakes.nvml import FakeNvml, Gpu, NVMLError_NotSupported
+from tests.fakes.nvml import FakeNvml, Gpu, NVMLError_GpuIsLost, NVMLError_NotSupported
 from tests.polling import until
 
 
@@ -72,6 +72,12 @@ def test_without_nvml_there_is_nothing_to_look_at() -> None:
     """No driver, or one that fails on the way, gives an empty survey."""
     assert survey(nvml=FakeNvml(init_error="no driver")) == Survey()
     assert survey(nvml=FakeNvml([Gpu("GPU-1")], count_error="GPU is lost")) == Survey()
+
+
+def test_a_gpu_that_is_lost_takes_no_other_with_it() -> None:
+    """Nothing is known of it, and all of the others."""
+    gpus = [Gpu("GPU-1", fault=NVMLError_GpuIsLost("GPU is lost")), Gpu("GPU-2")]
+    assert [state.uuid for state in survey(nvml=FakeNvml(gpus)).gpus] == ["GPU-2"]
 
 
 def test_stand_ins_answer_every_question() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from mpspool.mps.devices import inventory, renumber, visible
 from mpspool.mps.simulated.inventory import simulated
-from tests.fakes.nvml import FakeNvml, Gpu
+from tests.fakes.nvml import FakeNvml, Gpu, NVMLError_GpuIsLost
 
 A, B, C = "GPU-aaaa1111-0000", "GPU-aaaa2222-0000", "GPU-bbbb3333-0000"
 
@@ -103,6 +103,28 @@ def test_no_device_is_no_error_and_has_a_reason(nvml: FakeNvml, mask: str | None
     found = inventory({} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}, nvml=nvml)
     assert found.devices == []
     assert words in found.reason
+
+
+@pytest.mark.parametrize(
+    ("mask", "expected", "broken"),
+    [
+        (None, {0: A, 2: C}, [1]),
+        ("1,2", {1: C}, [0]),
+        (f"{C},{A}", {0: C, 1: A}, []),
+        ("GPU-bbbb", {0: C}, []),
+        ("1", {}, [0]),
+    ],
+)
+def test_a_gpu_that_is_lost_takes_no_other_with_it(
+    mask: str | None, expected: dict[int, str], broken: list[int]
+) -> None:
+    """It is left out, and the others keep their numbers."""
+    machine = three()
+    machine.gpus[1].fault = NVMLError_GpuIsLost("GPU is lost")
+    found = inventory({} if mask is None else {"CUDA_VISIBLE_DEVICES": mask}, nvml=machine)
+    assert {device.index: device.uuid for device in found.devices} == expected
+    assert found.broken == dict.fromkeys(broken, "GPU is lost")
+    assert found.reason == ("" if expected else "NVML says of gpu0: GPU is lost")
 
 
 def test_the_real_library_is_asked_where_none_is_given() -> None:

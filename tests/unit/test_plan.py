@@ -183,6 +183,17 @@ def test_contexts_per_gpu_without_a_gpu_is_told() -> None:
     assert make(configure(gpus="none", contexts_per_gpu=2, cpu_slots=2), machine()).warnings == []
 
 
+def test_a_gpu_that_is_lost_is_told() -> None:
+    """Where others are used: the models run on those."""
+    here = replace(machine(gpu(0), gpu(2)), broken={1: "GPU is lost"})
+    made = make(configure(contexts_per_gpu=1), here)
+    assert [slot.device for slot in made.models[0].slots] == ["gpu0", "gpu2"]
+    assert made.warnings == [
+        "gpu1 is left out, of which NVML says: GPU is lost; reset it (nvidia-smi --gpu-reset), or restart the machine"
+    ]
+    assert make(configure(gpus="none"), here).warnings == []
+
+
 def test_cpu_slots_alone_ask_for_the_cpu() -> None:
     """cpu_slots without gpus means the CPU, and says which GPUs lie idle for it."""
     made = make(configure(cpu_slots=2), machine(gpu(0), gpu(1)))

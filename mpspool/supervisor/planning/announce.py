@@ -133,7 +133,15 @@ def warnings(config: PoolConfig, drafts: Sequence[Draft], machine: Machine, mps:
     lines = [_few_cpusets(draft) for draft in drafts] + [_memory(gpu, drafts) for gpu in gpus_in_use(drafts)]
     lines += [_sharing(drafts, machine), without_mps(config, drafts, mps), _unused(drafts, machine)]
     lines += [_contexts_without_gpu(drafts), _open_host(config), _no_front(config)]
+    lines += _broken(machine) if gpus_in_use(drafts) else []
     return list(dict.fromkeys(line for line in lines if line))
+
+
+def _broken(machine: Machine) -> list[str]:
+    return [
+        f"gpu{index} is left out, of which NVML says: {error}; reset it (nvidia-smi --gpu-reset), or restart the machine"
+        for index, error in machine.broken.items()
+    ]
 
 
 def shares_warnings(config: PoolConfig, models: Sequence[ModelSettings], mps: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mpspool.core.errors import Problem
@@ -28,6 +28,7 @@ class Machine:
         survey: how all GPUs of the machine are set, visible or not; empty where none was looked at.
         no_gpu: why no GPU is visible; empty if unknown.
         external: where the MPS daemon is that somebody else runs; None where none is to be joined.
+        broken: why the driver does not give other GPUs, by index.
     """
 
     devices: Sequence[GpuDevice]
@@ -37,6 +38,7 @@ class Machine:
     no_gpu: str = ""
     survey: Survey = field(default_factory=Survey)
     external: Folders | None = None
+    broken: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def simulated(self) -> str:

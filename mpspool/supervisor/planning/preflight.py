@@ -138,6 +138,7 @@ def read_machine(config: PoolConfig, environ: Mapping[str, str]) -> Machine:
         mps_control=simulated_control_command() if config.simulate_gpus else control_command(environ),
         driver=found.driver,
         no_gpu=found.reason,
+        broken=found.broken,
         survey=survey(nvml=stand_in),
         external=external.look(external.folders(config.mps.pipe_directory, environ))
         if config.mps.mode == "external"
