@@ -120,6 +120,15 @@ def test_a_gpu_server_in_good_order_passes_every_check() -> None:
     assert set(examine.CHECKS) - set(shown) == {"driver_capabilities", "tls", "configuration"}
 
 
+def test_a_gpu_that_is_lost_is_warned_of() -> None:
+    """It is left out, and the others serve."""
+    facts = gpu_machine()
+    lost = one(replace(facts, machine=replace(facts.machine, broken={1: "GPU is lost"})), "gpu")
+    assert lost.status is Status.WARNING
+    assert lost.evidence == "gpu0 (NVIDIA H200, 139 GiB); left out: gpu1 (NVML says: GPU is lost)"
+    assert "nvidia-smi --gpu-reset" in lost.remedy
+
+
 def test_without_a_gpu_it_says_so_and_looks_at_the_rest() -> None:
     """One line on GPUs, none on MPS; what CPU slots need is checked."""
     findings = examine.examine(cpu_machine())

@@ -22,6 +22,10 @@ def visible(machine: Machine, uses: Sequence[GpuUse], host: Host) -> Finding:
     simulated = any(device.simulated for device in machine.devices)
     if uses:
         listed = ", ".join(f"{use.name} {_described(use)}" for use in uses)
+        if machine.broken:
+            lost = ", ".join(f"gpu{index} (NVML says: {error})" for index, error in machine.broken.items())
+            remedy = "reset it (nvidia-smi --gpu-reset), or restart the machine"
+            return Finding("gpu", Status.WARNING, f"{listed}; left out: {lost}", remedy, simulated=simulated)
         return Finding("gpu", Status.OK, listed, simulated=simulated)
     if machine.devices:
         there = ", ".join(f"{device_name(device)} {device.name}" for device in machine.devices)
