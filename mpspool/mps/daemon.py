@@ -144,11 +144,16 @@ class Daemon:
                 raise DaemonError(f"the control daemon ended by itself with status {status}")
             if ready:
                 continue
-            ready = self._control.answers()
-            if ready:
+            try:
+                self._control.server_list()
+            except ControlError as error:
+                if time.monotonic() > deadline:
+                    raise DaemonError(
+                        f"the control daemon does not answer in {_START_LIMIT_S:g} s: {error}"
+                    ) from error
+            else:
+                ready = True
                 _log.info("the control daemon answers", daemon=daemon.pid, pipe_dir=str(self._pipe))
-            elif time.monotonic() > deadline:
-                raise DaemonError(f"the control daemon does not answer in {_START_LIMIT_S:g} s")
 
     def _quit(self, daemon: subprocess.Popen[bytes]) -> None:
         if daemon.poll() is not None:
