@@ -27,6 +27,8 @@ class Endings(AbstractSet[WorkerId]):
         self._on_end = on_end
         self._tasks: dict[WorkerId, asyncio.Task[None]] = {}
         self._begun: dict[WorkerId, float] = {}
+        self._leaving: set[WorkerId] = set()
+        self._hastening: set[asyncio.Task[None]] = set()
 
     def __contains__(self, worker: object) -> bool:
         return worker in self._tasks
@@ -47,17 +49,25 @@ class Endings(AbstractSet[WorkerId]):
 
     def leave(self, workers: Iterable[WorkerId], reason: str, limit_s: float) -> None:
         """Has those go that are not wanted any more: they finish what they run first, for so long."""
-        self._begin(workers, reason, ladder.retiring(limit_s))
+        self._leaving.update(self._begin(workers, reason, ladder.retiring(limit_s)))
 
     def lost(self, workers: Iterable[WorkerId], reason: str) -> None:
-        """Ends those whose device, or MPS, has left them: soon, and all at once."""
-        self._begin(workers, f"ended: {reason}", ladder.LOST)
+        """Ends those whose device, or MPS, has left them: soon, and all at once; others wait for those that leave, too."""
+        gone = list(workers)
+        if late := self._leaving.intersection(gone):
+            self._leaving -= late
+            task = asyncio.create_task(self._workers.end(late, ladder.LOST))
+            self._hastening.add(task)
+            task.add_done_callback(self._hastening.discard)
+        self._begin(gone, f"ended: {reason}", ladder.LOST)
 
-    def _begin(self, workers: Iterable[WorkerId], words: str, steps: Ladder) -> None:
+    def _begin(self, workers: Iterable[WorkerId], words: str, steps: Ladder) -> list[WorkerId]:
+        """Returns those whose end was not under way."""
         if chosen := [worker for worker in workers if worker not in self._tasks]:
             task = asyncio.create_task(self._end(chosen, words, steps))
             self._tasks.update(dict.fromkeys(chosen, task))
             self._begun.update(dict.fromkeys(chosen, time.monotonic()))
+        return chosen
 
     async def _end(self, workers: list[WorkerId], words: str, steps: Ladder) -> None:
         try:
@@ -67,11 +77,12 @@ class Endings(AbstractSet[WorkerId]):
         finally:
             for worker in workers:
                 del self._tasks[worker], self._begun[worker]
+                self._leaving.discard(worker)
             self._on_end()
 
     async def close(self) -> None:
         """Breaks off what is under way."""
-        tasks = set(self._tasks.values())
+        tasks = {*self._tasks.values(), *self._hastening}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
