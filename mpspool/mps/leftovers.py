@@ -144,7 +144,8 @@ def end(pipe_dir: Path, control: Control) -> list[int]:
 
 def prepare_folder(path: Path) -> None:
     """Makes the folder ours alone (0700). Raises LeftoverError where it is something else."""
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(parents=True, mode=0o700)
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
         raise LeftoverError(

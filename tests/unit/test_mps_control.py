@@ -134,10 +134,15 @@ def test_only_daemons_and_servers_of_the_folder_are_leftovers(tmp_path: Path) ->
 
 
 def test_folder_of_others_is_refused(tmp_path: Path) -> None:
-    """A link in the pipe folder's place is not followed; an open folder is closed to others."""
+    """A link in the pipe folder's place is not followed, a file is no folder; an open folder is closed to others."""
     (tmp_path / "link").symlink_to(tmp_path)
     with pytest.raises(leftovers.LeftoverError, match="not a folder of user"):
         leftovers.prepare_folder(tmp_path / "link")
+    (tmp_path / "nowhere").symlink_to(tmp_path / "none")
+    (tmp_path / "file").touch()
+    for other in ("nowhere", "file"):
+        with pytest.raises(leftovers.LeftoverError, match="remove it or choose another run folder"):
+            leftovers.prepare_folder(tmp_path / other)
     (tmp_path / "open").mkdir(mode=0o755)
     leftovers.prepare_folder(tmp_path / "open")
     assert (tmp_path / "open").stat().st_mode & 0o777 == 0o700
