@@ -437,6 +437,22 @@ def test_a_model_whose_base_path_has_gone_can_be_unloaded(run: RunDir, base: Pat
         pool.go_through(story)
 
 
+@pytest.mark.parametrize("route", [{"labels": {"\udcf6": 1}}, {"metadata": [["x-name", "J\udcf6rg", 1]]}])
+def test_a_route_with_bytes_that_are_no_text_is_refused(
+    run: RunDir, base: Path, route: dict[str, Any]
+) -> None:
+    """As a terminal of another encoding gives them; nothing of it is kept, and the next one is recorded."""
+
+    async def story(pool: Watching) -> None:
+        await pool.serves(1)
+        answer = await pool.servables.set_route({"model": "m", "route": route})
+        assert "bytes that are no UTF-8" in answer["error"]
+        assert "error" not in await pool.servables.set_route({"model": "m", "route": {"labels": {"new": 1}}})
+
+    with watching(run, base) as pool:
+        pool.go_through(story)
+
+
 def test_nothing_is_ordered_of_a_model_that_leaves(run: RunDir, base: Path) -> None:
     """It says so; of one that there never was it names those that there are."""
 

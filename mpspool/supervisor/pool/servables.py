@@ -451,6 +451,10 @@ class Servables:
             return {"error": why}
         versions = self._versions[name]
         given = _route_of(request)
+        try:
+            msgspec.json.encode(given)
+        except UnicodeEncodeError:  # it could neither be recorded nor be told to the router
+            return {"error": "a label or metadata has bytes that are no UTF-8: leave them out"}
         route = given if request.get("reset") else versions.route.over(given)
         if why := versions.why_no_route(route.numbers()):
             return {"error": why}
