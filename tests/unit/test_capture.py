@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from mpspool.core.settings import ModelSettings, PoolSettings, RouterSettings, V
 from mpspool.core.states import VersionPhase
 from mpspool.router.capture import Capture
 from mpspool.supervisor import ask, lock, programs
-from mpspool.supervisor.capture import capture
+from mpspool.supervisor.capture import CaptureError, capture
 from mpspool.supervisor.pool.versions import RECORDS, ModelRecord, Records, Route, VersionRecord
 from mpspool.supervisor.version_folders import WARMUP_FILE
 from tests.conftest import short_dir
@@ -102,6 +103,18 @@ def test_a_file_holds_what_its_version_answered(
     assert capture(RunDir(tmp_path), "m", None, 9, 60, None) == f"{count} requests in {file}"
     assert file.read_bytes()
     assert [*folders[3 - number].iterdir()] == []
+
+
+def test_what_is_no_regular_file_stays_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device such as /dev/null would be replaced by the file, for all of the machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    model = ModelSettings(name="m", version=1, path=str(tmp_path), slots=[])
+    monkeypatch.setattr(ask, "model", lambda *_: model)
+    monkeypatch.setattr(control, "stream", lambda *_, **__: iter(()))
+    with pytest.raises(CaptureError, match="it is no regular file; give another --output"):
+        capture(RunDir(tmp_path), "m", None, 1, 1, pipe)
+    assert pipe.is_fifo()
 
 
 def test_the_version_that_answers_is_meant() -> None:
