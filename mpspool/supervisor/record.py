@@ -7,8 +7,8 @@ import json
 import time
 from collections import Counter
 from collections.abc import Generator
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import click
 
@@ -137,7 +137,7 @@ class _Trace:
         self.count = 0
         self.began_s = self.length_s = 0.0
         self._output = output
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._models: Counter[str] = Counter()
         self._dropped = 0
         self._simulated = ""
@@ -150,10 +150,23 @@ class _Trace:
         self._dropped, self._simulated = piece["dropped"], piece["simulated"]
         if requests := piece["requests"]:
             if self._file is None:
-                self._file = self._output.open("wb", buffering=0)  # a line is there as a whole, or not at all
-            self._file.write("".join(json.dumps(request) + "\n" for request in requests).encode())
-            self.count += len(requests)
-            self._models.update(request["model"] for request in requests)
+                self._file = self._output.open("wb", buffering=0)
+            self._write(self._file, requests)
+
+    def _write(self, file: FileIO, requests: list[Message]) -> None:
+        """A line is there as a whole, or not at all, also where the disk has room for a part. Raises OSError."""
+        text = "".join(json.dumps(request) + "\n" for request in requests).encode()
+        done = 0
+        try:
+            while done < len(text):
+                done += file.write(text[done:])
+        finally:
+            if part := done - (text.rfind(b"\n", 0, done) + 1):
+                with contextlib.suppress(OSError):
+                    file.truncate(file.tell() - part)
+            written = requests[: text.count(b"\n", 0, done)]
+            self.count += len(written)
+            self._models.update(request["model"] for request in written)
 
     def told(self, devices: str) -> str:
         """What was recorded, and how to play it: on devices as these options say."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import resource
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,19 @@ def test_a_full_disk_is_told(run: RunDir) -> None:
     done, _ = recorded(run, [piece(), piece(ROWS[0]), ENDED], Path("/dev/full"))
     assert done.exit_code == 1
     assert "no trace was written: cannot write '/dev/full': No space left on device" in done.stderr
+
+
+def test_a_disk_that_fills_up_leaves_whole_lines(run: RunDir, tmp_path: Path) -> None:
+    """What fits is in the trace and counted; of the line that does not, nothing is there."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    output = tmp_path / "t.jsonl"
+    room = sum(len(json.dumps(row)) + 1 for row in ROWS[:2]) + 10
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))
+    try:
+        done, _ = recorded(run, [piece(), piece(*ROWS), ENDED], output)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert done.exit_code == 1
+    assert "File too large: the trace ends there" in done.stderr
+    assert [json.loads(line) for line in output.read_text().splitlines()] == ROWS[:2]
+    assert "2 requests in " in done.stdout
