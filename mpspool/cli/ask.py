@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mpspool.cli.common import NOTHING_STARTED, SECONDS, examples, fail, main, run_dir_option, tls_options
+from mpspool.cli.common import (
+    NOTHING_STARTED,
+    SECONDS,
+    Seconds,
+    examples,
+    fail,
+    main,
+    run_dir_option,
+    tls_options,
+)
 from mpspool.core.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -194,7 +203,7 @@ def _interruptible() -> Iterator[None]:
 )
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, 1e6, min_open=True),
+    type=Seconds(0, 1e6, min_open=True),
     default=5.0,
     show_default=True,
     metavar="S",
@@ -203,7 +212,7 @@ def _interruptible() -> Iterator[None]:
 @click.option(
     "--warmup",
     "warmup_s",
-    type=click.FloatRange(0, 1e6),
+    type=Seconds(0, 1e6),
     default=1.0,
     show_default=True,
     metavar="S",
@@ -229,7 +238,7 @@ def _interruptible() -> Iterator[None]:
 @click.option(
     "--deadline",
     "deadline_s",
-    type=click.FloatRange(0, 1e6, min_open=True),
+    type=Seconds(0, 1e6, min_open=True),
     default=60.0,
     show_default=True,
     metavar="S",

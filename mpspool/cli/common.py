@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -19,8 +20,22 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 NOTHING_STARTED = 2
+# Thirty years: select(), sleep() and gRPC take no time without an end.
+_LONGEST_S = 1e9
+
+
+class Seconds(click.FloatRange):
+    """A length of time, within a range."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        found = super().convert(value, param, ctx)
+        if math.isnan(found):
+            self.fail(f"{value} is no time", param, ctx)
+        return min(found, _LONGEST_S)
+
+
 # How long to wait, of --timeout.
-SECONDS = click.FloatRange(min=0, min_open=True)
+SECONDS = Seconds(min=0, min_open=True)
 
 
 def as_run_dir(_context: click.Context, _parameter: click.Parameter, value: Path) -> RunDir:

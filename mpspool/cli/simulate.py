@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mpspool.cli.common import examples, fail, main, run_dir_option
+from mpspool.cli.common import Seconds, examples, fail, main, run_dir_option
 from mpspool.core.rundir import RunDir
 from mpspool.mps.simulated import FAULTS
 
@@ -44,7 +44,7 @@ def simulate() -> None:
     "--for",
     "seconds",
     metavar="SECONDS",
-    type=click.FloatRange(0, 1e9, min_open=True),
+    type=Seconds(0, 1e9, min_open=True),
     help="How long it hangs.",
 )
 def simulate_fault(run: RunDir, device: str, kind: str, worker: str | None, seconds: float | None) -> None:

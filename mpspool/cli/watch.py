@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from mpspool.cli.common import examples, fail, main, run_dir_option
+from mpspool.cli.common import Seconds, examples, fail, main, run_dir_option
 from mpspool.core.rundir import RunDir
 
 
@@ -49,7 +49,7 @@ def status(run: RunDir, as_json: bool) -> None:
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.1),
+    type=Seconds(min=0.1),
     default=1.0,
     show_default=True,
     metavar="S",

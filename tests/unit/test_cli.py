@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -711,6 +713,36 @@ def test_a_time_is_more_than_nothing(words: list[str]) -> None:
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 2
     assert "is not in the range x>0" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["wait", "--timeout", "nan"],
+        ["capture", "m", "--timeout", "nan"],
+        ["top", "--interval", "nan"],
+        ["bench", "--model", "m", "--deadline", "nan"],
+        ["simulate", "fault", "gpu0", "--kind", "daemon-hang", "--for", "nan"],
+    ],
+)
+def test_what_is_no_number_is_no_time(words: list[str]) -> None:
+    """Nothing would ever be later than that."""
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2
+    assert "nan is no time" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["inf", "1e300"])
+def test_a_time_without_an_end_can_be_waited_for(tmp_path: Path, text: str) -> None:
+    """A process that has no sooner end is waited for, by select()."""
+    run = RunDir(tmp_path)
+    with run.lock.open("w") as file, subprocess.Popen(["sleep", "60"], stdout=file) as process:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(f"{process.pid}\n")
+        file.flush()
+        done = CliRunner().invoke(main, ["stop", "--run-dir", str(tmp_path), "--timeout", text])
+    assert process.returncode == -signal.SIGTERM
+    assert "OverflowError" not in repr(done)
 
 
 @pytest.mark.parametrize(
