@@ -410,10 +410,12 @@ def _grpc_beside(run: RunDir, address: str) -> str:
 
 
 def _hint(run: RunDir, address: str, name: str, error: str) -> str:
-    """What the pool at that address knows of a model that its router does not find."""
+    """What the pool at that address knows of a model that its router does not find, or of its own certificate."""
     from mpspool.supervisor import ask
     from mpspool.supervisor.config.explain import nearest
 
+    if "CERTIFICATE_VERIFY_FAILED" in error:
+        return _renewed(run, address)
     if not error.startswith("NOT_FOUND"):
         return ""
     with contextlib.suppress(ask.NoPoolError):
@@ -427,6 +429,19 @@ def _hint(run: RunDir, address: str, name: str, error: str) -> str:
             f"; version {one['version']} is {one['state']}{': ' * bool(one['error'])}{one['error']}"
             for one in models[name]
         )
+    return ""
+
+
+def _renewed(run: RunDir, address: str) -> str:
+    """That the files of the pool at that address have another certificate by now than it has taken up."""
+    from mpspool.core import tls
+    from mpspool.supervisor import ask, report
+
+    with contextlib.suppress(ask.NoPoolError, tls.TlsError):
+        own = ask.grpc_tls(run) if address == ask.grpc_address(run) else None
+        if own and tls.read(own).digest != own.digest:
+            command = f"{report.program()} reload{report.elsewhere(str(run.root))}"
+            return f"; the pool's files have been renewed since it took them up: `{command}`"
     return ""
 
 

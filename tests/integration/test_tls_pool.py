@@ -167,6 +167,9 @@ def test_renewed_certificates(start_pool: PoolStarter, ca: Authority, folder: Pa
             assert cli("reload", "--run-dir", pool.run_dir).stdout == "nothing has changed\n"
             for _ in range(2):
                 secured.renew(ca.issue("server"))
+                done = predict(pool, "--run-dir", pool.run_dir)
+                assert "the pool's files have been renewed since it took them up: `" in done.stderr
+                assert f"reload --run-dir {pool.run_dir}`" in done.stderr
                 done = cli("reload", "--run-dir", pool.run_dir)
                 assert done.returncode == 0, done.stderr
                 assert done.stdout == "pool  tls holds at once\n"
