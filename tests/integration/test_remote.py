@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import fsspec
 import pytest
@@ -331,6 +332,16 @@ def test_a_name_that_leads_elsewhere_is_refused(
     assert "no name of a file in it" in cache.look().problem
     after = [path for path in sorted(tmp_path.rglob("*")) if cache.folder not in (path, *path.parents)]
     assert after == before
+
+
+def test_links_that_begin_with_a_dot_are_files(cache: Cached, remote: Path) -> None:
+    """As on the pages of some web servers."""
+    export(remote, 7)
+    for folder in (remote, *(path for path in remote.rglob("*") if path.is_dir())):
+        links = ["./", "../", *(f"./{quote(path.name)}{'/' * path.is_dir()}" for path in folder.iterdir())]
+        (folder / "index.html").write_text("".join(f'<a href="{link}">x</a>' for link in links))
+    assert cache.look() == Outcome([7])
+    assert contents(cache.folder / "7") == FILES
 
 
 def test_links_to_elsewhere_are_no_files(cache: Cached, remote: Path, web: WebServer) -> None:

@@ -134,6 +134,8 @@ class Store:
         except Exception as error:
             raise StoreError(f"{path} cannot be listed: {_words(error)}") from error
         self._beat()
+        if self._web:
+            entries = [_without_dot(entry, path) for entry in entries]
         found = {}
         for entry in entries:
             full = entry["name"]
@@ -171,6 +173,12 @@ def _version(name: str) -> int | None:
     if not is_number(name) or len(digits) > len(str(MAX_VERSION)) or int(digits) > MAX_VERSION:
         return None
     return int(digits)
+
+
+def _without_dot(entry: dict[str, Any], path: str) -> dict[str, Any]:
+    """As on a page that has its links without "./" before them."""
+    name = entry["name"].removeprefix(f"{path}/./")
+    return entry if name == entry["name"] else {**entry, "name": f"{path}/{name}"}
 
 
 def _leads_elsewhere(name: str) -> bool:
