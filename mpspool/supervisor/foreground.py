@@ -267,9 +267,20 @@ class _Foreground:
             self._say(f"reload: {self._reload_why or 'asked for by SIGHUP'}")
             self._reload_why = ""
             command = [sys.executable, "-P", "-m", "mpspool", "reload", "--run-dir", str(self._folder.root)]
-            self._reloader = subprocess.Popen(  # noqa: ASYNC220  it returns at once
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-            )
+            try:
+                self._reloader = subprocess.Popen(  # noqa: ASYNC220  it returns at once
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                )
+            except (
+                OSError
+            ) as error:  # no memory or processes, say, or another environment in the place of ours
+                self._say(f"reload: failed: {sys.executable} cannot be started: {error.strerror}")
+                continue
             output, _ = await asyncio.to_thread(self._reloader.communicate)
             for line in output.splitlines():
                 self._say(f"reload: {line}")

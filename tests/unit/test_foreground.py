@@ -1,7 +1,9 @@
-"""What keeps `mpspool start` from starting anything."""
+"""The process around supervisord, as far as it can be seen without one."""
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,25 +14,53 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings, RouterSettings
 from mpspool.mps.leftovers import LeftoverError
 from mpspool.supervisor import foreground, leftovers, lock
+from mpspool.supervisor.foreground import _Foreground
+from mpspool.supervisor.orders import Orders
+
+
+def settings_of(run: Path) -> PoolSettings:
+    fronts = {"run_dir": str(run), "host": "127.0.0.1", "grpc_port": 0, "rest_port": 0}
+    return PoolSettings(**fronts, mps="off", models=[], mps_daemons=[], router=RouterSettings(**fronts))
 
 
 def test_what_an_earlier_pool_left_and_nothing_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is said as any other reason, and the folder is let go of."""
-    config = PoolSettings(
-        run_dir=str(tmp_path),
-        host="localhost",
-        grpc_port=0,
-        rest_port=0,
-        mps="on",
-        models=[],
-        mps_daemons=[],
-        router=RouterSettings(run_dir=str(tmp_path), host="localhost", grpc_port=0, rest_port=0),
-    )
 
     def end(_run: RunDir) -> list[int]:
         raise LeftoverError("MPS processes [7] of /pipe do not end; the GPU may need a reset")
 
     monkeypatch.setattr(leftovers, "end", end)
     with pytest.raises(StartError, match="the GPU may need a reset"):
-        foreground.run(config, cast("Any", None), orders=cast("Any", None), say=print)
+        foreground.run(settings_of(tmp_path), cast("Any", None), orders=cast("Any", None), say=print)
     assert not lock.holder(RunDir(tmp_path))
+
+
+def test_a_reload_that_cannot_be_started_is_not_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told, as where Python has been taken away from under the pool; the next order is obeyed again."""
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+    async def story() -> list[str]:
+        said: list[str] = []
+        done = asyncio.Event()
+
+        def say(line: str) -> None:
+            said.append(line)
+            if "failed" in line:
+                done.set()
+
+        process = _Foreground(RunDir(tmp_path), settings_of(tmp_path), Orders(), say)
+        obeying = asyncio.create_task(process._reload_for_ever())
+        for _ in range(2):
+            done.clear()
+            process._reload.set()
+            await asyncio.wait(
+                [obeying, waiting := asyncio.create_task(done.wait())], return_when=asyncio.FIRST_COMPLETED
+            )
+            waiting.cancel()
+        obeying.cancel()
+        return said
+
+    failed = "reload: failed: /nowhere/python cannot be started: No such file or directory"
+    assert asyncio.run(story()) == 2 * ["reload: asked for by SIGHUP", failed]
