@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from mpspool.core import settings
-from mpspool.core.rundir import RunDir
+from mpspool.core.rundir import RunDir, write_file
 
 _FILE = "origin"
 _PREFIXES = ("MPSPOOL_", "CUDA_", "NVIDIA_")
@@ -66,9 +66,14 @@ def here(file: Path | None, flags: Mapping[str, Any], environ: Mapping[str, str]
 
 
 def save(run: RunDir, origin: Origin) -> None:
-    settings.save(run.settings_file(_FILE), origin)
+    """By the standard library, which has an escape for bytes of a path or variable that are no UTF-8."""
+    write_file(run.settings_file(_FILE), json.dumps(msgspec.to_builtins(origin), indent=1).encode())
 
 
 def load(run: RunDir) -> Origin:
     """Raises OSError, or msgspec.DecodeError."""
-    return settings.load(run.settings_file(_FILE), Origin)
+    content = run.settings_file(_FILE).read_bytes()
+    try:
+        return msgspec.convert(json.loads(content), Origin)
+    except ValueError as error:
+        raise msgspec.DecodeError(str(error)) from error
