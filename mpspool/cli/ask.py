@@ -104,7 +104,8 @@ def predict(
         raise click.UsageError(f"--metadata: {error}") from error
     parsed = _parsed("--input", document)
     asked = with_port(address) if address else _address(run)
-    if not asked.startswith("unix") and (port := asked.rpartition(":")[2]).isdecimal():
+    port = asked.rpartition(":")[2]
+    if not asked.startswith("unix") and (port.isdecimal() or not port):
         _check_port(port, asked)  # grpcio would take another instead
     try:
         outputs = client.predict(

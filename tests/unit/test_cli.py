@@ -171,7 +171,7 @@ def test_predict_refuses_what_is_no_json() -> None:
     assert "--input '{\"x\": [1, 2, 5]}'" in done.stderr
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:74036", "[::1]:0", "host:999999"])
+@pytest.mark.parametrize("address", ["127.0.0.1:74036", "[::1]:0", "host:999999", "host:"])
 def test_predict_refuses_what_is_no_port(address: str) -> None:
     done = CliRunner().invoke(main, ["predict", "half", "--input", "[1]", "--address", address])
     assert done.exit_code == 2
