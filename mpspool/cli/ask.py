@@ -138,7 +138,7 @@ def _parsed(option: str, document: str) -> Any:
     text = sys.stdin.read() if document == "-" else document
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         fail(f"{option} is no JSON ({error}); an example: {option} '{{\"x\": [1, 2, 5]}}'")
 
 

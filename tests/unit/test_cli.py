@@ -164,9 +164,10 @@ def test_logs_prints_one_process_or_all_and_lists_those_there_are(tmp_path: Path
     assert "router, worker.half@1.cpu0.0" in unknown.stderr
 
 
-def test_predict_refuses_what_is_no_json() -> None:
+@pytest.mark.parametrize("text", ["{x: 1}", "[" * 100_000], ids=["a name without quotes", "too deep"])
+def test_predict_refuses_what_is_no_json(text: str) -> None:
     """The error shows what would do."""
-    done = CliRunner().invoke(main, ["predict", "half", "--input", "{x: 1}"])
+    done = CliRunner().invoke(main, ["predict", "half", "--input", text])
     assert done.exit_code == 1
     assert "--input '{\"x\": [1, 2, 5]}'" in done.stderr
 
