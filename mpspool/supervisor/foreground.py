@@ -276,9 +276,9 @@ class _Foreground:
                     text=True,
                     errors="replace",
                 )
-            except (
-                OSError
-            ) as error:  # no memory or processes, say, or another environment in the place of ours
+            except OSError as error:
+                # No memory or processes, say, or another environment in the place of ours.
+                self._reload_failed = True
                 self._say(f"reload: failed: {sys.executable} cannot be started: {error.strerror}")
                 continue
             output, _ = await asyncio.to_thread(self._reloader.communicate)
