@@ -284,6 +284,8 @@ def test_more_slots_than_cpus_is_said() -> None:
     assert made.warnings == ["3 slots on 2 CPUs: they have to share; ask for fewer (cpu_slots)"]
     made = make(configure(contexts_per_gpu=3), machine(gpu(0), cpus=topology(2)))
     assert made.warnings[0] == "3 slots on 2 CPUs: they have to share; ask for fewer (contexts_per_gpu)"
+    made = make(configure(["a", "b", "c"], cpu_slots=1), machine(cpus=topology(2)))
+    assert made.warnings == ["3 slots on 2 CPUs: they have to share"]  # none can have fewer
 
 
 def test_a_share_of_one_cpu_is_widened_to_its_node() -> None:

@@ -57,6 +57,7 @@ def refused(tmp_path: Path, text: str, flags: dict[str, object] | None = None, *
 
 POLICY = """
 import sys
+import time
 
 text = "no policy"
 
@@ -78,6 +79,10 @@ def cheap(waiting):
     return waiting.cost_s + 1
 
 async def later(waiting):
+    return 1.0
+
+def slow(waiting):
+    time.sleep(0.05)
     return 1.0
 """
 
@@ -418,6 +423,10 @@ _INSTALL = "install it beside mpspool, or put its folder on PYTHONPATH"
         ("mine.inner.policy:none", "fails on a request for half@3: it returned nan, which"),
         ("mine.inner.policy:by_model", "fails on a request for half@3: KeyError: 'half';"),
         ("mine.inner.policy:cheap", "fails on a request for half@3: TypeError: unsupported operand type(s)"),
+        (
+            "mine.inner.policy:slow",
+            "ms for a request for half@3, and all requests wait for it meanwhile; mend it:",
+        ),
         ("mine.inner.policy:later", "fails on a request for half@3: TypeError: float() argument must be"),
         (
             "mine.inner.policy:Shortest",

@@ -2,7 +2,7 @@
 
     {"error": WHY, "" where it can}
 
-It is imported as the router imports it, and asked once for each MODEL@VERSION, of a request of which nothing is known.
+It is imported as the router imports it, and asked a few times for each MODEL@VERSION, of a request of which nothing is known.
 """
 
 from __future__ import annotations
@@ -20,6 +20,9 @@ from mpspool.router.scheduling import policy
 from mpspool.router.scheduling.entry import Entry
 
 _BYTES = 100
+# The least of so many calls: the first may import, and any may have to wait for a processor.
+_TIMES = 3
+_MOST_S = 0.01
 _WANTED = "name a function that takes a waiting request and returns a number"
 _MEND = (
     "mend it: cost_s is None while nothing like it has been answered, and deadline_s is 0 without a deadline"
@@ -44,10 +47,22 @@ def probe(reference: str, models: Sequence[str]) -> str:
         return f"{error}; {_WANTED}"
     assert isinstance(found, policy.Own)
     for model in models:
-        found(_sample(model))
+        took_s = min(_asked(found, model) for _ in range(_TIMES))
         if found.error:
             return f"{reference} fails on a request for {model}: {found.error}; {_MEND}"
+        if took_s > _MOST_S:
+            return (
+                f"{reference} takes {took_s * 1e3:.0f} ms for a request for {model}, and all requests wait for it meanwhile;"
+                " mend it: it is asked of each, and has to compute, not wait"
+            )
     return ""
+
+
+def _asked(found: policy.Policy, model: str) -> float:
+    """How long it takes, in seconds."""
+    begin_s = time.perf_counter()
+    found(_sample(model))
+    return time.perf_counter() - begin_s
 
 
 def _sample(model: str) -> Entry:

@@ -191,9 +191,10 @@ def _sharing(drafts: Sequence[Draft], machine: Machine) -> str:
     cpus = len(machine.topology.cpus)
     if len(places) <= cpus:
         return ""
-    fields = dict.fromkeys("cpu_slots" if place.gpu is None else "contexts_per_gpu" for place in places)
-    remedy = f"ask for fewer ({', '.join(fields)})"
-    return f"{len(places)} slots on {_count(cpus, 'CPU')}: they have to share; {remedy}"
+    several = [place for draft in sharing if len(draft.places) > 1 for place in draft.places]
+    fields = dict.fromkeys("cpu_slots" if place.gpu is None else "contexts_per_gpu" for place in several)
+    remedy = f"; ask for fewer ({', '.join(fields)})" if fields else ""
+    return f"{len(places)} slots on {_count(cpus, 'CPU')}: they have to share{remedy}"
 
 
 def _memory(gpu: GpuDevice, drafts: Sequence[Draft]) -> str:
