@@ -61,6 +61,12 @@ def processes_of(run_dir: Path) -> dict[int, str]:
     return found
 
 
+def running_first(folder: Path, code: str) -> dict[str, str]:
+    """What to add to the environment of Python processes that run this before anything of their own."""
+    (folder / "sitecustomize.py").write_text(code)
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
 class Pool:
     """`mpspool start` in the foreground, in a process group of its own.
 

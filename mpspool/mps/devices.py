@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+# What to do with a GPU that the driver cannot tell of.
+RESET = "reset it (nvidia-smi --gpu-reset), or restart the machine"
 SYSFS_PCI = Path("/sys/bus/pci/devices")
 _MIG = "MIG-"
 _GPU = "GPU-"
@@ -122,6 +124,9 @@ def _inventory(mask: str | None, nvml: Any, sysfs: Path) -> Inventory:
     errors = {gpu.uuid: error for gpu, _, error in found if error}
     seen = _seen_by_cuda(gpus, parts, mask)
     broken = {gpu.index: errors[gpu.uuid] for gpu in seen if gpu.uuid in errors}
+    if errors and mask is not None and mask[:1].isalpha() and len(seen) < len(mask.split(",")):
+        # The first UUID or MIG name that is nobody's may be that of one which does not say its name; CUDA takes none after it.
+        broken = {len(seen): next(iter(errors.values()))}
     devices = [gpu for gpu in seen if gpu.uuid not in errors]
     return Inventory(devices, "" if devices else _why_none(gpus, parts, mask, broken), driver, broken)
 

@@ -79,9 +79,9 @@ def _forget(file: Path) -> None:
 def _check(file: Path, *, own: bool) -> None:
     """Raises CaptureError for what cannot be written, before anybody waits for it."""
     remedy = "give --output FILE, and put it there yourself" if own else "give another --output"
-    if file.exists() and not file.is_file():  # which the file would take the place of
-        raise CaptureError(f"{file} cannot be written: it is no regular file; {remedy}")
     try:
+        if file.exists() and not file.is_file():  # which the file would take the place of
+            raise CaptureError(f"{file} cannot be written: it is no regular file; {remedy}")
         if own:
             file.parent.mkdir(exist_ok=True)
         probe = file.with_name(f".{file.name}.{os.getpid()}")

@@ -187,15 +187,18 @@ class _Foreground:
     async def _start(self) -> None:
         """Raises StartError where supervisord does not come up."""
         output = self._folder.logs / "supervisord.out"
-        with output.open("wb") as file:
-            self._child = subprocess.Popen(  # noqa: ASYNC220  nothing else runs yet
-                programs.supervisord_command(self._folder),
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509  no thread yet
-            )
+        try:
+            with output.open("wb") as file:
+                self._child = subprocess.Popen(  # noqa: ASYNC220  nothing else runs yet
+                    programs.supervisord_command(self._folder),
+                    stdin=subprocess.DEVNULL,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    preexec_fn=functools.partial(process.die_with_parent, os.getpid()),  # noqa: PLW1509  no thread yet
+                )
+        except OSError as error:
+            raise StartError([Problem("", f"supervisord cannot be started: {error}")]) from error
         end = time.monotonic() + _START_S
         while time.monotonic() < end and not self._died.is_set():
             with contextlib.suppress(SupervisordError):

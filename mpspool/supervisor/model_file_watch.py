@@ -59,10 +59,10 @@ class ModelFileWatch:
             self._seen = begun.watched, now
             self._again_s = now_s + max(_AGAIN_S, begun.poll_s)
             return f"{begun.watched} has changed"
-        if failed and now_s >= self._again_s:
+        due = now_s >= self._again_s
+        if failed and (due or self._again_s == math.inf):
             self._again_s = now_s + max(_AGAIN_S, begun.poll_s)
-            return f"{begun.watched} is tried again"
-        return ""
+        return f"{begun.watched} is tried again" if failed and due else ""
 
     def _origin(self) -> origin.Origin:
         with contextlib.suppress(OSError, msgspec.DecodeError):

@@ -8,10 +8,12 @@ import contextlib
 import sys
 from typing import TextIO
 
+from supervisor import loggers
+from supervisor.loggers import RotatingFileHandler
 from supervisor.supervisord import main
 
 
-class _Lossy:
+class Lossy:
     """A stream to which what cannot be written is lost."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -26,7 +28,19 @@ class _Lossy:
         """There is nothing left to flush."""
 
 
+class Rotating(RotatingFileHandler):  # type: ignore[misc]
+    """A log that begins anew where it cannot be put aside. Else the first line after that would end supervisord, or none be written any more."""
+
+    def doRollover(self) -> None:  # noqa: N802  supervisor's name
+        try:
+            super().doRollover()
+        except (OSError, ValueError):  # ValueError: it is closed already
+            self.closed = True  # by who failed to, if it was open
+            with contextlib.suppress(OSError):
+                self.reopen()
+
+
 if __name__ == "__main__":
-    sys.stdout = _Lossy(sys.stdout)
-    sys.stderr = _Lossy(sys.stderr)
+    loggers.RotatingFileHandler = Rotating
+    sys.stderr = Lossy(sys.stderr)
     main()

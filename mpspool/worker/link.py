@@ -25,7 +25,7 @@ BEAT_MS = 250
 _CONNECT_MS = 500
 # Plain integers: pyzmq's are enums, which cost more than the call.
 _NOBLOCK, _POLLIN, _EVENTS = int(zmq.NOBLOCK), int(zmq.POLLIN), int(zmq.EVENTS)
-# Leaving, it waits at most this many beats of silence for the router's Goodbye.
+# Leaving, it waits at most this many beats of silence for the router's Goodbye; a beat that a signal cuts short is not counted.
 _GOODBYE_BEATS = 8
 
 

@@ -21,7 +21,7 @@ from mpspool.core import control
 from mpspool.core.rundir import RunDir
 from tests.conftest import PoolStarter
 from tests.polling import until
-from tests.pool import CLI, ROOT, Load, Pool, cli, processes_of
+from tests.pool import CLI, ROOT, Load, Pool, cli, processes_of, running_first
 
 LoadStarter = Callable[..., Load]
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -118,12 +118,14 @@ def test_killing_the_top_ends_all(pool: Pool, load: LoadStarter, victim: str) ->
 
 @pytest.fixture
 def slow_to_execute(tmp_path: Path) -> dict[str, str]:
-    """The environment of a supervisord whose children wait half a second before they execute a worker's program."""
-    (tmp_path / "sitecustomize.py").write_text(
+    """The environment of a supervisord whose children execute no worker's program before they have had, and lost, a SIGTERM."""
+    return running_first(
+        tmp_path,
         """
 import sys
 
 if any(word.endswith("supervisord.conf") for word in sys.orig_argv):
+    import signal
     import time
 
     from supervisor.process import Subprocess
@@ -132,13 +134,15 @@ if any(word.endswith("supervisord.conf") for word in sys.orig_argv):
 
     def wait_and_become(self, *arguments):
         if self.config.name.startswith("worker"):
-            time.sleep(0.5)
+            lost = []
+            signal.signal(signal.SIGTERM, lambda *had: lost.append(had))
+            while not lost:
+                time.sleep(0.01)
         return become(self, *arguments)
 
     Subprocess._spawn_as_child = wait_and_become
-"""
+""",
     )
-    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
 
 
 @pytest.mark.parametrize("executed", [True, False], ids=["executed", "not executed yet"])
@@ -167,16 +171,16 @@ def test_sigterm_while_workers_load_ends_all_at_once(
 def killed_for_good(tmp_path: Path) -> tuple[Path, dict[str, str]]:
     """A file, and the environment of a pool process that ends as it begins while the file is there."""
     file = tmp_path / "gone"
-    (tmp_path / "sitecustomize.py").write_text(
+    return file, running_first(
+        tmp_path,
         f"""
 import os
 import sys
 
 if "mpspool.supervisor" in sys.orig_argv and os.path.exists({str(file)!r}):
     os._exit(1)
-"""
+""",
     )
-    return file, {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
 
 
 def test_sigterm_does_not_wait_for_a_pool_process_that_stays_away(

@@ -24,7 +24,7 @@ from mpspool.supervisor import versions_command
 from tests import models
 from tests.conftest import PoolStarter, short_dir
 from tests.polling import until
-from tests.pool import Load, Pool, cli, processes_of
+from tests.pool import Load, Pool, cli, processes_of, running_first
 from tests.reloading import File, alike, answered_by, ask, predict, refused, reload, status_of
 
 LoadStarter = Callable[..., Load]
@@ -82,7 +82,8 @@ def test_models_come_and_go(pool: Pool, file: File, load: LoadStarter) -> None:
 @pytest.fixture
 def slow_to_tell(tmp_path: Path) -> dict[str, str]:
     """The environment of a pool process that takes a second to tell its router anything new."""
-    (tmp_path / "sitecustomize.py").write_text(
+    return running_first(
+        tmp_path,
         """
 import sys
 
@@ -99,9 +100,8 @@ if "mpspool.supervisor" in sys.orig_argv:
         await tell(self, message)
 
     RouterLink.tell = wait_and_tell
-"""
+""",
     )
-    return {"PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
 
 
 def test_the_command_returns_when_the_router_has_been_told(
@@ -385,7 +385,8 @@ def test_the_pool_process_is_killed_in_the_middle(pool: Pool, file: File, load: 
 def test_one_that_was_overtaken_reads_again(pool: Pool, file: File, tmp_path: Path) -> None:
     """What a reload has read does not take the place of what has been written, and taken up, since."""
     read, go = tmp_path / "read", tmp_path / "go"
-    (tmp_path / "sitecustomize.py").write_text(
+    env = running_first(
+        tmp_path,
         f"""
 import sys
 
@@ -405,14 +406,11 @@ if "reload" in sys.orig_argv:
         return found
 
     reload_command._read = read_and_wait
-"""
+""",
     )
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     file.write({MODEL: {}, OTHER: {"cpu_slots": 1}})
     with ThreadPoolExecutor() as threads:
-        first = threads.submit(
-            cli, "reload", "--run-dir", pool.run_dir, env={**os.environ, "PYTHONPATH": path}
-        )
+        first = threads.submit(cli, "reload", "--run-dir", pool.run_dir, env={**os.environ, **env})
         try:
             until(read.exists, 20, "the first has read")
             file.write({MODEL: {}, "another": {"cpu_slots": 1}})

@@ -80,8 +80,11 @@ async def _fault_while_one_leaves(run: RunDir) -> None:
     gone.set()
     while endings:
         await asyncio.sleep(0)
-    endings.lost([FIRST], "its GPU has failed")
-    await endings.close()
+    before = len(ended)
+    endings.lost([FIRST], "its GPU has failed")  # the one that came in its place
+    while endings:
+        await asyncio.sleep(0)
+    assert ended[before:] == [({FIRST}, ladder.LOST)]
 
 
 def test_a_worker_that_leaves_does_not_keep_its_gpu_from_coming_back(tmp_path: Path) -> None:

@@ -60,6 +60,15 @@ def test_what_failed_is_tried_again_after_a_while(run: RunDir, file: Path) -> No
     assert not watching.look(31.0, failed=True)
 
 
+def test_a_reload_that_somebody_asked_for_and_failed_is_tried_again_too(run: RunDir, file: Path) -> None:
+    """Though the file has not changed."""
+    watching = watch(run, file)
+    assert not watching.look(0.0, failed=False)
+    assert not watching.look(100.0, failed=True)
+    assert not watching.look(129.0, failed=True)
+    assert watching.look(130.0, failed=True) == f"{file} is tried again"
+
+
 def test_nothing_is_looked_at_where_nobody_asked(run: RunDir, file: Path) -> None:
     """Not without an interval, nor once the pool has another configuration, nor before there is any."""
     assert not ModelFileWatch(run).look(0.0, failed=False)

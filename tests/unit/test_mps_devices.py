@@ -113,6 +113,8 @@ def test_no_device_is_no_error_and_has_a_reason(nvml: FakeNvml, mask: str | None
         (f"{C},{A}", {0: C, 1: A}, []),
         ("GPU-bbbb", {0: C}, []),
         ("1", {}, [0]),
+        (f"{A},{B},{C}", {0: A}, [1]),
+        (B, {}, [0]),
     ],
 )
 def test_a_gpu_that_is_lost_takes_no_other_with_it(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mpspool.mps import device_state
 from mpspool.mps.device_state import Survey
-from mpspool.mps.devices import VISIBLE
+from mpspool.mps.devices import RESET, VISIBLE
 from mpspool.supervisor.doctor.facts import GpuUse, Host, TensorFlow
 from mpspool.supervisor.doctor.finding import Finding, Status, Verdict, ok, per_gpu
 from mpspool.supervisor.planning.drafts import Machine, device_name
@@ -24,8 +24,7 @@ def visible(machine: Machine, uses: Sequence[GpuUse], host: Host) -> Finding:
         listed = ", ".join(f"{use.name} {_described(use)}" for use in uses)
         if machine.broken:
             lost = ", ".join(f"gpu{index} (NVML says: {error})" for index, error in machine.broken.items())
-            remedy = "reset it (nvidia-smi --gpu-reset), or restart the machine"
-            return Finding("gpu", Status.WARNING, f"{listed}; left out: {lost}", remedy, simulated=simulated)
+            return Finding("gpu", Status.WARNING, f"{listed}; left out: {lost}", RESET, simulated=simulated)
         return Finding("gpu", Status.OK, listed, simulated=simulated)
     if machine.devices:
         there = ", ".join(f"{device_name(device)} {device.name}" for device in machine.devices)
@@ -45,6 +44,8 @@ def _described(use: GpuUse) -> str:
 
 def _how_to_see_one(machine: Machine, host: Host) -> str:
     """Empty where nothing speaks for there being one."""
+    if machine.broken:
+        return RESET
     if machine.survey.gpus:
         hidden = VISIBLE in host.environ
         return f"unset {VISIBLE}, or have it name GPUs there are (nvidia-smi -L)" if hidden else ""

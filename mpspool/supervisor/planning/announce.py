@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 from mpspool.core.settings import ModelSettings, SlotSettings
-from mpspool.mps.devices import GpuDevice
+from mpspool.mps.devices import RESET, GpuDevice
 from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.config.sections import Shares
 from mpspool.supervisor.cpus import format_cpus
@@ -139,7 +139,7 @@ def warnings(config: PoolConfig, drafts: Sequence[Draft], machine: Machine, mps:
 
 def _broken(machine: Machine) -> list[str]:
     return [
-        f"gpu{index} is left out, of which NVML says: {error}; reset it (nvidia-smi --gpu-reset), or restart the machine"
+        f"gpu{index} is left out, of which NVML says: {error}; {RESET}"
         for index, error in machine.broken.items()
     ]
 

@@ -18,7 +18,7 @@ from mpspool.supervisor.pool.kept import Kept
 logger = log.get("pool")
 
 
-class _Kept(msgspec.Struct, frozen=True):
+class _Signatures(msgspec.Struct, frozen=True):
     """What the pool's successor reads: signatures, serialised, by model and number of the version."""
 
     models: dict[str, dict[int, bytes]] = {}
@@ -70,13 +70,13 @@ class Successions:
         models: dict[str, dict[int, bytes]] = {}
         for model, found in self._kept.items():
             models.setdefault(model.name, {})[model.version] = found
-        self._record.save(settings.readable(_Kept(models)))
+        self._record.save(settings.readable(_Signatures(models)))
 
     def _recall(self) -> dict[ModelVersion, bytes]:
         with contextlib.suppress(OSError, msgspec.DecodeError):
             return {
                 ModelVersion(name, number): found
-                for name, versions in settings.load(self._file, _Kept).models.items()
+                for name, versions in settings.load(self._file, _Signatures).models.items()
                 for number, found in versions.items()
             }
         return {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import glob
+import math
 import os
 import signal
 import time
@@ -30,7 +31,8 @@ logger = log.get("workers")
 
 # Two, so that a worker parses the next batch while its device runs this one.
 CREDITS = 2
-# How often a worker that stays is asked to leave.
+# How often a worker that stays is asked to leave: less often than it beats (worker/link.py), for it counts the beats
+# between in which it hears nothing, and goes after some.
 SAY_AGAIN_S = 0.5
 _UNHELD_S = 1.0
 _ASK_AGAIN_S = 1.0
@@ -91,6 +93,8 @@ class Workers:
         self._answered: dict[str, int] = {}
         self._ask_again_at: dict[str, float] = {}
         self._asking: dict[str, tuple[int, asyncio.Task[bool]]] = {}
+        # When what was said late was said, by pipe folder: after a while it counts no more.
+        self._heard_at: dict[str, float] = {}
         self._overrides = self._recall()
         self._gone: deque[str] = deque()
 
@@ -124,11 +128,12 @@ class Workers:
         return self._overrides.get(_place(worker), Override())
 
     def override(self, overrides: Mapping[WorkerId, Override]) -> None:
-        """Changes what their next generations get, also for a pool process after this one."""
+        """Changes what their next generations get, also for a pool process after this one. Raises OSError: nothing has changed."""
+        changed = dict(self._overrides)
         for worker, override in overrides.items():
-            known = self._overrides.get(_place(worker), Override())
-            self._overrides[_place(worker)] = override.upon(known)
-        settings.save(self._run.settings_file(_OVERRIDES), _Overrides(workers=self._overrides))
+            changed[_place(worker)] = override.upon(changed.get(_place(worker), Override()))
+        settings.save(self._run.settings_file(_OVERRIDES), _Overrides(workers=changed))
+        self._overrides = changed
 
     def _recall(self) -> dict[str, Override]:
         try:
@@ -363,16 +368,22 @@ class Workers:
             pid: of the process that stands for it: what was asked of another one does not count.
         """
         asked, asking = self._asking.get(daemon.pipe_dir, (pid, None))
-        if asking is None or (asking.done() and asked != pid):
+        is_old = time.monotonic() > self._heard_at.get(daemon.pipe_dir, math.inf) + _ASK_AGAIN_S
+        if asking is None or (asking.done() and (asked != pid or is_old)):
             asking = asyncio.create_task(asyncio.to_thread(Control.of(daemon, os.environ).answers))
             self._asking[daemon.pipe_dir] = pid, asking
+            self._heard_at.pop(daemon.pipe_dir, None)
             await asyncio.wait([asking], timeout=_ANSWER_S)
             if not asking.done():
-                asking.add_done_callback(lambda _: self._on_end())
+                asking.add_done_callback(lambda _: self._hear_late(daemon))
         if not asking.done():
             return None
         del self._asking[daemon.pipe_dir]
         return asking.result()
+
+    def _hear_late(self, daemon: MpsSettings) -> None:
+        self._heard_at[daemon.pipe_dir] = time.monotonic()
+        self._on_end()
 
     def _daemon(self, worker: WorkerId) -> MpsSettings | None:
         _, slot = self._places[worker]

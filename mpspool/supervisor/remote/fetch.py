@@ -8,7 +8,6 @@ A store that hangs, and a client library that takes memory or crashes, are this 
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import os
@@ -283,8 +282,7 @@ def _watch(asked: RemoteSettings) -> None:
     run = RunDir(Path(asked.run_dir))
 
     def say(problem: str) -> None:
-        with contextlib.suppress(OSError):
-            run.set_last_words(asked.program, problem)
+        run.set_last_words(asked.program, problem)
 
     def bark(why: str) -> None:
         logger.error("ending, to be started again", why=why)
