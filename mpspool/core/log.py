@@ -2,27 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import sys
-from typing import Any, TextIO
+from typing import Any
 
 import structlog
 
-
-class _Unbreakable:
-    """A stream whose reader may go away: what a process has to end in order must not fail for want of a log."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._stream.write(text)
-
-    def flush(self) -> None:
-        with contextlib.suppress(BrokenPipeError):
-            self._stream.flush()
+from mpspool.core.lossy import Lossy
 
 
 def configure(**context: Any) -> None:
@@ -39,7 +25,8 @@ def configure(**context: Any) -> None:
     structlog.configure(
         processors=[*processors, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(file=_Unbreakable(sys.stderr)),  # type: ignore[arg-type]
+        # Whoever reads it may go away.
+        logger_factory=structlog.WriteLoggerFactory(file=Lossy(sys.stderr, BrokenPipeError)),  # type: ignore[arg-type]
         cache_logger_on_first_use=True,
     )
     structlog.contextvars.bind_contextvars(**context)

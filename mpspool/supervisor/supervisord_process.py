@@ -6,26 +6,12 @@ and take all that runs with it.
 
 import contextlib
 import sys
-from typing import TextIO
 
 from supervisor import loggers
 from supervisor.loggers import RotatingFileHandler
 from supervisor.supervisord import main
 
-
-class Lossy:
-    """A stream to which what cannot be written is lost."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
-            self._stream.write(text)
-            self._stream.flush()
-
-    def flush(self) -> None:
-        """There is nothing left to flush."""
+from mpspool.core.lossy import Lossy
 
 
 class Rotating(RotatingFileHandler):  # type: ignore[misc]

@@ -188,12 +188,12 @@ def stray_labels(config: PoolConfig) -> list[str]:
             folders = version_folders(Path(model.base_path), os.listdir(model.base_path))
         except OSError:
             continue
-        meant = chosen(folders, model.version_policy)
+        if not folders:
+            continue
+        meant, policy = chosen(folders, model.version_policy), model.version_policy
         for label, number in model.version_labels.items():
-            if not folders:
-                continue
             if number in meant:
-                if not model.version_policy.all and not model.version_policy.specific:
+                if not policy.all and not policy.specific:
                     found.append(
                         f"{model.name}: version_labels has {label} stand for version {number}, which goes when newer ones come:"
                         f" requests with that label are refused then; a version_policy that names {number} keeps it"

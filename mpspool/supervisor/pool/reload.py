@@ -284,10 +284,8 @@ class Reload:
     async def _renew(self, worker: WorkerId) -> None:
         other = await self._have_stand_in(worker)
         wrong = self._why_given_up(other)
-        if worker in self._slots and not wrong:
-            wrong = await self._renewals.why_unready(worker)
-        if worker in self._slots and not wrong and self.stale(worker):
-            wrong = await self._renewals.renew(worker, _WORDS)
+        if not wrong:
+            _, wrong = await self._renewals.renew_where(worker, self.stale, _WORDS)
         if other is not None:
             self._standing_in.discard(other)
         if wrong and worker in self._slots:

@@ -110,22 +110,28 @@ class Renewals:
         if request.get("restart"):
             async with self.turn:
                 for worker in chosen:
-                    done, wrong = await self._renew_unlike(worker)
+                    renewed, wrong = await self.renew_where(worker, self._differs, _WORDS)
                     if worker not in self._slots:
                         continue  # its version is served no more, and whoever came in its place has these values
                     if wrong:
                         yield {"error": f"{worker} {wrong}; the workers after it were left as they are"}
                         return
-                    yield {done: self._shown(worker)}
+                    yield {"renewed" if renewed else "unchanged": self._shown(worker)}
 
-    async def _renew_unlike(self, worker: WorkerId) -> tuple[str, str]:
-        """Renews a worker that does not run with its values, if it is there. What was done, and why it was not."""
-        done, wrong = "unchanged", ""
-        if worker in self._slots:
-            wrong = await self.why_unready(worker)
-        if worker in self._slots and not wrong and self._differs(worker):
-            done, wrong = "renewed", await self.renew(worker, _WORDS)
-        return done, wrong
+    async def renew_where(
+        self, worker: WorkerId, differs: Callable[[WorkerId], bool], words: str
+    ) -> tuple[bool, str]:
+        """Renews a worker that has a slot and differs. Whether it had to be, and why it is not.
+
+        Args:
+            worker: which; its slot may have gone, and may go meanwhile.
+            differs: whether it does not run with its values, asked when it is READY.
+            words: why it leaves.
+        """
+        wrong = await self.why_unready(worker) if worker in self._slots else ""
+        if wrong or worker not in self._slots or not differs(worker):
+            return False, wrong
+        return True, await self.renew(worker, words)
 
     def _under_mps(self) -> list[WorkerId]:
         return [worker for worker in self._slots if self._workers.place(worker)[1].mps_pipe]

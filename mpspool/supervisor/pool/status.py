@@ -46,10 +46,13 @@ class Servable:
     def id(self) -> ModelVersion:
         return ModelVersion(self.settings.name, self.settings.version)
 
+    def model_labels(self) -> dict[str, int]:
+        """Its model's version labels, and the number that each stands for."""
+        return self.settings.labels | self.route.labels
+
     def labels(self) -> list[str]:
         """The version labels that stand for it."""
-        labels = self.settings.labels | self.route.labels
-        return [label for label, number in labels.items() if number == self.settings.version]
+        return [label for label, number in self.model_labels().items() if number == self.settings.version]
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +252,7 @@ def _pool_state(view: View, workers: Iterable[Status]) -> PoolState:
 
 def _with_labels(models: Sequence[Status], servables: Iterable[Servable]) -> list[Status]:
     """With the version labels of each that has some, and the number that each stands for."""
-    labels = {one.id.name: one.settings.labels | one.route.labels for one in servables}
+    labels = {one.id.name: one.model_labels() for one in servables}
     return [{**model, "labels": found} if (found := labels.get(model["name"])) else model for model in models]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import glob
 import math
 import os
@@ -68,6 +69,26 @@ class _Watched:
         self.signal(signal.SIGCONT)
 
 
+@dataclass(slots=True)
+class _Asked:
+    """Whether an MPS daemon answers, as it is being asked.
+
+    Attributes:
+        pid: of the process that stood for the daemon.
+        task: the asking.
+        heard_at: when it was over, where nobody has waited for that.
+    """
+
+    pid: int
+    task: asyncio.Task[bool]
+    heard_at: float = math.inf
+
+    def is_void(self, pid: int) -> bool:
+        """Whether what was said is of another process, or was said too long ago."""
+        is_old = time.monotonic() > self.heard_at + _ASK_AGAIN_S
+        return self.task.done() and (self.pid != pid or is_old)
+
+
 class Workers:
     """Performs what reconcile() and the slots decided.
 
@@ -92,9 +113,7 @@ class Workers:
         self._watched: dict[WorkerId, _Watched] = {}
         self._answered: dict[str, int] = {}
         self._ask_again_at: dict[str, float] = {}
-        self._asking: dict[str, tuple[int, asyncio.Task[bool]]] = {}
-        # When what was said late was said, by pipe folder: after a while it counts no more.
-        self._heard_at: dict[str, float] = {}
+        self._asking: dict[str, _Asked] = {}
         self._overrides = self._recall()
         self._gone: deque[str] = deque()
 
@@ -367,22 +386,20 @@ class Workers:
             daemon: which.
             pid: of the process that stands for it: what was asked of another one does not count.
         """
-        asked, asking = self._asking.get(daemon.pipe_dir, (pid, None))
-        is_old = time.monotonic() > self._heard_at.get(daemon.pipe_dir, math.inf) + _ASK_AGAIN_S
-        if asking is None or (asking.done() and (asked != pid or is_old)):
-            asking = asyncio.create_task(asyncio.to_thread(Control.of(daemon, os.environ).answers))
-            self._asking[daemon.pipe_dir] = pid, asking
-            self._heard_at.pop(daemon.pipe_dir, None)
-            await asyncio.wait([asking], timeout=_ANSWER_S)
-            if not asking.done():
-                asking.add_done_callback(lambda _: self._hear_late(daemon))
-        if not asking.done():
+        asked = self._asking.get(daemon.pipe_dir)
+        if asked is None or asked.is_void(pid):
+            task = asyncio.create_task(asyncio.to_thread(Control.of(daemon, os.environ).answers))
+            self._asking[daemon.pipe_dir] = asked = _Asked(pid, task)
+            await asyncio.wait([task], timeout=_ANSWER_S)
+            if not task.done():
+                task.add_done_callback(functools.partial(self._hear_late, asked))
+        if not asked.task.done():
             return None
         del self._asking[daemon.pipe_dir]
-        return asking.result()
+        return asked.task.result()
 
-    def _hear_late(self, daemon: MpsSettings) -> None:
-        self._heard_at[daemon.pipe_dir] = time.monotonic()
+    def _hear_late(self, asked: _Asked, _task: asyncio.Task[bool]) -> None:
+        asked.heard_at = time.monotonic()
         self._on_end()
 
     def _daemon(self, worker: WorkerId) -> MpsSettings | None:

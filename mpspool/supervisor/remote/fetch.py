@@ -280,9 +280,7 @@ def _tell(outcome: Outcome) -> None:
 
 def _watch(asked: RemoteSettings) -> None:
     run = RunDir(Path(asked.run_dir))
-
-    def say(problem: str) -> None:
-        run.set_last_words(asked.program, problem)
+    say = functools.partial(run.set_last_words, asked.program)
 
     def bark(why: str) -> None:
         logger.error("ending, to be started again", why=why)
