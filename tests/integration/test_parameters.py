@@ -153,6 +153,11 @@ def test_batch_timeout_micros(batched: LightPool) -> None:
     assert [run.shape for run in batched.runs("patient")] == [(8,)]
 
 
+def test_a_deadline_ends_batch_timeout_micros(batched: LightPool) -> None:
+    x = batched.values(1)
+    assert answer(batched.send("patient", x, timeout_s=3)) == half(x)
+
+
 def test_adaptive(batched: LightPool) -> None:
     """A batch that is not full goes at once where a worker is idle, whatever batch_timeout_micros says."""
     x = batched.values(1)

@@ -75,6 +75,49 @@ def test_a_batch_that_is_not_full_waits_for_the_timeout() -> None:
     assert rows(scheduler.dispatch(3 * MS)) == [2]
 
 
+def test_a_deadline_ends_the_wait_for_others() -> None:
+    """When half of what a request has to spare is over; the batch goes with all that are there, and the next has its own time."""
+    scheduler = make(batch_timeout_us=50_000)
+    for _ in range(2):
+        scheduler.costs.observe(MODEL, "", 0, 4_000, 1)
+    ask(scheduler)
+    assert scheduler.dispatch(0) == []
+    assert scheduler.look_again_ns(0) == 50 * MS
+    ask(scheduler, at_ns=MS, deadline_ns=MS + 24 * MS)
+    ask(scheduler, at_ns=2 * MS, deadline_ns=90 * MS)
+    assert scheduler.stirs
+    assert scheduler.dispatch(2 * MS) == []
+    assert scheduler.look_again_ns(2 * MS) == 11 * MS
+    assert scheduler.dispatch(11 * MS - 1) == []
+    (send,) = scheduler.dispatch(11 * MS)
+    assert rows([send]) == [3]
+    scheduler.finished(send.worker, send.dispatch)
+    ask(scheduler, at_ns=12 * MS)
+    assert scheduler.dispatch(61 * MS) == []
+    assert rows(scheduler.dispatch(62 * MS)) == [1]
+
+
+def test_what_a_full_batch_leaves_waits_by_its_own_deadlines() -> None:
+    scheduler = make(max_batch_size=2, batch_timeout_us=50_000)
+    ask(scheduler, deadline_ns=10 * MS)
+    ask(scheduler)
+    ask(scheduler, deadline_ns=40 * MS)
+    assert rows(scheduler.dispatch(0)) == [2]
+    scheduler.finished("w0", 1)
+    assert scheduler.dispatch(0) == []
+    assert scheduler.look_again_ns(0) == 20 * MS
+
+
+def test_a_deadline_ends_the_wait_where_clients_share_fairly() -> None:
+    scheduler = make()
+    scheduler.govern(MODEL, QueueRules(batching=BatchingSettings(batch_timeout_us=50_000), fair=True))
+    ask(scheduler, client="patient")
+    ask(scheduler, client="hurried", deadline_ns=6 * MS)
+    assert scheduler.dispatch(0) == []
+    assert scheduler.look_again_ns(0) == 3 * MS
+    assert rows(scheduler.dispatch(3 * MS)) == [2]
+
+
 def test_a_full_batch_does_not_wait() -> None:
     """And what is left over begins to wait when it arrived."""
     scheduler = make(workers=2, max_batch_size=4, batch_timeout_us=2_000)

@@ -86,7 +86,8 @@ def due_ns(line: Line, settings: BatchingSettings) -> int:
     """From when on a worker may take from this line; 0 for at once."""
     if not waits(settings) or line.rows >= settings.run_rows:
         return 0
-    return line.since_ns + settings.batch_timeout_us * 1000
+    due_ns = line.since_ns + settings.batch_timeout_us * 1000
+    return min(due_ns, line.until_ns) if line.until_ns else due_ns
 
 
 def spread(rows: int, part: int, whole_us: float | None, part_us: float | None) -> int:

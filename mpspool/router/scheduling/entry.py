@@ -98,6 +98,12 @@ class Entry:
         """0 for none."""
         return self.deadline_ns / 1e9
 
+    @property
+    def joins_until_ns(self) -> int:
+        """Till when one with a deadline waits for others that share its batch: for half of what it has to spare."""
+        spare_ns = self.deadline_ns - self.arrived_ns - int(self.sure_s * 1e9)
+        return self.arrived_ns + max(0, spare_ns // 2)
+
     def let_go(self) -> None:
         """It is over and no worker holds it."""
         self.body = b""

@@ -23,9 +23,10 @@ class Line:
         begun_by: the client of its first.
         count, rows: of those that wait and are still wanted.
         since_ns: no younger than the oldest of them, while they do not fill a batch.
+        until_ns: till when, at the latest, they wait for more, by their deadlines, while they do not fill a batch; 0 where none has one.
     """
 
-    __slots__ = ("_heap", "begun_by", "count", "kind", "long", "rows", "signature", "since_ns", "slow")
+    __slots__ = ("_heap", "begun_by", "count", "kind", "long", "rows", "signature", "since_ns", "slow", "until_ns")
 
     fair = False
 
@@ -38,6 +39,7 @@ class Line:
         self.count = 0
         self.rows = 0
         self.since_ns = 0
+        self.until_ns = 0
         self._heap: list[tuple[float, int, Entry]] = []
 
     def __iter__(self) -> Iterator[Entry]:
@@ -54,6 +56,10 @@ class Line:
     def _count_in(self, entry: Entry) -> None:
         if not self.count or entry.arrived_ns < self.since_ns:
             self.since_ns = entry.arrived_ns
+        if not self.count:
+            self.until_ns = 0
+        if entry.deadline_ns:
+            self.until_ns = min(self.until_ns or entry.deadline_ns, entry.joins_until_ns)
         self.count += 1
         self.rows += entry.rows
         entry.line = self
@@ -82,6 +88,7 @@ class Line:
         """Some have left: how long do the rest wait? Of no interest while they fill a batch."""
         if self.count and self.rows < full_rows:
             self.since_ns = min((entry.arrived_ns for entry in self), default=0)
+            self.until_ns = min((entry.joins_until_ns for entry in self if entry.deadline_ns), default=0)
 
 
 class FairLine(Line):

@@ -282,8 +282,10 @@ class Queue:
         settings = self.rules.batching
         if settings is None or line.rows - entry.rows >= settings.run_rows:
             return False
-        if batching.waits(settings) and line.since_ns == entry.arrived_ns:
-            return True  # it has waited elsewhere for longer than the others, and is due before them
+        if batching.waits(settings) and (
+            line.since_ns == entry.arrived_ns or (entry.deadline_ns and line.until_ns == entry.joins_until_ns)
+        ):
+            return True  # it is due before the others: it has waited elsewhere for longer, or has less time
         # With more rows a batch that waits for the slow lane may be taken in parts, which are not long.
         return line.rows >= settings.run_rows or (line.slow and not line.long)
 

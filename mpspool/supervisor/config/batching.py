@@ -66,7 +66,7 @@ class Parameters(Section):
     max_batch_size: Rows = MAX_BATCH_SIZE
     """Rows (dimension 0) of a batch, and of a request, at most."""
     batch_timeout_micros: Annotated[int, Field(ge=0, le=_INT64_MAX)] = 0
-    """Microseconds that a batch waits for more requests, from its first on, whatever their deadlines; 0 for only as long as all workers run."""
+    """Microseconds that a batch waits for more requests, from its first on, but none for more than half of what its deadline leaves it; 0 for only as long as all workers run."""
     max_enqueued_batches: Annotated[int, Field(ge=1, le=_INT32_MAX)] = MAX_ENQUEUED_BATCHES
     """Batches that may wait, per signature of a model version; a request that would begin one more is answered UNAVAILABLE."""
     num_batch_threads: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
