@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
@@ -25,7 +25,7 @@ class Wanted:
         opens: it takes requests, once it is AVAILABLE; not one that is loaded beside another, or leaves.
         leaves: it has taken requests, and takes no more.
         weight: its share of the requests that name no version, beside the other versions' of its model; 0 for none.
-        labels: version labels that stand for it.
+        labels: version labels of its model, and the number that each stands for, whether there is such a version or not.
         metadata: (key, value): requests that have one of these and name no version are for it.
     """
 
@@ -35,7 +35,7 @@ class Wanted:
     opens: bool = True
     leaves: bool = False
     weight: int = 0
-    labels: Sequence[str] = ()
+    labels: Mapping[str, int] = field(default_factory=dict)
     metadata: Sequence[tuple[str, str]] = ()
 
 
@@ -157,7 +157,7 @@ class Models:
             self.count(model, version.workers, version.ready)
             if wanted.weight:
                 weights.setdefault(model.name, {})[model] = wanted.weight
-            self._labels |= {(model.name, label): model.version for label in wanted.labels}
+            self._labels |= {(model.name, label): number for label, number in wanted.labels.items()}
             for key, value in wanted.metadata:
                 self._rules.setdefault(model.name, []).append((key.lower(), value, version))
         self._route(weights)

@@ -49,7 +49,7 @@ MODEL = {
     "phase": "SERVING",
     "opens": True,
     "weight": 1,
-    "labels": [],
+    "labels": {},
     "metadata": [],
 }
 

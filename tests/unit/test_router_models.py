@@ -121,13 +121,19 @@ def test_requests_are_told_apart_by_metadata() -> None:
 
 
 def test_labels() -> None:
-    """A label stands for its version while that takes requests."""
+    """A label stands for its version, and goes on to when that takes no requests, or is there no more."""
     models = table(V1, V2)
     models.count(V1, 1, 1)
     models.count(V2, 1, 0)
-    models.want({V1: Wanted(labels=["stable", "old"]), V2: Wanted(labels=["canary"])})
+    labels = {"stable": 1, "canary": 2, "gone": 7}
+    models.want({V1: Wanted(labels=labels), V2: Wanted(labels=labels)})
     assert models.resolve("m", None, "stable").model == V1
-    assert refusal(models, "m", None, "canary").code is Code.NOT_FOUND
+    for label, number in (("canary", 2), ("gone", 7)):
+        refused = refusal(models, "m", None, label)
+        assert (refused.code, refused.message) == (
+            Code.NOT_FOUND,
+            f"Servable not found for request: Specific(m, {number})",
+        )
     assert refusal(models, "o", None, "stable").code is Code.INVALID_ARGUMENT
 
 

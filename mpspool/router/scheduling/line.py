@@ -26,7 +26,18 @@ class Line:
         until_ns: till when, at the latest, they wait for more, by their deadlines, while they do not fill a batch; 0 where none has one.
     """
 
-    __slots__ = ("_heap", "begun_by", "count", "kind", "long", "rows", "signature", "since_ns", "slow", "until_ns")
+    __slots__ = (
+        "_heap",
+        "begun_by",
+        "count",
+        "kind",
+        "long",
+        "rows",
+        "signature",
+        "since_ns",
+        "slow",
+        "until_ns",
+    )
 
     fair = False
 

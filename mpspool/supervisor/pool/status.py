@@ -50,10 +50,6 @@ class Servable:
         """Its model's version labels, and the number that each stands for."""
         return self.settings.labels | self.route.labels
 
-    def labels(self) -> list[str]:
-        """The version labels that stand for it."""
-        return [label for label, number in self.model_labels().items() if number == self.settings.version]
-
 
 @dataclass(frozen=True, slots=True)
 class View:
@@ -156,7 +152,7 @@ def for_router(
             "proved": servable.opens and servable.id in proved,
             "opens": servable.opens,
             "weight": servable.weight,
-            "labels": servable.labels(),
+            "labels": servable.model_labels(),
             "metadata": [rule[:2] for rule in servable.route.metadata if rule[2] == servable.id.version],
             "hang_timeout_s": servable.settings.hang_timeout_s,
             "batching": msgspec.to_builtins(servable.settings.batching),
