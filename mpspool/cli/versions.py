@@ -159,7 +159,10 @@ def load(run: RunDir, model: str, timeout: float) -> None:
     """
     from mpspool.supervisor import versions_command as versions
 
-    _say_version(lambda: versions.load(run, *versions.parse(model), timeout))
+    name, number = versions.parse(model)
+    _say_version(lambda: versions.load(run, name, number, timeout))
+    if number is not None:
+        _say_till_when()
 
 
 @main.command(
@@ -179,6 +182,7 @@ def unload(run: RunDir, model: str, timeout: float) -> None:
     from mpspool.supervisor import versions_command as versions
 
     _say_version(lambda: versions.unload(run, *versions.parse(model), timeout))
+    _say_till_when()
 
 
 @main.command(
@@ -198,6 +202,7 @@ def rollback(run: RunDir, name: str, timeout: float) -> None:
     from mpspool.supervisor import versions_command as versions
 
     _say_version(lambda: versions.rollback(run, name, timeout))
+    _say_till_when()
 
 
 @main.command(
@@ -231,6 +236,10 @@ def route(
     from mpspool.supervisor import versions_command as versions
 
     _say_version(lambda: versions.route(run, name, weights, labels, metadata))
+
+
+def _say_till_when() -> None:
+    click.echo("this holds until the pool ends; then what version_policy says holds again", err=True)
 
 
 def _say_version(order: Callable[[], str]) -> None:

@@ -704,6 +704,7 @@ def test_back_and_forward_by_hand(pool: Pool, base: Path, load: LoadStarter) -> 
     def order(*words: object) -> str:
         done = cli(*words, "--run-dir", pool.run_dir)
         assert done.returncode == 0, done.stderr
+        assert "holds until the pool ends" in done.stderr
         return done.stdout.strip()
 
     assert order("rollback", MODEL) == f"{MODEL}@{old} AVAILABLE"
