@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import faulthandler
 import functools
 import gc
 import signal
@@ -220,6 +221,8 @@ async def serve(config: RouterSettings) -> None:
 def main(settings_file: str) -> int:
     """`python -m mpspool.router SETTINGS`."""
     log.configure(process="router")
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)
     settle_memory()
     config = settings.load(Path(settings_file), RouterSettings)
     try:

@@ -116,6 +116,20 @@ def test_killed_router_is_replaced_and_workers_rejoin(pool: Pool, load: LoadStar
     until(lambda: each_runs_once(pool), 20, "each process once")
 
 
+def test_stopped_router_goes_on(pool: Pool, load: LoadStarter) -> None:
+    """Kill -STOP the router: after 10 s its stack is in its log, and it goes on with all that it has."""
+    log = pool.run_dir / "logs" / "router.log"
+    running = load(pool, "half_plus_two", "--timeout", 60)
+    pool.serves_on()
+    router = pool.process_pid("router")
+    os.kill(router, signal.SIGSTOP)
+    until(lambda: "the router goes on" in [event["event"] for event in pool.events("pool")], 30)
+    assert "most recent call first" in log.read_text(), "no stack dump in the log"
+    pool.serves_on()
+    running.end_clean()
+    assert pool.process_pid("router") == router
+
+
 def test_killed_nursery_costs_nothing(pool: Pool, load: LoadStarter) -> None:
     """Kill -9 of what the workers were forked from: they serve on, and a worker killed later comes back."""
     if "nursery" not in {item["name"] for item in pool.status()["processes"]}:

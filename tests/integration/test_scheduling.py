@@ -109,6 +109,34 @@ def test_a_policy_that_fails_in_the_router_is_seen(
         assert failures in metrics.read().decode()
 
 
+def test_a_policy_that_never_returns(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Nor does the router, then: its stack is in its log, and another one serves with the same worker."""
+    stuck = tmp_path / "stuck"
+    (tmp_path / "mine.py").write_text(
+        "import os, time\n\ndef stuck(waiting):\n"
+        f"    while os.path.exists({str(stuck)!r}):\n        time.sleep(1)\n    return 0\n"
+    )
+    model = f"half_plus_two={model_dir('half_plus_two')}"
+    pool = start_pool(
+        "--model", model, "--cpu-slots", 1, "--policy", "mine:stuck", env={"PYTHONPATH": str(tmp_path)}
+    ).wait()
+    before, router = pool.workers(), pool.process_pid("router")
+    stuck.touch()
+    with grpc.insecure_channel(pool.address) as channel:
+        call = channel.unary_unary(PREDICT).future(request(), timeout=60)
+        with pytest.raises(grpc.RpcError) as lost:
+            call.result()
+    assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
+    stuck.unlink()
+    until(lambda: pool.process_pid("router") not in (0, router) and pool.all_ready(), 30, "another router")
+    assert 'mine.py", line' in (pool.run_dir / "logs" / "router.log").read_text()
+    assert [worker["pid"] for worker in pool.workers().values()] == [w["pid"] for w in before.values()]
+    with grpc.insecure_channel(pool.address) as channel:
+        channel.unary_unary(PREDICT)(request(), timeout=30)
+
+
 def test_a_policy_that_is_not_there_starts_nothing(model_dir: Callable[[str], Path], tmp_path: Path) -> None:
     """And the error says what was looked for and what there is."""
     model = f"half_plus_two={model_dir('half_plus_two')}"

@@ -33,6 +33,7 @@ from mpspool.supervisor.pool.kept import Kept
 from mpspool.supervisor.pool.reload import Reload, digest, former_places, reload_with
 from mpspool.supervisor.pool.renewals import Renewals
 from mpspool.supervisor.pool.router_link import RouterLink
+from mpspool.supervisor.pool.router_watch import RouterWatch
 from mpspool.supervisor.pool.servables import Places, Servables
 from mpspool.supervisor.pool.slots import GiveUp, Slot, SlotRecord, StartAt
 from mpspool.supervisor.pool.successions import Successions
@@ -104,6 +105,7 @@ class Pool:
         self._place(records)
         self._processes: dict[str, ProcessInfo] = {}
         self._router = RouterLink(self._run, self._on_snapshot, self._look)
+        self._router_watch = RouterWatch(self._run, self._router_pid, lambda: self._router.heard_at)
         self._successions = Successions(
             self._servables.settings, self._router.signatures, self._run.settings_file(_SIGNATURES)
         )
@@ -158,6 +160,7 @@ class Pool:
         await control.start()
         self._weights.listen()
         tasks = [asyncio.create_task(self._reconcile_for_ever()), asyncio.create_task(self._router.follow())]
+        tasks.append(asyncio.create_task(self._router_watch.watch_for_ever()))
         tasks.append(asyncio.create_task(self._gpus.watch_for_ever()))
         tasks.append(asyncio.create_task(self._servables.watch_for_ever()))
         renewing = asyncio.create_task(self._renew())
@@ -283,7 +286,7 @@ class Pool:
             if slot.due is not None and self._gpus.lost(worker.device):
                 slot.due = time.monotonic()  # there is nothing to wait for
         for worker, slot in self._slots.items():
-            if slot.state is SlotState.OCCUPIED and self._processes_pid(worker) == slot.pid:
+            if slot.state is SlotState.OCCUPIED and self._processes_pid(worker.program) == slot.pid:
                 self._workers.watch(worker, slot.pid)
         moved = not self._stopping and await self._step()
         unwanted = self._unwanted()
@@ -470,9 +473,13 @@ class Pool:
         mine = [worker for worker in self._slots if worker.model_version == model]
         return [pid for pid in map(self._pid, mine) if pid]
 
-    def _processes_pid(self, worker: WorkerId) -> int:
-        found = self._processes.get(worker.program)
+    def _processes_pid(self, program: str) -> int:
+        found = self._processes.get(program)
         return found.pid if found else 0
+
+    def _router_pid(self) -> int:
+        """0 too where nothing is expected of it any more."""
+        return 0 if self._stopping else self._processes_pid(programs.ROUTER)
 
     async def _perform(self, action: reconcile.Action) -> bool:
         """False for what cannot be done yet."""

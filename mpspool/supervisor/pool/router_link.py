@@ -39,6 +39,7 @@ class RouterLink:
 
     Attributes:
         snapshot: the last one; None while the router is not there.
+        heard_at: when it said something last, by time.monotonic(); 0 before.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class RouterLink:
         self._take = take
         self._look = look
         self.snapshot: Message | None = None
-        self._heard_at = self._heard_since = 0.0
+        self.heard_at = self._heard_since = 0.0
         self._told: Message | None = None
         self._settled = asyncio.Event()
 
@@ -74,7 +75,7 @@ class RouterLink:
         new = self.snapshot is None
         if self.heard_since() is None:
             self._heard_since = time.monotonic()
-        self._heard_at = time.monotonic()
+        self.heard_at = time.monotonic()
         self.snapshot = snapshot
         self._take(after, new)
         self._settled.set()
@@ -83,7 +84,7 @@ class RouterLink:
 
     def heard_since(self) -> float | None:
         """Since when without a break, on its side or on ours, by time.monotonic(); None while it is silent."""
-        silent = self.snapshot is None or time.monotonic() - self._heard_at > _BREAK_S
+        silent = self.snapshot is None or time.monotonic() - self.heard_at > _BREAK_S
         return None if silent else self._heard_since
 
     def reports(self) -> Mapping[str, WorkerReport]:

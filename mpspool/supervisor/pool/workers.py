@@ -23,7 +23,7 @@ from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import ModelSettings, MpsSettings, PoolSettings, SlotSettings, WorkerSettings
 from mpspool.mps.control import Control, ControlError, NotAnsweringError
 from mpspool.supervisor import programs, shares
-from mpspool.supervisor.pool import ladder
+from mpspool.supervisor.pool import ladder, signals
 from mpspool.supervisor.pool.ladder import Ladder, Rung, Step
 from mpspool.supervisor.shares import Override
 from mpspool.supervisor.supervisord import ProcessInfo, Supervisord, SupervisordError
@@ -42,7 +42,6 @@ _ANSWER_S = 0.5
 _OVERRIDES = "overrides"
 # Of programs that were removed, those whose logs are kept.
 _KEPT_LOGS = 50
-_POLL_S = 0.02
 
 
 class _Overrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +60,7 @@ class _Watched:
 
     def signal(self, signum: signal.Signals) -> None:
         """A launcher relays all but SIGKILL and SIGSTOP."""
-        _signal(self.pidfd, signum)
+        signals.send(self.pidfd, signum)
 
     def ask_to_leave(self) -> None:
         """SIGTERM; and a stopped one must wake up to leave."""
@@ -315,7 +314,7 @@ class Workers:
     async def _end(self, workers: list[tuple[WorkerId, _Watched]], steps: Ladder) -> None:
         """Takes those that are still there from step to step."""
         # Held before anything ends: afterwards the slot's lock may be its next generation's.
-        forked = {worker: _open(self.pid(worker)) for worker, _ in workers}
+        forked = {worker: signals.hold(self.pid(worker)) for worker, _ in workers}
         try:
             for number, rung in enumerate(steps):
                 late = [(worker, held) for worker, held in workers if not held.gone.is_set()]
@@ -337,24 +336,20 @@ class Workers:
             case Step.LEAVE:
                 await _leave([held for _, held in workers], rung.limit_s)
             case Step.DUMP:
-                await asyncio.gather(*(self._dump(worker, held, rung.limit_s) for worker, held in workers))
+                dumps = [
+                    signals.dump(held.pidfd, self._run.log_file(worker.program), held.gone, rung.limit_s)
+                    for worker, held in workers
+                ]
+                await asyncio.gather(*dumps)
             case Step.CUT_OFF:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(rung.limit_s):
                         await self._cut_off([worker for worker, _ in workers])
             case Step.KILL:
                 for worker, held in workers:
-                    _signal(forked[worker], signal.SIGKILL)
+                    signals.send(forked[worker], signal.SIGKILL)
                     held.signal(signal.SIGKILL)
                 await _gone([held for _, held in workers], rung.limit_s)
-
-    async def _dump(self, worker: WorkerId, held: _Watched, limit_s: float) -> None:
-        """A stack dump into its log, if it can still give one."""
-        file = self._run.log_file(worker.program)
-        before = _size(file)
-        held.signal(signal.SIGUSR1)
-        held.signal(signal.SIGCONT)
-        await _grown(file, before, held.gone, limit_s)
 
     async def mps_answers(self, worker: WorkerId, processes: Mapping[str, ProcessInfo]) -> bool:
         """Whether the worker's MPS daemon takes clients: CUDA would run without MPS, and not say so.
@@ -427,20 +422,6 @@ def _place(worker: WorkerId) -> str:
     return f"{worker.model}.{worker.device}.{worker.slot}"
 
 
-def _open(pid: int) -> int:
-    """A pidfd of what a launcher stands for, -1 where there is none."""
-    try:
-        return os.pidfd_open(pid) if pid > 0 else -1
-    except ProcessLookupError:
-        return -1
-
-
-def _signal(pidfd: int, signum: signal.Signals) -> None:
-    if pidfd >= 0:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(pidfd, signum)
-
-
 def _terminate_clients(control: Control, pids: set[int]) -> None:
     """Raises ControlError for the last that was not ended; all were tried."""
     failed: ControlError | None = None
@@ -472,24 +453,6 @@ async def _gone(workers: Iterable[_Watched], timeout_s: float) -> None:
         async with asyncio.timeout(timeout_s):
             for worker in workers:
                 await worker.gone.wait()
-
-
-async def _grown(file: Path, before: int, gone: asyncio.Event, limit_s: float) -> None:
-    """Waits until something was added to the file and nothing more comes."""
-    end = time.monotonic() + limit_s
-    size = before
-    while time.monotonic() < end and not gone.is_set():
-        await asyncio.sleep(_POLL_S * 2)
-        last, size = size, _size(file)
-        if before < size == last:
-            return
-
-
-def _size(file: Path) -> int:
-    try:
-        return file.stat().st_size
-    except OSError:
-        return 0
 
 
 def _content(file: Path) -> bytes:
