@@ -13,6 +13,8 @@ from mpspool.core.states import ModelVersionState
 from mpspool.supervisor import ask
 
 _ANSWER_S = 30.0
+# Of a 64-bit number.
+_MOST_DIGITS = 19
 _POLL_S = 0.1
 _COMING = {ModelVersionState.LOADING.name, ModelVersionState.AVAILABLE.name}
 # gRPC's, of what is no binary value.
@@ -29,7 +31,7 @@ class VersionError(Exception):
 def parse(text: str) -> tuple[str, int | None]:
     """NAME or NAME@VERSION. A name may have an @ of its own, where no number follows it, and that is how it is understood."""
     name, at, number = text.rpartition("@")
-    return (name, int(number)) if at and name and number.isdecimal() else (text, None)
+    return (name, int(number)) if at and name and _is_number(number) else (text, None)
 
 
 def load(run: RunDir, name: str, version: int | None, timeout_s: float) -> str:
@@ -112,9 +114,13 @@ def route(run: RunDir, name: str, weights: str | None, labels: Sequence[str], me
     return "\n".join(lines)
 
 
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
 def _weights(text: str) -> dict[int, int]:
     pairs = [item.partition("=") for item in text.split(",")]
-    if not all(number.strip().isdecimal() and share.strip().isdecimal() for number, _, share in pairs):
+    if not all(_is_number(number.strip()) and _is_number(share.strip()) for number, _, share in pairs):
         raise VersionError(f"{text!r} is no route; write VERSION=WEIGHT,..., such as 7=90,8=10, or latest")
     numbers = [int(number) for number, _, _ in pairs]
     if twice := next((number for number in numbers if numbers.count(number) > 1), None):
@@ -127,7 +133,7 @@ def _weights(text: str) -> dict[int, int]:
 
 def _label(text: str) -> tuple[str, int]:
     label, _, number = text.rpartition("=")
-    if not label or not number.isdecimal():
+    if not label or not _is_number(number):
         raise VersionError(f"--label {text!r}: write LABEL=VERSION, such as canary=8")
     return label, int(number)
 
@@ -135,7 +141,7 @@ def _label(text: str) -> tuple[str, int]:
 def _rule(text: str) -> tuple[str, str, int]:
     rule, _, number = text.rpartition(":")
     key, _, value = rule.partition("=")
-    if not key or not value or not number.isdecimal():
+    if not key or not value or not _is_number(number):
         raise VersionError(f"--metadata {text!r}: write KEY=VALUE:VERSION, such as x-canary=yes:8")
     if not _KEY.fullmatch(key.lower()):
         raise VersionError(f"--metadata {text!r}: a key of metadata has letters, digits, - _ and . only")

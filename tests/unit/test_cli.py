@@ -753,6 +753,8 @@ def test_a_time_without_an_end_can_be_waited_for(tmp_path: Path, text: str) -> N
         (["--metadata", "X Canary=yes:1"], "a key of metadata has letters, digits, - _ and . only"),
         (["--metadata", "x-bin=yes:1"], "a key of metadata has letters, digits, - _ and . only"),
         (["7"], "is no route"),
+        ([f"{'9' * 5000}=1"], "is no route"),
+        (["--label", f"stable={'9' * 5000}"], "write LABEL=VERSION"),
     ],
 )
 def test_a_route_that_is_none(words: list[str], why: str) -> None:

@@ -39,3 +39,17 @@ def test_a_version_that_is_loaded_again_is_waited_for(
     """What is on its way out goes before it comes back."""
     after_order(monkeypatch, {5: "UNLOADING"}, {}, {5: "LOADING"}, {5: "AVAILABLE"})
     assert versions_command.load(RunDir(tmp_path), "m", None, 60) == "m@5 AVAILABLE"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("m@7", ("m", 7)),
+        ("m", ("m", None)),
+        ("a@b", ("a@b", None)),
+        ("m@" + 5000 * "9", ("m@" + 5000 * "9", None)),
+    ],
+)
+def test_a_number_follows_the_name(text: str, found: tuple[str, int | None]) -> None:
+    """Or what looks like one is of the name."""
+    assert versions_command.parse(text) == found
