@@ -20,7 +20,7 @@ METHOD = "HandleReloadConfigRequest"
 _PLATFORM = "tensorflow"
 _POLL_S = 0.1
 # A pool process that begins again, or was killed, is back by then, on a busy machine, too.
-_PATIENCE_S = 20.0
+_PATIENCE_S = 60.0
 # `mpspool reload`'s exit status for a configuration that is no good.
 _REFUSED = 2
 
