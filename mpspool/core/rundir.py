@@ -11,13 +11,19 @@ from pathlib import Path
 # sockaddr_un.sun_path holds 108 bytes, the last of them a zero.
 MAX_SOCKET_PATH_BYTES = 107
 
+_TEMP = "/tmp"  # noqa: S108 - where it would be, not used
+
 
 def default_run_dir() -> Path:
-    """One folder per user: under XDG_RUNTIME_DIR, else under the temp folder."""
+    """One folder per user: under XDG_RUNTIME_DIR, else under the temp folder, or where that would be if it could be written."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     if runtime:
         return Path(runtime) / "mpspool"
-    return Path(tempfile.gettempdir()) / f"mpspool-{os.getuid()}"
+    try:
+        temp = tempfile.gettempdir()
+    except FileNotFoundError:
+        temp = _TEMP
+    return Path(temp) / f"mpspool-{os.getuid()}"
 
 
 def write_file(path: Path, content: bytes) -> None:

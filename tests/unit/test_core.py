@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import os
 import re
@@ -313,3 +314,16 @@ def test_the_default_run_folder_is_the_users_own(monkeypatch: pytest.MonkeyPatch
     assert default_run_dir() == Path("/run/user/7/mpspool")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     assert default_run_dir() == Path(tempfile.gettempdir()) / f"mpspool-{os.getuid()}"
+
+
+def test_the_default_run_folder_where_nothing_temporary_can_be_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has a name all the same: commands that are given another folder ask for it."""
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    assert default_run_dir() == Path(f"/tmp/mpspool-{os.getuid()}")
+
+
+def nowhere() -> str:
+    raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")

@@ -10,6 +10,7 @@ import stat
 import struct
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -276,6 +277,20 @@ def test_a_run_folder_in_use(root: Path) -> None:
             assert [problem.path for problem in check_all(config)] == ["run_dir"]
         holder.communicate()
     assert run_dir(root) == []
+
+
+def test_no_folder_for_temporary_files(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said beforehand, where all is read-only; a pool that runs has found one."""
+
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found in ['/tmp']")
+
+    config = load_config(None, {"model": ["m=/m"], "run_dir": root, "grpc_port": 0, "rest_port": 0}, {})
+    assert check_all(config) == []
+    monkeypatch.setattr(tempfile, "gettempdir", nowhere)
+    (problem,) = check_all(config)
+    assert str(problem).startswith("no folder for temporary files can be written")
+    assert check_all(config, running=True) == []
 
 
 def test_a_whole_saved_model(tmp_path: Path) -> None:

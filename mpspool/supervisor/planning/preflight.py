@@ -300,7 +300,17 @@ def check_all(config: PoolConfig, *, running: bool = False) -> list[Problem]:
     if config.grpc_socket_path and (why := unix_socket.refusal(config.grpc_socket_path)):
         problems.append(Problem("grpc_socket_path", why))
     problems += check_run_dir(run_dir)
-    return problems + check_weights_folders(config) + check_libraries(config)
+    return problems + check_temp_folder() + check_weights_folders(config) + check_libraries(config)
+
+
+def check_temp_folder() -> list[Problem]:
+    """Is there a folder for temporary files? supervisord and TensorFlow do not start without."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError:
+        text = "no folder for temporary files can be written, neither /tmp nor /var/tmp; mount one (docker run --tmpfs /tmp, an emptyDir), or set TMPDIR"
+        return [Problem("", text)]
+    return []
 
 
 def check_libraries(config: PoolConfig) -> list[Problem]:
