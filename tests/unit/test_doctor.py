@@ -437,20 +437,25 @@ def test_tensorflow_has_to_be_there_and_to_see_the_gpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "uid", "mps", "status"),
+    ("limits", "raises", "mps", "status"),
     [
-        ((65536, 65536), 1000, "on", "ok"),
-        ((None, None), 1000, "on", "ok"),
-        ((1024, 65536), 1000, "on", "warning"),
-        ((1024, 4096), 1000, "on", "warning"),
-        ((1024, 4096), 1000, "off", "ok"),
-        ((256, 512), 1000, "off", "error"),
-        ((256, 512), 0, "off", "ok"),
+        ((65536, 65536), False, "on", "ok"),
+        ((None, None), False, "on", "ok"),
+        ((1024, 65536), False, "on", "warning"),
+        ((1024, 4096), False, "on", "warning"),
+        ((1024, 4096), False, "off", "ok"),
+        ((256, 512), False, "off", "error"),
+        ((256, 512), True, "off", "ok"),
     ],
 )
-def test_open_files(limits: tuple[int | None, int | None], uid: int, mps: str, status: str) -> None:
-    """16384 under MPS, and what supervisord asks for in any case; root raises that by itself."""
-    finding = host.open_files(Intent(mps=mps), replace(HOST, open_files=limits, uid=uid))
+@pytest.mark.parametrize("uid", [0, 1000])
+def test_open_files(
+    limits: tuple[int | None, int | None], raises: bool, mps: str, status: str, uid: int
+) -> None:
+    """16384 under MPS, and what supervisord asks for in any case; who may, root or not, has it raise the limit."""
+    finding = host.open_files(
+        Intent(mps=mps), replace(HOST, open_files=limits, raises_limits=raises, uid=uid)
+    )
     assert finding.status.value == status
     assert bool(finding.remedy) == (status != "ok")
 
@@ -588,6 +593,7 @@ def test_the_host_is_read_from_proc_sys_and_mounts(tmp_path: Path) -> None:
         "proc/meminfo": "MemTotal:       1024 kB\n",
         "proc/1/comm": "tini\n",
         "proc/1/cgroup": "0::/kubepods.slice/pod1\n",
+        "proc/self/status": "Name:\tpython\nCapEff:\t0000000001000000\n",
         "proc/self/mountinfo": "25 24 0:23 / /dev/shm rw - tmpfs tmpfs rw\n30 25 0:27 / /dev/shm rw - tmpfs shm rw\n",
         "sys/bus/pci/devices/0000:0a:00.0/vendor": "0x10de\n",
         "sys/bus/pci/devices/0000:0a:00.0/class": "0x030200\n",
@@ -606,6 +612,9 @@ def test_the_host_is_read_from_proc_sys_and_mounts(tmp_path: Path) -> None:
     assert (read.memory_bytes, read.first_process, read.container) == (2**20, "tini", "kubernetes")
     assert read.nvidia_devices == 1
     assert not read.cuda_library
+    assert read.raises_limits
+    (tmp_path / "proc/self/status").write_text("CapEff:\t000001fffeffffff\n")  # all but CAP_SYS_RESOURCE
+    assert not read_host.read_host({}, tmp_path).raises_limits
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/ld.so.cache").write_bytes(b"\xff\0libcuda.so.1\0/usr/lib/libcuda.so.1\0")
     assert read_host.read_host({}, tmp_path).cuda_library

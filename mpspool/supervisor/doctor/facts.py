@@ -51,6 +51,7 @@ class Host:
     Attributes:
         uid: the user we are.
         open_files: the limit and the hard limit; None for unlimited.
+        raises_limits: we may raise hard limits, as root may outside of containers (CAP_SYS_RESOURCE).
         locked_memory: the limit in bytes; None for unlimited.
         memory_bytes: of the machine; 0 where not known.
         shared_memory: None where /dev/shm is not there.
@@ -73,6 +74,7 @@ class Host:
     cuda_library: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     not_compiled: Obstacle | None = None
+    raises_limits: bool = False
 
 
 @dataclass(frozen=True, slots=True)

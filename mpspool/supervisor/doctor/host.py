@@ -118,8 +118,8 @@ def open_files(intent: Intent, host: Host) -> Finding:
     """Enough descriptors for supervisord, and for MPS."""
     limit, hard = host.open_files
     text = f"open files (ulimit -n): {'unlimited' if limit is None else f'at most {limit}'}"
-    # supervisord raises the limit as far as the hard one allows, and root that one, too.
-    if hard is not None and hard < _LEAST_OPEN_FILES and host.uid != 0:
+    # supervisord raises the limit as far as the hard one allows, and that one, too, where it may.
+    if hard is not None and hard < _LEAST_OPEN_FILES and not host.raises_limits:
         text = f"at most {hard} files may be open (ulimit -Hn), and supervisord needs {_LEAST_OPEN_FILES}"
         return Finding("open_files", Status.ERROR, text, _more_open_files(_LEAST_OPEN_FILES))
     if intent.mps == "on" and limit is not None and limit < _MPS_OPEN_FILES:

@@ -14,6 +14,8 @@ from mpspool.supervisor.doctor.host import CUDA_LIBRARY, SHM
 _VARIABLES = ("CUDA_", "NVIDIA_")
 _NVIDIA_VENDOR = "0x10de"
 _DISPLAY_CLASS = "0x03"
+# capabilities(7): CAP_SYS_RESOURCE, by its number.
+_SYS_RESOURCE = 24
 
 
 def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> Host:
@@ -31,11 +33,21 @@ def read_host(environ: Mapping[str, str], root: Path = Path("/")) -> Host:
         cuda_library=_cuda_library(environ, root),
         environ={name: value for name, value in environ.items() if name.startswith(_VARIABLES)},
         not_compiled=compiled.why_not(),
+        raises_limits=_is_capable(_SYS_RESOURCE, root),
     )
 
 
 def _limit(value: int) -> int | None:
     return None if value == resource.RLIM_INFINITY else value
+
+
+def _is_capable(capability: int, root: Path) -> bool:
+    """Of our own process, by its effective set."""
+    for line in _text(root / "proc/self/status").splitlines():
+        name, _, value = line.partition(":")
+        if name == "CapEff":
+            return bool(int(value, 16) >> capability & 1)
+    return False
 
 
 def _memory_bytes(root: Path) -> int:
