@@ -553,6 +553,12 @@ def found_with(file: Path, *paths: str, **environ: str) -> list[tuple[str, str]]
     return [(problem.path, problem.message) for problem in told if problem.message.endswith("wrong")]
 
 
+def test_what_is_wrong_with_the_machine_has_no_place_in_the_file(tmp_path: Path) -> None:
+    """No line of it could mend that."""
+    file = write(tmp_path, "models: {half: x}")
+    assert found_with(file, "") == [("", "wrong")]
+
+
 def test_what_is_found_later_is_told_with_its_place_too(tmp_path: Path) -> None:
     """File and line, flag or variable; in the order of the file; nothing for a default."""
     file = write(

@@ -55,7 +55,7 @@ class Findings:
         return self.left_out.isdisjoint(rests_on)
 
     def _placed(self, problem: Problem) -> Problem:
-        if problem.path not in self.places:
+        if not problem.path or problem.path not in self.places:  # of the machine, or of what nobody gave
             return problem
         path, source = self.places[problem.path]
         return replace(problem, path=path, message=f"in {source}: {problem.message}", line=source.line)
