@@ -64,7 +64,7 @@ def record(run: RunDir, length: str, output: Path) -> None:
         except OSError as error:
             problem = f"cannot write {str(output)!r}: {error.strerror or error}"
     if not trace.count:
-        why = problem or f"nothing arrived in {trace.length_s:.3g} s; is the pool under load?"
+        why = problem or f"nothing arrived in {_short(trace.length_s)} s; is the pool under load?"
         raise RecordError(f"no trace was written: {why}")
     click.echo(trace.told(_devices(run)))
     if problem:
@@ -174,7 +174,7 @@ class _Trace:
         mark = f", SIMULATED {self._simulated}" if self._simulated else ""
         rate = self.count / self.length_s if self.length_s else 0.0
         requests = "1 request" if self.count == 1 else f"{self.count:,} requests"
-        lines = [f"{requests} in {self.length_s:.3g} s, {rate:.3g} a second: {models}{mark}"]
+        lines = [f"{requests} in {_short(self.length_s)} s, {_short(rate)} a second: {models}{mark}"]
         if self._dropped:
             lines.append(
                 f"{self._dropped:,} more came faster than they could be kept, and are not in the trace"
@@ -187,3 +187,8 @@ class _Trace:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
+
+
+def _short(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

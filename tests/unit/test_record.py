@@ -84,6 +84,15 @@ def test_what_is_told_is_a_trace(run: RunDir, tmp_path: Path) -> None:
     ]
 
 
+def test_figures_are_written_out(run: RunDir, tmp_path: Path) -> None:
+    """Of a long time, and of many requests, as elsewhere: in no power of ten."""
+    rows = [{**ROWS[2], "time": one / 1000} for one in range(2000)]
+    done, _ = recorded(run, [piece(*rows), ENDED], tmp_path / "t.jsonl", "--for", "1s")
+    assert "2,000 requests in 1 s, 2,000 a second: a 2,000" in done.stdout
+    done, _ = recorded(run, [piece(*ROWS), ENDED], tmp_path / "t.jsonl", "--for", "30m")
+    assert "3 requests in 1,800 s, 0.00167 a second" in done.stdout
+
+
 def test_one_request_is_one(run: RunDir, tmp_path: Path) -> None:
     """It tells no rate: nothing is said of playing it."""
     done, _ = recorded(run, [piece(ROWS[0]), ENDED], tmp_path / "t.jsonl", "--for", "10s", devices=("cpu0",))
