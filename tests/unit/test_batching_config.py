@@ -533,6 +533,18 @@ def test_a_file_without_batching_is_refused_as_in_tensorflow_serving(tmp_path: P
     assert refused(tmp_path, one, {**flags, "enable_batching": True}) == []
 
 
+def test_parameters_that_no_model_takes_are_refused(tmp_path: Path) -> None:
+    """They turn batching on, and every model turns it off: what to say is another thing then."""
+    off = "models: {half: {base_path: x, batching: off}}\nbatching: {max_batch_size: 4}"
+    text = (
+        "batching.max_batch_size: in pool.yaml line 2: nothing is batched: every model has batching: off; take that out of one,"
+        " or add --enable-batching, which holds for all of them; or leave this out"
+    )
+    assert refused(tmp_path, off) == [text]
+    assert refused(tmp_path, off, {"enable_batching": True}) == []
+    assert refused(tmp_path, off.replace("}}", "}, other: y}")) == []
+
+
 @pytest.mark.parametrize(
     ("given", "told"),
     [

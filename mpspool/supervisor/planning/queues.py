@@ -163,9 +163,11 @@ def _unused(config: PoolConfig, *, serving: bool) -> list[Problem]:
     if "parameters_file" in given:
         given = {"parameters_file"}
     ways = "--enable-batching, MPSPOOL_ENABLE_BATCHING=1, or batching: on in the pool file"
-    remedy = f"add {'--enable_batching or MPSPOOL_ENABLE_BATCHING=1' if serving else ways}; or leave this out"
+    why = f"batching is not enabled; add {'--enable_batching or MPSPOOL_ENABLE_BATCHING=1' if serving else ways}"
+    if config.batching.enabled:
+        why = "every model has batching: off; take that out of one, or add --enable-batching, which holds for all of them"
     return [
-        Problem(f"batching.{name}", f"nothing is batched: batching is not enabled; {remedy}")
+        Problem(f"batching.{name}", f"nothing is batched: {why}; or leave this out")
         for name in type(config.batching).model_fields
         if name in given
     ]
