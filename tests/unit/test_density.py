@@ -23,7 +23,7 @@ from mpspool.core.control import ControlServer
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.router.task_log import SIZE, TaskLog
-from mpspool.supervisor import ask, lock
+from mpspool.supervisor import ask, lock, report
 from mpspool.supervisor.density import command, draw, figures, read, window
 from mpspool.supervisor.density.errors import DensityError
 from mpspool.supervisor.density.figures import DeviceFigures
@@ -387,6 +387,17 @@ def test_the_table_has_what_the_picture_has(busy: Said) -> None:
     assert "(4 s), SIMULATED gpus" in done.output
     assert f"drawn: {busy.folder / 'out.png'}" in done.output
     assert (busy.folder / "out.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_narrow_terminal_has_the_names(busy: Said, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In 80 columns whole: some figures are left out, and nothing is cut."""
+    monkeypatch.setattr(report, "_PLAIN_COLUMNS", 80)
+    lines = busy("--last", "4s").output.splitlines()
+    rows = [line.split() for line in lines]
+    assert ["gpu0", "all", "2", "2.000", "1.000", "50%", "0.50"] in rows
+    assert ["half@3", "2", "2.000", "1.000", "50%", "0.50"] in rows
+    (titles,) = [line for line in lines if line.startswith("device ")]
+    assert titles.split("  ")[-1].strip() == "mean running"
 
 
 def test_json_has_the_same(busy: Said) -> None:

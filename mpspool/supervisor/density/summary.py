@@ -14,6 +14,9 @@ _TITLES = (
     *("mean running", "max running"),
 )
 _TEXTS = ("device", "model")
+# What all of it takes, with names of some length. Scripts read --json.
+_ALL_COLUMNS = 100
+_LEFT_OUT_WHERE_NARROW = ("dispatches", "max running")
 
 
 def print_table(devices: Sequence[DeviceFigures]) -> None:
@@ -22,8 +25,12 @@ def print_table(devices: Sequence[DeviceFigures]) -> None:
     for device in devices:
         rows.append(_row(device.name, "all", device.total))
         rows += [_row("", model, totals) for model, totals in device.models.items()]
+    console = report.a_console()
+    if console.width < _ALL_COLUMNS:
+        kept = [number for number, title in enumerate(_TITLES) if title not in _LEFT_OUT_WHERE_NARROW]
+        rows = [tuple(row[number] for number in kept) for row in rows]
     numbers = [title for title in _TITLES if title not in _TEXTS]
-    report.a_console().print(report.table(rows, folded=("model",), numbers=numbers))
+    console.print(report.table(rows, folded=("model",), numbers=numbers))
 
 
 def _row(device: str, model: str, totals: Totals) -> tuple[str, ...]:
