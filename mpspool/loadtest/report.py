@@ -170,6 +170,7 @@ def _remarks(options: Options, levels: Sequence[Level]) -> Iterator[str]:
     if limited:
         yield f"  its figures are worse than the server's: {_remedy(options, max(busy))}"
     yield from _strangers(levels)
+    yield from _other_workers(levels)
     yield from _stream_waits(levels)
     cpu_us = [level.of(lambda run: run.cpu_us).median or 0.0 for level in levels]
     span = (
@@ -196,6 +197,16 @@ def _strangers(levels: Sequence[Level]) -> Iterator[str]:
             yield (
                 f"[yellow]note[/]: at {level.name} the server counted {counted:,.0f} requests, and {sent:,} were ours:"
                 " its own times are those of all of them"
+            )
+
+
+def _other_workers(levels: Sequence[Level]) -> Iterator[str]:
+    """Whether there is no saying how busy the slots were."""
+    for level in levels:
+        if level.server and "slots_busy" not in level.server:
+            yield (
+                f"[yellow]note[/]: at {level.name} the model's workers came, went or were replaced:"
+                " how busy its slots were is not known"
             )
 
 

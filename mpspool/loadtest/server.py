@@ -103,17 +103,18 @@ def breakdown(
     Returns:
         In milliseconds: `queue`, `parse`, `compute`, `serialise`, of these `beside` others on the device (not of batches), `rest` of the
         server and `transport`, which is what is left of the client's; `rows` and `requests` in a batch, where there
-        were batches; `slots_busy`, a share, over the slots of the versions that were asked; `counted`, requests. Nothing
-        where no request was counted.
+        were batches; `slots_busy`, a share, over the slots of the versions that were asked, where these had the same workers
+        all the time; `counted`, requests. Nothing where no request was counted.
     """
     sums: dict[str, float] = {}
-    busy_s, slots = 0.0, 0
+    busy_s, slots, same = 0.0, 0, True
     for before, after in pairs:
         for name, value in after.sums.items():
             sums[name] = sums.get(name, 0.0) + _since(before.sums, name, value)
-        spent_s, asked = _busy(before, after)
+        spent_s, asked, lasted = _busy(before, after)
         busy_s += spent_s
         slots = max(slots, asked)
+        same = same and lasted
     mean: dict[str, float] = {}
     for part, name in _PARTS.items():
         if count := sums.get(f"{name}_count"):
@@ -131,21 +132,27 @@ def breakdown(
     if "rows" not in mean:
         # What it would have taken of its device alone is less than what it took by so much.
         found["beside"] = max(0.0, worker - mean.get("effective", 0.0) * 1000)
-    if slots and seconds:
+    if same and slots and seconds:
         found["slots_busy"] = busy_s / slots / seconds
     return found
 
 
-def _busy(before: Snapshot, after: Snapshot) -> tuple[float, int]:
-    """How long the slots of those versions were busy that were asked meanwhile, and how many slots these have."""
-    busy_s, slots = 0.0, 0
-    for version, each_s in after.busy_s.items():
-        known_s = before.busy_s.get(version, {})
+def _busy(before: Snapshot, after: Snapshot) -> tuple[float, int, bool]:
+    """Of those versions that were asked meanwhile: how long their slots were busy, how many these are, and whether they had the same workers."""
+    busy_s, slots, same = 0.0, 0, True
+    for version in before.busy_s.keys() | after.busy_s.keys():
+        known_s, each_s = before.busy_s.get(version, {}), after.busy_s.get(version, {})
         spent_s = sum(_since(known_s, slot, value) for slot, value in each_s.items())
         if spent_s or _since(before.requests, version, after.requests.get(version, 0.0)):
             busy_s += spent_s
             slots += len(each_s)
-    return busy_s, slots
+            # What a worker that has gone was busy with has gone with it.
+            same = (
+                same
+                and known_s.keys() == each_s.keys()
+                and all(each_s[slot] >= value for slot, value in known_s.items())
+            )
+    return busy_s, slots, same
 
 
 def _since(before: Mapping[str, float], name: str, value: float) -> float:

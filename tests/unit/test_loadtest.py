@@ -240,6 +240,29 @@ def test_slots_of_versions_that_nobody_asks_are_not_idle() -> None:
     assert server.breakdown([(both(1, 1), both(2, 1.5))], 2.0, 12.0)["slots_busy"] == pytest.approx(0.375)
 
 
+@pytest.mark.parametrize(
+    ("was", "is_now"),
+    [
+        ('version="1"', 'version="2"'),  # another version answers by now
+        ('slot="1"', 'slot="2"'),  # a slot went, and another came
+        (" 1.5", " 0.5"),  # a worker took the place of another
+    ],
+    ids=["version", "slot", "worker"],
+)
+def test_workers_that_come_and_go_take_their_busy_time_with_them(was: str, is_now: str) -> None:
+    """How busy the slots were is not known then, and not told; all else is."""
+    before = METRICS.format(count=100, total=5.0, queue=1.0, run=3.0, effective=2.0, busy=1.0)
+    after = METRICS.format(count=300, total=7.0, queue=1.4, run=4.0, effective=2.6, busy=1.5)
+    lines = [
+        line.replace(was, is_now) if line.startswith("mpspool_worker_busy") else line
+        for line in after.splitlines()
+    ]
+    pair = (server.read(before, "m", None), server.read("\n".join(lines) + "\n", "m", None))
+    found = server.breakdown([pair], 2.0, 12.0)
+    assert found["counted"] == 200
+    assert "slots_busy" not in found
+
+
 def test_a_server_that_was_restarted_counts_anew() -> None:
     """Its counters are smaller than before: they are what has been since."""
     before = snapshot(count=100, total=5.0, queue=1.0, run=3.0, effective=2.0, busy=1.0)
@@ -691,6 +714,16 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "counted 9,000 requests, and 6,003 were ours" in text
     assert "rows: of a batch" in text
     assert "note: a note" in text
+
+
+def test_that_workers_came_and_went_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """In place of how busy they were; nothing where that is known."""
+    known = level(8)
+    known.server["slots_busy"] = 0.5
+    report.print_levels(Options("h", 1, "m", concurrency=(1, 8)), [level(1), known], [])
+    text = capsys.readouterr().out
+    assert "at 1 the model's workers came, went or were replaced" in text
+    assert "at 8 the model's workers" not in text
 
 
 @pytest.mark.parametrize("columns", [20, 60, 160])
