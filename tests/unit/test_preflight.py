@@ -25,6 +25,7 @@ from mpspool.core.states import VersionPhase
 from mpspool.supervisor import lock
 from mpspool.supervisor.config.schema import PoolConfig, load_config, read_config
 from mpspool.supervisor.planning.preflight import (
+    absent_versions,
     check_all,
     check_library,
     check_run_dir,
@@ -572,3 +573,39 @@ def test_a_label_for_a_version_that_goes_is_warned_of(
     file.write_bytes(msgspec.yaml.encode({"models": [{**model, "version_labels": {"it": label}}]}))
     told = stray_labels(load_config(file, {}, {}))
     assert [line[: len(text)] for line, text in zip(told, said, strict=True)] == said
+
+
+@pytest.mark.parametrize(
+    ("policy", "wait_s", "said"),
+    [
+        (
+            [1, 7, 9],
+            1,
+            [f"version {number}, which is not in {{}}: it is served once it is there" for number in (7, 9)],
+        ),
+        ([1, 9], 0, ["version 9, which is not in {}"]),
+        ([1], 1, []),
+        ([9], 1, []),  # which is an error
+        ("all", 1, []),
+        ({"latest": 2}, 1, []),
+    ],
+)
+def test_a_named_version_that_is_not_there_is_warned_of(
+    policy: object, wait_s: int, said: list[str], tmp_path: Path
+) -> None:
+    """Beside one that is: clients that ask for it would be the first to know."""
+    saved_model(tmp_path / "a" / "1")
+    file = tmp_path / "pool.yaml"
+    model = {"name": "a", "base_path": str(tmp_path / "a"), "version_policy": policy}
+    file.write_bytes(msgspec.yaml.encode({"models": [model], "file_system_poll_wait_seconds": wait_s}))
+    told = absent_versions(load_config(file, {}, {}))
+    assert told == [f"a: version_policy names {text.format(tmp_path / 'a')}" for text in said]
+
+
+def test_a_start_warns_of_a_named_version_that_is_not_there(root: Path) -> None:
+    """In the plan, as of all that is to be known before."""
+    saved_model(root / "a" / "1")
+    (root / "pool.yaml").write_text("models: {a: {base_path: a, version_policy: [1, 9]}}")
+    flags = {"grpc_port": 0, "rest_port": 0, "gpus": "none", "run_dir": root / "run"}
+    _, planned = resolve(load_config(root / "pool.yaml", flags, {}), os.environ)
+    assert [text for text in planned.warnings if "version_policy names version 9" in text]

@@ -30,7 +30,7 @@ from mpspool.mps.simulated.nvml import Nvml
 from mpspool.supervisor import lock
 from mpspool.supervisor.config.batching import read_parameters
 from mpspool.supervisor.config.environment import ENABLE_MPS, asks_for_mps
-from mpspool.supervisor.config.schema import PoolConfig
+from mpspool.supervisor.config.schema import ModelConfig, PoolConfig
 from mpspool.supervisor.cpus import Topology, read_topology
 from mpspool.supervisor.doctor.examine import refusals
 from mpspool.supervisor.doctor.facts import Facts, Intent, gpu_uses
@@ -93,7 +93,7 @@ def resolve(
     config = brought.config
     versions, problems, unready = find_versions(config, served)
     problems += brought.problems
-    unready += stray_labels(config)
+    unready += absent_versions(config) + stray_labels(config)
     machine = read_machine(config, environ)
     queues, wrong = read_queues(config, versions, served)
     problems += wrong
@@ -180,15 +180,34 @@ def find_versions(
     return versions, problems, warnings
 
 
+def absent_versions(config: PoolConfig) -> list[str]:
+    """Warnings, of versions that are named beside one that is there, and are not there themselves. Of remote models nothing is known."""
+    once = ": it is served once it is there" if config.file_system_poll_wait_seconds else ""
+    found = []
+    for model in config.models:
+        folders, named = _folders(model), set(model.version_policy.specific)
+        if named.isdisjoint(folders):
+            continue
+        found += [
+            f"{model.name}: version_policy names version {number}, which is not in {model.base_path}{once}"
+            for number in sorted(named.difference(folders))
+        ]
+    return found
+
+
+def _folders(model: ModelConfig) -> Mapping[int, Path]:
+    """Those of its versions; none where they cannot be read."""
+    try:
+        return version_folders(Path(model.base_path), os.listdir(model.base_path))
+    except OSError:
+        return {}
+
+
 def stray_labels(config: PoolConfig) -> list[str]:
     """Warnings, of labels that stand for versions which are not served as things are, or will not be any more. Of remote models nothing is known."""
     found = []
     for model in config.models:
-        try:
-            folders = version_folders(Path(model.base_path), os.listdir(model.base_path))
-        except OSError:
-            continue
-        if not folders:
+        if not (folders := _folders(model)):
             continue
         meant, policy = chosen(folders, model.version_policy), model.version_policy
         for label, number in model.version_labels.items():
