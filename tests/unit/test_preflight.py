@@ -609,3 +609,23 @@ def test_a_start_warns_of_a_named_version_that_is_not_there(root: Path) -> None:
     flags = {"grpc_port": 0, "rest_port": 0, "gpus": "none", "run_dir": root / "run"}
     _, planned = resolve(load_config(root / "pool.yaml", flags, {}), os.environ)
     assert [text for text in planned.warnings if "version_policy names version 9" in text]
+
+
+@pytest.mark.parametrize(
+    ("policy", "said"),
+    [
+        ("latest", []),
+        (3, []),
+        ([2, 3], ["a: version 2 comes after it, with as many slots"]),
+        ("all", ["a: versions 1, 2 come after it, each with as many slots"]),
+    ],
+)
+def test_the_plan_has_every_version_that_is_meant(policy: object, said: list[str], root: Path) -> None:
+    """Its slots are those of the newest: the others have as many, which is told."""
+    for number in "123":
+        saved_model(root / "a" / number)
+    model = {"name": "a", "base_path": str(root / "a"), "version_policy": policy}
+    (root / "pool.yaml").write_bytes(msgspec.yaml.encode({"models": [model]}))
+    flags = {"grpc_port": 0, "rest_port": 0, "gpus": "none", "run_dir": root / "run"}
+    _, planned = resolve(load_config(root / "pool.yaml", flags, {}), os.environ)
+    assert [fact for fact in planned.facts if "after it" in fact] == said

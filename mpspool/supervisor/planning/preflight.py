@@ -17,7 +17,7 @@ import msgspec
 from mpspool.core import settings, unix_socket
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import MAX_SOCKET_PATH_BYTES, RunDir
-from mpspool.core.settings import PoolSettings
+from mpspool.core.settings import ModelSettings, PoolSettings
 from mpspool.core.states import VersionPhase
 from mpspool.mps import external
 from mpspool.mps.control import Control, control_command, find_program
@@ -114,7 +114,12 @@ def resolve(
         planned = replace(planned, warnings=[*planned.warnings, text])
     planned = replace(
         planned,
-        facts=[*brought.facts, *planned.facts, *filter(None, [secured.fact])],
+        facts=[
+            *brought.facts,
+            *planned.facts,
+            *older_versions(config, planned.models),
+            *filter(None, [secured.fact]),
+        ],
         warnings=[*brought.warnings, *unready, *planned.warnings, *secured.warnings],
     )
     return to_settings(planned, config, brought.remotes, secured.settings), planned
@@ -192,6 +197,18 @@ def absent_versions(config: PoolConfig) -> list[str]:
             f"{model.name}: version_policy names version {number}, which is not in {model.base_path}{once}"
             for number in sorted(named.difference(folders))
         ]
+    return found
+
+
+def older_versions(config: PoolConfig, planned: Collection[ModelSettings]) -> list[str]:
+    """A line for each model of which version_policy means more than the version that is planned. Of remote models nothing is known."""
+    first = {model.name: model.version for model in planned}
+    found = []
+    for model in config.models:
+        meant = chosen(_folders(model), model.version_policy)
+        if older := sorted(number for number in meant if number < first.get(model.name, 0)):
+            come = "versions {} come after it, each" if len(older) > 1 else "version {} comes after it,"
+            found.append(f"{model.name}: {come.format(', '.join(map(str, older)))} with as many slots")
     return found
 
 
