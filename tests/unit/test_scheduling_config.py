@@ -515,3 +515,11 @@ def test_the_folder_we_were_started_from_does_not_count(
 )
 def test_bytes_that_do_not_go_together_are_said(tmp_path: Path, given: str, told: str) -> None:
     assert planned(read(tmp_path, f"models: {{half: x}}\n{given}")).warnings == [told]
+
+
+def test_a_models_bound_beyond_that_of_all_is_said(tmp_path: Path) -> None:
+    """As the one for every model is."""
+    text = "models: {{half: {{base_path: x, max_queued_bytes: {}}}}}\nmax_queued_bytes: 1MiB"
+    told = "models.half.max_queued_bytes is 2097152, and max_queued_bytes, of all models, 1048576: it has no effect"
+    assert planned(read(tmp_path, text.format("2MiB"))).warnings == [told]
+    assert planned(read(tmp_path, text.format("1MiB"))).warnings == []

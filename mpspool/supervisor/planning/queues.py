@@ -374,11 +374,11 @@ def _bytes_warnings(config: PoolConfig) -> Iterable[str]:
             f"max_message_bytes is {config.max_message_bytes}, and max_queued_bytes {most}: larger requests than that are "
             "never taken; raise it"
         )
-    if config.max_queued_bytes_per_model > most:
-        yield (
-            f"max_queued_bytes_per_model is {config.max_queued_bytes_per_model}, and max_queued_bytes, of all models, {most}:"
-            " it has no effect"
-        )
+    parts: dict[str, int] = {"max_queued_bytes_per_model": config.max_queued_bytes_per_model}
+    parts |= {f"models.{model.name}.max_queued_bytes": model.max_queued_bytes or 0 for model in config.models}
+    for path, part in parts.items():
+        if part > most:
+            yield f"{path} is {part}, and max_queued_bytes, of all models, {most}: it has no effect"
 
 
 def _scheduling_warnings(config: PoolConfig) -> Iterable[str]:
