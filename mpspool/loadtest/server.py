@@ -133,7 +133,8 @@ def breakdown(
         # What it would have taken of its device alone is less than what it took by so much.
         found["beside"] = max(0.0, worker - mean.get("effective", 0.0) * 1000)
     if same and slots and seconds:
-        found["slots_busy"] = busy_s / slots / seconds
+        # What nobody waited for any more ran on after the last answer.
+        found["slots_busy"] = min(1.0, busy_s / slots / seconds)
     return found
 
 

@@ -225,6 +225,13 @@ def test_the_servers_own_times() -> None:
     assert "rows" not in found
 
 
+def test_slots_are_busy_all_the_time_at_most() -> None:
+    """Also where they run on after the last answer, for calls whose deadlines were over by then."""
+    before = snapshot(count=100, total=5.0, queue=1.0, run=3.0, effective=2.0, busy=1.0)
+    after = snapshot(count=300, total=7.0, queue=1.4, run=4.0, effective=2.6, busy=3.2)
+    assert server.breakdown([(before, after)], 2.0, 12.0)["slots_busy"] == 1.0
+
+
 def test_slots_of_versions_that_nobody_asks_are_not_idle() -> None:
     """Of two that are served only the one that answers is busy; both, where both were asked."""
 
