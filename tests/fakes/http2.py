@@ -162,7 +162,7 @@ class Scene:
         assert set(connection._waiting) == {
             stream
             for stream in connection.streams.values()
-            if (stream.out_window > 0 if stream.queued else stream.lead or stream.tail)
+            if stream.lead or (stream.out_window > 0 if stream.queued else stream.tail)
         }
         assert connection.paused or connection.out_window <= 0 or not connection._waiting
         assert self.held == sum(

@@ -124,6 +124,22 @@ def test_a_transport_that_takes_no_more_is_waited_for() -> None:
     assert not scene.connection.streams
 
 
+@pytest.mark.parametrize("window", [0, 7])
+def test_headers_need_no_window(window: int) -> None:
+    """They go as soon as the transport takes more, though nothing of what comes behind them may: a client may wait for them."""
+    scene = asked(1)
+    scene.send(settings(initial_window_size=window))
+    scene.connection.pause()
+    answer(scene, 1, b"small answer")
+    scene.send(settings(initial_window_size=0))
+    scene.check_counts()
+    scene.connection.resume()
+    assert [item.kind for item in scene.sent()] == [frames.HEADERS]
+    scene.check_counts()
+    assert bodies(scene.send(frames.window_update(1, 100))) == {1: b"small answer"}
+    assert not scene.connection.streams
+
+
 def test_a_transport_that_is_full_in_the_middle() -> None:
     """After each piece it is asked whether it takes more."""
     scene = asked(1)

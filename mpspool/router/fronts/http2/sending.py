@@ -78,7 +78,7 @@ class Sender:
         self.sent = 0
         self._control_bytes = control_bytes
         self._control_waiting = 0
-        # Those with something queued, in the order of their turns; not those with DATA and no window for it of their own.
+        # Those with something queued, in the order of their turns; not those with DATA next and no window for it of their own.
         self._waiting: dict[Stream, None] = {}
         self._table_told = False
 
@@ -158,7 +158,7 @@ class Sender:
                 break
         self._waiting.pop(stream, None)
         if stream.queued or stream.lead or stream.tail:
-            if not stream.queued or stream.out_window > 0:
+            if stream.lead or not stream.queued or stream.out_window > 0:
                 self._waiting[stream] = None
         elif stream.held:
             stream.on_drained()
@@ -259,7 +259,7 @@ class Sender:
                 raise ProtocolError(ErrorCode.FLOW_CONTROL_ERROR, "a stream's window beyond 2**31-1")
             if stream.queued and stream.out_window > 0:
                 self._waiting.setdefault(stream, None)
-            elif stream.queued:
+            elif stream.queued and not stream.lead:
                 self._waiting.pop(stream, None)
         self._count_toil(len(self.streams) // _STREAMS_OF_CRUMB)
         self._push_granted()
@@ -280,7 +280,7 @@ class Sender:
         for stream in list(self._waiting):
             if self.paused:
                 return
-            if stream.open and (not stream.queued or self.out_window > 0):
+            if stream.open and (stream.lead or not stream.queued or self.out_window > 0):
                 self.push(stream)
 
     def _push_granted(self) -> None:
