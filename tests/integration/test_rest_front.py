@@ -182,6 +182,18 @@ def test_a_body_behind_another_request_that_does_not_go_on_as_http() -> None:
         assert re.findall(rb"HTTP/1\.. (\d+)", everything(client)) == [b"200", b"400"]
 
 
+def test_a_body_behind_a_request_for_another_protocol_that_does_not_go_on_as_http() -> None:
+    """What comes behind such a request is read only when that has its answer."""
+    with contextlib.closing(Fronts()) as patient, connect(patient) as client:
+        client.settimeout(5)
+        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n"
+        upgrade = f"{head}Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: 4\r\n\r\n"
+        client.sendall(f"{upgrade}xxxx{head}Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n".encode())
+        until(lambda: patient.dataplane.memory.used >= len("hello"))
+        client.sendall(b"ZZ\r\n")
+        assert re.findall(rb"HTTP/1\.. (\d+)", everything(client)) == [b"200", b"400"]
+
+
 def test_a_body_that_does_not_go_on_as_http_behind_its_answer(
     fronts: Fronts, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -163,6 +163,18 @@ class _Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        self._look()
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """What comes behind a request for another protocol is read when that has its answer."""
+        found = await super().finish_response(request, resp, start_time)
+        self._look()
+        return found
+
+    def _look(self) -> None:
+        """At what has begun."""
         for message, body in self._messages:
             if not isinstance(message, web_protocol._ErrInfo):  # noqa: SLF001  what was no HTTP
                 self._body = body
