@@ -523,3 +523,44 @@ def test_a_length_of_thousands_of_digits(fronts: Fronts) -> None:
         length = "0" * 5000 + "1"
         client.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\nx".encode())
         assert client.recv(100).startswith(b"HTTP/1.1 400")
+
+
+LINES = b"".join(b"X%d: %s\r\n" % (number, b"a" * 16_000) for number in range(5))
+
+
+@pytest.mark.parametrize("piece", [10_000, 10**6], ids=["pieces", "whole"])
+@pytest.mark.parametrize("end", [b"\r\n", b""], ids=["ended", "open"])
+def test_a_head_of_many_long_lines(fronts: Fronts, piece: int, end: bytes) -> None:
+    """It is refused, however it comes: nobody counts it."""
+    head = b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + LINES + end
+    with capture_logs() as logs, connect(fronts) as client, contextlib.suppress(ConnectionError):
+        for start in range(0, len(head), piece):
+            client.sendall(head[start : start + piece])
+            time.sleep(0.01)
+        assert client.recv(100).startswith(b"HTTP/1.0 400")
+    assert [line["code"] for line in logs] == ["BAD_REQUEST"]
+
+
+def test_trailers_of_many_long_lines(fronts: Fronts) -> None:
+    """Nor what comes behind a body in chunks."""
+    with connect(fronts) as client, contextlib.suppress(ConnectionError):
+        client.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        client.sendall(b"5\r\nhello\r\n0\r\n")
+        until(lambda: fronts.dataplane.memory.used > 0)
+        client.sendall(LINES)
+        assert client.recv(100).startswith(b"HTTP/1.1 400")
+    until(lambda: fronts.dataplane.memory.used == 0)
+
+
+def test_requests_that_are_long_together(fronts: Fronts) -> None:
+    """Heads and bodies of one connection are as many as its client likes, in pieces of any size."""
+    request = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n".encode() + bytes(2000)
+    sent = request * 100
+    with connect(fronts) as client:
+        for start in range(0, len(sent), 7001):
+            client.sendall(sent[start : start + 7001])
+        got = b""
+        while got.count(b"HTTP/1.1 200") < 100:
+            part = client.recv(2**20)
+            assert part
+            got += part

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
 from aiohttp import StreamReader, web, web_protocol
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD
 
 from mpspool.core import log
@@ -27,7 +27,9 @@ STALL_S = 60.0
 _LEAST_PART, _LEAST_BYTES = 10, 4096
 # Of one line of a request's head; as many as all the headers of a request have by gRPC.
 LINE_BYTES = 16 * 1024
-
+# Of a head, and of what stands between the parts of a body and behind them: aiohttp bounds each line of it, and their number.
+_HEAD_BYTES = 64 * 1024
+_TOO_LONG = f"A head, or what is no part of a body, has more than {_HEAD_BYTES} bytes"
 
 # Requests of one connection that are read while an earlier one waits for its answer: nobody counts them.
 _PIPELINED = 2
@@ -153,17 +155,36 @@ class RestListener:
 
 
 class _Connection(web.RequestHandler):
-    """Ends a body as soon as it does not go on as HTTP: aiohttp says so to nobody before its request has an answer."""
+    """Refuses heads that are too long, and ends a body as soon as it does not go on as HTTP.
 
-    __slots__ = ("_body",)
+    aiohttp does not add up the lines of a head, and says of such a body to nobody before its request has an answer.
+    """
+
+    __slots__ = ("_body", "_lines_bytes", "_refused", "_seen")
 
     def __init__(self, server: web.Server, **settings: Any) -> None:
         super().__init__(server, **settings)
         self._body: StreamReader = EMPTY_PAYLOAD  # the last that has begun
+        # What has come since anything has begun, or gone on.
+        self._lines_bytes = 0
+        self._refused = False
+        # Of what has begun so much has been looked at.
+        self._seen = 0
 
     def data_received(self, data: bytes) -> None:
+        if self._refused or self._close or self._force_close:
+            return  # of what ends aiohttp reads nothing, either
+        body, there = self._body, self._body.total_bytes
         super().data_received(data)
-        self._look()
+        if self._look() or body.total_bytes > there or self._upgraded:
+            self._lines_bytes = 0
+            return
+        self._lines_bytes += len(data)
+        if self._lines_bytes > _HEAD_BYTES:
+            self._messages.append(self._refusal())
+            self._end_body()
+            if self._waiter is not None and not self._waiter.done():
+                self._waiter.set_result(None)
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -173,14 +194,29 @@ class _Connection(web.RequestHandler):
         self._look()
         return found
 
-    def _look(self) -> None:
-        """At what has begun."""
-        for message, body in self._messages:
-            if not isinstance(message, web_protocol._ErrInfo):  # noqa: SLF001  what was no HTTP
+    def _look(self) -> int:
+        """At what has begun since it was looked at last; returns how much that is."""
+        new = self._request_count - self._seen
+        self._seen = self._request_count
+        for place in range(-new, 0):
+            message, body = self._messages[place]
+            if isinstance(message, web_protocol._ErrInfo):  # noqa: SLF001  what was no HTTP
+                self._end_body(message.message)
+            elif sum(len(name) + len(value) for name, value in message.raw_headers) > _HEAD_BYTES:
+                self._messages[place] = self._refusal()
+            else:
                 self._body = body
-            elif not self._body.is_eof():
-                self._body.feed_eof()  # first: where the request has its answer aiohttp waits for no more than this
-                self._body.set_exception(web.RequestPayloadError(message.message))
+        return new
+
+    def _refusal(self) -> tuple[Any, StreamReader]:
+        """What aiohttp answers by 400, and by the end of the connection; until then nothing is read."""
+        self._refused = True
+        return web_protocol._ErrInfo(400, BadHttpMessage(_TOO_LONG), _TOO_LONG), EMPTY_PAYLOAD  # noqa: SLF001
+
+    def _end_body(self, why: str = _TOO_LONG) -> None:
+        if not self._body.is_eof():
+            self._body.feed_eof()  # first: where the request has its answer aiohttp waits for no more than this
+            self._body.set_exception(web.RequestPayloadError(why))
 
 
 class _TooMany(asyncio.Protocol):
