@@ -496,6 +496,36 @@ def test_an_answer_that_there_is_no_room_for(fronts: Fronts, monkeypatch: pytest
     other.socket.close()
 
 
+def test_messages_of_streams_that_there_is_no_room_for(
+    fronts: Fronts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are as many as streams, and large where their client asks for descriptors: no more of them is kept than of other answers."""
+    monkeypatch.setattr(fronts.dataplane.memory, "limit_bytes", 100_000)
+    symbol = b"tensorflow.serving.PredictionService"
+    asking = message(b"\x22" + bytes([len(symbol)]) + symbol)  # file_containing_symbol
+    raw = Raw(fronts.grpc.port)
+    raw.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    raw.flush()
+    numbers = [
+        raw.begin(head=to("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo")) for _ in range(50)
+    ]
+    for number in numbers:
+        raw.data(number, asking)
+
+    async def kept() -> list[int]:
+        return [call.id for call in fronts.grpc._server._calls() if call.queued]
+
+    until(lambda: fronts.dataplane.memory.used >= 50_000)
+    first, *others = fronts.run(kept())
+    refused = [raw.answer(number) for number in numbers if number not in (first, *others)]
+    assert {answer.code for answer in refused} == {Code.RESOURCE_EXHAUSTED}
+    assert fronts.dataplane.memory.used < 100_000
+    raw.h2.increment_flow_control_window(2**20, first)
+    raw.data(first, b"", end=True)
+    assert raw.answer(first).code is Code.OK
+    raw.socket.close()
+
+
 def test_an_answer_that_waits_ends_with_its_deadline(fronts: Fronts, raw: Raw) -> None:
     """Its client waits no longer, whatever it has taken of it."""
     number = raw.begin(("grpc-timeout", "300m"))

@@ -352,7 +352,9 @@ class Call(Stream):
         return body
 
     async def send(self, message: bytes) -> None:
-        """A message of a streaming call; returns when the peer has taken it."""
+        """A message of a streaming call; returns when the peer has taken it. Raises PoolError where it has to wait and there is no room."""
+        if not self.connection.takes(self, len(message)):
+            self._server.keep(None, len(message))
         prefix = b"\x00" + len(message).to_bytes(4, "big")
         lead, self.led = b"" if self.led else _LEAD, True
         self.connection.send(self, lead, (prefix, message), last=False)

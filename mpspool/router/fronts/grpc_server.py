@@ -94,9 +94,16 @@ class Server:
         """Of a method that raised what it should not have."""
         return PoolError(Code.INTERNAL, f"{path.rpartition('/')[2]} failed inside the server")
 
-    def keep(self, admission: Admission, size: int) -> None:
-        """An answer of so many bytes has to wait for its client. Raises PoolError where there is no room."""
-        admission.check_answer(size)
+    def keep(self, admission: Admission | None, size: int) -> None:
+        """An answer of so many bytes has to wait for its client; of no admission for a message of a streaming call.
+
+        Raises:
+            PoolError: there is no room for it.
+        """
+        if admission is None:
+            self.memory.check_answer(size, None, None)
+        else:
+            admission.check_answer(size)
 
     # -- deadlines --------------------------------------------------------------------------------
 

@@ -334,11 +334,12 @@ class _Server(Server):
         self._count(path, Code.RESOURCE_EXHAUSTED)
         return super().too_large(path, size)
 
-    def keep(self, admission: Admission, size: int) -> None:
+    def keep(self, admission: Admission | None, size: int) -> None:
         try:
             super().keep(admission, size)
         except PoolError:
-            self._metrics.unkept(admission.model or "")
+            model = None if admission is None else admission.model
+            self._metrics.unkept(model or "")
             raise
 
     def failed(self, path: str) -> PoolError:
