@@ -72,6 +72,13 @@ def test_a_body_goes_as_it_came(fronts: Fronts) -> None:
     assert fronts.dataplane.memory.used == 0
 
 
+def test_a_header_that_comes_twice(fronts: Fronts) -> None:
+    """Both values count, as of gRPC's metadata: neither takes the place of the other, whatever their order."""
+    assert post(fronts, b"x", "X-Tenant: a", "Accept: b", "x-tenant: c")[0] == 200
+    (head,) = fronts.dataplane.heads
+    assert head.metadata["x-tenant"] == "a,c"
+
+
 def test_a_deadline(fronts: Fronts) -> None:
     """504 when the time is up, and the request is cancelled."""
     status, text = post(fronts, b"wait")

@@ -83,8 +83,12 @@ class Head:
 
     @property
     def metadata(self) -> Mapping[str, str]:
-        """The headers by lower-case name."""
-        return {name.lower(): value for name, value in self._request.headers.items()}
+        """The headers by lower-case name; values of one name are joined by commas, as those of gRPC are."""
+        found: dict[str, str] = {}
+        for name, value in self._request.headers.items():
+            key = name.lower()
+            found[key] = f"{found[key]},{value}" if key in found else value
+        return found
 
 
 class RestApi:
