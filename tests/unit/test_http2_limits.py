@@ -8,6 +8,7 @@ from mpspool.core import http2_frames as frames
 from mpspool.core.http2_frames import ErrorCode
 from mpspool.router.fronts.http2.headers import encode
 from mpspool.router.fronts.http2.limits import Limits
+from mpspool.router.fronts.http2.streams import Buffer
 from tests.fakes.http2 import GREETING, REQUEST, Echo, Scene, data, goaway_code, headers, reset_codes
 
 frame = frames.frame
@@ -254,6 +255,26 @@ def test_a_peer_is_asked_whether_it_is_alive() -> None:
     assert not scene.connection.over
     tick(270.0)
     assert scene.connection.over
+
+
+def test_a_peer_that_takes_a_long_answer_is_not_asked() -> None:
+    """It may have opened its windows for all of it, and say nothing until it has it: a ping would wait behind all that waits."""
+    scene = Scene().greet()
+    scene.send(headers(1, end=True), frames.window_update(1, 2**30), frames.window_update(0, 2**30))
+    connection, write = scene.connection, scene.sink.writelines
+
+    def full(parts: list[Buffer]) -> None:
+        write(parts)
+        connection.pause()
+
+    scene.sink.writelines = full  # type: ignore[method-assign]
+    connection.respond(scene.all[1], b"\x88", b"", bytes(9 * 2**18), b"\x88")
+    for now_s in range(1, 400):
+        connection.tick(float(now_s))
+        if now_s % 50 == 0:
+            connection.resume()
+    assert not connection.over
+    assert {item.kind for item in scene.sent()} == {frames.HEADERS, frames.DATA}
 
 
 def test_a_body_that_stops_arriving() -> None:

@@ -91,7 +91,8 @@ class Connection(Receiver):
         self.useless = max(min(self.useless, 0), -_MOST_MADE_UP)
         self.toil = 0
         self._resets_left = self.limits.resets
-        if self._heard:
+        # A ping would be read behind all that waits: whoever takes that at the rate that is demanded lives.
+        if self._heard or self.paused:
             self._heard, self._heard_s, self._pinged_s = False, now_s, None
         if not self.greeted:
             if now_s - self._begun_s >= self.limits.greeting_s:
