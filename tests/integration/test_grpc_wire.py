@@ -537,6 +537,17 @@ def test_an_answer_that_waits_ends_with_its_deadline(fronts: Fronts, raw: Raw) -
     assert len(answer.body) == 65_535
 
 
+def test_a_message_of_a_stream_that_waits_ends_with_its_deadline(fronts: Fronts, raw: Raw) -> None:
+    """As an answer does: a status behind it would wait for as long."""
+    raw.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+    raw.flush()
+    number = raw.begin(("grpc-timeout", "300m"), head=to("/grpc.health.v1.Health/Watch"))
+    raw.data(number, message(b""), end=True)
+    until(lambda: fronts.dataplane.memory.used > 0)
+    until(lambda: fronts.dataplane.memory.used == 0)
+    assert raw.answer(number).reset == ErrorCode.CANCEL
+
+
 def test_what_the_socket_does_not_take_is_counted(fronts: Fronts) -> None:
     """A client whose windows are open and which does not read: what was handed to the transport counts until it has gone."""
     before = set(fronts.grpc._server.listener.links)

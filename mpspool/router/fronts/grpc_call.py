@@ -373,7 +373,7 @@ class Call(Stream):
 
     def expire(self) -> None:
         """The deadline has passed, and with it what its client waits for."""
-        if self.sent_all:
+        if self.sent_all or self.queued:
             self.connection.cancel(self)
             return
         self.refuse(PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded"))
