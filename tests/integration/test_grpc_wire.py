@@ -31,6 +31,7 @@ from h2.settings import SettingCodes
 from mpspool.core import http2_frames as frames
 from mpspool.core.errors import Code
 from mpspool.core.http2_frames import ErrorCode
+from mpspool.router.fronts import grpc_server
 from mpspool.router.fronts.http2 import link as link_module
 from mpspool.router.fronts.http2.limits import Limits
 from tests.integration.test_front import PREDICT, Fronts, until
@@ -400,6 +401,24 @@ def test_what_was_answered_is_not_kept(fronts: Fronts, raw: Raw) -> None:
         for _ in range(10):
             raw.call(message(bytes(2**20)), ("grpc-timeout", "60S"))
         until(lambda: held() - before < 2**20)
+
+
+def test_calls_that_have_ended_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that goes leaves nothing behind, though its calls had hours and no others come."""
+    monkeypatch.setattr(grpc_server, "PRUNE_S", 0.5)
+    with contextlib.closing(Fronts()) as fronts:
+        raw, server = Raw(fronts.grpc.port), fronts.grpc._server
+        for _ in range(100):
+            raw.data(raw.begin(("grpc-timeout", "9H")), message(bytes(10_000))[:4000])
+
+        async def begun() -> list[Any]:
+            return [call for call in server._calls() if call._start]
+
+        until(lambda: len(fronts.run(begun())) == 100)
+        calls = fronts.run(begun())
+        raw.socket.close()
+        until(lambda: not any(call.open or call._start for call in calls))
+        until(lambda: len(server._deadlines) == 0)
 
 
 def test_a_client_that_goes_away_within_its_message(fronts: Fronts) -> None:

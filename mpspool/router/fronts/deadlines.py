@@ -20,7 +20,7 @@ C = TypeVar("C", bound=Call)
 
 
 class Deadlines(Generic[C]):
-    """Calls by their deadlines, in nanoseconds of CLOCK_MONOTONIC. Those that have ended are forgotten in time."""
+    """Calls by their deadlines, in nanoseconds of CLOCK_MONOTONIC. Those that have ended are forgotten in time, where prune() is called now and then."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, C]] = []
@@ -35,10 +35,15 @@ class Deadlines(Generic[C]):
         heap = self._heap
         heapq.heappush(heap, (deadline_ns, next(self._tiebreak), call))
         if len(heap) > self._prune_at:
-            self._heap = heap = [item for item in heap if item[2].open]
-            heapq.heapify(heap)
-            self._prune_at = 2 * len(heap) + _SLACK
+            self.prune()
+            heap = self._heap
         return bool(heap) and heap[0][2] is call
+
+    def prune(self) -> None:
+        """Forgets those that have ended; many may come at once, and no others after them."""
+        self._heap = [item for item in self._heap if item[2].open]
+        heapq.heapify(self._heap)
+        self._prune_at = 2 * len(self._heap) + _SLACK
 
     def due(self, now_ns: int) -> list[C]:
         """Takes out those whose time has come."""

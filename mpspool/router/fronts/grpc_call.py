@@ -409,7 +409,7 @@ class Call(Stream):
         if self._admission is not None:
             self._admission.release()
             self._admission = None
-        self._buffer, self._complete = _NOTHING, None
+        self._start, self._buffer, self._complete = b"", _NOTHING, None
         while self._inbox:
             self._inbox.popleft()[2].release()
 

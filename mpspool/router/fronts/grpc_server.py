@@ -18,6 +18,8 @@ from mpspool.router.memory import Admission, Memory
 
 # The loop's timers count milliseconds, and may be that early.
 _TIMER_S = 0.001
+# Calls that have ended are known no longer than this, whatever deadlines their clients gave them.
+PRUNE_S = 30.0
 
 
 class Server:
@@ -47,6 +49,7 @@ class Server:
         self.listener = Listener(self._open, memory.hold, limits)
         self._deadlines: Deadlines[Call] = Deadlines()
         self._timer: asyncio.TimerHandle | None = None
+        self._pruned_ns = 0
 
     async def start(self, host: str, port: int) -> int:
         """Returns the port. Raises OSError."""
@@ -118,12 +121,15 @@ class Server:
             self._timer = None
         next_ns = self._deadlines.next_ns()
         if next_ns is not None:
-            self._timer = self.loop.call_later(
-                max(0.0, (next_ns - time.monotonic_ns()) / 1e9) + _TIMER_S, self._expire
-            )
+            later_s = min(max(0.0, (next_ns - time.monotonic_ns()) / 1e9), PRUNE_S)
+            self._timer = self.loop.call_later(later_s + _TIMER_S, self._expire)
 
     def _expire(self) -> None:
         self._timer = None
-        for call in self._deadlines.due(time.monotonic_ns()):
+        now_ns = time.monotonic_ns()
+        for call in self._deadlines.due(now_ns):
             call.expire()
+        if now_ns - self._pruned_ns >= PRUNE_S * 1e9:
+            self._pruned_ns = now_ns
+            self._deadlines.prune()
         self._arm()
