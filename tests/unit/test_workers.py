@@ -6,12 +6,15 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from mpspool.core import process
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import ModelSettings, MpsSettings, PoolSettings, RouterSettings, SlotSettings
+from mpspool.supervisor import programs
 from mpspool.supervisor.pool.workers import Workers
-from mpspool.supervisor.supervisord import ProcessInfo, ProcessState
+from mpspool.supervisor.supervisord import ProcessInfo, ProcessState, SupervisordError
 
 WORKERS = [WorkerId("half", 1, "gpu0", slot) for slot in range(3)]
 # Says who it is, and answers when a file is there.
@@ -81,3 +84,41 @@ def test_a_daemon_that_takes_its_time_holds_up_nobody(tmp_path: Path) -> None:
 def test_a_daemon_of_others_that_takes_its_time_holds_up_nobody(tmp_path: Path) -> None:
     """As one of ours."""
     asyncio.run(_asks_a_slow_daemon(tmp_path, external=True))
+
+
+class _Forgets:
+    """Supervisord that forgets what it is told to, or does not answer."""
+
+    answers = True
+
+    async def remove(self, program: str) -> None:
+        if not self.answers:
+            raise SupervisordError(f"{program}: nobody answers")
+
+
+def _workers(folder: Path, supervisord: _Forgets) -> Workers:
+    """Of a pool process that has just begun."""
+    run, config = RunDir(folder), pool_of_one_gpu(folder, external=False)
+    for part in run.folders():
+        part.mkdir(exist_ok=True)
+    return Workers(run, config, cast("Any", supervisord), {}, lambda: None)
+
+
+def test_what_is_removed_leaves_no_file_that_nobody_knows_of(tmp_path: Path) -> None:
+    """A pool process that does not get to the end of it leaves the program to its successor, and nothing else."""
+    run, supervisord = RunDir(tmp_path), _Forgets()
+    supervisord.answers = False
+    workers = _workers(tmp_path, supervisord)
+    program = WORKERS[0].program
+    files = [
+        programs.conf_file(run, program),
+        run.settings_file(program),
+        run.lock_file(program),
+        run.error_file(program),
+        run.progress_file(program, 2),
+    ]
+    for file in files:
+        file.touch()
+    with pytest.raises(SupervisordError):
+        asyncio.run(workers.remove(program, 0))
+    assert not [file for file in files if file.exists()]

@@ -174,20 +174,20 @@ class Workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
             return
-        (self._run.programs / f"{program}.conf").unlink(missing_ok=True)
+        # First: a pool process that is killed here leaves a program, which its successor finds.
+        for file in (
+            programs.conf_file(self._run, program),
+            self._run.settings_file(program),
+            self._run.lock_file(program),
+            self._run.error_file(program),
+            *self._run.progress.glob(f"{glob.escape(program)}.[0-9]*"),
+        ):
+            file.unlink(missing_ok=True)
         await self._supervisord.remove(program)
         self._gone.append(program)
         if len(self._gone) > _KEPT_LOGS:
             for log_file in self._run.logs.glob(f"{glob.escape(self._gone.popleft())}.log*"):
                 log_file.unlink(missing_ok=True)
-        for file in (
-            self._run.settings_file(program),
-            self._run.lock_file(program),
-            self._run.error_file(program),
-        ):
-            file.unlink(missing_ok=True)
-        for page in self._run.progress.glob(f"{glob.escape(program)}.[0-9]*"):
-            page.unlink(missing_ok=True)
 
     async def start(self, worker: WorkerId, generation: int, *, gives_way: bool) -> int:
         """Writes the settings of this generation and starts its process.
