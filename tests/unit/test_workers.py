@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any, cast
 
@@ -102,6 +103,25 @@ def _workers(folder: Path, supervisord: _Forgets) -> Workers:
     for part in run.folders():
         part.mkdir(exist_ok=True)
     return Workers(run, config, cast("Any", supervisord), {}, lambda: None)
+
+
+def test_the_logs_of_the_last_that_were_removed_are_kept(tmp_path: Path) -> None:
+    """Whichever pool process has removed them; those of what is there, and of what has never been a worker, stay besides."""
+    run = RunDir(tmp_path)
+    workers = _workers(tmp_path, _Forgets())
+    stay = ["pool", "router", "worker.half@1.cpu0.0", "publish.half@1"]
+    gone = [f"{sort}.half@{number}" for number in range(2, 42) for sort in ("worker", "publish")]
+    for program in (*stay, *gone):
+        run.log_file(program).touch()
+        run.log_file(program).with_suffix(".log.1").touch()
+        os.utime(run.log_file(program), (0, 0))
+    for program in (*stay[2:], *gone):
+        programs.conf_file(run, program).touch()
+    for program in gone:
+        asyncio.run(workers.remove(program, 0))
+        workers = _workers(tmp_path, _Forgets())
+    kept = {file.name for file in run.logs.iterdir()}
+    assert kept == {f"{program}.log{part}" for program in (*stay, *gone[-50:]) for part in ("", ".1")}
 
 
 def test_what_is_removed_leaves_no_file_that_nobody_knows_of(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import math
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from mpspool.core import log, process, settings, slot_lock
-from mpspool.core.ids import WorkerId
+from mpspool.core.ids import FETCH_PREFIX, PUBLISH_PREFIX, WORKER_PREFIX, WorkerId
 from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import ModelSettings, MpsSettings, PoolSettings, SlotSettings, WorkerSettings
 from mpspool.mps.control import Control, ControlError, NotAnsweringError
@@ -40,8 +39,9 @@ _ASK_AGAIN_S = 1.0
 # How long a daemon is waited for that is asked whether it answers.
 _ANSWER_S = 0.5
 _OVERRIDES = "overrides"
-# Of programs that were removed, those whose logs are kept.
+# Of programs that come and go, and were removed, those whose logs are kept.
 _KEPT_LOGS = 50
+_REMOVED = (WORKER_PREFIX, PUBLISH_PREFIX, FETCH_PREFIX)
 
 
 class _Overrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,14 +114,11 @@ class Workers:
         self._ask_again_at: dict[str, float] = {}
         self._asking: dict[str, _Asked] = {}
         self._overrides = self._recall()
-        self._gone: deque[str] = deque()
 
     async def add(self, workers: Iterable[WorkerId]) -> None:
         """Makes supervisord know these workers. Raises SupervisordError."""
         names = []
         for worker in workers:
-            with contextlib.suppress(ValueError):
-                self._gone.remove(worker.program)  # it has come back
             write_file(programs.conf_file(self._run, worker.program), self._conf(worker))
             names.append(worker.program)
         await self._supervisord.add(names)
@@ -184,9 +181,20 @@ class Workers:
         ):
             file.unlink(missing_ok=True)
         await self._supervisord.remove(program)
-        self._gone.append(program)
-        if len(self._gone) > _KEPT_LOGS:
-            for log_file in self._run.logs.glob(f"{glob.escape(self._gone.popleft())}.log*"):
+        with contextlib.suppress(OSError):
+            os.utime(self._run.log_file(program))
+        self._forget_logs()
+
+    def _forget_logs(self) -> None:
+        """Of the programs that were removed, by this pool process or one before it, the last ones' logs are kept."""
+        removed: list[tuple[int, str]] = []
+        for file in self._run.logs.glob("*.log"):
+            program = file.name.removesuffix(".log")
+            if program.startswith(_REMOVED) and not programs.conf_file(self._run, program).exists():
+                with contextlib.suppress(OSError):
+                    removed.append((file.stat().st_mtime_ns, program))
+        for _, program in sorted(removed)[:-_KEPT_LOGS]:
+            for log_file in self._run.logs.glob(f"{glob.escape(program)}.log*"):
                 log_file.unlink(missing_ok=True)
 
     async def start(self, worker: WorkerId, generation: int, *, gives_way: bool) -> int:
