@@ -86,6 +86,24 @@ def test_the_pool_process_is_killed_after_the_old_version_has_stopped_for_it(
         assert set(report["errors"]) <= {"UNAVAILABLE"}, report
 
 
+def test_what_stops_first_is_what_is_there_by_now(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path]
+) -> None:
+    """Not what had its number before: a version is judged by the inputs of those files that were loaded last."""
+    with short_dir() as root:
+        shutil.copytree(model_dir(MODEL) / "1", root / "1")
+        args = ("--model", f"{MODEL}={root}", "--cpu-slots", 1, "--file-system-poll-wait-seconds", 0.2)
+        pool = start_pool(*args, env={"MPSPOOL_SWAP": "stop_first"}).wait()
+        assert cli("unload", MODEL, "--run-dir", pool.run_dir).returncode == 0
+        shutil.rmtree(root / "1")
+        publish(root, model_dir("defaults") / "1", 1)
+        assert cli("load", MODEL, "--run-dir", pool.run_dir).returncode == 0
+        serves(pool, 1)
+        publish(root, model_dir("defaults") / "1", 2)
+        until(lambda: 2 in states(pool), 30, "version 2 is seen")
+        serves(pool, 2)
+
+
 def test_other_inputs_may_be_allowed(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -107,3 +107,23 @@ def test_a_successor_has_what_was_kept(tmp_path: Path) -> None:
     assert "it has no input 'x'" in (asyncio.run(after.unfit(ONE, TWO)) or "")
     file.write_text("{")
     assert Successions(lambda _model: SETTINGS, router, file).forgot(ONE)
+
+
+def test_what_comes_again_under_its_number_is_asked_again(tmp_path: Path) -> None:
+    """Whatever was kept of what had that number before, be it that the one now is there or has gone."""
+    router = Router(tmp_path)
+
+    async def story() -> list[str | None]:
+        router.signatures = {ONE: signatures("x")}
+        asked = Successions(lambda _model: SETTINGS, router, router.file)
+        await asked.keep([ONE])
+        await asked.keep([])
+        router.signatures = {ONE: signatures("y"), TWO: signatures("y")}
+        present = await asked.unfit(ONE, TWO)
+        await asked.keep([ONE])
+        await asked.keep([])
+        del router.signatures[ONE]
+        asked.forget()
+        return [present, await asked.unfit(ONE, TWO)]
+
+    assert asyncio.run(story()) == ["", ""]

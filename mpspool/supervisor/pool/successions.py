@@ -46,6 +46,8 @@ class Successions:
         self._judged: dict[tuple[ModelVersion, ModelVersion, bool], str] = {}
         # Of those that will have gone when they are asked for.
         self._kept = self._recall()
+        # Of these, those that are served as they were when they were asked: under a number that comes again there may be another.
+        self._present: set[ModelVersion] = set()
 
     def forget(self) -> None:
         self._judged.clear()
@@ -53,10 +55,12 @@ class Successions:
     async def keep(self, models: Iterable[ModelVersion]) -> None:
         """Has what is known of these at hand when they have gone; of others of their models no more."""
         there, before = set(models), self._kept
-        for model in there - self._kept.keys():
+        self._present &= there
+        for model in there - self._present:
             with contextlib.suppress(ControlError, ValueError):
                 if found := await self._signatures(model):
                     self._kept = {**self._kept, model: found}
+                    self._present.add(model)
         names = {model.name for model in there}
         self._kept = {
             model: found for model, found in self._kept.items() if model in there or model.name not in names
@@ -97,7 +101,7 @@ class Successions:
 
     async def _judge(self, before: ModelVersion, after: ModelVersion, *, by_hand: bool) -> str | None:
         try:
-            found = [self._kept.get(model) or await self._signatures(model) for model in (before, after)]
+            found = [await self._signatures(model) or self._kept.get(model, b"") for model in (before, after)]
         except (ControlError, ValueError):
             return None
         if not all(found):
