@@ -128,6 +128,30 @@ def test_a_version_whose_files_changed_is_tried_again_at_once() -> None:
     assert phases(versions) == {1: SERVING, 2: LOADING}
 
 
+def test_a_version_whose_files_changed_is_tried_again_where_a_newer_one_fails_too() -> None:
+    """Without the newer one it is what is meant; once, unless they change again, and not while they look broken."""
+    versions = model(1)
+    for number in (2, 3):
+        versions.found = found(*range(1, number + 1))
+        versions.step({1: READY}, 0.0)
+        versions.retries = Retries(0, 60.0)
+        versions.step({1: READY, number: BROKEN}, 0.0)
+    assert phases(versions) == {1: SERVING, 2: FAILED, 3: FAILED}
+    assert not versions.step({1: READY}, 0.0)
+    versions.found = {**found(1, 3), 2: Found("/m/2", "short", "saved_model.pb is cut short")}
+    assert not versions.step({1: READY}, 0.0)
+    versions.found = {**found(1, 3), 2: Found("/m/2", "other")}
+    assert versions.step({1: READY}, 0.0)
+    assert (phases(versions), routed(versions)) == ({1: SERVING, 2: LOADING, 3: FAILED}, 1)
+    versions.step({1: READY, 2: BROKEN}, 0.0)
+    assert not versions.step({1: READY}, 1e6)
+    versions.found = {**found(1, 3), 2: Found("/m/2", "once more")}
+    versions.step({1: READY}, 1e6)
+    versions.step({1: READY, 2: READY}, 1e6)
+    settle(versions, {1: READY, 2: READY})
+    assert phases(versions) == {2: SERVING, 3: FAILED}
+
+
 @pytest.mark.parametrize("now", [Found("/m/1", "other"), Found("/other/1", "whole")])
 def test_workers_with_the_former_files_go_first(now: Found) -> None:
     """Of a version that failed, those that are READY would answer beside those that have other files; with the same files they stay."""

@@ -361,9 +361,16 @@ class Versions:
     def aspired(self) -> set[int]:
         """Which of those there are should be served: where one that is meant has failed, the one before it."""
         failed = {
-            version.number for version in self._versions.values() if version.phase is VersionPhase.FAILED
+            version.number
+            for version in self._versions.values()
+            if version.phase is VersionPhase.FAILED and not self._is_mended(version)
         }
         return self._meant(failed) | (self.loaded_and_found() - failed)
+
+    def _is_mended(self, failed: Version) -> bool:
+        """Whether other files are there by now than those that failed, and look whole."""
+        found = self.found.get(failed.number)
+        return found is not None and not found.wrong and _is_another(failed, found)
 
     def wanted(self) -> set[int]:
         """What should be served, and where all of it has failed, what that is."""
