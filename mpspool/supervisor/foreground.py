@@ -22,7 +22,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -39,6 +39,7 @@ from mpspool.supervisor.model_file_watch import ModelFileWatch
 from mpspool.supervisor.orders import Orders
 from mpspool.supervisor.origin import Origin
 from mpspool.supervisor.origin import save as save_origin
+from mpspool.supervisor.remote.place import COPYING
 from mpspool.supervisor.supervisord import Supervisord, SupervisordError
 
 _START_S = 15.0
@@ -129,7 +130,8 @@ class _Foreground:
         self._say = say
         self._supervisord = Supervisord(folder.supervisord_socket)
         self._child: subprocess.Popen[bytes] | None = None
-        self._reloader: subprocess.Popen[str] | None = None
+        self._reloaders: list[subprocess.Popen[str]] = []
+        self._last_reloader: subprocess.Popen[str] | None = None
         self._reload = asyncio.Event()
         self._reload_why = ""
         self._asked = asyncio.Event()
@@ -171,8 +173,8 @@ class _Foreground:
         finally:
             for task in tasks:
                 task.cancel()
-            if self._reloader is not None:
-                self._reloader.kill()
+            for reloader in self._reloaders:
+                reloader.kill()
             await self._clear()
             self._orders.ignore()
             self._say("stopped")
@@ -220,8 +222,8 @@ class _Foreground:
             if self._child is not None and found.si_pid == self._child.pid:
                 self._child.poll()
                 self._died.set()
-            elif self._reloader is not None and found.si_pid == self._reloader.pid:
-                self._reloader.poll()
+            elif mine := [one for one in self._reloaders if one.pid == found.si_pid]:
+                mine[0].poll()
             else:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(found.si_pid, os.WNOHANG)
@@ -263,33 +265,72 @@ class _Foreground:
             self._say(f"try: {command}")
 
     async def _reload_for_ever(self) -> None:
-        """Once for all orders that come before the pool has been asked."""
-        while True:
-            await self._reload.wait()
-            self._reload.clear()
-            self._say(f"reload: {self._reload_why or 'asked for by SIGHUP'}")
-            self._reload_why = ""
-            command = [sys.executable, "-P", "-m", "mpspool", "reload", "--run-dir", str(self._folder.root)]
-            try:
-                self._reloader = subprocess.Popen(  # noqa: ASYNC220  it returns at once
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                    errors="replace",
-                )
-            except OSError as error:
-                # No memory or processes, say, or another environment in the place of ours.
-                self._reload_failed = True
-                self._say(f"reload: failed: {sys.executable} cannot be started: {error.strerror}")
-                continue
-            output, _ = await asyncio.to_thread(self._reloader.communicate)
-            for line in output.splitlines():
-                self._say(f"reload: {line}")
-            done = {0: "done", 2: "refused"}.get(self._reloader.returncode, "failed")
-            self._reload_failed = self._reloader.returncode != 0
+        """Once for all orders that come before the pool has been asked; how long that takes to hold is in nobody's way."""
+        async with asyncio.TaskGroup() as following:
+            while True:
+                await self._reload.wait()
+                self._reload.clear()
+                self._say(f"reload: {self._reload_why or 'asked for by SIGHUP'}")
+                self._reload_why = ""
+                if (reloader := self._start_reload()) is not None:
+                    asked = asyncio.Event()
+                    following.create_task(self._follow_reload(reloader, asked))
+                    await asked.wait()
+
+    def _start_reload(self) -> subprocess.Popen[str] | None:
+        """None where it cannot be started, which is said."""
+        command = [sys.executable, "-P", "-m", "mpspool", "reload", "--run-dir", str(self._folder.root)]
+        pipe = subprocess.PIPE
+        try:
+            reloader = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, errors="replace"
+            )
+        except OSError as error:
+            # No memory or processes, say, or another environment in the place of ours.
+            self._reload_failed = True
+            self._say(f"reload: failed: {sys.executable} cannot be started: {error.strerror}")
+            return None
+        self._reloaders.append(reloader)
+        self._last_reloader = reloader
+        return reloader
+
+    async def _follow_reload(self, reloader: subprocess.Popen[str], asked: asyncio.Event) -> None:
+        """Says what it says, and what comes of it.
+
+        Args:
+            reloader: `mpspool reload`.
+            asked: set once the pool has taken up what that has read, or it has ended.
+        """
+
+        def on_line(line: str) -> None:
+            if not asked.is_set() and not line.startswith(COPYING):  # what changes: the pool has it
+                for other in self._reloaders:
+                    if other is not reloader:
+                        other.kill()
+                asked.set()
+
+        try:
+            await asyncio.gather(
+                self._say_lines(reloader.stdout, on_line), self._say_lines(reloader.stderr, lambda _: None)
+            )
+            await asyncio.to_thread(reloader.wait)
+            if reloader is self._last_reloader:
+                self._reload_failed = reloader.returncode != 0
+            elif reloader.returncode < 0:
+                self._say("reload: another has been taken up in its place")
+                return
+            done = {0: "done", 2: "refused"}.get(reloader.returncode, "failed")
             self._say(f"reload: {done}")
+        finally:
+            self._reloaders.remove(reloader)
+            asked.set()
+
+    async def _say_lines(self, stream: IO[str] | None, on_line: Callable[[str], None]) -> None:
+        assert stream is not None
+        with stream:
+            while line := await asyncio.to_thread(stream.readline):
+                on_line(line)
+                self._say(f"reload: {line.rstrip()}")
 
     async def _watch_models(self) -> None:
         """Has a reload done when a model_config_file that is to be looked at has changed.

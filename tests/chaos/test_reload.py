@@ -467,6 +467,28 @@ def test_a_hangup_reloads(pool: Pool, file: File, load: LoadStarter, whom: str) 
     assert alike(before, pool.workers()) == before.keys()
 
 
+def test_a_hangup_takes_the_place_of_one_that_waits(pool: Pool, file: File) -> None:
+    """What the one before it has taken up does not come about, for the nursery stands still: nobody waits for that."""
+    file.write({MODEL: {}})
+    reload(pool)
+    before = pool.workers()
+    nursery = pool.process_pid("nursery")
+    said = len(pool.output.read_text())
+    os.kill(nursery, signal.SIGSTOP)
+    try:
+        file.write({MODEL: {}, OTHER: {}})
+        os.kill(pool.pid, signal.SIGHUP)
+        until(lambda: "is added" in pool.output.read_text()[said:], 10)
+        file.write({MODEL: {}})
+        os.kill(pool.pid, signal.SIGHUP)
+        until(lambda: "is taken out" in pool.output.read_text()[said:], 10)
+    finally:
+        os.kill(nursery, signal.SIGCONT)
+    until(lambda: "reload: done" in pool.output.read_text()[said:], 60)
+    assert "reload: another has been taken up in its place" in pool.output.read_text()[said:]
+    assert alike(before, pool.workers()) == before.keys()
+
+
 def test_what_cannot_be_started_with_other_settings_serves_on(
     pool: Pool, file: File, load: LoadStarter, tmp_path: Path
 ) -> None:

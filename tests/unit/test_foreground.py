@@ -17,6 +17,20 @@ from mpspool.supervisor import foreground, leftovers, lock
 from mpspool.supervisor.foreground import _Foreground
 from mpspool.supervisor.orders import Orders
 
+# `mpspool reload`: the first says something more once the second is there, and waits; the second is done when it is told to be.
+RELOAD = """#!/bin/sh
+cd {folder}
+if mkdir first 2>/dev/null; then
+    echo slots come
+    until [ -e second ]; do sleep 0.01; done
+    echo and go
+    exec sleep 60
+fi
+touch second
+until [ -e taken ]; do sleep 0.01; done
+echo a model is added
+"""
+
 
 def settings_of(run: Path) -> PoolSettings:
     fronts = {"run_dir": str(run), "host": "127.0.0.1", "grpc_port": 0, "rest_port": 0}
@@ -64,3 +78,39 @@ def test_a_reload_that_cannot_be_started_is_not_the_last(
 
     failed = "reload: failed: /nowhere/python cannot be started: No such file or directory"
     assert asyncio.run(story()) == 2 * ["reload: asked for by SIGHUP", failed]
+
+
+def test_a_reload_gives_way_to_the_next_when_that_is_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not before: it says on what changes, and the other is not ended for it."""
+    program = tmp_path / "python"
+    program.write_text(RELOAD.format(folder=tmp_path))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+    async def story() -> list[str]:
+        said: list[str] = []
+
+        async def until(line: str) -> None:
+            async with asyncio.timeout(60):
+                while line not in said:
+                    await asyncio.sleep(0.01)
+
+        process = _Foreground(RunDir(tmp_path), settings_of(tmp_path), Orders(), said.append)
+        obeying = asyncio.create_task(process._reload_for_ever())
+        process._reload.set()
+        await until("reload: slots come")
+        process._reload.set()
+        await until("reload: and go")
+        (tmp_path / "taken").touch()
+        await until("reload: done")
+        await until("reload: another has been taken up in its place")
+        obeying.cancel()
+        return said
+
+    said = asyncio.run(story())
+    asked = ["reload: asked for by SIGHUP"]
+    assert said[:5] == [
+        *asked, "reload: slots come", *asked, "reload: and go", "reload: a model is added"
+    ]  # fmt: skip
