@@ -755,6 +755,18 @@ def test_a_batch_that_takes_nearly_all_the_time_there_is_is_run() -> None:
     assert rows(scheduler.dispatch(0)) == [40]
 
 
+def test_nobody_is_refused_by_batches_larger_than_were_seen() -> None:
+    """Of a row that took 10 ms a batch of 32 need not take 320, which is known once one has."""
+    scheduler = learned(make(max_batch_size=32, max_enqueued_batches=100), {1: 10.0})
+    waiting = [ask(scheduler, deadline_ns=100 * MS) for _ in range(256)]
+    with pytest.raises(PoolError, match=r"what waits before it 90\.0 ms"):
+        [ask(scheduler, deadline_ns=99 * MS) for _ in range(100)]
+    learned(scheduler, {32: 200.0})
+    assert all(entry.waiting for entry in waiting)
+    with pytest.raises(PoolError, match=r"what waits before it 1800\.0 ms"):
+        ask(scheduler, deadline_ns=1000 * MS)
+
+
 def test_a_batch_that_waits_for_its_timeout_is_not_cut() -> None:
     """What is left of it would wait for its own, beside idle workers."""
     scheduler = learned(make(2, max_batch_size=1000, batch_timeout_us=50_000), {10: 0.125, 1000: 12.5})

@@ -157,7 +157,10 @@ def _ahead_s(queue: Queue, entry: Entry, workers: int) -> float:
             return 0.0
         lines = [line]
         runs = line.rows // settings.run_rows
-        run_s = settings.run_rows * queue.costs.least_per_row(queue.model, entry.signature) / 1e6
+        # More rows than were seen cost no more than those did, as far as is known.
+        whole_us = queue.costs.at_least(queue.model, entry.signature, 0, settings.run_rows)
+        run_us = settings.run_rows * queue.costs.least_per_row(queue.model, entry.signature)
+        run_s = min(run_us, whole_us) / 1e6
     firsts = [line.first(0) for line in lines]  # those whose deadlines have passed stay, to be refused
     if all(first is None or entry.arrived_ns < first.arrived_ns for first in firsts):
         return 0.0  # it comes from a version that went, and has waited for longer
