@@ -1222,3 +1222,27 @@ def test_the_sooner_of_two_batches_is_sent_in_its_time() -> None:
     pool.finished("a", running.dispatch, now_ns=12 * MS)
     pool.dispatch(12 * MS)
     assert pool.look_again_ns(12 * MS) == 20 * MS
+
+
+@pytest.mark.parametrize("batching", [None, BatchingSettings(max_batch_size=4)])
+def test_who_is_next_after_those_that_are_late_have_left(batching: BatchingSettings | None) -> None:
+    """The earliest deadline of all, and not of those that share a batch, or a model, with who has left."""
+    rules = QueueRules(policy=edf, batching=batching)
+    pool = Scheduler(PoolRules(limits=Limits(running=1)), rules)
+    other = MODEL if batching else OTHER
+    for _ in range(2):
+        for model in (MODEL, OTHER):
+            pool.costs.observe(model, "", 1, 20_000, rows=bool(batching))
+    late, far, near = (
+        Entry(model, "", b"x", 0, until_ms * MS, rows=bool(batching), kind=("", b"", kind))
+        for model, kind, until_ms in ((MODEL, b"k", 30), (MODEL, b"k", 9000), (other, b"l", 60))
+    )
+    for entry in (late, far, near):
+        pool.arrive(entry, 0)
+    for model in (MODEL, OTHER):
+        pool.join(model.name, model, 1, "gpu")
+    left, sent = pool.dispatch(15 * MS)
+    assert isinstance(left, Refuse)
+    assert left.entry is late
+    assert isinstance(sent, Send)
+    assert sent.entries == [near]

@@ -91,7 +91,7 @@ def is_short_from(queue: Queue, was_us: float, long_us: float) -> bool:
 
 
 def take(queue: Queue, line: Line, now_ns: int, begin_ns: int, share: int, long: bool) -> Batch:
-    """The next dispatch from a line; empty where all in it are late.
+    """The next dispatch from a line; empty where somebody has left, and who is next is to be seen anew.
 
     Args:
         queue: whose.
@@ -224,6 +224,8 @@ def _take_batch(
     most = _leave_late(
         queue, line, now_ns, begin_ns, lambda entry: _plan_batch(queue, line, entry, most, begin_ns)
     )
+    if queue.late:
+        return [], 0.0, 0.0
     whole = min(most, line.rows)
     whole_us = _least_us(queue, line, whole)
     cut = queue.rules.refuse_late and not batching.waits(settings)
@@ -280,6 +282,8 @@ def _take_short(
 ) -> tuple[list[Entry], float | None, float]:
     """Up to `share` short ones, and the microseconds that they cost, as predicted and for sure."""
     most_us = _leave_late(queue, line, now_ns, begin_ns, lambda entry: _plan_short(queue, line, entry, share))
+    if queue.late:
+        return [], 0.0, 0.0
     entries: list[Entry] = []
     total_us: float | None = 0.0
     sure_s = 0.0

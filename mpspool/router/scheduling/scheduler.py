@@ -555,6 +555,9 @@ class Scheduler:
                 were looked at.
             meeting: where they take turns.
             now_ns: the time.
+
+        Returns:
+            Whether there may be another: one was sent, or who was next has left, and somebody else is.
         """
         alone = len(queues) == 1
         # By device, and by policy: the numbers of two need not mean the same, and are not compared.
@@ -587,14 +590,15 @@ class Scheduler:
             self._refuse(entry, Code.DEADLINE_EXCEEDED, _TOO_LATE, Lack.TIME) for entry in queue.late
         ]
         queue.late.clear()
+        if not batch.entries:
+            return True
         if meeting is not None:
             if batch.cost_us is None:
                 batch.charge_s = LEAST_S
             cost_s = batch.charge_s or (batch.cost_us or 0.0) / 1e6
             others = (worker.device, not long) in could
             self._turns[worker.device].serve(queue, long, cost_s, could[worker.device, long], others=others)
-        if batch.entries:
-            self._orders.append(self._send(queue, worker, batch, now_ns))
+        self._orders.append(self._send(queue, worker, batch, now_ns))
         return True
 
     def _next(self, queue: Queue, now_ns: int, alone: bool) -> list[_Choice]:
