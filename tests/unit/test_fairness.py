@@ -594,6 +594,63 @@ def test_what_waits_for_the_slow_lane_refuses_nobody_else() -> None:
     assert (pool.scheduler.queued(A), pool.scheduler.queued_slow(A)) == (49, 49)
 
 
+class Sharing:
+    """One worker, and clients whose requests share its dispatches."""
+
+    def __init__(self, settings: BatchingSettings | None) -> None:
+        self.batching = settings is not None
+        self.scheduler = Scheduler(PoolRules(), QueueRules(fair=True, batching=settings))
+        for _ in range(2):
+            self.scheduler.costs.observe(A, "", 1, 100)
+            self.scheduler.costs.observe(A, "", 0, 1000, rows=8)
+        self.scheduler.join("w", A, 1)
+
+    def ask(self, client: str, count: int = 1, kind: bytes = b"k") -> None:
+        for _ in range(count):
+            entry = Entry(*(A, "", b"x", MS), rows=int(self.batching), kind=("", b"", kind), client=client)
+            self.scheduler.arrive(entry, MS)
+
+    def run(self) -> Counter[str]:
+        """One dispatch: how many of whom."""
+        (send,) = self.scheduler.dispatch(MS)
+        assert isinstance(send, Send)
+        self.scheduler.finished(send.worker, send.dispatch, now_ns=MS)
+        for entry in send.entries:
+            self.scheduler.answered(entry, ran=True)
+        return Counter(entry.client for entry in send.entries)
+
+
+SHARED = BatchingSettings(max_batch_size=8, max_enqueued_batches=1000)
+
+
+@pytest.mark.parametrize("settings", [None, SHARED], ids=["one by one", "batches"])
+def test_who_had_more_while_nobody_waited_has_its_part(settings: BatchingSettings | None) -> None:
+    """Two had all that they asked for, in dispatches that they shared; beside a flood of a third the larger is served at once."""
+    pool = Sharing(settings)
+    for _ in range(100):
+        pool.ask("small")
+        pool.ask("large", 7)
+        assert pool.run() == {"small": 1, "large": 7}
+    pool.ask("flood", 100)
+    pool.ask("large", 8)
+    assert pool.run()["large"] >= 3
+
+
+def test_who_fills_the_batches_of_another_has_its_turns_by_that() -> None:
+    """A small client's requests begin batches that a large one fills: between them a third, of another kind, has its half."""
+    pool = Sharing(SHARED)
+    pool.ask("flood", 1000, b"other")
+    pool.ask("small", 2)
+    pool.ask("large", 7)
+    sent: Counter[str] = Counter()
+    for _ in range(100):
+        ran = pool.run()
+        sent += ran
+        pool.ask("small", ran["small"])
+        pool.ask("large", ran["large"])
+    assert sent["flood"] >= 300
+
+
 @pytest.mark.parametrize("pause_ms", [0, 50, 100, 300])
 def test_who_asks_now_and_then_is_not_behind_what_ran_meanwhile(pause_ms: int) -> None:
     """One model asks for 100 ms at a time and pauses; what another was sent meanwhile counts as the other's turns."""

@@ -111,8 +111,9 @@ def take(queue: Queue, line: Line, now_ns: int, begin_ns: int, share: int, long:
     else:
         entries, cost_us, sure_us = _take_short(queue, line, now_ns, begin_ns, share)
     if queue.rules.fair and entries:
+        for entry in entries:  # in the order of their turns; who fills a batch has had its turn, too
+            queue.shares.of(line.slow).served(entry.start_s, entry.key - entry.start_s)
         taken = entries[0]
-        queue.shares.of(line.slow).served(taken.start_s, taken.key - taken.start_s)
         if not line.slow:
             for other in queue.lines.values():
                 if (
