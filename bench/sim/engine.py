@@ -238,6 +238,7 @@ class _Router:
 
     def arrive(self, job: Job) -> None:
         start_ns = time.thread_time_ns()
+        self._refuse(self.scheduler.expire(self._simulation.now_ns))
         try:
             stirs = self.scheduler.arrive(job, self._simulation.now_ns)
         except PoolError as error:

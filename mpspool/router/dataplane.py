@@ -267,6 +267,7 @@ class Dataplane:
         Before one is refused, results that are here make room: in a flood, the loop would come to them after hundreds of refusals,
         and the workers wait for as long.
         """
+        self._refuse(self._scheduler.expire(now_ns))  # it is before nobody any more
         try:
             return self._scheduler.arrive_in_parts(parts, now_ns, evict=not self._pumping)
         except PoolError as error:

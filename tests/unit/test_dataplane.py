@@ -861,6 +861,30 @@ def test_a_request_that_the_queue_has_no_room_for_is_counted_so(tmp_path: Path) 
     play(tmp_path, story)
 
 
+def test_what_has_expired_keeps_nobody_out(tmp_path: Path) -> None:
+    """It is refused before who comes is, though nothing has happened since its time was up."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([{**MODEL, "queue": {"max_queued_requests": 1}}], {})
+        expired = scene.ask(time.monotonic_ns() + 5_000_000)
+        await settle()
+        time.sleep(0.01)  # noqa: ASYNC251  so that nothing else comes to it
+        asked = scene.ask()
+        await settle()
+        with pytest.raises(PoolError) as late:
+            await expired
+        assert late.value.code is Code.DEADLINE_EXCEEDED
+        assert not asked.done()
+        worker = scene.hello(0)
+        await settle()
+        (dispatch,) = scene.link.dispatches(worker)
+        scene.answer(worker, dispatch)
+        assert await asked == b"answer"
+        assert scene.recorder.lacks == []
+
+    play(tmp_path, story)
+
+
 @pytest.mark.parametrize(
     "model",
     [
