@@ -200,6 +200,24 @@ def test_idle_workers_are_not_for_the_hopeless() -> None:
     assert sum(now_ms >= 25_000 for now_ms in ran) == 50
 
 
+def test_the_hopeless_are_tried_beside_those_that_take_longer() -> None:
+    """A try of ten seconds is for those that take so long: of those of 80 ms the next is tried 1.6 s after the last."""
+    pool = Scheduler(PoolRules(), QueueRules())
+    for signature, cost_us in (("long", 10_000_000), ("short", 80_000)) * 2:
+        pool.costs.observe(MODEL, signature, 1, cost_us)
+    pool.join("a", MODEL, 1)
+    ran = []
+    for now_ms in range(0, 5000, 100):
+        for signature, given_ms in (("long", 4000), ("short", 30)):
+            with contextlib.suppress(PoolError):
+                pool.arrive(Entry(MODEL, signature, b"x", now_ms * MS, (now_ms + given_ms) * MS), now_ms * MS)
+            for order in pool.dispatch(now_ms * MS):
+                assert isinstance(order, Send)
+                pool.finished("a", order.dispatch, now_ns=now_ms * MS)
+                ran.append((signature, now_ms))
+    assert ran == [("long", 0), ("short", 0), ("short", 1600), ("short", 3200), ("short", 4800)]
+
+
 def test_a_lone_first_run_does_not_keep_the_late_in_the_queue() -> None:
     """Where a row was run by itself but once, what full batches take says who cannot be in time: in the queue, and at the door."""
     scheduler = Scheduler(PoolRules(), QueueRules(batching=BatchingSettings(max_batch_size=4)))

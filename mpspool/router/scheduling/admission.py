@@ -120,8 +120,9 @@ def check_deadline(queue: Queue, parts: Sequence[Entry], now_ns: int) -> None:
         # It keeps nobody waiting, and may take less than such do as a rule.
         if cost_s < _HOPELESS * left_s:
             return
-        if now_ns >= queue.try_ns:  # how else would anybody learn that such take less by now?
-            queue.try_ns = now_ns + int(cost_s * _TRY_EVERY * 1e9)
+        about = int(cost_s * 1e6).bit_length()
+        if now_ns >= queue.try_ns.get(about, 0):  # how else would anybody learn that such take less by now?
+            queue.try_ns[about] = now_ns + int(cost_s * _TRY_EVERY * 1e9)
             return
     ahead_s = _ahead_s(queue, first, workers)
     spare_s = left_s - cost_s - ahead_s

@@ -84,7 +84,8 @@ class Queue:
         length: requests that wait and are still wanted, suspects among them.
         waiting_s: what those in the lines take of a worker's time for sure.
         due_ns: when the scheduler looks at it again, at the latest; 0 for when something happens.
-        try_ns: from when on a request that will be late, as far as is known, is run all the same where a worker is idle.
+        try_ns: from when on a request that will be late, as far as is known, is run all the same where a worker is idle; of those
+            that take about as long, by how long that is.
         late: those that have left, for they cannot be in time any more, and are to be refused.
         lived: the bodies of the last answers.
         excused: when a body's being in `lived` was made use of.
@@ -105,7 +106,7 @@ class Queue:
     length: int = 0
     waiting_s: float = 0.0
     due_ns: int = 0
-    try_ns: int = 0
+    try_ns: dict[int, int] = field(default_factory=dict)
     late: list[Entry] = field(default_factory=list)
     lived: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LIVED))
     excused: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
