@@ -126,8 +126,15 @@ def test_a_mistake_hides_no_other(root: Path, taken_port: int) -> None:
     assert last == "nothing was started"
 
 
-@pytest.mark.parametrize("room", [0, 16], ids=["none", "for the lock alone"])
-def test_a_run_folder_without_room_is_said(root: Path, model_dir: ModelDir, room: int) -> None:
+@pytest.mark.parametrize(
+    ("room", "text"),
+    [
+        (0, "no folder for temporary files can be written, neither /tmp nor /var/tmp; make room there"),
+        (16, "run_dir: {run}: File too large; choose another"),
+    ],
+    ids=["none", "for the lock alone"],
+)
+def test_a_run_folder_without_room_is_said(root: Path, model_dir: ModelDir, room: int, text: str) -> None:
     """By its name and with what to do, not by where the program was."""
     done = cli(
         *("start", "--run-dir", root / "run", "--grpc-port", free_port(), "--rest-port", free_port()),
@@ -135,8 +142,6 @@ def test_a_run_folder_without_room_is_said(root: Path, model_dir: ModelDir, room
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)),
     )
     assert done.returncode == 2
-    assert done.stderr.startswith(f"error: run_dir: {root / 'run'}: File too large; choose another"), (
-        done.stderr
-    )
+    assert done.stderr.startswith(f"error: {text.format(run=root / 'run')}"), done.stderr
     assert done.stderr.endswith("nothing was started\n")
     assert not lock.holder(RunDir(root / "run"))

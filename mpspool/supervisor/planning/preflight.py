@@ -344,7 +344,7 @@ def check_temp_folder() -> list[Problem]:
     try:
         tempfile.gettempdir()
     except FileNotFoundError:
-        text = "no folder for temporary files can be written, neither /tmp nor /var/tmp; mount one (docker run --tmpfs /tmp, an emptyDir), or set TMPDIR"
+        text = "no folder for temporary files can be written, neither /tmp nor /var/tmp; make room there, mount one (docker run --tmpfs /tmp, an emptyDir), or set TMPDIR"
         return [Problem("", text)]
     return []
 
