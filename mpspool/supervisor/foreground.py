@@ -292,6 +292,7 @@ class _Foreground:
             return None
         self._reloaders.append(reloader)
         self._last_reloader = reloader
+        self._reload_failed = False  # nobody knows yet, and it is not to be tried again meanwhile
         return reloader
 
     async def _follow_reload(self, reloader: subprocess.Popen[str], asked: asyncio.Event) -> None:

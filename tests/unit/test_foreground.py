@@ -31,6 +31,14 @@ until [ -e taken ]; do sleep 0.01; done
 echo a model is added
 """
 
+# The first fails, and the second waits.
+FAILS_ONCE = """#!/bin/sh
+cd {folder}
+mkdir first 2>/dev/null && exit 1
+echo a model is added
+exec sleep 60
+"""
+
 
 def settings_of(run: Path) -> PoolSettings:
     fronts = {"run_dir": str(run), "host": "127.0.0.1", "grpc_port": 0, "rest_port": 0}
@@ -114,3 +122,30 @@ def test_a_reload_gives_way_to_the_next_when_that_is_taken_up(
     assert said[:5] == [
         *asked, "reload: slots come", *asked, "reload: and go", "reload: a model is added"
     ]  # fmt: skip
+
+
+def test_a_reload_that_is_waited_for_has_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the one before it has: a model_config_file would be tried again, and again, in its place."""
+    program = tmp_path / "python"
+    program.write_text(FAILS_ONCE.format(folder=tmp_path))
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+    async def story() -> list[bool]:
+        said: list[str] = []
+        process = _Foreground(RunDir(tmp_path), settings_of(tmp_path), Orders(), said.append)
+        obeying = asyncio.create_task(process._reload_for_ever())
+        failed = []
+        for line in ("reload: failed", "reload: a model is added"):
+            process._reload.set()
+            async with asyncio.timeout(60):
+                while line not in said:
+                    await asyncio.sleep(0.01)
+            failed.append(process._reload_failed)
+        reloader = process._reloaders[0]
+        reloader.kill()
+        await asyncio.to_thread(reloader.wait)
+        obeying.cancel()
+        return failed
+
+    assert asyncio.run(story()) == [True, False]
