@@ -322,6 +322,9 @@ class _Foreground:
                 return
             done = {0: "done", 2: "refused"}.get(reloader.returncode, "failed")
             self._say(f"reload: {done}")
+        except Exception as error:  # noqa: BLE001  those after it are followed all the same
+            self._reload_failed = True
+            self._say(f"reload: nobody knows what came of it: {type(error).__name__}: {error}")
         finally:
             self._reloaders.remove(reloader)
             asked.set()

@@ -149,3 +149,35 @@ def test_a_reload_that_is_waited_for_has_not_failed(tmp_path: Path, monkeypatch:
         return failed
 
     assert asyncio.run(story()) == [True, False]
+
+
+def test_a_reload_that_cannot_be_followed_is_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said, and the next is followed."""
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\necho nothing has changed\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    to_thread, left = asyncio.to_thread, [RuntimeError("can't start new thread")]
+
+    async def no_thread_at_first(*words: Any) -> Any:
+        if left:
+            raise left.pop()
+        return await to_thread(*words)
+
+    monkeypatch.setattr(asyncio, "to_thread", no_thread_at_first)
+
+    async def story() -> None:
+        said: list[str] = []
+        process = _Foreground(RunDir(tmp_path), settings_of(tmp_path), Orders(), said.append)
+        obeying = asyncio.create_task(process._reload_for_ever())
+        unknown = "reload: nobody knows what came of it: RuntimeError: can't start new thread"
+        for line in (unknown, "reload: done"):
+            process._reload.set()
+            async with asyncio.timeout(60):
+                while line not in said:
+                    await asyncio.sleep(0.01)
+        obeying.cancel()
+
+    asyncio.run(story())

@@ -338,8 +338,7 @@ class _Server(Server):
         try:
             super().keep(admission, size)
         except PoolError:
-            model = None if admission is None else admission.model
-            self._metrics.unkept(model or "")
+            self._metrics.unkept((admission and admission.model) or "")
             raise
 
     def failed(self, path: str) -> PoolError:

@@ -86,6 +86,8 @@ class RouterWatch:
 
     async def _end(self, pid: int, reason: str) -> None:
         held = signals.hold(pid)
+        if held < 0:
+            return
         try:
             if _MODULE not in process.strings(pid, "cmdline"):
                 return
@@ -99,8 +101,7 @@ class RouterWatch:
             logger.warning("the router is ended")
             signals.send(held, signal.SIGKILL)
         finally:
-            if held >= 0:
-                os.close(held)
+            os.close(held)
 
 
 def _state(pid: int) -> str:

@@ -13,10 +13,10 @@ _POLL_S = 0.04
 
 
 def hold(pid: int) -> int:
-    """A pidfd, to be closed; -1 where there is no such process."""
+    """A pidfd, to be closed; -1 where there is no such process, or no more of them can be had."""
     try:
         return os.pidfd_open(pid) if pid > 0 else -1
-    except ProcessLookupError:
+    except OSError:
         return -1
 
 
