@@ -323,6 +323,8 @@ class _Foreground:
             done = {0: "done", 2: "refused"}.get(reloader.returncode, "failed")
             self._say(f"reload: {done}")
         except Exception as error:  # noqa: BLE001  those after it are followed all the same
+            with reloader:
+                reloader.kill()
             self._reload_failed = True
             self._say(f"reload: nobody knows what came of it: {type(error).__name__}: {error}")
         finally:
