@@ -267,6 +267,11 @@ class ProcessStat:
     cpu_s: float
     start_ticks: int
 
+    @property
+    def is_starved(self) -> bool:
+        """It wants to run but is not let (R), or waits for a disk (D): slow, not hung. One that turns for ever looks alike."""
+        return self.state in "RD"
+
 
 def stat(pid: int) -> ProcessStat | None:
     """None for a process that is not there."""

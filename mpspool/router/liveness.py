@@ -11,7 +11,6 @@ from mpspool.core.progress import Progress
 BEAT_TIMEOUT_NS = 1_000_000_000
 # While a model is loaded the interpreter may be held for long, and nobody waits for an answer.
 LOADING_BEAT_TIMEOUT_NS = 30 * BEAT_TIMEOUT_NS
-# A process that wants to run but is not let (state R), or waits for a disk (D), is slow, not hung.
 STARVED_FACTOR = 10
 COST_FACTOR = 10
 
@@ -40,7 +39,7 @@ def hung(
         found = stat()
         if found is None:
             return ""
-        if silent_ns > beat_timeout_ns * (STARVED_FACTOR if found.state in "RD" else 1):
+        if silent_ns > beat_timeout_ns * (STARVED_FACTOR if found.is_starved else 1):
             return f"no heartbeat for {silent_ns / 1e9:.1f} s (process state {found.state})"
     if not progress.dispatch:
         return ""

@@ -11,6 +11,7 @@ import signal
 from collections.abc import Callable
 
 from mpspool.core import log, process
+from mpspool.core.process import ProcessStat
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import programs
 from mpspool.supervisor.pool import signals
@@ -22,7 +23,6 @@ _PERIOD_S = 1.0
 _LIMIT = 10
 # Of one that has said nothing yet: it may import what users wrote.
 _STARTING_LIMIT = 60
-# One that wants to run but is not let (state R), or waits for a disk (D), is slow, not hung; one that turns for ever looks alike.
 _STARVED_FACTOR = 6
 _DUMP_S = 1.0
 # To say something after it was told to go on.
@@ -39,13 +39,13 @@ class Silence:
         self._periods = 0
         self._has_spoken = False
 
-    def hung(self, pid: int, heard_at: float, state: Callable[[int], str]) -> str:
+    def hung(self, pid: int, heard_at: float, stat: Callable[[int], ProcessStat | None]) -> str:
         """Once a period: the reason why it counts as hung, or "" while it does not.
 
         Args:
             pid: of its process; 0 where there is none, or nothing is expected of it.
             heard_at: when it said something last.
-            state: gives a process' state, "" for one that is gone; asked only where it is silent.
+            stat: gives a process' state, None for one that is gone; asked only where it is silent.
         """
         if pid != self._pid:
             self._pid, self._periods, self._has_spoken = pid, 0, False
@@ -55,11 +55,11 @@ class Silence:
             self._periods += 1
         self._heard_at = heard_at
         limit = _LIMIT if self._has_spoken else _STARTING_LIMIT
-        if not pid or self._periods < limit or not (found := state(pid)):
+        if not pid or self._periods < limit or (found := stat(pid)) is None:
             return ""
-        if self._periods < limit * (_STARVED_FACTOR if found in "RD" else 1):
+        if self._periods < limit * (_STARVED_FACTOR if found.is_starved else 1):
             return ""
-        return f"it has said nothing for {self._periods * _PERIOD_S:.0f} s (process state {found})"
+        return f"it has said nothing for {self._periods * _PERIOD_S:.0f} s (process state {found.state})"
 
 
 class RouterWatch:
@@ -81,7 +81,7 @@ class RouterWatch:
         while True:
             await asyncio.sleep(_PERIOD_S)
             pid = self._pid()
-            if reason := silence.hung(pid, self._heard_at(), _state):
+            if reason := silence.hung(pid, self._heard_at(), process.stat):
                 await self._end(pid, reason)
 
     async def _end(self, pid: int, reason: str) -> None:
@@ -102,8 +102,3 @@ class RouterWatch:
             signals.send(held, signal.SIGKILL)
         finally:
             os.close(held)
-
-
-def _state(pid: int) -> str:
-    found = process.stat(pid)
-    return found.state if found is not None else ""
