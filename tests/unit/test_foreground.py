@@ -57,6 +57,21 @@ def test_what_an_earlier_pool_left_and_nothing_ends(tmp_path: Path, monkeypatch:
     assert not lock.holder(RunDir(tmp_path))
 
 
+def in_place_of_python(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """What is run as `mpspool reload`: this script, which lies in the folder."""
+    program = folder / "python"
+    program.write_text(text)
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+
+
+async def is_said(said: list[str], line: str) -> None:
+    """Waits for it. Raises TimeoutError."""
+    async with asyncio.timeout(60):
+        while line not in said:
+            await asyncio.sleep(0.01)
+
+
 def test_a_reload_that_cannot_be_started_is_not_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,28 +107,19 @@ def test_a_reload_gives_way_to_the_next_when_that_is_taken_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not before: it says on what changes, and the other is not ended for it."""
-    program = tmp_path / "python"
-    program.write_text(RELOAD.format(folder=tmp_path))
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
+    in_place_of_python(tmp_path, monkeypatch, RELOAD.format(folder=tmp_path))
 
     async def story() -> list[str]:
         said: list[str] = []
-
-        async def until(line: str) -> None:
-            async with asyncio.timeout(60):
-                while line not in said:
-                    await asyncio.sleep(0.01)
-
         process = _Foreground(RunDir(tmp_path), settings_of(tmp_path), Orders(), said.append)
         obeying = asyncio.create_task(process._reload_for_ever())
         process._reload.set()
-        await until("reload: slots come")
+        await is_said(said, "reload: slots come")
         process._reload.set()
-        await until("reload: and go")
+        await is_said(said, "reload: and go")
         (tmp_path / "taken").touch()
-        await until("reload: done")
-        await until("reload: another has been taken up in its place")
+        await is_said(said, "reload: done")
+        await is_said(said, "reload: another has been taken up in its place")
         obeying.cancel()
         return said
 
@@ -126,10 +132,7 @@ def test_a_reload_gives_way_to_the_next_when_that_is_taken_up(
 
 def test_a_reload_that_is_waited_for_has_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Though the one before it has: a model_config_file would be tried again, and again, in its place."""
-    program = tmp_path / "python"
-    program.write_text(FAILS_ONCE.format(folder=tmp_path))
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
+    in_place_of_python(tmp_path, monkeypatch, FAILS_ONCE.format(folder=tmp_path))
 
     async def story() -> list[bool]:
         said: list[str] = []
@@ -138,9 +141,7 @@ def test_a_reload_that_is_waited_for_has_not_failed(tmp_path: Path, monkeypatch:
         failed = []
         for line in ("reload: failed", "reload: a model is added"):
             process._reload.set()
-            async with asyncio.timeout(60):
-                while line not in said:
-                    await asyncio.sleep(0.01)
+            await is_said(said, line)
             failed.append(process._reload_failed)
         reloader = process._reloaders[0]
         reloader.kill()
@@ -155,10 +156,7 @@ def test_a_reload_that_cannot_be_followed_is_in_nobodys_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is said, and the next is followed."""
-    program = tmp_path / "python"
-    program.write_text("#!/bin/sh\necho nothing has changed\n")
-    program.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(program))
+    in_place_of_python(tmp_path, monkeypatch, "#!/bin/sh\necho nothing has changed\n")
     to_thread, left = asyncio.to_thread, [RuntimeError("can't start new thread")]
 
     async def no_thread_at_first(*words: Any) -> Any:
@@ -175,9 +173,7 @@ def test_a_reload_that_cannot_be_followed_is_in_nobodys_way(
         unknown = "reload: nobody knows what came of it: RuntimeError: can't start new thread"
         for line in (unknown, "reload: done"):
             process._reload.set()
-            async with asyncio.timeout(60):
-                while line not in said:
-                    await asyncio.sleep(0.01)
+            await is_said(said, line)
         obeying.cancel()
 
     asyncio.run(story())
