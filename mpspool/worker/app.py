@@ -125,12 +125,17 @@ class Worker:
             iterations = self._config.model.warmup_iterations
             rules = Rules(self._config.model.tensor_content, self._config.model.check_method_names)
             predictor = Predictor(engine, self._model, rules)
-            allowed = self._config.model.allow_signature_changes
-            calls, recorded = warmup.warm_up(predictor, path, others, iterations, others_may_fail=allowed)
+            batching = self._config.model.batching
+            runner = Runner(predictor, batching, self._progress, device.run_clock_ns(self._config))
+            calls, recorded = warmup.warm_up(
+                *(predictor, path, others, iterations),
+                others_may_fail=self._config.model.allow_signature_changes,
+                send=runner.answer,
+                rows=min(batching.allowed_batch_sizes, default=1) if batching else 1,
+            )
             warmed = time.monotonic()
         device.require_mps(self._config)
-        clock_ns = device.run_clock_ns(self._config)
-        self._runner = Runner(predictor, self._config.model.batching, self._progress, clock_ns)
+        self._runner = runner
         on_gpu = device.on_gpu(self._config.slot)
         weights = checked(engine.weights(), before_bytes, path, warm=calls > 0, on_gpu=on_gpu)
         logger.info(

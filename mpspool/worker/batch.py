@@ -108,11 +108,12 @@ class Batching:
 
     Attributes:
         run_rows: the most that run at once.
+        max_rows: the most that a request may have.
     """
 
     def __init__(self, settings: BatchingSettings) -> None:
         self.run_rows = settings.run_rows
-        self._max_rows = settings.max_batch_size
+        self.max_rows = settings.max_batch_size
         self._allowed = settings.allowed_batch_sizes
         self._sizes: set[int | None] = set(self._allowed)
         self._pads_inputs = settings.pad_variable_length_inputs
@@ -151,8 +152,8 @@ class Batching:
         Raises:
             PoolError: it has more rows than a request may have.
         """
-        if rows > self._max_rows:
-            text = f"Task size {rows} is larger than maximum input batch size {self._max_rows}"
+        if rows > self.max_rows:
+            text = f"Task size {rows} is larger than maximum input batch size {self.max_rows}"
             raise PoolError(Code.INVALID_ARGUMENT, text)
         return [part(call, (at, min(at + self.run_rows, rows))) for at in range(0, rows, self.run_rows)]
 

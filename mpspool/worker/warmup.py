@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +35,8 @@ def warm_up(
     iterations: int = 1,
     *,
     others_may_fail: bool = False,
+    send: Callable[[bytes, Method], object] | None = None,
+    rows: int = 1,
 ) -> tuple[int, int]:
     """Runs the model before a client does. Returns how many calls it answered, and how many of them were recorded requests.
 
@@ -45,6 +47,8 @@ def warm_up(
             take are passed over: whether they may differ is for others to judge.
         iterations: how often each recorded request is sent; 0 for no call at all.
         others_may_fail: what was recorded for another version need not be answered in any case.
+        send: runs a request as a client's is run, padded or in parts; None for as it is. Raises PoolError.
+        rows: of a synthetic call.
 
     Raises:
         LoadError: a recorded request fails, or the version's own file cannot be read. A synthetic call that
@@ -54,28 +58,37 @@ def warm_up(
     if not iterations:
         return 0, 0
     start = time.monotonic()
+    send = send or predictor.predict
     calls = recorded = 0
     if (path / REQUESTS_FILE).exists():
-        calls = recorded = _replay(predictor, path / REQUESTS_FILE, iterations)
+        calls = recorded = _replay(predictor, send, path / REQUESTS_FILE, iterations)
     else:
         if others is not None and others.exists():
-            calls = recorded = _replay(predictor, others, iterations, others=True, may_fail=others_may_fail)
+            calls = recorded = _replay(
+                predictor, send, others, iterations, others=True, may_fail=others_may_fail
+            )
         if not recorded:
             engine = predictor.engine
-            calls = sum(_synthetic_call(engine, signature) for signature in engine.signatures.values())
+            calls = sum(_synthetic_call(engine, signature, rows) for signature in engine.signatures.values())
     logger.info("warm", recorded=recorded > 0, calls=calls, seconds=round(time.monotonic() - start, 3))
     return calls, recorded
 
 
 def _replay(
-    predictor: Predictor, path: Path, iterations: int, *, others: bool = False, may_fail: bool = False
+    predictor: Predictor,
+    send: Callable[[bytes, Method], object],
+    path: Path,
+    iterations: int,
+    *,
+    others: bool = False,
+    may_fail: bool = False,
 ) -> int:
     """Sends what is recorded there, perhaps for another version. Returns how many calls were answered."""
     answered = failed = 0
     for number, request in _requests(predictor.model, path, others=others):
         try:
             for _ in range(iterations):
-                predictor.predict(*request)
+                send(*request)
         except PoolError as error:
             if error.code in PASSING:
                 raise
@@ -157,9 +170,9 @@ def _records(path: Path) -> Iterator[bytes]:
         raise LoadError(f"{path}: {status_text(error)}{hint}") from error
 
 
-def _synthetic_call(engine: Engine, signature: Signature) -> bool:
+def _synthetic_call(engine: Engine, signature: Signature, rows: int) -> bool:
     """Whether there was a call, and the model answered it."""
-    inputs = synthetic_inputs(signature)
+    inputs = synthetic_inputs(signature, rows)
     if inputs is None:
         logger.info("not warmed: its shapes are open", signature=signature.name)
         return False
@@ -171,15 +184,15 @@ def _synthetic_call(engine: Engine, signature: Signature) -> bool:
     return True
 
 
-def synthetic_inputs(signature: Signature) -> Mapping[str, Array] | None:
-    """A batch of one, zeros and empty strings; None where a shape leaves more than the batch open."""
+def synthetic_inputs(signature: Signature, rows: int = 1) -> Mapping[str, Array] | None:
+    """A batch of so many rows, zeros and empty strings; None where a shape leaves more than the batch open."""
     inputs = dict(signature.defaults)
     for alias, spec in signature.inputs.items():
         if alias in inputs:
             continue
         if not _known(spec):
             return None
-        inputs[alias] = _zeros(spec)
+        inputs[alias] = _zeros(spec, rows)
     return inputs
 
 
@@ -192,8 +205,8 @@ def _known(spec: TensorSpec) -> bool:
     )
 
 
-def _zeros(spec: TensorSpec) -> Array:
+def _zeros(spec: TensorSpec, rows: int) -> Array:
     assert spec.shape is not None
-    shape = [1 if size is None else size for size in spec.shape]
+    shape = [rows if size is None else size for size in spec.shape]
     dtype = tf.as_dtype(spec.dtype)
     return np.full(shape, b"", object) if dtype == tf.string else np.zeros(shape, dtype.as_numpy_dtype)

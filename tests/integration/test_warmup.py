@@ -249,6 +249,12 @@ def test_synthetic_calls(model_dir: Callable[[str], Path]) -> None:
     }
 
 
+def test_synthetic_calls_of_more_rows(engine: Recording, path: Path) -> None:
+    """As many as the smallest batch has that the model is asked for."""
+    assert warmup.warm_up(Predictor(engine, MODEL), path, rows=8)[0] > 0
+    assert {inputs["x"].shape for _, inputs in engine.calls} == {(8,)}
+
+
 def test_synthetic_call_that_fails(capsys: pytest.CaptureFixture[str], engine: Recording, path: Path) -> None:
     """A synthetic call that the model refuses is logged and not fatal."""
 
@@ -302,3 +308,21 @@ def test_a_worker_is_warm_before_it_is_ready(start_pool: PoolStarter, path: Path
     worker = until(lambda: (w := pool.workers()["half@1.cpu0.0"])["state"] in ("READY", "FATAL") and w, 60)
     assert (worker["state"], worker["generation"]) == ("FATAL", 1)
     assert f"warm-up record 2 of {path / warmup.REQUESTS_FILE} failed: " in worker["error"]
+
+
+def test_a_recorded_request_runs_as_a_clients_does(start_pool: PoolStarter, tmp_path: Path) -> None:
+    """Padded to a size that is allowed: a model that takes four rows alone would refuse it as it was sent."""
+    module = tf.Module()
+    module.halve = tf.function(
+        lambda x: {"y": tf.reshape(tf.reshape(x, [2, 2]) / 2, [4])},
+        input_signature=[tf.TensorSpec([4], tf.float32, "x")],
+    )
+    path = tmp_path / "four" / "1"
+    tf.saved_model.save(module, str(path), {"serving_default": module.halve})
+    write(path, [predict_log([1, 2, 3]).SerializeToString()])
+    parameters = tmp_path / "parameters"
+    parameters.write_text("max_batch_size { value: 4 } allowed_batch_sizes: 4")
+    batched = ("--enable-batching", "--batching-parameters-file", parameters)
+    pool = start_pool("--model", f"four={path.parent}", "--cpu-slots", 1, *batched)
+    worker = until(lambda: (w := pool.workers()["four@1.cpu0.0"])["state"] in ("READY", "FATAL") and w, 60)
+    assert worker["state"] == "READY", worker
