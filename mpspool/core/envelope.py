@@ -345,9 +345,9 @@ def peek_rows(body: bytes, *, padded: bool = False) -> tuple[int, bytes, bytes]:
         padded: inputs of different sizes are made one size.
 
     Returns:
-        Dimension 0 of its first input, as far as one can tell from that alone: the others may differ. And the bytes of
-        its output_filter; and the type and the other dimensions of an only input, or just their number where it is
-        padded. 0 and nothing more where it has none, or its first one no dimensions.
+        Dimension 0 of its inputs. And the bytes of its output_filter; and what stands for the types and the other dimensions of
+        its inputs, or just for their number where they are padded. 0 and nothing more where it has no inputs, one of them no
+        dimensions or another dimension 0 than the others, or where that cannot be told.
     """
     try:
         return _read_rows(body, padded)
@@ -356,7 +356,9 @@ def peek_rows(body: bytes, *, padded: bool = False) -> tuple[int, bytes, bytes]:
 
 
 def _read_rows(body: bytes, padded: bool) -> tuple[int, bytes, bytes]:
-    first = stop = inputs = filters = 0
+    rows = -1
+    inner = b""
+    inputs = filters = shapes = 0
     outputs = b""
     position, end = 0, len(body)
     while position < end:
@@ -369,24 +371,29 @@ def _read_rows(body: bytes, padded: bool) -> tuple[int, bytes, bytes]:
             position = start + size
         else:
             tag, start, position = _field(body, position)
-        if tag == _INPUTS_TAG:
+        if tag == _INPUTS_TAG and rows:
+            of_this, inner = _shape(body, start, position, padded)
+            rows = of_this if rows in (-1, of_this) else 0
             inputs += 1
-            if inputs == 1:
-                first, stop = start, position
+            shapes += hash(inner)
         elif tag == _OUTPUT_FILTER_TAG:
             filters += 1
             if filters == 1:
                 outputs = body[start:position] + b"\n"
+    if rows <= 0:
+        return 0, b"", b""
     if filters > 1:
         outputs = _all_filters(body)
-    head = _tensor_head(body, first, stop)
+    # In whatever order they come: a map has none. Where inputs have changed shapes with one another, the worker sees it.
+    return rows, outputs, inner if inputs == 1 else (shapes & _MASK64).to_bytes(8, "little")
+
+
+def _shape(body: bytes, start: int, end: int, padded: bool) -> tuple[int, bytes]:
+    """Of an input: as _parse_head(); 0 and nothing where that cannot be told."""
+    head = _tensor_head(body, start, end)
     if head is None:
-        return 0, b"", b""
-    parse = _known_head if len(head) <= _MAX_REMEMBERED_BYTES else _parse_head
-    rows, inner = parse(head, padded)
-    if not rows:
-        return 0, b"", b""
-    return rows, outputs, inner if inputs == 1 else b""
+        return 0, b""
+    return _known_head(head, padded) if len(head) <= _MAX_REMEMBERED_BYTES else _parse_head(head, padded)
 
 
 def _all_filters(body: bytes) -> bytes:

@@ -39,6 +39,9 @@ _MAX_REMEMBERED = 1024
 # A run that takes so many times as long as its clock says mostly waits for something, and that counts, too.
 _WAITING = 4
 
+# So many of a run that failed are run one by one at once.
+_FEW = 3
+
 _EXPIRED = Outcome(Code.DEADLINE_EXCEEDED, message="Deadline exceeded before the request was run")
 
 
@@ -99,6 +102,20 @@ class Runner:
         ]
         return Ran(outcomes, self._runs, dispatch.together and self._found_apart)
 
+    def answer(self, body: bytes, method: int) -> None:
+        """Runs a request that nobody waits for as it runs for a client: padded, and in parts where it has too many rows for one run.
+
+        One of more rows than a client's may have runs as it is: it was recorded when they might.
+
+        Raises:
+            PoolError: as for a client; and what the engine raises.
+        """
+        call = self._predictor.read(body, method)
+        rows = self._batching.rows(call) if self._pads else 0
+        in_parts = self._batching.run_rows < rows <= self._batching.max_rows and not call.kind.response.whole
+        for one in self._batching.parts(call, rows) if in_parts else [call]:
+            self._alone(one, 0, lambda: None, together=False)
+
     def _outcome(self, dispatch: Dispatch, index: int, answer: Callable[[GoOn], Outcome]) -> Outcome:
         """One request's answer, or why it has none."""
         if _expired(dispatch.requests[index], time.monotonic_ns()):
@@ -117,6 +134,8 @@ class Runner:
     def _read_and_run(self, request: Request, body: bytes, go_on: GoOn, *, together: bool) -> Outcome:
         start = time.perf_counter_ns()
         call = self._read(request, body)
+        if _expired(request, time.monotonic_ns()):  # large JSON takes its time to read
+            return _EXPIRED
         return self._alone(call, time.perf_counter_ns() - start, go_on, together=together)
 
     def _read(self, request: Request, body: bytes) -> Call:
@@ -185,14 +204,9 @@ class Runner:
         read_ns = (time.perf_counter_ns() - start) // max(1, len(bodies))
         self._progress.finish(sum(outcome is not _EXPIRED for outcome in outcomes.values()))
         indices = list(calls)
-        for number, run in enumerate(self._batching.runs(list(calls.values()))):
-            chosen = [indices[position] for position in run]
-            if number:  # the runs before it have taken their time
-                now_ns, requests = time.monotonic_ns(), dispatch.requests
-                late = {index: _EXPIRED for index in chosen if _expired(requests[index], now_ns)}
-                outcomes |= late
-                chosen = [index for index in chosen if index not in late]
-            outcomes |= self._share(dispatch, {index: calls[index] for index in chosen}, read_ns)
+        for run in self._batching.runs(list(calls.values())):
+            chosen = {indices[position]: calls[indices[position]] for position in run}
+            outcomes |= self._share(dispatch, chosen, read_ns)
         return [outcomes[index] for index in range(len(bodies))]
 
     def _read_all(
@@ -214,8 +228,9 @@ class Runner:
 
     def _share(self, dispatch: Dispatch, calls: dict[int, Call], read_ns: int) -> dict[int, Outcome]:
         """The outcomes of calls that can share a run, by index: from one, or from two where these are found to be sooner."""
+        outcomes, calls = _in_time(dispatch, calls)
         if self._clock_ns is None or len(calls) < 2:
-            return self._share_one(dispatch, calls, read_ns)
+            return outcomes | self._share_one(dispatch, calls, read_ns)
         kind = next(iter(calls.values())).kind
         rows = [self._batching.rows(call) for call in calls.values()]
         count = sum(rows)
@@ -223,11 +238,12 @@ class Runner:
         at = self._batching.middle(rows) if wanted else 0
         start, start_ns = time.perf_counter_ns(), self._clock_ns()
         if at:
-            items = list(calls.items())
-            outcomes = self._share_one(dispatch, dict(items[:at]), read_ns)
-            outcomes |= self._share_one(dispatch, dict(items[at:]), read_ns)
+            first, second = _halves(calls, at)
+            outcomes |= self._share_one(dispatch, first, read_ns)
+            late, second = _in_time(dispatch, second)
+            outcomes |= late | self._share_one(dispatch, second, read_ns)
         else:
-            outcomes = self._share_one(dispatch, calls, read_ns)
+            outcomes |= self._share_one(dispatch, calls, read_ns)
         taken_ns = max(self._clock_ns() - start_ns, (time.perf_counter_ns() - start) // _WAITING)
         halved = at > 0
         if halved == wanted and self._sizes.observe(kind.key, count, taken_ns, halved=halved):
@@ -240,17 +256,39 @@ class Runner:
         return outcomes
 
     def _share_one(self, dispatch: Dispatch, calls: dict[int, Call], read_ns: int) -> dict[int, Outcome]:
-        """As _share, from one run where they truly can share it."""
-        if len(calls) > 1 and _key(next(iter(calls.values())).kind) not in self._apart:
-            self._progress.start(dispatch.dispatch, WHOLE)
-            outcomes = self._try_together(list(calls.values()), read_ns)
-            if outcomes:
-                self._progress.finish(len(calls))
-                return dict(zip(calls, outcomes, strict=True))
-        return {
-            index: self._outcome(dispatch, index, functools.partial(self._alone, call, read_ns))
-            for index, call in calls.items()
-        }
+        """As _share, from one run where they truly can share it.
+
+        Where that fails, each half is tried, and halves again of the one that fails: a bad request among many costs the
+        others a few runs. Where both fail it is no single one's fault, and each runs by itself.
+        """
+        outcomes = self._shared(dispatch, calls, read_ns)
+        if outcomes is not None:
+            return outcomes
+        outcomes = {}
+        while len(calls) > _FEW and _key(next(iter(calls.values())).kind) not in self._apart:
+            failed = 0
+            for half in _halves(calls, len(calls) // 2):
+                late, in_time = _in_time(dispatch, half)
+                shared = self._shared(dispatch, in_time, read_ns)
+                failed += shared is None
+                outcomes |= late | (shared or {})
+            calls = {index: call for index, call in calls.items() if index not in outcomes}
+            if failed > 1:
+                break
+        for index, call in calls.items():
+            outcomes[index] = self._outcome(dispatch, index, functools.partial(self._alone, call, read_ns))
+        return outcomes
+
+    def _shared(self, dispatch: Dispatch, calls: dict[int, Call], read_ns: int) -> dict[int, Outcome] | None:
+        """The outcomes of one run; None where it is none of several, or failed."""
+        if len(calls) < 2 or _key(next(iter(calls.values())).kind) in self._apart:
+            return None if calls else {}
+        self._progress.start(dispatch.dispatch, WHOLE)
+        outcomes = self._try_together(list(calls.values()), read_ns)
+        if not outcomes:
+            return None
+        self._progress.finish(len(calls))
+        return dict(zip(calls, outcomes, strict=True))
 
     def _try_together(self, calls: Sequence[Call], read_ns: int) -> list[Outcome]:
         """The outcomes of one run; none where each of the calls has to run by itself.
@@ -265,7 +303,7 @@ class Runner:
         except PoolError as error:
             self._note_refused(calls, error)
         except Exception:
-            logger.exception("a run of several requests failed: they run one by one", requests=len(calls))
+            logger.exception("a run of several requests failed: fewer are tried", requests=len(calls))
         return []
 
     def _run_together(self, calls: Sequence[Call], read_ns: int) -> list[Outcome]:
@@ -314,7 +352,7 @@ class Runner:
             return
         self._refused.add(_key(kind))
         logger.warning(
-            "a run of several requests was refused: they run one by one; said once",
+            "a run of several requests was refused: fewer are tried; said once",
             model=str(self._predictor.model),
             signature=kind.plan.name,
             requests=len(calls),
@@ -337,6 +375,18 @@ def _concatenated(alias: str, pieces: Sequence[Array]) -> Array:
 
 def _expired(request: Request, now_ns: int) -> bool:
     return 0 < request.deadline_ns <= now_ns
+
+
+def _in_time(dispatch: Dispatch, calls: dict[int, Call]) -> tuple[dict[int, Outcome], dict[int, Call]]:
+    """The outcomes of those that have expired meanwhile, and the others."""
+    now_ns, requests = time.monotonic_ns(), dispatch.requests
+    late = {index: _EXPIRED for index in calls if _expired(requests[index], now_ns)}
+    return late, {index: call for index, call in calls.items() if index not in late} if late else calls
+
+
+def _halves(calls: dict[int, Call], at: int) -> tuple[dict[int, Call], dict[int, Call]]:
+    items = list(calls.items())
+    return dict(items[:at]), dict(items[at:])
 
 
 def _try(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | Outcome:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -190,7 +191,7 @@ def _tensor(request: Any, alias: str, sizes: Sequence[int], dtype: int = 1, cont
 def test_rows_are_dimension_0(
     aliases: list[str], sizes: list[int], dtype: int, outputs: list[str], content: bytes
 ) -> None:
-    """Whatever surrounds them, the rows are those of the first input's shape; 0 where it has none."""
+    """Whatever surrounds them, the rows are those of the inputs' shapes; 0 where these have none."""
     request = tfs.PredictRequest()
     request.model_spec.name = "m"
     request.output_filter.extend(outputs)
@@ -200,7 +201,7 @@ def test_rows_are_dimension_0(
     expected = sizes[0] if sizes and sizes[0] < 2**31 else 0
     assert rows == expected
     assert asked == (b"".join(f"{name}\n".encode() for name in outputs) if expected else b"")
-    assert bool(inner) == (expected > 0 and len(aliases) == 1)
+    assert bool(inner) == (expected > 0)
 
 
 @given(
@@ -329,19 +330,16 @@ def _kind(
     dtype: int = 1,
     outputs: Sequence[str] = (),
     *,
-    more: bool = False,
     padded: bool = False,
 ) -> tuple[bytes, bytes]:
     request = tfs.PredictRequest()
     request.output_filter.extend(outputs)
     _tensor(request, "x", sizes, dtype)
-    if more:
-        _tensor(request, "y", [3, 5])
     return peek_rows(request.SerializeToString(), padded=padded)[1:]
 
 
 def test_what_shares_a_batch_is_of_one_kind() -> None:
-    """Rows and values make no difference; another output_filter does, and an only input's type and other dimensions."""
+    """Rows and values make no difference; another output_filter does, and an input's type and other dimensions."""
     assert _kind([1, 4]) == _kind([300, 4])
     different = [
         _kind([1, 4]),
@@ -352,7 +350,54 @@ def test_what_shares_a_batch_is_of_one_kind() -> None:
         _kind([1, 4], 1, ["a", "b"]),
     ]
     assert len(set(different)) == len(different)
-    assert _kind([1, 4], more=True) == _kind([1, 5], more=True), "of several inputs, the worker sees to that"
+
+
+SHAPES = st.lists(
+    st.tuples(st.sampled_from("abc" + "d" * 3), st.integers(1, 3), st.lists(st.integers(1, 3), max_size=2)),
+    unique_by=lambda one: one[0],
+    min_size=1,
+    max_size=4,
+)
+
+
+def _of_several(inputs: Iterable[tuple[str, int, list[int]]], rows: int, *, padded: bool) -> Any:
+    body = b""
+    for alias, dtype, inner in inputs:
+        request = tfs.PredictRequest()
+        _tensor(request, alias, [rows, *inner], dtype)
+        body += request.SerializeToString()
+    return peek_rows(body, padded=padded)
+
+
+@given(SHAPES, SHAPES, st.booleans(), st.randoms())
+def test_what_shares_a_batch_is_alike_in_all_its_inputs(
+    one: list[Any], other: list[Any], padded: bool, random: random.Random
+) -> None:
+    """Types and other dimensions of each, in whatever order they come; where sizes are padded, how many there are."""
+
+    def alike(inputs: list[Any]) -> Any:
+        return sorted((dtype, len(inner) if padded else inner) for _, dtype, inner in inputs)
+
+    kind = _of_several(one, 3, padded=padded)
+    random.shuffle(one)
+    assert _of_several(one, 3, padded=padded) == kind
+    assert _of_several(one, 500, padded=padded) == (500, *kind[1:])
+    assert (_of_several(other, 3, padded=padded) == kind) == (alike(one) == alike(other))
+
+
+@pytest.mark.parametrize("sizes", [[2], [], [0], None], ids=["other rows", "scalar", "no rows", "unknown"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_inputs_of_unequal_rows_have_none(sizes: list[int] | None, *, turned: bool) -> None:
+    """Whichever comes first: such a request shares no batch, and its rows do not make it too large for one."""
+    other = _field(0x12, _field(0x0A, b"z"))
+    if sizes is not None:
+        request = tfs.PredictRequest()
+        _tensor(request, "z", sizes)
+        other = request.SerializeToString()
+    request = tfs.PredictRequest()
+    _tensor(request, "a", [5000, 4])
+    bodies = [request.SerializeToString(), other]
+    assert peek_rows(b"".join(reversed(bodies) if turned else bodies)) == (0, b"", b"")
 
 
 def test_what_is_padded_differs_in_its_sizes() -> None:

@@ -14,9 +14,11 @@ import structlog
 from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.join import join
+from mpspool.core.messages import Request
 from mpspool.core.methods import Method
 from mpspool.core.progress import WHOLE
 from mpspool.worker import run_sizes
+from mpspool.worker.call import Call
 from mpspool.worker.device_failure import DeviceFailedError
 from mpspool.worker.engine.base import Array
 from tests.batches import (
@@ -109,6 +111,36 @@ def test_a_refused_run_is_repeated_one_by_one() -> None:
     assert [entry["error"] for entry in logs] == ["poison"], "once"
 
 
+def test_a_bad_request_among_many_costs_few_runs() -> None:
+    """What failed is halved until few are left; two bad ones are not looked for, and nobody's answer is another's."""
+    bench = Bench(half)
+    values = [POISON if value == 120 else value for value in range(100, 132)]
+    expected = [[value / 2 + 2] for value in values]
+    outcomes = bench.run(*(asking(value) for value in values))
+    assert told(outcomes.pop(20)) == (Code.INVALID_ARGUMENT, b"", "poison")
+    assert [answered(outcome) for outcome in outcomes] == expected[:20] + expected[21:]
+    assert len(bench.engine.calls) == 1 + 2 * 4 + 2
+    assert sum(requests for requests, _ in bench.runs()) == 31
+    bench.engine.calls.clear()
+    outcomes = bench.run(*[asking(POISON), asking(1), asking(2)] * 4)
+    assert [outcome.code for outcome in outcomes] == [Code.INVALID_ARGUMENT, Code.OK, Code.OK] * 4
+    assert len(bench.engine.calls) == 1 + 2 + 12
+
+
+def test_a_run_that_fails_for_its_size_is_made_two() -> None:
+    """As where memory ran out."""
+
+    def small(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        if len(inputs["x"]) > 5:
+            raise PoolError(Code.RESOURCE_EXHAUSTED, "OOM")
+        return half(inputs)
+
+    bench = Bench(small)
+    outcomes = bench.run(*(asking(value) for value in range(10)))
+    assert [answered(outcome) for outcome in outcomes] == [[value / 2 + 2] for value in range(10)]
+    assert [len(fed) for fed in bench.fed] == [10, 5, 5]
+
+
 def test_a_run_that_fails_otherwise_is_repeated_too() -> None:
     """A fault of ours in one request is not the others'."""
 
@@ -172,6 +204,53 @@ def test_deadlines_between_runs() -> None:
     assert bench.page.told == [(5, WHOLE), 0, (5, WHOLE), 2, (5, 5), 1]
 
 
+def test_a_deadline_between_two_halves() -> None:
+    """What expires while the first of two runs goes on, where there was to be one, is not run either."""
+    model = Superlinear()
+    bench = Bench(model, clock_ns=model.clock_ns, max_batch_size=4)
+    for _ in range(800):
+        bench.run(*FOUR)
+    assert bench.runs() == [(2, 2)] * 2
+    bench.engine.calls.clear()
+    model.until_ns = time.monotonic_ns() + 10**8
+    late = [Ask(body, deadline_ns=model.until_ns) for body in FOUR[2:]]
+    outcomes = bench.run(*FOUR[:2], *late)
+    assert [outcome.code for outcome in outcomes] == [Code.OK] * 2 + [Code.DEADLINE_EXCEEDED] * 2
+    assert bench.fed == [[1, 2]]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_deadline_that_passes_while_requests_are_read(*, together: bool) -> None:
+    """The last look at it is after that: large JSON takes its time."""
+    bench = Bench(half)
+    soon_ns = time.monotonic_ns() + 5 * 10**7
+    read = bench.runner._read
+
+    def slowly(request: Request, body: bytes) -> Call:
+        while time.monotonic_ns() < soon_ns:
+            pass
+        return read(request, body)
+
+    bench.runner._read = slowly  # type: ignore[method-assign]
+    outcomes = bench.run(asking(1), *[Ask(asking(2), deadline_ns=soon_ns)] * 2, together=together)
+    assert [outcome.code for outcome in outcomes] == [Code.OK] + [Code.DEADLINE_EXCEEDED] * 2
+    assert bench.fed == [[1]]
+
+
+# Warm-up
+
+
+def test_what_nobody_waits_for_runs_as_for_a_client() -> None:
+    """Padded, in parts, and with its error; what clients may not send any more runs as it is."""
+    bench = Bench(half, max_batch_size=6, max_execution_batch_size=4, allowed_batch_sizes=[2, 4, 6])
+    for values in ([1], [1, 2, 3, 4, 5], range(20, 27)):
+        bench.runner.answer(asking(*values), Method.PREDICT)
+    assert bench.fed == [[1, 1], [1, 2, 3, 4], [5, 5], list(range(20, 27))]
+    with pytest.raises(PoolError, match="poison"):
+        bench.runner.answer(asking(POISON), Method.PREDICT)
+    assert bench.page.told == []
+
+
 # One run or two
 
 
@@ -180,8 +259,11 @@ class Superlinear:
 
     def __init__(self) -> None:
         self.now_ns = 0
+        self.until_ns = 0
 
     def __call__(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        while time.monotonic_ns() < self.until_ns:
+            pass
         self.now_ns += 4_000_000 if len(inputs["x"]) > 2 else 1_000_000
         return half(inputs)
 
