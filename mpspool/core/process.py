@@ -48,6 +48,15 @@ def _prctl(option: int, argument: int) -> None:
 FOREGROUND_VARIABLE = "MPSPOOL_FOREGROUND"
 
 
+def raise_open_files() -> None:
+    """This process may open as many files as its hard limit allows: the soft one is meant for programs that call select()."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(
+        OSError, ValueError
+    ):  # more than the kernel's own bound, where that was lowered since
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def die_with_parent(parent: int, signum: int = signal.SIGKILL) -> None:
     """Asks the kernel to signal us when `parent`, our parent now, dies; at once if it already has."""
     _prctl(_PR_SET_PDEATHSIG, signum)

@@ -16,18 +16,21 @@ from pathlib import Path
 
 import msgspec
 
-from mpspool.core import log, settings
+from mpspool.core import log, process, settings
 from mpspool.core.control import ControlServer, Message, Watch
 from mpspool.core.errors import PoolError, StartError
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RouterSettings
 from mpspool.router.allocator import settle_memory
 from mpspool.router.dataplane import Dataplane
+from mpspool.router.fronts import sockets
 from mpspool.router.fronts.reload import PoolReload
 from mpspool.router.fronts.rest import RestFront
 from mpspool.router.fronts.tfs_grpc import GrpcFront
 from mpspool.router.link import Link
 from mpspool.router.metrics.exposition import Metrics
+
+logger = log.get("router")
 
 # What is unanswered when the order to end comes: whoever stops the pool has drained us before.
 _LAST_CALLS_S = 1.0
@@ -224,7 +227,14 @@ def main(settings_file: str) -> int:
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     settle_memory()
+    process.raise_open_files()
     config = settings.load(Path(settings_file), RouterSettings)
+    if (most := sockets.connections(config.max_connections)) < config.max_connections:
+        logger.warning(
+            "each front has fewer connections than max_connections: too few files may be open (ulimit -Hn)",
+            connections=most,
+            max_connections=config.max_connections,
+        )
     try:
         import uvloop
 

@@ -124,10 +124,6 @@ class Memory:
                         Lack.ANSWERS,
                     )
 
-    def admit_any(self, size: int, _start: bytes, _head: object) -> Admission:
-        """admit(), for methods that do not look at the message."""
-        return self.admit(size)
-
     def admit(self, size: int, model: str | None = "", client: str | None = None) -> Admission:
         """Counts a request's bytes until its admission is released.
 

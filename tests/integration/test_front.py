@@ -596,3 +596,16 @@ def test_http_errors_are_json(fronts: Fronts, method: str, path: str, status: in
     assert headers["Content-Type"].startswith("application/json")
     assert list(json.loads(body)) == ["error"]
     assert (headers["Allow"] == "GET, HEAD") == (status == 405)
+
+
+@pytest.mark.parametrize("path", [METADATA, STATUS, "/grpc.health.v1.Health/Check"])
+def test_what_runs_no_model_is_small(fronts: Fronts, path: str) -> None:
+    """It is parsed where all others wait for it: a large one is refused by its size, compressed or not."""
+    body = tfs.GetModelMetadataRequest(metadata_field=[tfs.SIGNATURE_DEF] * 100_000).SerializeToString()
+    for compression in (grpc.Compression.NoCompression, grpc.Compression.Gzip):
+        with pytest.raises(grpc.RpcError) as raised:
+            fronts.channel.unary_unary(path)(body, timeout=10, compression=compression)
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert raised.value.details() == (
+            f"SERVER: Received message larger than max ({len(body)} vs. {2**20} for this method)"
+        )

@@ -26,6 +26,8 @@ from tests.polling import until
 from tests.pool import CLI, ROOT, Pool, cli, processes_of
 from tests.reloading import File, reload
 
+# Of a client by HTTP/2: its preface, and SETTINGS that set nothing.
+GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
 ONE, TWO = "half@1.cpu0.0", "half@1.cpu0.1"
 LightStarter = Callable[..., Pool]
 
@@ -218,6 +220,34 @@ def let_write(pids: Iterable[int], most: int = resource.RLIM_INFINITY) -> None:
     for pid in pids:
         _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, hard))
+
+
+def test_connections_leave_files_for_workers(light_pool: LightStarter) -> None:
+    """Where a shell allows 1,024 open files, and more clients connect, again and again, a worker still comes back."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        pool = light_pool()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+
+        def connect(count: int) -> None:
+            for _ in range(count):
+                with contextlib.suppress(OSError):  # those who are too many
+                    client = stack.enter_context(socket.create_connection(("127.0.0.1", pool.grpc_port)))
+                    client.sendall(GREETING)
+
+        connect(1100)
+        os.kill(pool.workers()[ONE]["pid"], signal.SIGKILL)
+
+        def is_back() -> bool:
+            connect(20)
+            worker = pool.workers()[ONE]
+            return worker["state"] == "READY" and worker["generation"] == 2
+
+        until(is_back, 30)
 
 
 def test_a_disk_that_is_full_does_not_end_supervisord(light_pool: LightStarter) -> None:

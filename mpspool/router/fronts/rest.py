@@ -10,7 +10,7 @@ from aiohttp import web
 from mpspool.core import log
 from mpspool.core.errors import Code, Problem, StartError
 from mpspool.core.settings import RouterSettings
-from mpspool.router.fronts import openapi
+from mpspool.router.fronts import openapi, sockets
 from mpspool.router.fronts.rest_api import Recorder, RestApi, error_document
 from mpspool.router.fronts.rest_listener import IDLE_S, LINE_BYTES, Handler, RestListener
 from mpspool.router.fronts.tfs_grpc import Dataplane
@@ -47,7 +47,7 @@ class RestFront:
         self._host = settings.host
         self._api = RestApi(dataplane, settings, metrics)
         self._monitoring_path = settings.monitoring_path
-        self.listener = RestListener(settings.max_connections)
+        self.listener = RestListener(sockets.connections(settings.max_connections))
         self._runner = web.AppRunner(
             self._app(),
             access_log=None,
@@ -64,7 +64,7 @@ class RestFront:
     def configure(self, settings: RouterSettings) -> None:
         """Takes other limits, and another path for TensorFlow Serving's metrics, while it serves."""
         self._monitoring_path = settings.monitoring_path
-        self.listener.max_connections = settings.max_connections
+        self.listener.max_connections = sockets.connections(settings.max_connections)
         self._api.configure(settings)
 
     async def start(self) -> None:

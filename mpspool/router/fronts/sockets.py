@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import errno
+import resource
 import socket
 
 # In the kernel's queue, until we accept them.
 BACKLOG = 1024
+# Files that may be open and are none for clients: for workers, each of which takes a few, and whatever else is read.
+_OTHER_FILES = 256
 # Addresses that a name may stand for on a machine that does not have them all.
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+
+
+def connections(wanted: int) -> int:
+    """Of so many wanted, those that each of the two fronts may have: clients are not to take the files that workers need."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return wanted
+    return max(1, min(wanted, (files - max(_OTHER_FILES, files // 4)) // 2))
 
 
 def bind(host: str, port: int) -> list[socket.socket]:

@@ -17,7 +17,7 @@ from mpspool.core.methods import Method as ModelMethod
 from mpspool.core.settings import RouterSettings, TlsSettings
 from mpspool.core.states import ModelVersionState
 from mpspool.router.asked import Asked
-from mpspool.router.fronts import health, reflection, reload
+from mpspool.router.fronts import health, reflection, reload, sockets
 from mpspool.router.fronts.grpc_call import Call, Method, Unary
 from mpspool.router.fronts.grpc_server import Server
 from mpspool.router.fronts.http2.listener import Listener
@@ -26,6 +26,8 @@ from mpspool.router.memory import Admission, Memory
 logger = log.get("grpc")
 
 _SERVICES = (tfs.PREDICTION_SERVICE, tfs.MODEL_SERVICE)
+# A message that runs no model, or less where max_message_bytes is: one with the name of each of 10,000 models has as much.
+_SMALL_BYTES = 2**20
 _TYPE_URL = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
 
 # A response, and the model and version of ours that it is about.
@@ -132,11 +134,11 @@ class GrpcFront:
         self._host = settings.host
         self._stopping = False
         self._health = health.Health(dataplane, _SERVICES)
-        admit = dataplane.memory.admit_any
+        admit = self._admit_small
         methods = {**self._methods(), **self._health.methods(admit)}
         methods |= reflection.methods((*_SERVICES, health.SERVICE), admit)
         self._server = _Server(methods, dataplane.memory, settings.max_message_bytes, metrics)
-        self._server.listener.max_connections = settings.max_connections
+        self._server.listener.max_connections = sockets.connections(settings.max_connections)
         self._tls = settings.tls
         self.port = settings.grpc_port
         self._socket_path = settings.grpc_socket_path
@@ -144,7 +146,7 @@ class GrpcFront:
     def configure(self, settings: RouterSettings) -> None:
         """Takes other limits, and certificates, while it serves."""
         self._server.max_message_bytes = settings.max_message_bytes
-        self._server.listener.max_connections = settings.max_connections
+        self._server.listener.max_connections = sockets.connections(settings.max_connections)
         self._may_reload = settings.allow_reload
         self._any_labels = settings.allow_labels_for_unavailable
         if settings.tls != self._tls:
@@ -192,11 +194,7 @@ class GrpcFront:
         await self._server.close()
 
     def _methods(self) -> dict[str, Method]:
-        mine = {
-            f"/{tfs.MODEL_SERVICE}/{reload.METHOD}": Unary(
-                self._reload_config, self._dataplane.memory.admit_any
-            )
-        }
+        mine = {f"/{tfs.MODEL_SERVICE}/{reload.METHOD}": Unary(self._reload_config, self._admit_small)}
         return {
             **(mine if self._reload is not None else {}),
             **{f"/{tfs.PREDICTION_SERVICE}/{method.api}": self._running(method) for method in tfs.LOG_FIELDS},
@@ -234,7 +232,21 @@ class GrpcFront:
             self._metrics.answered(method, Code.OK, model, version)
             return response
 
-        return Unary(call, self._dataplane.memory.admit_any)
+        def admit(size: int, start: bytes, head: object) -> Admission:
+            try:
+                return self._admit_small(size, start, head)
+            except PoolError as error:
+                self._metrics.answered(method, error.code)
+                raise
+
+        return Unary(call, admit)
+
+    def _admit_small(self, size: int, _start: bytes, _head: object) -> Admission:
+        """Of what is parsed here, while all others wait. Raises PoolError."""
+        if size > _SMALL_BYTES:
+            text = f"SERVER: Received message larger than max ({size} vs. {_SMALL_BYTES} for this method)"
+            raise PoolError(Code.RESOURCE_EXHAUSTED, text)
+        return self._dataplane.memory.admit(size)
 
     async def _reload_config(self, body: bytes, _call: Call, admission: Admission) -> bytes:
         admission.release()
