@@ -213,14 +213,17 @@ def _steady(
         if pair.ours not in up or pair.theirs not in up or capacity is None:
             continue
         cell = Cell("steady", model, batch, highest)
+        found: dict[str, Sample] = {}
         for name in (pair.ours, pair.theirs):
             try:
-                sample = _sample(up[name], cell, _STEADY_S, results, STEADY * capacity.rate)
+                found[name] = _sample(up[name], cell, _STEADY_S, results, STEADY * capacity.rate)
             except _FAILURES as error:
                 _note(results.failures, f"{up[name].title}, {cell}: {error}")
-                continue
-            results.samples.setdefault(cell, {}).setdefault(name, []).append(sample)
-            print(_line(turn, cell, up[name], sample), flush=True)
+                break  # the samples of both must stay those of the same rounds
+            print(_line(turn, cell, up[name], found[name]), flush=True)
+        else:
+            for name, sample in found.items():
+                results.samples.setdefault(cell, {}).setdefault(name, []).append(sample)
 
 
 def _sample(one: Contender, cell: Cell, seconds: float, results: Results, rate: float = 0.0) -> Sample:
