@@ -41,19 +41,23 @@ def request() -> bytes:
 def test_a_policy_of_ones_own_is_asked(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    """By module and attribute, with what the client says of a request, by gRPC and REST; what is no priority is refused by its name.
+    """By the name of its entry point, with what the client says of a request, by gRPC and REST; what is no priority is refused by its name.
 
     The start has asked it before.
     """
     notes = tmp_path / "notes"
     (tmp_path / "mine.py").write_text(POLICY.format(notes=str(notes)))
+    installed = tmp_path / "mine-1.0.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1.0\n")
+    (installed / "entry_points.txt").write_text("[mpspool.policies]\nmy_policy = mine:noted\n")
     args = (
         "--model",
         f"half_plus_two={model_dir('half_plus_two')}",
         "--cpu-slots",
         1,
         "--policy",
-        "mine:noted",
+        "my_policy",
     )
     pool = start_pool(*args, env={"PYTHONPATH": str(tmp_path)}).wait()
     with grpc.insecure_channel(pool.address) as channel:
