@@ -36,13 +36,11 @@ class Snapshot:
     """At one moment, of one model.
 
     Attributes:
-        sums: sums and counts by name, of all its versions together.
-        requests: that were counted, by version.
+        sums: sums and counts, by version and name.
         busy_s: how long each of its slots has been busy, by version and slot.
     """
 
-    sums: Mapping[str, float]
-    requests: Mapping[str, float]
+    sums: Mapping[str, Mapping[str, float]]
     busy_s: Mapping[str, Mapping[str, float]]
 
 
@@ -63,8 +61,7 @@ def fetch(url: str, model: str, version: int | None) -> Snapshot:
 
 def read(text: str, model: str, version: int | None) -> Snapshot:
     """Raises MetricsError."""
-    sums: dict[str, float] = {}
-    requests: dict[str, float] = {}
+    sums: dict[str, dict[str, float]] = {}
     busy_s: dict[str, dict[str, float]] = {}
     ours = False
     try:
@@ -78,16 +75,14 @@ def read(text: str, model: str, version: int | None) -> Snapshot:
                 if version is not None and served != str(version):
                     continue
                 if sample.name in _NAMES:
-                    sums[sample.name] = sums.get(sample.name, 0.0) + sample.value
+                    sums.setdefault(served, {})[sample.name] = sample.value
                 elif sample.name == _BUSY:
                     busy_s.setdefault(served, {})["/".join(labels.values())] = sample.value
-                if sample.name == _REQUESTS:
-                    requests[served] = requests.get(served, 0.0) + sample.value
     except ValueError as error:
         raise MetricsError(f"what is there is no metrics: {error}") from error
     if not ours:
         raise MetricsError("what is there is none of mpspool's metrics: it has no mpspool_...")
-    return Snapshot(sums, requests, busy_s)
+    return Snapshot(sums, busy_s)
 
 
 def breakdown(
@@ -109,8 +104,10 @@ def breakdown(
     sums: dict[str, float] = {}
     busy_s, slots, same = 0.0, 0, True
     for before, after in pairs:
-        for name, value in after.sums.items():
-            sums[name] = sums.get(name, 0.0) + _since(before.sums, name, value)
+        for version, values in after.sums.items():
+            known = _known(before, after, version)
+            for name, value in values.items():
+                sums[name] = sums.get(name, 0.0) + value - known.get(name, 0.0)
         spent_s, asked, lasted = _busy(before, after)
         busy_s += spent_s
         slots = max(slots, asked)
@@ -144,7 +141,8 @@ def _busy(before: Snapshot, after: Snapshot) -> tuple[float, int, bool]:
     for version in before.busy_s.keys() | after.busy_s.keys():
         known_s, each_s = before.busy_s.get(version, {}), after.busy_s.get(version, {})
         spent_s = sum(_since(known_s, slot, value) for slot, value in each_s.items())
-        if spent_s or _since(before.requests, version, after.requests.get(version, 0.0)):
+        asked = after.sums.get(version, {}).get(_REQUESTS, 0.0)
+        if spent_s or asked != _known(before, after, version).get(_REQUESTS, 0.0):
             busy_s += spent_s
             slots += len(each_s)
             # What a worker that has gone was busy with has gone with it.
@@ -154,6 +152,12 @@ def _busy(before: Snapshot, after: Snapshot) -> tuple[float, int, bool]:
                 and all(each_s[slot] >= value for slot, value in known_s.items())
             )
     return busy_s, slots, same
+
+
+def _known(before: Snapshot, after: Snapshot, version: str) -> Mapping[str, float]:
+    """What had been counted of a version; nothing where any of it has begun anew: then all has, however large it is by now."""
+    was, is_now = before.sums.get(version, {}), after.sums.get(version, {})
+    return was if all(is_now.get(name, 0.0) >= value for name, value in was.items()) else {}
 
 
 def _since(before: Mapping[str, float], name: str, value: float) -> float:

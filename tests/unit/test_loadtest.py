@@ -277,6 +277,25 @@ def test_a_server_that_was_restarted_counts_anew() -> None:
     assert server.breakdown([(before, after)], 1.0, 12.0)["compute"] == pytest.approx(5)
 
 
+@pytest.mark.parametrize("count", [90, 150])
+def test_a_server_that_was_restarted_counts_all_anew(count: int) -> None:
+    """Also what is larger by now than it was: a mean is of a sum and a count of one process."""
+    before = snapshot(count=100, total=0.5, queue=0.2, run=0.1, effective=0.1, busy=1.0)
+    after = snapshot(count=count, total=0.9, queue=0.09, run=0.45, effective=0.45, busy=0.5)
+    found = server.breakdown([(before, after)], 1.0, 12.0)
+    assert found["counted"] == count
+    assert (found["compute"], found["queue"]) == (pytest.approx(450 / count), pytest.approx(90 / count))
+
+
+def test_a_version_that_is_told_no_more_makes_others_no_larger() -> None:
+    """Its counts have gone, and what the other one had been asked before is still not of this load."""
+    text = METRICS.format(count=300, total=7.0, queue=1.4, run=4.0, effective=2.6, busy=1.5)
+    first = METRICS.format(count=100, total=5.0, queue=1.0, run=3.0, effective=2.0, busy=1.0)
+    both = first + first.replace('version="1"', 'version="2"')
+    pair = (server.read(both, "m", None), server.read(text, "m", None))
+    assert server.breakdown([pair], 2.0, 12.0)["counted"] == 200
+
+
 def test_metrics_of_others_are_not_ours() -> None:
     """A page that is no metrics, or none of mpspool's, says so; a model that was not asked has no times."""
     with pytest.raises(server.MetricsError, match="mpspool"):
