@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpspool.loadtest.figures import Level, digits
+from mpspool.loadtest.figures import Level, Run, digits
 from mpspool.loadtest.options import Options, Trial
 
 if TYPE_CHECKING:
@@ -75,13 +75,19 @@ def picture(options: Options, trial: Trial, levels: Sequence[Level]) -> Figure:
     _line(throughput, levels, "rate", _COLOURS[1], label="right answers")
     throughput.set_ylabel("requests/s", labelpad=8)
     if options.is_open:
+        # A generator that does not keep up sends less than was asked for, and by chance more or less is due.
+        sent = [level.of(_sent_a_second).median or 0.0 for level in levels]
         wanted = [level.wanted for level in levels]
-        throughput.plot(wanted, wanted, ":s", color="#b8b8b8", markersize=7, zorder=1, label="sent")
+        throughput.plot(wanted, sent, ":s", color="#b8b8b8", markersize=7, zorder=1, label="sent")
         throughput.legend(frameon=False)
     throughput.set_ylim(0, max(0.0, throughput.dataLim.y1) * _ROOM or 1)
     for axes in (latency, throughput):
         _axis(axes, options, levels)
     return figure
+
+
+def _sent_a_second(run: Run) -> float | None:
+    return run.sent / run.seconds if run.seconds else None
 
 
 def _repeats(options: Options, levels: Sequence[Level]) -> str:
@@ -158,7 +164,7 @@ def _axis(axes: Any, options: Options, levels: Sequence[Level]) -> None:
         label.set_color(_FAILED if level.failed else "black")
     axes.xaxis.set_minor_locator(ticker.NullLocator())
     limited = ", rings: the generator was the limit" if any(level.limits() for level in levels) else ""
-    axes.set_xlabel(f"{'requests/s sent' if options.is_open else 'requests in flight'}{limited}")
+    axes.set_xlabel(f"{'requests/s asked for' if options.is_open else 'requests in flight'}{limited}")
     axes.grid(alpha=0.3)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
