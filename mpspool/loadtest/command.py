@@ -123,11 +123,13 @@ class _Bench:
                 raise BenchError(self._error or "\n".join(self._idle) or "nothing was measured")
             return 1
         notes = [*self._notes, *self._idle, *filter(None, [self._error])]
-        report.print_levels(self._options, self._levels, notes)
-        unwritten = [
-            *self._keep(self._options.json_file, self._write),
-            *self._keep(self._options.plot_file, self._draw),
-        ]
+        try:
+            report.print_levels(self._options, self._levels, notes)
+        finally:  # also where nobody takes the tables any more, as behind `| head`
+            unwritten = [
+                *self._keep(self._options.json_file, self._write),
+                *self._keep(self._options.plot_file, self._draw),
+            ]
         if unwritten:
             raise BenchError("\n".join(unwritten))
         failed = any(level.failed for level in self._levels) and not self._options.allow_failures

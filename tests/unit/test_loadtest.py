@@ -721,6 +721,23 @@ def test_json_on_standard_output_is_alone_there(capsys: pytest.CaptureFixture[st
     assert "req/s" in err
 
 
+def test_files_are_kept_where_nobody_takes_the_tables(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As where standard output goes to a program that has ended."""
+
+    def gone(*_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(report, "print_levels", gone)
+    files = {"json_file": tmp_path / "a.json", "plot_file": tmp_path / "a.svg"}
+    bench = benched(Options("h", 1, "m", concurrency=(1,), repeat=1, **files), result([1.0]), result([1.0]))
+    with pytest.raises(BrokenPipeError):
+        bench.report()
+    assert json.loads(files["json_file"].read_text())["levels"][0]["right"] == 1
+    assert files["plot_file"].stat().st_size
+
+
 def level(wanted: float, *, is_open: bool = False, failed: int = 0) -> Level:
     refused = [Failure("UNAVAILABLE", "full", failed)] if failed else []
     runs = [run_of([result([1.7 * repeat] * 2000, sent=2001)]) for repeat in (1, 2)]
