@@ -27,7 +27,7 @@ from mpspool.loadtest.figures import Level, Run
 from mpspool.loadtest.fleet import Fleet, GeneratorLostError
 from mpspool.loadtest.frames import header_block
 from mpspool.loadtest.messages import Answer, Ask, Job
-from mpspool.loadtest.options import Options, Trial
+from mpspool.loadtest.options import MOST_S, Options, Trial
 from mpspool.loadtest.progress import Progress, progress
 
 _PREDICT = f"/{tfs.PREDICTION_SERVICE}/Predict"
@@ -351,10 +351,10 @@ class _Bench:
                 f"at {level.name} nothing was sent, for the generator stood still: {unsent:,} were due"
             )
         elif len(runs) == options.repeat:
-            enough_s = math.ceil(max(2 / wanted, 2 * options.seconds))
+            enough_s = max(2 / wanted, 2 * options.seconds)
+            remedy = f"--seconds {math.ceil(enough_s)} or more" if enough_s <= MOST_S else "a higher --rate"
             self._idle.append(
-                f"at {level.name} nothing was due in {options.repeat} x {options.seconds:g} s:"
-                f" give --seconds {enough_s} or more"
+                f"at {level.name} nothing was due in {options.repeat} x {options.seconds:g} s: give {remedy}"
             )
 
     async def _look(self) -> server.Snapshot | None:

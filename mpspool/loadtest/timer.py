@@ -8,6 +8,8 @@ import os
 _CLOCK_MONOTONIC = 1
 _ABSOLUTE = 1
 _NS = 1_000_000_000
+# Thirty years: what is later than that is as late as never, and more than the kernel's seconds hold.
+_FAR_S = 1e9
 
 
 class _TimeSpec(ctypes.Structure):
@@ -38,7 +40,7 @@ class Timer:
 
     def set(self, at_s: float) -> None:
         """When, by CLOCK_MONOTONIC; what is over already is now."""
-        at_ns = max(1, int(at_s * _NS))
+        at_ns = max(1, int(min(at_s, _FAR_S) * _NS))
         self._spec.value.seconds, self._spec.value.ns = divmod(at_ns, _NS)
         if self._libc.timerfd_settime(self.fd, _ABSOLUTE, self._reference, None):
             raise OSError(ctypes.get_errno(), "timerfd_settime")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
+import math
 import re
+import select
 import socket
 import struct
 import time
@@ -36,6 +38,7 @@ from mpspool.loadtest.progress import Progress
 from mpspool.loadtest.records import RecordError
 from mpspool.loadtest.requests import RequestError
 from mpspool.loadtest.tally import Tally
+from mpspool.loadtest.timer import Timer
 from mpspool.loadtest.wire import Call
 
 # As tf.io.TFRecordWriter has written it: a PredictionLog for the model "old" with x = [3], and one of Regress.
@@ -653,6 +656,23 @@ def test_a_level_at_which_nothing_was_due_says_so(capsys: pytest.CaptureFixture[
     assert f"note: {told}" in capsys.readouterr().out
     bench = benched(Options("h", 1, "m", rates=(0.01,), repeat=2, seconds=0.5), idle, idle, idle)
     with pytest.raises(BenchError, match=r"at 0\.01/s nothing was due in 2 x 0\.5 s"):
+        bench.report()
+
+
+@pytest.mark.parametrize("at_s", [1e15, 1e300, math.inf])
+def test_a_time_that_never_comes(at_s: float) -> None:
+    """The first arrival at a rate that is next to none: it is no error, and not now."""
+    timer = Timer()
+    timer.set(at_s)
+    assert select.select([timer.fd], [], [], 0)[0] == []
+    timer.close()
+
+
+@pytest.mark.parametrize("rate", [1e-9, 5e-324])
+def test_a_rate_that_no_time_is_enough_for(rate: float) -> None:
+    """What --seconds does not take is not what is advised."""
+    bench = benched(Options("h", 1, "m", rates=(rate,), repeat=1), result([]), result([]))
+    with pytest.raises(BenchError, match=r"give a higher --rate$"):
         bench.report()
 
 
