@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Container, Generator
 from io import FileIO
 from pathlib import Path
 
@@ -66,7 +67,7 @@ def record(run: RunDir, length: str, output: Path) -> None:
     if not trace.count:
         why = problem or f"nothing arrived in {_short(trace.length_s)} s; is the pool under load?"
         raise RecordError(f"no trace was written: {why}")
-    click.echo(trace.told(_devices(run)))
+    click.echo(trace.told(_devices(run, trace.models)))
     if problem:
         raise RecordError(f"{problem}: the trace ends there")
 
@@ -115,11 +116,11 @@ def _told(run: RunDir, for_s: float) -> Generator[Message, None, None]:
     raise ControlError("it closed the connection")
 
 
-def _devices(run: RunDir) -> str:
-    """Options of bench.sim: as many devices as the pool has, and workers on each; "" where the pool has gone."""
+def _devices(run: RunDir, models: Container[str]) -> str:
+    """Options of bench.sim: as many devices as these models have in the pool, and workers on each; "" where it has gone."""
     with contextlib.suppress(ControlError, ValueError):
         workers = control.call(run.pool_control, "status")["workers"]
-        if devices := Counter(worker["device"] for worker in workers):
+        if devices := Counter(worker["device"] for worker in workers if worker["model"] in models):
             return f" --gpus {len(devices)} --slots {max(devices.values())}"
     return ""
 
@@ -129,16 +130,17 @@ class _Trace:
 
     Attributes:
         count: requests.
+        models: of these, by name.
         began_s: CLOCK_MONOTONIC; 0 before the first piece.
         length_s: from there to the latest.
     """
 
     def __init__(self, output: Path) -> None:
         self.count = 0
+        self.models: Counter[str] = Counter()
         self.began_s = self.length_s = 0.0
         self._output = output
         self._file: FileIO | None = None
-        self._models: Counter[str] = Counter()
         self._dropped = 0
         self._simulated = ""
 
@@ -166,11 +168,11 @@ class _Trace:
                     file.truncate(file.tell() - part)
             written = requests[: text.count(b"\n", 0, done)]
             self.count += len(written)
-            self._models.update(request["model"] for request in written)
+            self.models.update(request["model"] for request in written)
 
     def told(self, devices: str) -> str:
         """What was recorded, and how to play it: on devices as these options say."""
-        models = ", ".join(f"{name} {count:,}" for name, count in self._models.most_common())
+        models = ", ".join(f"{name} {count:,}" for name, count in self.models.most_common())
         mark = f", SIMULATED {self._simulated}" if self._simulated else ""
         rate = self.count / self.length_s if self.length_s else 0.0
         requests = "1 request" if self.count == 1 else f"{self.count:,} requests"
@@ -180,7 +182,7 @@ class _Trace:
                 f"{self._dropped:,} more came faster than they could be kept, and are not in the trace"
             )
         if self.count > 1:  # one tells no rate
-            command = f"python -m bench.sim --trace {self._output.absolute()}{devices}"
+            command = f"python -m bench.sim --trace {shlex.quote(str(self._output.absolute()))}{devices}"
             lines.append(f"play it, in a clone of mpspool: {command}")
         return "\n".join(lines)
 

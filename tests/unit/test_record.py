@@ -41,7 +41,7 @@ def run() -> Iterator[RunDir]:
 def recorded(
     run: RunDir, pieces: list[Message], output: Path, *args: str, devices: tuple[str, ...] = ()
 ) -> tuple[Result, list[Message]]:
-    """The command on a router that tells this, in a pool with a worker on each of these; and what that was asked."""
+    """The command on a router that tells this, in a pool with a worker of "a" on each of these, and one of an idle model; and what that was asked."""
     asked = []
 
     async def arrivals(request: Message) -> AsyncIterator[Message]:
@@ -50,7 +50,10 @@ def recorded(
             yield one
 
     async def status(_: Message) -> AsyncIterator[Message]:
-        yield {"workers": [{"device": device} for device in devices]}
+        workers = [{"device": device, "model": "a"} for device in devices]
+        yield {
+            "workers": [*workers, {"device": "gpu0", "model": "idle"}, {"device": "gpu7", "model": "idle"}]
+        }
 
     async def scenario() -> Result:
         server = ControlServer(run.router_control, {"arrivals": arrivals})
@@ -69,7 +72,7 @@ def recorded(
 
 def test_what_is_told_is_a_trace(run: RunDir, tmp_path: Path) -> None:
     """A line for each request, which the simulation reads; what was there before is replaced; how to go on is said."""
-    output = tmp_path / "day.jsonl"
+    output = tmp_path / "a day.jsonl"
     output.write_text("old\n")
     pieces = [piece(), piece(*ROWS[:2]), piece(ROWS[2], dropped=1234, simulated="gpus"), ENDED]
     done, asked = recorded(run, pieces, output, "--for", "2m", devices=("gpu0", "gpu1", "gpu0", "gpu1"))
@@ -77,7 +80,7 @@ def test_what_is_told_is_a_trace(run: RunDir, tmp_path: Path) -> None:
     assert "Ctrl-C ends it" in done.stdout
     assert "3 requests in 120 s, 0.025 a second: a 2, b 1" in done.stdout
     assert ": a 2, b 1, SIMULATED gpus\n1,234 more came faster" in done.stdout
-    assert f"python -m bench.sim --trace {output} --gpus 2 --slots 2\n" in done.stdout
+    assert f"python -m bench.sim --trace '{output}' --gpus 2 --slots 2\n" in done.stdout
     assert [json.loads(line) for line in output.read_text().splitlines()] == ROWS
     assert trace.read(output) == [
         Request(**{**row, "time": row["time"] - 0.125}) for row in (ROWS[1], ROWS[0], ROWS[2])
