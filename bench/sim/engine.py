@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import heapq
 import itertools
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -80,6 +81,7 @@ class Simulation:
         self.record = Record(devices, [])
         self._routers: dict[str, Iterator[_Router]] = {}
         self._all: list[_Router] = []
+        self._under_way = 0
         self._stand_up(pool, setup, devices)
 
     def _stand_up(self, pool: Pool, setup: Setup, devices: list[Device[Run]]) -> None:
@@ -144,12 +146,14 @@ class Simulation:
         request, leads = what
         if leads:
             self._arrive_next()
+        self._under_way += 1
         service = self._services[request.model]
         next(self._routers[request.model]).arrive(_job(request, service, self.now_ns, self._batching))
 
     def end(self, job: Job, outcome: Outcome) -> None:
         """A request has its answer or its refusal."""
         assert job.request is not None
+        self._under_way -= 1
         self.record.ended.append(
             Ended(job.request, outcome, self.now_ns / 1e9, job.alone_ns / 1e9, job.overlap_ns / 1e9)
         )
@@ -173,6 +177,11 @@ class Simulation:
     def idle(self) -> bool:
         """Nothing is to come but ticks."""
         return len(self._events) < len(self._all) and not self._pumps
+
+    def next_tick_ns(self) -> int:
+        """Where nothing is under way, when something is to come: a trace may be silent for a day."""
+        silent_ns = 0 if self._under_way or not self._events else self._events[0][0] - self.now_ns
+        return self.now_ns + max(1, math.ceil(silent_ns / _TICK_NS)) * _TICK_NS
 
     # -- workers and devices ----------------------------------------------------------------------
 
@@ -254,7 +263,7 @@ class _Router:
         simulation = self._simulation
         self._refuse(self.scheduler.expire(simulation.now_ns))
         if not simulation.idle:
-            simulation.at(simulation.now_ns + _TICK_NS, self.tick, None)
+            simulation.at(simulation.next_tick_ns(), self.tick, None)
 
     def _pump_soon(self) -> None:
         if self._pumping:

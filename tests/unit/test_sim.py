@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -280,6 +281,24 @@ def test_a_trace_that_is_played_faster_is_over_sooner(tmp_path: Path) -> None:
     assert fifo["unanswered at the end"] == "0 %"
     fifo = cells(play(tmp_path, steady, "--seconds", "1000"))[0]
     assert float(fifo["asked/s"]) == pytest.approx(100, rel=0.02)
+
+
+def test_nothing_happens_while_a_trace_is_silent() -> None:
+    """A year between two requests is no year of looks at the deadlines, and those after it are looked at, too."""
+
+    class Counted(Simulation):
+        events = 0
+
+        def at(self, at_ns: int, call: Any, what: object) -> None:
+            self.events += 1
+            assert self.events < 100
+            super().at(at_ns, call, what)
+
+    times = (0.0, 0.01, 3e7, 3e7 + 0.01)
+    load = Replay([Request(time=at_s, model="long", cost_us=3e5, deadline_ms=100) for at_s in times])
+    record = Counted(Pool(1, (LONG,)), Setup("late ones kept", refuse_late=False), load, 4e7, 1).run()
+    assert [round(one.at_s - one.request.time, 3) for one in record.ended] == [0.1, 0.19, 0.1, 0.19]
+    assert {one.outcome for one in record.ended} == {Outcome.EXPIRED}
 
 
 def test_what_was_never_answered_shows(tmp_path: Path) -> None:
