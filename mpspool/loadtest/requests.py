@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ def from_files(
     They are sent as they are, but for the model's name, and what else is given.
 
     Raises:
-        RequestError: naming the file.
+        RequestError: naming the file, or the folder.
     """
     found = []
     for path in itertools.chain.from_iterable(map(_files, paths)):
@@ -114,13 +114,14 @@ def from_files(
     return found
 
 
-def _files(path: Path) -> Iterator[Path]:
+def _files(path: Path) -> Sequence[Path]:
     if not path.is_dir():
-        yield path
-        return
-    for entry in sorted(path.iterdir()):
-        if entry.is_file() and not entry.name.startswith("."):
-            yield entry
+        return [path]
+    try:
+        entries = sorted(path.iterdir())
+    except OSError as error:
+        raise RequestError(f"{path}: {error}") from error
+    return [entry for entry in entries if entry.is_file() and not entry.name.startswith(".")]
 
 
 def _renamed(body: bytes, model: str, signature: str | None, version: int | None) -> bytes:

@@ -526,6 +526,17 @@ def test_a_file_that_is_no_request(tmp_path: Path, data: bytes) -> None:
         requests.from_files([tmp_path / "x"], "m", signature=None, version=None)
 
 
+def test_a_folder_that_cannot_be_read_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As a file is."""
+
+    def refused(_: Path) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    with pytest.raises(RequestError, match=f"{re.escape(str(tmp_path))}: .*Permission denied"):
+        requests.from_files([tmp_path], "m", signature=None, version=None)
+
+
 def test_processes_share_a_level() -> None:
     """They send together what was asked for; at even times they take turns."""
     options = Options("h", 1, "m", concurrency=(7,), processes=3)
