@@ -178,6 +178,12 @@ class Loop(ABC):
             self._next(link, monotonic())
 
     def _unreachable(self, why: str) -> None:
+        """What waited for a connection, to be sent again, fails as it does with gRPC's clients."""
+        now = monotonic()
+        waiting, self._refused = self._refused, []
+        for call in waiting:
+            call.code, call.text = Code.UNAVAILABLE, why
+            self._finished(self._links[0], call, now)
         if self._sending:
             self._miss(why)
 

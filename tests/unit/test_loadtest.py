@@ -345,6 +345,20 @@ def test_an_answer_after_the_deadline_is_none(phase: Phase) -> None:
     assert loop._tally.failures() == [Failure("DEADLINE_EXCEEDED", "no answer in time", 1)]
 
 
+@pytest.mark.parametrize("phase", [Phase(1, in_flight=1), Phase(1, rate=1)], ids=["closed", "open"])
+def test_what_was_refused_unseen_does_not_wait_for_a_server_that_has_gone(phase: Phase) -> None:
+    """It is sent once more where there is a connection, and fails where none can be made: the phase is over then."""
+    loop = loop_for(Job("h", 1, b"", [b"x"], 0, 60.0, any_answer=False), phase, {})
+    call = Call(Request(b"", b"x"), 6.0, 7.0)
+    call.code, call.text, call.refused = Code.UNAVAILABLE, "the server ends the connection", True
+    loop._in_flight = 1
+    loop._finished(loop._links[0], call, 7.1)
+    assert not loop._drained.is_set()
+    loop._unreachable("nobody is there")
+    assert loop._drained.is_set()
+    assert loop._tally.failures() == [Failure("UNAVAILABLE", "nobody is there", 1)]
+
+
 @pytest.mark.parametrize(
     ("error", "text"),
     [
