@@ -34,6 +34,15 @@ _PORT = re.compile(r"[0-9]{1,5}")
 _INTERRUPTED = 130
 
 
+def _text(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """What a request can say: the command line may have bytes that are none."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError as error:
+        raise click.BadParameter(f"{value!r} has bytes that are no UTF-8", context, parameter) from error
+    return value
+
+
 def _pairs(
     context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
@@ -60,11 +69,11 @@ _metadata_option = click.option(
     ),
 )
 @run_dir_option
-@click.argument("name")
+@click.argument("name", callback=_text)
 @click.option(
     "--input", "document", required=True, metavar="JSON", help="{input: value, ...}; - reads it from stdin."
 )
-@click.option("--signature", default="", metavar="S", help="Default: serving_default.")
+@click.option("--signature", callback=_text, default="", metavar="S", help="Default: serving_default.")
 @click.option("--version", type=_VERSION, metavar="V", help="Default: the latest.")
 @click.option(
     "--address", metavar="HOST[:PORT]", help="Another server's. Default: the pool's, else 127.0.0.1:8500."
@@ -180,7 +189,7 @@ def _interruptible() -> Iterator[None]:
     ),
 )
 @run_dir_option
-@click.option("--model", required=True, metavar="NAME", help="Whom to ask.")
+@click.option("--model", callback=_text, required=True, metavar="NAME", help="Whom to ask.")
 @click.option(
     "--concurrency",
     callback=_levels,
@@ -234,7 +243,9 @@ def _interruptible() -> Iterator[None]:
     metavar="FILE",
     help="A serialised PredictRequest, a file of warm-up requests, or a folder of such; repeat for more. Sent in turn.",
 )
-@click.option("--signature", metavar="S", help="Default: serving_default, or what a file says.")
+@click.option(
+    "--signature", callback=_text, metavar="S", help="Default: serving_default, or what a file says."
+)
 @click.option("--version", type=_VERSION, metavar="V", help="Default: the latest, or what a file says.")
 @click.option(
     "--deadline",

@@ -590,6 +590,8 @@ def test_processes_share_a_level() -> None:
         (["--address", "host:0"], "the port '0' is no number from 1 to 65535"),
         (["--address", "host:٨٥٠٠"], "is no number from 1 to 65535"),
         (["--version", str(2**63)], "not in the range"),
+        (["--model", "m\udcff"], r"'m\udcff' has bytes that are no UTF-8"),
+        (["--signature", "s\udcff"], r"'s\udcff' has bytes that are no UTF-8"),
         (["--metrics", "127.0.0.1:8501/metrics"], "127.0.0.1:8501/metrics: give it as http://HOST:PORT/PATH"),
         (["--plot", "x.what"], "no kind of picture"),
         (["--plot", "x.pgf"], "no kind of picture"),
@@ -619,12 +621,19 @@ def test_ctrl_c_beside_the_load(monkeypatch: pytest.MonkeyPatch, where: str) -> 
     assert (done.exit_code, done.output) == (130, "")
 
 
-def test_a_version_that_predict_cannot_send() -> None:
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["m", "--version", str(2**63)], "not in the range"),
+        (["m\udcff"], r"'m\udcff' has bytes that are no UTF-8"),
+        (["m", "--signature", "s\udcff"], r"'s\udcff' has bytes that are no UTF-8"),
+    ],
+)
+def test_what_predict_cannot_send(args: list[str], text: str) -> None:
     """It is a usage error, as with bench."""
-    args = ["predict", "m", "--input", "1", "--address", "127.0.0.1:1", "--version", str(2**63)]
-    done = CliRunner().invoke(main, args)
+    done = CliRunner().invoke(main, ["predict", *args, "--input", "1", "--address", "127.0.0.1:1"])
     assert done.exit_code == 2, done.output
-    assert "not in the range" in done.output
+    assert text in done.output
 
 
 class StandIn:
