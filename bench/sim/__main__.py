@@ -132,14 +132,26 @@ def _make(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        why = error.strerror or error
-        raise _ResultsError(f"cannot write to {folder}: {why}; name another folder with --results") from error
+        raise _unwritten(folder, error) from error
+
+
+def _unwritten(folder: Path, error: OSError) -> _ResultsError:
+    return _ResultsError(
+        f"cannot write to {folder}: {error.strerror or error}; name another folder with --results"
+    )
 
 
 def _write(
     name: str, scenario: Scenario, found: Mapping[Key, Any], options: Options, folder: Path
 ) -> list[Path]:
-    """The report, its figures and its plot, in a folder that is there. Returns where they are."""
+    """The report, its figures and its plot, in a folder that is there; and the report on standard output, also where they cannot be written.
+
+    Returns:
+        Where they are.
+
+    Raises:
+        _ResultsError: not all of them could be written.
+    """
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -148,13 +160,17 @@ def _write(
     lines = [f"# {scenario.TITLE}", "", *_failures(found, options), *scenario.lines(found, options), ""]
     report = "\n".join(lines)
     written = [folder / f"{name}.{kind}" for kind in ("md", "json", "png")]
-    written[0].write_text(report)
-    written[1].write_text(_as_json(found, options))
     figure = plt.figure()
     scenario.draw(found, options, figure)
-    figure.savefig(written[2], dpi=100)
-    plt.close(figure)
-    print(f"\n{report}", flush=True)
+    try:
+        written[0].write_text(report, encoding="utf-8")
+        written[1].write_text(_as_json(found, options), encoding="utf-8")
+        figure.savefig(written[2], dpi=100)
+    except OSError as error:
+        raise _unwritten(folder, error) from error
+    finally:
+        plt.close(figure)
+        print(f"\n{report}", flush=True)
     return written
 
 

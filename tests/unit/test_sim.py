@@ -513,6 +513,26 @@ def test_a_folder_that_cannot_be_made_is_said_so_before_anything_runs(
     )
 
 
+@pytest.mark.parametrize("kind", ["md", "json", "png"])
+def test_a_disk_that_is_full_leaves_the_report_on_standard_output(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str
+) -> None:
+    """Why the files are not there, and what to do; exit status 2."""
+    (tmp_path / "a.csv").write_text("time,model\n7,a\n8,a\n7.5,a\n")
+    (tmp_path / f"trace.{kind}").symlink_to("/dev/full")
+    said = ["--trace", str(tmp_path / "a.csv"), "--results", str(tmp_path), "--processes", "1"]
+    assert main(said) == 2
+    out, err = capsys.readouterr()
+    assert titles(out)
+    assert f"cannot write to {tmp_path}: No space left on device; name another folder with --results" in err
+
+
+def test_a_trace_whose_name_is_no_text_has_a_report(tmp_path: Path) -> None:
+    """File systems know bytes alone."""
+    found = play(tmp_path, "time,model\n7,a\n8,a\n7.5,a\n", name="t\udcff.csv")
+    assert "t\ufffd.csv: 3 requests" in found
+
+
 def test_what_a_trace_does_not_tell_is_taken_for_the_mean() -> None:
     """Of what it tells about the same model, by rows; of nothing, a millisecond."""
     requests = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -104,7 +105,9 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
     )
     rate = len(recorded) / length_s
     assert options.trace is not None
-    yield f"{options.trace.name}: {len(recorded)} requests in {_short(length_s)} s, {_short(rate)} a second: {models}."
+    # It may have bytes that are no text.
+    file = os.fsencode(options.trace.name).decode(errors="replace")
+    yield f"{file}: {len(recorded)} requests in {_short(length_s)} s, {_short(rate)} a second: {models}."
     if options.rate:
         yield f"Played {speed:.3g} times as fast, {options.rate:g} a second."
     yield ""
