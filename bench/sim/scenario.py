@@ -60,10 +60,14 @@ class Scenario(Protocol):
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     """In Markdown, after an empty line."""
     yield ""
-    yield "| " + " | ".join(header) + " |"
+    yield _row(header)
     yield "|" + "---|" * len(header)
-    for row in rows:
-        yield "| " + " | ".join(row) + " |"
+    yield from map(_row, rows)
+
+
+def _row(cells: Sequence[str]) -> str:
+    """Names may have the mark that ends a cell."""
+    return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
 
 
 def ms(value: float) -> str:

@@ -341,6 +341,16 @@ def test_names_mean_nothing_to_matplotlib(tmp_path: Path) -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == names
 
 
+def test_a_name_ends_no_cell(tmp_path: Path) -> None:
+    """Whatever is in it: each row has as many cells as the header."""
+    found = play(
+        tmp_path, '{"time": 1, "model": "a|b"}\n{"time": 2, "model": "a|b"}\n{"time": 1.5, "model": "c"}\n'
+    )
+    rows = [line for line in found.splitlines() if line[:1] == "|"]
+    assert r" a\|b p99 |" in rows[0]
+    assert len({row.replace(r"\|", "").count("|") for row in rows}) == 1
+
+
 def test_what_cannot_differ_has_no_row() -> None:
     """Limits are within the workers on a device; round robin takes several of a model, edf deadlines, shares clients."""
 
