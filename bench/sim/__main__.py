@@ -36,6 +36,7 @@ _COMPARING = {"fleet", "trace"}
 _RESULTS = Path(__file__).resolve().parents[1] / "results" / "sim"
 _OWN_RESULTS = Path("sim-results")
 _TELL_EACH_S = 10.0
+_INTERRUPTED = 130
 _OR_LEAVE = "give one, or leave the option out for its default"
 
 
@@ -256,6 +257,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except (TraceError, _ResultsError) as error:
             print(f"bench.sim: {error}", file=sys.stderr)
             return 2
+        except KeyboardInterrupt:
+            print(f"bench.sim: {name} was interrupted", file=sys.stderr)
+            return _INTERRUPTED
         except NothingArrivedError as error:
             print(f"bench.sim: {name}: {error}{_too_short(options, tasks)}", file=sys.stderr)
             return 2

@@ -80,6 +80,9 @@ def run_all(tasks: dict[Key, Task], processes: int, done: Callable[[int], None])
         tasks: by their keys.
         processes: that run them.
         done: told after each, how many there are by now.
+
+    Raises:
+        Whatever one of them does, or Ctrl-C: those that have not begun by then are not run.
     """
     if processes == 1:
         found = {}
@@ -89,9 +92,13 @@ def run_all(tasks: dict[Key, Task], processes: int, done: Callable[[int], None])
         return found
     with ProcessPoolExecutor(processes) as executor:
         futures = {key: executor.submit(_run, task) for key, task in tasks.items()}
-        for count, future in enumerate(as_completed(futures.values()), 1):
-            future.result()
-            done(count)
+        try:
+            for count, future in enumerate(as_completed(futures.values()), 1):
+                future.result()
+                done(count)
+        except BaseException:  # Ctrl-C is one
+            executor.shutdown(cancel_futures=True)
+            raise
         return {key: future.result() for key, future in futures.items()}
 
 

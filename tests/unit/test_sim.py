@@ -7,8 +7,11 @@ import math
 import os
 import subprocess
 import sys
+import threading
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -17,7 +20,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from bench.sim import __main__ as command
-from bench.sim import compare, trace
+from bench.sim import cell, compare, trace
 from bench.sim.__main__ import main
 from bench.sim.arrivals import Closed, Load, Open, Replay, Stream
 from bench.sim.cell import Capacity, Cell
@@ -200,6 +203,41 @@ def test_capacity_is_where_the_limit_is_met() -> None:
     cell = Cell(Pool(1, (service,)), Setup("fifo"), Open((Stream(service, 1.0),), 120.0), 10.0)
     patient, hasty = (Capacity(cell, {"m": limit_ms}, 5.0).run() for limit_ms in (100.0, 30.0))
     assert 20 < hasty < patient < 100
+
+
+def test_what_has_not_begun_is_not_run_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor after Ctrl-C: nobody waits for cells that nobody looks at."""
+    over = threading.Event()
+
+    class Threads(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            super().shutdown(wait=False, cancel_futures=cancel_futures)
+            over.set()
+            super().shutdown(wait=wait)
+
+    def fail() -> None:
+        raise KeyboardInterrupt
+
+    ran: list[int] = []
+    monkeypatch.setattr(cell, "ProcessPoolExecutor", lambda _: Threads(1))
+    runs = [fail, lambda: over.wait(10), *(lambda n=n: ran.append(n) for n in range(3))]
+    tasks: Any = {(n,): SimpleNamespace(run=run) for n, run in enumerate(runs)}
+    with pytest.raises(KeyboardInterrupt):
+        cell.run_all(tasks, 2, lambda _: None)
+    assert not ran
+
+
+def test_ctrl_c_has_the_exit_status_of_a_shell(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And no traceback."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "run_all", interrupted)
+    assert main(["--scenario", "priority", "--results", str(tmp_path)]) == 130
+    assert "priority was interrupted" in capsys.readouterr().err
 
 
 def test_divisions() -> None:
