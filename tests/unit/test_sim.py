@@ -581,6 +581,17 @@ def test_a_trace_whose_name_is_no_text_has_a_report(tmp_path: Path) -> None:
     assert "t\ufffd.csv: 3 requests" in found
 
 
+def test_a_trace_comes_through_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of a file that is packed: it is read once."""
+    reading, writing = os.pipe()
+    os.write(writing, MINIMAL.encode())
+    os.close(writing)
+    said = ["--gpus", "1", "--processes", "1", "--results", str(tmp_path)]
+    assert main(["--trace", f"/dev/fd/{reading}", *said]) == 0
+    os.close(reading)
+    assert "3 requests in 0.8 s" in capsys.readouterr().out
+
+
 def test_what_a_trace_does_not_tell_is_taken_for_the_mean() -> None:
     """Of what it tells about the same model, by rows; of nothing, a millisecond."""
     requests = [

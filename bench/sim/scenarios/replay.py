@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections import Counter
@@ -21,6 +22,7 @@ TITLE = "A trace under every policy"
 
 
 def tasks(options: Options) -> dict[Key, Task]:
+    _read.cache_clear()
     recorded = _read(options)
     services = of_trace(recorded)
     trace = with_costs(recorded, services)
@@ -38,7 +40,9 @@ def tasks(options: Options) -> dict[Key, Task]:
     }
 
 
+@functools.lru_cache(maxsize=1)
 def _read(options: Options) -> list[Request]:
+    """Once, for tasks() and lines(): a pipe is empty then."""
     assert options.trace is not None
     return read(options.trace)
 
