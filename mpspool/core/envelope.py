@@ -439,12 +439,12 @@ def _tensor_head(body: bytes, position: int, end: int) -> bytes | None:
     fields = 0
     while position < end and fields < _MOST_OF_INPUT:
         fields += 1
-        tag, start, position = _field(body, position)
+        tag, start, position = _within(body, position, end)
         if tag == _VALUE_TAG:
             begin, stop = start, position
             position = begin
             while position < stop and position - begin <= _MAX_HEAD_BYTES:
-                tag, _, after = _field(body, position)
+                tag, _, after = _within(body, position, stop)
                 if tag not in (_DTYPE_TAG, _SHAPE_TAG):
                     break
                 position = after

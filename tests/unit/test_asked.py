@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -45,18 +46,30 @@ def test_examples_are_rows(method: Method) -> None:
     assert kind == (f"{method.api} sum", b"", b"")
 
 
-def _predict(rows: int, name: str) -> bytes:
-    tensor = tfs.TensorProto(dtype=1, tensor_shape={"dim": [{"size": rows}]}, tensor_content=bytes(4 * rows))
+def _predict(shape: tuple[int, ...], name: str) -> bytes:
+    dims = [{"size": size} for size in shape]
+    tensor = tfs.TensorProto(dtype=1, tensor_shape={"dim": dims}, tensor_content=bytes(4 * math.prod(shape)))
     return bytes(tfs.PredictRequest(inputs={name: tensor}).SerializeToString())
 
 
 @pytest.mark.parametrize(("first", "second"), [(5, 7), (7, 5), (5, 5)])
 def test_an_input_that_comes_twice_runs_whole(first: int, second: int) -> None:
     """The last one is meant, whatever the first one's rows: by these, the answer would lack some."""
-    body = _predict(first, "x") + _predict(second, "x")
+    body = _predict((first,), "x") + _predict((second,), "x")
     assert PREDICT.rows(body, "sum", BATCHING, 0) == (0, ("sum", b"", b""))
-    body = _predict(5, "x") + _predict(5, "y")
+    body = _predict((5,), "x") + _predict((5,), "y")
     assert PREDICT.rows(body, "sum", BATCHING, 0)[0] == 5
+
+
+@pytest.mark.parametrize("other", [(1,), (3,), (4,), (9,), (20,), ()])
+def test_what_has_inputs_of_unequal_rows_runs_whole(other: tuple[int, ...]) -> None:
+    """Whichever of them a client's map has first: of more rows than are cut, and than a request may have, too."""
+    for rows in (5, 17):
+        parts = [_predict((rows,), "x"), _predict(other, "y")]
+        for body in (b"".join(parts), b"".join(parts[::-1])):
+            found, kind = PREDICT.rows(body, "sum", BATCHING, 0)
+            assert found <= BATCHING.run_rows
+            assert kind == ("sum", b"", b"")
 
 
 def test_rest_says_whose_it_is_beside_the_body() -> None:
