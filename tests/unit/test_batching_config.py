@@ -279,6 +279,13 @@ def test_each_version_says_it_for_itself(tmp_path: Path) -> None:
     assert batching(read(tmp_path, PER_MODEL)) == [BatchingSettings(adaptive=True), None]
 
 
+def test_what_is_said_of_threads_there_counts_for_nobody(tmp_path: Path) -> None:
+    """They are the server's: TensorFlow Serving serves the version, whatever its file has of them."""
+    write(tmp_path, "models/a/1/batching_params.pbtxt", "num_batch_threads { }\nmax_batch_size { value: 8 }")
+    made = planned(read(tmp_path, PER_MODEL))
+    assert made.models[0].batching == BatchingSettings(max_batch_size=8, adaptive=True)
+
+
 def test_what_counts_for_later_versions_is_handed_on(tmp_path: Path) -> None:
     """A version that comes while the pool runs is batched as it would have been at the start, with a file or without."""
     text = """

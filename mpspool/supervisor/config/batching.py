@@ -102,9 +102,11 @@ class BatchingConfig(ModelBatching):
 
 
 def read_parameters(path: Path) -> tuple[Parameters | None, list[Problem]]:
-    """What a file of BatchingParameters says, checked; None where something is wrong with it."""
+    """What a version's file of BatchingParameters says, checked; None where something is wrong with it."""
     try:
         values, lines = read_batching_file(path)
+        for name in POOL_WIDE:  # nobody looks at these there
+            values.pop(name, None)
         return Parameters.model_validate(values), []
     except BatchingFileError as error:
         return None, [Problem(str(path), str(error))]

@@ -125,7 +125,7 @@ def batching_of_version(
 
 
 def _layer(file: VersionFile) -> _Layer:
-    return f"{file.path}: ", file.parameters, tuple(set(Parameters.model_fields) - set(POOL_WIDE))
+    return f"{file.path}: ", file.parameters, tuple(Parameters.model_fields)
 
 
 def _layered(layers: Sequence[_Layer]) -> Batching:
