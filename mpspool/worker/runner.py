@@ -148,12 +148,16 @@ class Runner:
         rows = self._batching.rows(call) if self._pads else 0
         apart = self._pads and self._is_apart(kind)
         self._found_apart |= apart
+        runs: list[tuple[int, int, int]] = []
         if rows > self._batching.run_rows and kind.response.whole:
             joined = time.perf_counter_ns()
             parts = []
             for one in self._batching.parts(call, rows):
                 go_on()
-                parts.append(self._run(one, one.part_rows, *self._fed(one, one.part_rows, pads=not apart)))
+                padding, inputs = self._fed(one, one.part_rows, pads=not apart)
+                began = time.perf_counter_ns()
+                parts.append(self._run(one, one.part_rows, padding, inputs))
+                runs.append((1, one.part_rows, (time.perf_counter_ns() - began) // 1000))
             go_on()
             outputs = [
                 _concatenated(alias, pieces)
@@ -168,7 +172,7 @@ class Runner:
         encoded = time.perf_counter_ns()
         run_us = (ran - joined) // 1000
         if together:
-            self._runs.append((1, rows or call.first_rows(), run_us))
+            self._runs += runs or [(1, rows or call.first_rows(), run_us)]
         return Outcome(
             Code.OK,
             response,

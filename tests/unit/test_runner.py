@@ -458,11 +458,12 @@ def test_parts_are_their_rows_and_joined_are_the_whole(together: bool) -> None:
 
 
 def test_a_large_request_by_rest_runs_in_parts_that_are_padded_too() -> None:
-    """One after the other, and answered as a whole."""
+    """One after the other, each counted as a run, and answered as a whole."""
     bench = Bench(half, allowed_batch_sizes=[4, 8], max_batch_size=18, max_execution_batch_size=8)
     asked = {"instances": [*range(20, 38)]}
     (outcome,) = bench.run(Ask(json.dumps(asked).encode(), method=Method.REST_PREDICT))
     assert bench.fed == [[*range(20, 28)], [*range(28, 36)], [36, 37, 36, 36]]
+    assert bench.runs() == [(1, 8), (1, 8), (1, 2)]
     assert json.loads(outcome.body or b"") == {"predictions": [x / 2 + 2 for x in range(20, 38)]}
 
 
