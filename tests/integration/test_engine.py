@@ -149,6 +149,17 @@ def test_one_value_for_all_elements(loaded: Load, dtype: str, engine: str) -> No
         assert np.all(y == value)
 
 
+@pytest.mark.parametrize("engine", ["session", "tf2"])
+def test_subnormal_numbers_are_zero(loaded: Load, engine: str) -> None:
+    """In kernels, whichever thread runs them and however many rows there are, as in TensorFlow Serving; not before and after."""
+    for rows in (1, 4, 100_000):
+        x = np.full((rows, 3), 1e-40, np.float32)
+        total, _ = loaded("multi_signature", engine).run("serving_default", {"x": x}, ["total", "scaled"])
+        assert not total.any()
+        assert x.any()
+        assert (x * np.float32(2)).any()
+
+
 def test_outputs_that_are_inputs(loaded: Load) -> None:
     """A tensor under two aliases, and an input as output, are each given where they are asked for."""
     model = loaded("alias")

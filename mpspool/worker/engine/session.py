@@ -19,6 +19,7 @@ from mpspool.worker.engine.base import Array, Signature
 from mpspool.worker.engine.compiled import COMPILED
 from mpspool.worker.engine.failure import pool_error
 from mpspool.worker.engine.saved_model import Signatures, read_meta_graph
+from mpspool.worker.engine.subnormals import without_subnormals
 from mpspool.worker.engine.uninitialised import uninitialised
 from mpspool.worker.weights.binding import bind
 from mpspool.worker.weights.report import all_private
@@ -196,6 +197,8 @@ class SessionEngine:
             made: Callable[..., list[Any]] = self._session.make_callable(fetches, feeds)
         else:
             made = make(options)
+            if self._options.inter_op_thread_pool == _CALLING_THREAD:
+                made = without_subnormals(made)
         COMPILED.count += 1
         COMPILED.total_us += (time.perf_counter_ns() - start_ns) // 1000
         return made
