@@ -404,6 +404,16 @@ def test_no_batches_may_wait(tmp_path: Path) -> None:
     assert told.startswith(f"batching.max_enqueued_batches: 0 in {path} line 1: must be greater than")
 
 
+def test_no_rows_run_at_once_where_nothing_is_split(tmp_path: Path) -> None:
+    """What runs at once has a meaning with splitting alone: TensorFlow Serving does not look at it."""
+    path = write(tmp_path, "b.txt", "max_execution_batch_size { }\nenable_large_batch_splitting { }")
+    flags: dict[str, object] = {"batching_parameters_file": str(path), "enable_batching": True}
+    assert batching(read(tmp_path, flags=flags)) == [DEFAULTS]
+    path.write_text("max_execution_batch_size { }\nenable_large_batch_splitting { value: true }")
+    (told,) = refused(tmp_path, "models: {half: x}", flags)
+    assert told.startswith(f"batching.max_execution_batch_size: 0 in {path} line 1: must be greater than")
+
+
 def test_the_text_format_is_read(tmp_path: Path) -> None:
     """Comments, wrappers with and without a colon, lists in either form, over several lines; and the lines they are in."""
     values, lines = read_batching_file(write(tmp_path, "b.txt", WHOLE))

@@ -54,9 +54,12 @@ def parameters(message: Any) -> dict[str, object]:
     values = {field.name: getattr(value, "value", value) for field, value in message.ListFields()}
     if sizes := values.get("allowed_batch_sizes"):
         values["allowed_batch_sizes"] = list(sizes)
-    # TensorFlow's queues take it so, for models that rely on it, but where requests are split.
-    if values.get("max_enqueued_batches") == 0 and not values.get("enable_large_batch_splitting"):
-        values["max_enqueued_batches"] = 1
+    if not values.get("enable_large_batch_splitting"):
+        # TensorFlow's queues take it so, for models that rely on it.
+        if values.get("max_enqueued_batches") == 0:
+            values["max_enqueued_batches"] = 1
+        if values.get("max_execution_batch_size") == 0:  # nobody looks at it
+            del values["max_execution_batch_size"]
     return values
 
 
