@@ -28,6 +28,8 @@ _MOST_BYTES = 2**28
 # A run that is padded to more than that, and to so many times what was sent, is worth nobody's memory.
 _MOST_PADDED_BYTES = 2**24
 _MOST_PADDED_TIMES = 4
+# Small integers in a list are fed in eight times their bytes; a value that stands for many, in any number of times.
+_MOST_FED_TIMES = 16
 _ALIAS = operator.itemgetter(0)
 
 
@@ -195,16 +197,28 @@ class Batching:
             return ("rank", array.ndim)
         return tuple(array.shape[1:])
 
-    def padding(self, rows: int) -> int:
-        """How many rows a run of so many lacks to the next size allowed; 0 where it is larger than all."""
+    def padding(self, calls: Sequence[Call], rows: int) -> int:
+        """How many rows a run of these calls, of so many, lacks to the next size allowed; 0 where it is larger than all.
+
+        And where memory would be filled with what nobody sent: a short list fills a large row.
+        """
+        padding = self._lacking(rows)
+        if padding:
+            fed = sum(call.kind.fed_bytes for call in calls)
+            made = fed * (rows + padding) // rows
+            if made > _MOST_BYTES and fed > _MOST_FED_TIMES * sum(len(call.body) for call in calls):
+                return 0
+        return padding
+
+    def _lacking(self, rows: int) -> int:
         return next((size - rows for size in self._allowed if size >= rows), 0)
 
     def middle(self, rows: Sequence[int]) -> int:
         """Before which of several calls, of so many rows each, their run would be made two; 0 where one of the two would be nearly as large."""
         *before, total = itertools.accumulate(rows)
         larger, at = min((max(taken, total - taken), at) for at, taken in enumerate(before, start=1))
-        whole = total + self.padding(total)
-        return at if larger + self.padding(larger) < _MOST_OF_WHOLE * whole else 0
+        whole = total + self._lacking(total)
+        return at if larger + self._lacking(larger) < _MOST_OF_WHOLE * whole else 0
 
     def joined(self, calls: Sequence[Call], rows: int, padding: int) -> dict[str, Array]:
         """What a run is fed.

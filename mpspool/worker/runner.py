@@ -184,7 +184,7 @@ class Runner:
 
     def _fed(self, call: Call, rows: int, *, pads: bool) -> tuple[int, dict[str, Array]]:
         """How many rows one call by itself is padded with, up to a size that is allowed, and what its run is fed."""
-        padding = self._batching.padding(rows) if pads else 0
+        padding = self._batching.padding([call], rows) if pads else 0
         return padding, self._batching.joined([call], rows, padding) if padding else call.inputs()
 
     def _run(self, call: Call, rows: int, padding: int, inputs: dict[str, Array]) -> list[Array]:
@@ -314,7 +314,7 @@ class Runner:
         kind, start = calls[0].kind, time.perf_counter_ns()
         bounds = [0, *accumulate(self._batching.rows(call) for call in calls)]
         rows = bounds[-1]
-        padding = self._batching.padding(rows)
+        padding = self._batching.padding(calls, rows)
         inputs = self._batching.joined(calls, rows, padding)
         joined = time.perf_counter_ns()
         outputs = self._predictor.run(kind, inputs)

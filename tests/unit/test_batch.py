@@ -186,18 +186,36 @@ def test_runs_have_so_many_bytes_at_most(
         pad_variable_length_inputs=pads,
     )
 
-    def body(columns: int) -> bytes:
-        if not filled:
-            return make_body({"x": np.ones((1, columns), np.float32)})
-        request = tfs.PredictRequest.FromString(make_body({"x": np.ones((1, 1), np.float32)}))
-        request.inputs["x"].tensor_shape.dim[1].size = columns
-        return bytes(request.SerializeToString())
-
+    row = _filled if filled else lambda columns: make_body({"x": np.ones((1, columns), np.float32)})
     for _ in range(3):  # known from the third on
         bench.engine.calls.clear()
-        outcomes = bench.run(*map(body, columns))
+        outcomes = bench.run(*map(row, columns))
         assert [np.shape(x) for x in bench.fed] == fed
         assert [outcome.code for outcome in outcomes] == [Code.OK] * len(columns)
+
+
+def _filled(columns: int) -> bytes:
+    """A row for which one value was sent."""
+    request = tfs.PredictRequest.FromString(make_body({"x": np.ones((1, 1), np.float32)}))
+    request.inputs["x"].tensor_shape.dim[1].size = columns
+    return bytes(request.SerializeToString())
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_rows_that_nobody_sent_are_no_padding(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Of a few bytes that stand for a large row there would be a thousand; what was sent is padded, however large."""
+    monkeypatch.setattr(batch, "_MOST_BYTES", 2**16)
+    bench = Bench(
+        lambda inputs: {"y": inputs["x"][:, 0]},
+        make_signature({"x": (FLOAT, None)}, {"y": (FLOAT, None)}),
+        allowed_batch_sizes=[8],
+    )
+    sent = make_body({"x": np.ones((1, 2**12), np.float32)})
+    for row, rows in ((_filled(2**10), 8), (_filled(2**12), count), (sent, 8)):
+        bench.engine.calls.clear()
+        outcomes = bench.run(*[row] * count)
+        assert [len(x) for x in bench.fed] == [rows]
+        assert [answered(outcome) for outcome in outcomes] == [[1]] * count
 
 
 def test_what_differs_does_not_share_a_run() -> None:
