@@ -31,7 +31,7 @@ def version_told(number: int, state: str, error: str = "", **counts: int) -> dic
 class FakeDataplane:
     """Has model "half" in version 3 AVAILABLE and in version 4 failed.
 
-    What runs a model answers b"wait" never, b"break" with an error of its own making, b"refuse:TEXT" with
+    What runs a model answers b"wait", and what begins with it, never, b"break" with an error of its own making, b"refuse:TEXT" with
     RESOURCE_EXHAUSTED and the text, and anything else with itself.
 
     Attributes:
@@ -74,7 +74,7 @@ class FakeDataplane:
             raise ZeroDivisionError("a secret of the server")
         if body.startswith(b"refuse:"):
             raise PoolError(Code.RESOURCE_EXHAUSTED, body[7:].decode(errors="surrogateescape"))
-        if body == b"wait":
+        if body.startswith(b"wait"):
             await self._wait()
         return body
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import gzip
 import socket
 import subprocess
@@ -400,6 +401,40 @@ def test_what_was_answered_is_not_kept(fronts: Fronts, raw: Raw) -> None:
         before = held()
         for _ in range(10):
             raw.call(message(bytes(2**20)), ("grpc-timeout", "60S"))
+        until(lambda: held() - before < 2**20)
+
+
+@pytest.mark.parametrize("deadline", ["", "20m"])
+def test_what_was_given_up_is_not_kept(fronts: Fronts, raw: Raw, deadline: str) -> None:
+    """Of ten messages of 1 MiB whose calls were taken back, or were too late, none is there any more, without a collector."""
+    extra = [("grpc-timeout", deadline)] if deadline else []
+
+    def give_up() -> None:
+        before = fronts.dataplane.cancelled
+        number = raw.begin(*extra)
+        raw.data(number, message(b"wait" + bytes(2**20)), end=True)
+        if deadline:
+            assert raw.answer(number).code is Code.DEADLINE_EXCEEDED
+        else:
+            until(lambda: fronts.dataplane.waiting == 1)
+            raw.h2.reset_stream(number, 8)
+            raw.flush()
+        until(lambda: fronts.dataplane.cancelled == before + 1)
+
+    def held() -> int:
+        for keeper in (raw.answers, fronts.dataplane.admitted):
+            keeper.clear()
+        return tracemalloc.get_traced_memory()[0]
+
+    with contextlib.ExitStack() as stack:
+        tracemalloc.start()
+        stack.callback(tracemalloc.stop)
+        gc.disable()
+        stack.callback(gc.enable)
+        give_up()
+        before = held()
+        for _ in range(10):
+            give_up()
         until(lambda: held() - before < 2**20)
 
 

@@ -6,10 +6,12 @@ import asyncio
 import base64
 import contextlib
 import functools
+import gc
 import math
 import os
 import struct
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -1053,6 +1055,35 @@ def test_what_moves_to_the_next_version_during_a_drain_is_not_new(tmp_path: Path
         assert await draining == 0
         with pytest.raises(PoolError, match="shutting down"):
             await scene.ask()
+
+    play(tmp_path, story)
+
+
+def test_what_is_refused_at_the_door_is_not_kept(tmp_path: Path) -> None:
+    """Of ten requests of 1 MiB that would begin a batch too many none is there any more, without a collector."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([batching_model(max_batch_size=1, max_enqueued_batches=1)], {})
+        scene.hello(0)
+        waiting = [scene.ask(body=rows_request(1)) for _ in range(2)]
+        await settle()
+
+        async def refused() -> int:
+            with pytest.raises(PoolError, match="queue to which this task was submitted is full"):
+                await scene.ask(body=rows_request(1, 2**18))
+            return tracemalloc.get_traced_memory()[0]
+
+        with contextlib.ExitStack() as stack:
+            tracemalloc.start()
+            stack.callback(tracemalloc.stop)
+            gc.disable()
+            stack.callback(gc.enable)
+            before = await refused()
+            for _ in range(10):
+                after = await refused()
+        assert after - before < 2**20
+        for task in waiting:
+            task.cancel()
 
     play(tmp_path, story)
 

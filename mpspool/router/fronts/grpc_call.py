@@ -135,7 +135,7 @@ class Call(Stream):
 
     @property
     def task(self) -> asyncio.Task[None] | None:
-        """What runs for it."""
+        """What runs for it; None of one that has been let go."""
         return self._task
 
     # -- what the connection calls ----------------------------------------------------------------
@@ -403,7 +403,8 @@ class Call(Stream):
 
     def _let_go(self) -> None:
         """Nothing more is read or run for it."""
-        task = self._task
+        # A task that was cancelled keeps where it was, our body and this call: all of it would stay until a collector comes.
+        task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task():
             task.cancel()
         if self._admission is not None:

@@ -54,27 +54,30 @@ def check_room(queue: Queue, parts: Sequence[Entry]) -> Sequence[tuple[Entry, Po
 def _room_for_rows(
     parts: Sequence[Entry], enqueued: Enqueued | None, settings: BatchingSettings, idle: int
 ) -> list[tuple[Entry, PoolError]]:
-    """As check_room, among what is to be run in batches, of which as many as `idle` do not wait."""
+    """As check_room, among what is to be run in batches, of which as many as `idle` do not wait.
+
+    No error has a name here: one that is known where it is raised keeps all that is there, the bodies of those who called, until a
+    collector comes.
+    """
     rows, filling = (enqueued.rows, enqueued.filling) if enqueued else (0, 0)
     rows -= idle * settings.run_rows
     more = sum(entry.rows for entry in parts)
-    error = batching.check_room(rows, filling, more, settings)
-    if error is None:
+    if batching.has_room(rows, filling, more, settings):
         return []
     if enqueued is None or enqueued.crowd is None or enqueued.crowd_filling is None:
-        raise error
+        raise batching.is_full(rows, filling, more, settings)
     client, most = parts[0].client, settings.max_enqueued_batches
     # Each that fills a batch takes the place of one that does, and rows those of rows; of either no more leave than come.
     batches_over = min(len(parts), max(0, filling + batching.fills(more, settings) - most))
     leaving = list(itertools.islice(enqueued.crowd_filling.last_of_most(client, 1), batches_over))
     if len(leaving) < batches_over:
-        raise error
+        raise batching.is_full(rows, filling, more, settings)
     rows_over = min(more, rows + more - most * settings.run_rows) - sum(last.rows for last in leaving)
     already = set(leaving)
     others = (last for last in enqueued.crowd.last_of_most(client, more) if last not in already)
     while rows_over > 0:
         if (last := next(others, None)) is None:
-            raise error
+            raise batching.is_full(rows, filling, more, settings)
         leaving.append(last)
         rows_over -= last.rows
     return [(last, batching.is_full(rows, filling, last.rows, settings)) for last in leaving]

@@ -46,8 +46,8 @@ def fills(rows: int, settings: BatchingSettings) -> bool:
     return not settings.max_execution_batch_size and 2 * rows > settings.run_rows
 
 
-def check_room(waiting: int, filling: int, rows: int, settings: BatchingSettings) -> PoolError | None:
-    """Whether a request fits among those of its signature: the error where it would begin a batch more than may wait.
+def has_room(waiting: int, filling: int, rows: int, settings: BatchingSettings) -> bool:
+    """Whether a request fits among those of its signature: not where it would begin a batch more than may wait.
 
     Batches are taken to be as full as they can be, whatever else keeps requests apart.
 
@@ -58,11 +58,11 @@ def check_room(waiting: int, filling: int, rows: int, settings: BatchingSettings
         settings: what holds.
     """
     batches = max(-(-(waiting + rows) // settings.run_rows), filling + fills(rows, settings))
-    return is_full(waiting, filling, rows, settings) if batches > settings.max_enqueued_batches else None
+    return batches <= settings.max_enqueued_batches
 
 
 def is_full(waiting: int, filling: int, rows: int, settings: BatchingSettings) -> PoolError:
-    """The error of a request of so many rows that has to leave, or may not come; see check_room()."""
+    """The error of a request of so many rows that has to leave, or may not come; see has_room()."""
     run_rows, most = settings.run_rows, settings.max_enqueued_batches
     batches = max(1, -(-waiting // run_rows), filling)  # one is open, with rows or without
     text = "The batch scheduling queue to which this task was submitted is full; "

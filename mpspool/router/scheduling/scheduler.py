@@ -220,7 +220,10 @@ class Scheduler:
             self._estimate(entry, taken=False)
         leaving = admission.check_room(queue, parts)
         if leaving and not evict:
-            raise leaving[0][1]
+            try:
+                raise leaving[0][1]
+            finally:
+                leaving = ()  # as in admission.py: it is not known here any more
         standing = self._suspicions.standing(first.model, first.body, now_ns)
         if standing is Standing.QUARANTINED:
             raise PoolError(Code.INTERNAL, _QUARANTINED)
