@@ -30,6 +30,7 @@ from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.gpus import Gpus
 from mpspool.supervisor.pool.handover import Handover
 from mpspool.supervisor.pool.kept import Kept
+from mpspool.supervisor.pool.measured import Measured
 from mpspool.supervisor.pool.reload import Reload, digest, former_places, reload_with
 from mpspool.supervisor.pool.renewals import Renewals
 from mpspool.supervisor.pool.router_link import RouterLink
@@ -127,6 +128,7 @@ class Pool:
             self._look,
         )
         self._looked = asyncio.Event()
+        self._measured = Measured()
         self._prepared = False
         self._trouble = ""
 
@@ -673,7 +675,7 @@ class Pool:
 
     async def _describe(self, router: Message | None, *, memory: bool) -> Message:
         pids = {worker: self._pid(worker) for worker in self._slots}
-        found = await asyncio.to_thread(_memory, pids) if memory else {}
+        found = await self._measured.memory(pids) if memory else {}
         return status.build(
             status.View(
                 self._config,
@@ -720,11 +722,6 @@ def _with_places(config: PoolSettings, places: Places) -> PoolSettings:
     """With the slots that are there besides those configured."""
     models = [msgspec.structs.replace(model, slots=[slot]) for model, slot in places.values()]
     return msgspec.structs.replace(config, models=[*config.models, *models])
-
-
-def _memory(pids: Mapping[WorkerId, int]) -> dict[WorkerId, process.Memory]:
-    """Takes milliseconds per mapped GB."""
-    return {worker: found for worker, pid in pids.items() if (found := process.memory(pid)) is not None}
 
 
 def _foreground_pid(run: RunDir) -> int:
