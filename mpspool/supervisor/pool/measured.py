@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from mpspool.core import process
 from mpspool.core.ids import WorkerId
 
-# What is not looked at by then is told as it was found last; who asks waits for some seconds.
-LOOK_S = 1.5
+# What is not looked at by then is told as it was found last; `mpspool top` waits for a second.
+LOOK_S = 0.6
 
 
 class Measured:
