@@ -36,6 +36,7 @@ from mpspool.router.pending import Head, Pending, abandoned
 from mpspool.router.scheduling import rules
 from mpspool.router.scheduling.batching import padding_of, split
 from mpspool.router.scheduling.entry import Entry
+from mpspool.router.scheduling.load import Batch, Device
 from mpspool.router.scheduling.scheduler import Refuse, Scheduler, Send
 from mpspool.router.scheduling.suspicion import Blame
 from mpspool.router.workers import JUDGE_S, Worker, Workers
@@ -620,6 +621,22 @@ class Dataplane:
         batch = self._scheduler.finished(worker.name, result.dispatch, ran, now_ns)
         if batch is None or device is None:
             return  # of a worker that was given up, or sent twice
+        try:
+            self._take_result(worker, device, batch, result, frames)
+        except Exception:
+            # It has been given back, and comes to nobody any more: who waits for it is told.
+            logger.exception("a result was not taken in", worker=worker.name)
+            error = PoolError(Code.INTERNAL, "The answer of a worker could not be read")
+            left = [entry for entry in batch.entries if not entry.over]
+            for entry in left:
+                self._scheduler.answered(entry, ran=False)
+            self._refuse([Refuse(entry, error) for entry in left])
+        self._pump_soon()
+
+    def _take_result(
+        self, worker: Worker, device: Device, batch: Batch, result: messages.Result, frames: list[bytes]
+    ) -> None:
+        """Counts what was run, and answers each request of it that is still wanted."""
         device.ran(result.busy_us / 1e6, batch.alone)
         self._overview.task_log.add(str(worker.id), result.began_ns, result.busy_us, len(batch.entries))
         for recording in self._recordings:
@@ -645,7 +662,6 @@ class Dataplane:
                 self._answer(entry, worker, outcome, body, effective_s, together=batch.together)
         if result.apart and self._scheduler.keep_apart(batch.entries[0]):
             logger.info("requests are not joined", model=str(model), signature=batch.entries[0].signature)
-        self._pump_soon()
 
     def _count_runs(self, model: ModelVersion, result: messages.Result) -> None:
         """Of what was sent to be joined."""

@@ -1059,6 +1059,42 @@ def test_what_moves_to_the_next_version_during_a_drain_is_not_new(tmp_path: Path
     play(tmp_path, story)
 
 
+@pytest.mark.parametrize(
+    ("told", "right"),
+    [([], 0), ([(0, b"answer")], 0), ([(0, b"answer"), (0, None)], 1), ([(0, b"answer"), (99, b"")], 1)],
+)
+def test_an_answer_that_is_cut_keeps_nobody_waiting(
+    tmp_path: Path, told: list[tuple[int, bytes | None]], right: int
+) -> None:
+    """Those whose answers are not there are told, their bytes are free, and the worker gets its next."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([batching_model()], {})
+        worker = scene.hello(0)
+        asked = [scene.ask(body=rows_request(1)) for _ in range(2)]
+        await settle()
+        (dispatch,) = scene.link.dispatches(worker)
+        outcomes = [Outcome(code, body) for code, body in told]
+        with capture_logs() as logs:
+            result = Result(scene.dataplane.epoch, dispatch.dispatch, outcomes, 1, 12)
+            scene.link.receive(worker, result, [])
+        assert [line["event"] for line in logs] == ["a result was not taken in"]
+        async with asyncio.timeout(5):
+            answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert answers[:right] == [b"answer"] * right
+        for answer in answers[right:]:
+            assert isinstance(answer, PoolError)
+            assert answer.code is Code.INTERNAL
+        assert scene.dataplane.memory.used == 0
+        assert scene.dataplane.snapshot()["queued"] == 0
+        after = scene.ask(body=rows_request(1))
+        await settle()
+        scene.answer(worker, scene.link.dispatches(worker)[-1])
+        assert await after == b"answer"
+
+    play(tmp_path, story)
+
+
 def test_what_is_refused_at_the_door_is_not_kept(tmp_path: Path) -> None:
     """Of ten requests of 1 MiB that would begin a batch too many none is there any more, without a collector."""
 
