@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
@@ -463,7 +464,9 @@ def test_what_is_not_the_scenarios_own_does_not_replace_the_results(
     committed = tmp_path / "committed"
     monkeypatch.setattr(command, "_RESULTS", committed)
     monkeypatch.setattr(command, "SCENARIOS", {"fleet": "replay"})  # quicker
-    monkeypatch.setattr(replay, "_read", lambda _: [Request(time=n, model="a") for n in (0, 1)])
+    monkeypatch.setattr(
+        replay, "_read", functools.cache(lambda _: [Request(time=n, model="a") for n in (0, 1)])
+    )
     monkeypatch.setattr(replay, "lines", lambda *_: iter(()))
     monkeypatch.chdir(tmp_path)
     assert main(["--processes", "1"]) == 0
