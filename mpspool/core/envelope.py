@@ -38,6 +38,8 @@ _MOST_FIELDS = 2**16
 _MOST_EXAMPLES = 2**18
 # Fields of an input, which has two, and the bytes of its tensor's type and shape.
 _MOST_OF_INPUT, _MAX_HEAD_BYTES = 8, 2**13
+# Bytes of types and shapes of all inputs, by which it is told who shares a batch.
+_MOST_OF_HEADS = 2**14
 # Tasks of a MultiInferenceRequest by whose signatures it is told from others.
 _MOST_TASKS = 16
 _MAX_VARINT_BYTES = 10
@@ -358,7 +360,7 @@ def peek_rows(body: bytes, *, padded: bool = False) -> tuple[int, bytes, bytes]:
 def _read_rows(body: bytes, padded: bool) -> tuple[int, bytes, bytes]:
     rows = -1
     inner = b""
-    inputs = filters = shapes = 0
+    inputs = filters = shapes = heads = 0
     outputs = b""
     position, end = 0, len(body)
     while position < end:
@@ -372,7 +374,13 @@ def _read_rows(body: bytes, padded: bool) -> tuple[int, bytes, bytes]:
         else:
             tag, start, position = _field(body, position)
         if tag == _INPUTS_TAG and rows:
-            of_this, inner = _shape(body, start, position, padded)
+            head = _tensor_head(body, start, position)
+            if head is None or heads + len(head) > _MOST_OF_HEADS:
+                rows = 0
+                continue
+            heads += len(head)
+            parse = _known_head if len(head) <= _MAX_REMEMBERED_BYTES else _parse_head
+            of_this, inner = parse(head, padded)
             rows = of_this if rows in (-1, of_this) else 0
             inputs += 1
             shapes += hash(inner)
@@ -386,14 +394,6 @@ def _read_rows(body: bytes, padded: bool) -> tuple[int, bytes, bytes]:
         outputs = _all_filters(body)
     # In whatever order they come: a map has none. Where inputs have changed shapes with one another, the worker sees it.
     return rows, outputs, inner if inputs == 1 else (shapes & _MASK64).to_bytes(8, "little")
-
-
-def _shape(body: bytes, start: int, end: int, padded: bool) -> tuple[int, bytes]:
-    """Of an input: as _parse_head(); 0 and nothing where that cannot be told."""
-    head = _tensor_head(body, start, end)
-    if head is None:
-        return 0, b""
-    return _known_head(head, padded) if len(head) <= _MAX_REMEMBERED_BYTES else _parse_head(head, padded)
 
 
 def _all_filters(body: bytes) -> bytes:

@@ -178,10 +178,14 @@ class Loop(ABC):
             self._next(link, monotonic())
 
     def _unreachable(self, why: str) -> None:
-        """What waited for a connection, to be sent again, fails as it does with gRPC's clients."""
+        """What waited for a connection, to be sent again, fails as it does with gRPC's clients, or goes by another one."""
         now = monotonic()
         waiting, self._refused = self._refused, []
+        usable = next((link for link in self._links if link.usable), None)
         for call in waiting:
+            if usable is not None:
+                usable.start(call)
+                continue
             call.code, call.text = Code.UNAVAILABLE, why
             self._finished(self._links[0], call, now)
         if self._sending:

@@ -115,13 +115,13 @@ def from_files(
 
 
 def _files(path: Path) -> Sequence[Path]:
-    if not path.is_dir():
-        return [path]
     try:
+        if not path.is_dir():
+            return [path]
         entries = sorted(path.iterdir())
+        return [entry for entry in entries if entry.is_file() and not entry.name.startswith(".")]
     except OSError as error:
         raise RequestError(f"{path}: {error}") from error
-    return [entry for entry in entries if entry.is_file() and not entry.name.startswith(".")]
 
 
 def _renamed(body: bytes, model: str, signature: str | None, version: int | None) -> bytes:

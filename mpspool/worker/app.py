@@ -128,7 +128,10 @@ class Worker:
             batching = self._config.model.batching
             runner = Runner(predictor, batching, self._progress, device.run_clock_ns(self._config))
             calls, recorded = warmup.warm_up(
-                *(predictor, path, others, iterations),
+                predictor,
+                path,
+                others,
+                iterations,
                 others_may_fail=self._config.model.allow_signature_changes,
                 send=runner.answer,
                 rows=min(batching.allowed_batch_sizes, default=1) if batching else 1,

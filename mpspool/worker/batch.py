@@ -204,6 +204,8 @@ class Batching:
         """
         padding = self._lacking(rows)
         if padding:
+            for call in calls:
+                self.rows(call)  # of a part nobody has asked yet
             fed = sum(call.kind.fed_bytes for call in calls)
             made = fed * (rows + padding) // rows
             if made > _MOST_BYTES and fed > _MOST_FED_TIMES * sum(len(call.body) for call in calls):

@@ -112,7 +112,10 @@ class Runner:
         """
         call = self._predictor.read(body, method)
         rows = self._batching.rows(call) if self._pads else 0
-        in_parts = self._batching.run_rows < rows <= self._batching.max_rows and not call.kind.response.whole
+        if rows > self._batching.max_rows:
+            call.encode(self._predictor.run(call.kind, call.inputs()))
+            return
+        in_parts = rows > self._batching.run_rows and not call.kind.response.whole
         for one in self._batching.parts(call, rows) if in_parts else [call]:
             self._alone(one, 0, lambda: None, together=False)
 
@@ -246,6 +249,8 @@ class Runner:
             outcomes |= self._share_one(dispatch, first, read_ns)
             late, second = _in_time(dispatch, second)
             outcomes |= late | self._share_one(dispatch, second, read_ns)
+            if late:  # what it took was for fewer
+                return outcomes
         else:
             outcomes |= self._share_one(dispatch, calls, read_ns)
         taken_ns = max(self._clock_ns() - start_ns, (time.perf_counter_ns() - start) // _WAITING)
@@ -274,7 +279,7 @@ class Runner:
             for half in _halves(calls, len(calls) // 2):
                 late, in_time = _in_time(dispatch, half)
                 shared = self._shared(dispatch, in_time, read_ns)
-                failed += shared is None
+                failed += shared is None and len(in_time) > 1
                 outcomes |= late | (shared or {})
             calls = {index: call for index, call in calls.items() if index not in outcomes}
             if failed > 1:
@@ -289,9 +294,9 @@ class Runner:
             return None if calls else {}
         self._progress.start(dispatch.dispatch, WHOLE)
         outcomes = self._try_together(list(calls.values()), read_ns)
+        self._progress.finish(len(outcomes))
         if not outcomes:
             return None
-        self._progress.finish(len(calls))
         return dict(zip(calls, outcomes, strict=True))
 
     def _try_together(self, calls: Sequence[Call], read_ns: int) -> list[Outcome]:

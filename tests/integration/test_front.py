@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import resource
 import threading
 import time
 import urllib.error
@@ -609,3 +610,20 @@ def test_what_runs_no_model_is_small(fronts: Fronts, path: str) -> None:
         assert raised.value.details() == (
             f"SERVER: Received message larger than max ({len(body)} vs. {2**20} for this method)"
         )
+
+
+def test_connections_are_no_more_than_files_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of both fronts, from the start on and when another number is wanted."""
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
+    fronts = Fronts()
+    try:
+        found = [front.listener.max_connections for front in (fronts.grpc, fronts.rest)]
+        for wanted in (20_000, 50):
+            settings = RouterSettings(run_dir="", grpc_port=0, rest_port=0, max_connections=wanted)
+            for front in (fronts.grpc, fronts.rest):
+                fronts.loop.call_soon_threadsafe(front.configure, settings)
+            fronts.run(asyncio.sleep(0))
+            found += [front.listener.max_connections for front in (fronts.grpc, fronts.rest)]
+    finally:
+        fronts.close()
+    assert found == [384] * 4 + [50] * 2

@@ -328,18 +328,12 @@ def test_an_output_without_rows_of_a_request_in_parts(pool: LightPool) -> None:
     assert answer(pool.send("batched", x, "total")) == x.sum()
 
 
-def test_an_input_without_the_rows_of_a_request_in_parts(pool: LightPool) -> None:
-    """It is told by its name; with as many rows as the other has it is answered."""
+def test_inputs_of_unequal_rows_run_whole(pool: LightPool) -> None:
+    """However many there are, and whichever input comes first."""
     x, more = pool.values(3), pool.values(2)
-    asked = body("batched", x, "pair")
-    refused = pool.call(asked + inputs(z=more))
-    assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert refused.details() == (
-        "The request has too many rows for one run, and cannot be split into several: "
-        'its input "z" has 2 rows (dimension 0), and "x" has 3'
-    )
-    assert not pool.began("batched", x)
-    assert answer(pool.call(asked + inputs(z=pool.values(3)))) == half(x)
+    asked, other = body("batched", x, "pair"), inputs(z=more)
+    for whole in (asked + other, other + asked):
+        assert answer(pool.call(whole)) == half(x)
 
 
 @pytest.mark.parametrize(

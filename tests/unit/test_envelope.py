@@ -352,6 +352,25 @@ def test_what_shares_a_batch_is_of_one_kind() -> None:
     assert len(set(different)) == len(different)
 
 
+def test_the_shapes_of_all_inputs_are_looked_at_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond that a request runs by itself: the router waits while it looks."""
+    parsed: list[int] = []
+    parse = envelope._parse_head
+
+    def counted(head: bytes, padded: bool) -> tuple[int, bytes]:
+        parsed.append(len(head))
+        return parse(head, padded)
+
+    monkeypatch.setattr(envelope, "_parse_head", counted)
+    body = b""
+    for number in range(200):
+        request = tfs.PredictRequest()
+        _tensor(request, f"x{number}", [3] + [0] * 3000)
+        body += request.SerializeToString()
+    assert peek_rows(body) == (0, b"", b"")
+    assert 0 < sum(parsed) <= 2**14
+
+
 SHAPES = st.lists(
     st.tuples(st.sampled_from("abc" + "d" * 3), st.integers(1, 3), st.lists(st.integers(1, 3), max_size=2)),
     unique_by=lambda one: one[0],

@@ -246,9 +246,53 @@ def test_what_nobody_waits_for_runs_as_for_a_client() -> None:
     for values in ([1], [1, 2, 3, 4, 5], range(20, 27)):
         bench.runner.answer(asking(*values), Method.PREDICT)
     assert bench.fed == [[1, 1], [1, 2, 3, 4], [5, 5], list(range(20, 27))]
+    bench.engine.calls.clear()
+    body = json.dumps({"instances": [1.0] * 7}).encode()
+    bench.runner.answer(body, Method.REST_PREDICT)
+    bench.runner.answer(json.dumps({"instances": [1.0] * 5}).encode(), Method.REST_PREDICT)
+    assert [len(fed) for fed in bench.fed] == [7, 4, 2]
     with pytest.raises(PoolError, match="poison"):
         bench.runner.answer(asking(POISON), Method.PREDICT)
     assert bench.page.told == []
+
+
+def test_the_page_is_idle_after_a_run_that_failed_late() -> None:
+    """Those that have expired meanwhile are not run again, and a worker that does nothing is not taken for one that hangs."""
+    soon_ns = 0
+
+    def fails(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        while time.monotonic_ns() < soon_ns:
+            pass
+        raise PoolError(Code.INVALID_ARGUMENT, "no")
+
+    for count in (2, 8):
+        bench = Bench(fails)
+        soon_ns = time.monotonic_ns() + 5 * 10**7
+        outcomes = bench.run(*[Ask(asking(1), deadline_ns=soon_ns)] * count)
+        assert {outcome.code for outcome in outcomes} == {Code.DEADLINE_EXCEEDED}
+        assert bench.page.told == [(5, WHOLE), 0, (5, WHOLE), 0]
+
+
+def test_one_that_is_left_of_a_half_is_no_half_that_failed() -> None:
+    """The others' deadlines have passed: it says nothing of who is at fault."""
+    soon_ns = 0
+
+    def slow(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+        while time.monotonic_ns() < soon_ns:
+            pass
+        return half(inputs)
+
+    bench = Bench(slow)
+    soon_ns = time.monotonic_ns() + 5 * 10**7
+    late = [Ask(asking(1), deadline_ns=soon_ns)] * 7
+    outcomes = bench.run(*late, asking(2), asking(POISON), *[asking(3)] * 7)
+    assert [outcome.code for outcome in outcomes] == [
+        *[Code.DEADLINE_EXCEEDED] * 7,
+        Code.OK,
+        Code.INVALID_ARGUMENT,
+        *[Code.OK] * 7,
+    ]
+    assert [len(fed) for fed in bench.fed] == [16, 8, 4, 5, 2, 2, 1, 1]
 
 
 # One run or two
@@ -410,7 +454,7 @@ def test_what_the_page_tells() -> None:
     assert bench.page.told == [(5, WHOLE), 1, (5, WHOLE), 2, (5, 3), 1]
     bench.page.told.clear()
     bench.run(asking(1), asking(POISON))
-    assert bench.page.told == [(5, WHOLE), 0, (5, WHOLE), (5, 0), 1, (5, 1), 1]
+    assert bench.page.told == [(5, WHOLE), 0, (5, WHOLE), 0, (5, 0), 1, (5, 1), 1]
     bench.page.told.clear()
     bench.run(asking(1))
     bench.run(asking(1), asking(2), together=False)

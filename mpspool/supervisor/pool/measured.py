@@ -18,14 +18,13 @@ class Measured:
 
     A look takes milliseconds for each mapped GB, and the pool process gives way to who serves: at sixty workers, on processors that
     all want, that is more than anybody waits for. So a look ends, and the next one begins with those that were looked at the
-    longest ago. Several who ask together wait for one.
+    longest ago. Who asks meanwhile waits for its end.
     """
 
     def __init__(self) -> None:
         # The longest ago first.
         self._found: dict[WorkerId, tuple[int, process.Memory]] = {}
-        self._looking = asyncio.Lock()
-        self._begun_at = 0.0
+        self._looking: asyncio.Future[None] | None = None
 
     async def memory(self, pids: Mapping[WorkerId, int]) -> dict[WorkerId, process.Memory]:
         """Of these, where anything was found of them.
@@ -33,16 +32,18 @@ class Measured:
         Args:
             pids: of the workers' processes; 0 where there is none.
         """
-        asked_at = time.monotonic()
-        async with self._looking:
-            if self._begun_at <= asked_at:
-                self._begun_at = time.monotonic()
-                await asyncio.to_thread(self._look, pids)
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().run_in_executor(None, self._look, pids)
+            self._looking.add_done_callback(self._looked)
+        await asyncio.shield(self._looking)
         return {
             worker: self._found[worker][1]
             for worker, pid in pids.items()
             if worker in self._found and self._found[worker][0] == pid
         }
+
+    def _looked(self, _: object) -> None:
+        self._looking = None
 
     def _look(self, pids: Mapping[WorkerId, int]) -> None:
         end = time.monotonic() + LOOK_S
