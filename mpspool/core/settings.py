@@ -124,11 +124,13 @@ class QueueSettings(msgspec.Struct, frozen=True, kw_only=True):
         policy: which of them is next: "fifo", "sjf", "edf", or "module:attribute" of one that is not ours.
         max_queued_requests: one more is answered UNAVAILABLE.
         max_queued_bytes: of the requests of all versions of its model; more is RESOURCE_EXHAUSTED.
+        shares_bytes: nobody has said how many; those that it has leave as many free for others.
     """
 
     policy: str = "fifo"
     max_queued_requests: int = 10_000
     max_queued_bytes: int = 2**32
+    shares_bytes: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -423,6 +423,7 @@ class Dataplane:
             self._models.get(model).was_available |= item["proved"]
             self._govern(model, item)
         self.memory.limits = self._limits(models)
+        self.memory.sharing = self._sharing(models)
         self._models.want(wanted)
         self._overview.restarts = restarts
         self._overview.slots = slots or {}
@@ -460,6 +461,11 @@ class Dataplane:
             limit = rules.told(item)[0].max_queued_bytes
             limits[item["name"]] = max(limit, limits.get(item["name"], 0))
         return limits
+
+    def _sharing(self, models: list[dict[str, Any]]) -> frozenset[str]:
+        """The models that leave as many bytes free as they have; with them those that do not say yet which they are for."""
+        sharing = frozenset(item["name"] for item in models if rules.told(item)[0].shares_bytes)
+        return sharing | {""} if sharing else sharing
 
     def condemn(
         self,

@@ -59,6 +59,9 @@ class Memory:
     A client that holds something is given more only while as much as it then holds stays free: by itself it has
     half of a bound, and there is room for another. One that holds nothing is given what fits.
 
+    So it is with models that share, and what one of them is given leaves as much free in any case: by itself it has half of all,
+    two have a third each, and whatever they do another finds room.
+
     Answers that wait for their clients count as the requests do. Of each bound they have half: what would have to wait
     beyond that is not kept, so that clients which take nothing do not keep out those which do; nor does the last one,
     which may be larger: requests have the other half.
@@ -69,11 +72,13 @@ class Memory:
     Attributes:
         limits: of one model, by its name, and of the requests of which it is not known yet, by ""; without one
             the limit of all holds.
+        sharing: those of them that have no more than leaves as much free for others.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.limits: dict[str, int] = {}
+        self.sharing: frozenset[str] = frozenset()
         self._all = _Counts()
         self._answers = _Counts()
 
@@ -123,6 +128,20 @@ class Memory:
                         f"this one has {size}: it is not kept; take answers sooner",
                         Lack.ANSWERS,
                     )
+        if model in self.sharing:
+            self._check_answers_share(model, size, kept)
+
+    def _check_answers_share(self, model: str, size: int, kept: int) -> None:
+        """Raises PoolError where a model's answers that wait would hold more than they leave free for others'."""
+        held = self._answers.by_model[model] - kept
+        free = self.limit_bytes // 2 - self._answers.used + kept
+        if _takes_too_much(held, kept + size, free):
+            raise PoolError(
+                Code.RESOURCE_EXHAUSTED,
+                f"Answers of {_named(model)} that wait for their clients hold {held} bytes, {free} are free and this one has "
+                f"{size}: as much as a model's answers hold stays free for others', so it is not kept; take answers sooner",
+                Lack.ANSWERS,
+            )
 
     def admit(self, size: int, model: str | None = "", client: str | None = None) -> Admission:
         """Counts a request's bytes until its admission is released.
@@ -154,10 +173,18 @@ class Memory:
             )
         if client is not None:
             self._check_share(None, client, size, free, before)
-        return self._whose(model, client, size, before)
+        return self._whose(model, client, size, before, free)
 
-    def _whose(self, model: str | None, client: str | None, size: int, before: int) -> str | None:
-        """The model that it counts for, which has a limit and is none that clients make up; else None. Raises PoolError."""
+    def _whose(self, model: str | None, client: str | None, size: int, before: int, free: int) -> str | None:
+        """The model that it counts for, which has a limit and is none that clients make up; else None. Raises PoolError.
+
+        Args:
+            model: whose it may be.
+            client: whose it is.
+            size: of the request.
+            before: bytes of it that are counted as the model's.
+            free: of all bytes, without it.
+        """
         if model is None or (limit := self.limits.get(model)) is None:
             return None
         used = _counted(self._all.by_model[model], self._answers.by_model[model], limit) - before
@@ -170,6 +197,13 @@ class Memory:
                 Code.RESOURCE_EXHAUSTED,
                 f"Requests and answers of {_named(model)} hold {used} of {limit} bytes and this one has {size}; "
                 "try again later, or raise the model's max_queued_bytes, or max_queued_bytes_per_model",
+                Lack.BYTES,
+            )
+        if model in self.sharing and used + size > free - size:
+            raise PoolError(
+                Code.RESOURCE_EXHAUSTED,
+                f"Requests and answers of {_named(model)} hold {used} bytes, of all {free} are free and this one has {size}: as "
+                "much as a model holds stays free for others; try again later, raise max_queued_bytes, or give the model its own",
                 Lack.BYTES,
             )
         if client is not None:
@@ -189,7 +223,8 @@ class Memory:
 
     def belong(self, admission: Admission, model: str) -> None:
         """What was admitted before it was known whose it is, is this model's. Raises PoolError, and counts as before."""
-        counted = self._whose(model, admission.client, admission.size, 0)
+        free = self.limit_bytes - _counted(self._all.used, self._answers.used, self.limit_bytes)
+        counted = self._whose(model, admission.client, admission.size, 0, free + admission.size)
         self._all.move(-admission.size, admission.model, admission.client)
         self._all.move(admission.size, counted, admission.client)
         admission.model = counted

@@ -1314,6 +1314,20 @@ def test_a_request_of_too_many_rows_is_refused(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_models_share_bytes_where_nobody_has_bounded_them(tmp_path: Path) -> None:
+    """So do requests that do not say yet which model they are for; not a model with a bound of its own."""
+
+    async def story(scene: Scene) -> None:
+        memory = scene.dataplane.memory
+        shared = {**MODEL, "name": "shared", "queue": {"max_queued_bytes": 500, "shares_bytes": True}}
+        scene.dataplane.want([{**MODEL, "queue": {"max_queued_bytes": 1000}}, shared], {})
+        assert memory.sharing == {"", "shared"}
+        scene.dataplane.want([{**MODEL, "queue": {"max_queued_bytes": 1000}}], {})
+        assert not memory.sharing
+
+    play(tmp_path, story)
+
+
 def test_a_models_bytes_are_bounded_before_they_are_read(tmp_path: Path) -> None:
     """By the name at the beginning of its message; another model's are taken in."""
 

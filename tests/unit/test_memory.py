@@ -100,11 +100,75 @@ def test_several_may_hold_the_same_bytes() -> None:
     assert memory.used == 0
 
 
+def fill(memory: Memory, model: str) -> list[Admission]:
+    """As many bytes as it is given."""
+    held = []
+    while True:
+        try:
+            held.append(memory.admit(1, model))
+        except PoolError:
+            return held
+
+
+def test_two_floods_leave_room_for_a_third_model() -> None:
+    """Models that share leave as much free as they hold: one has half by itself, two come to a third each."""
+    memory = Memory(120)
+    memory.limits = dict.fromkeys(("a", "b", "c"), 60)
+    memory.sharing = frozenset(memory.limits)
+    first = fill(memory, "a")
+    assert len(first) == 60
+    second = fill(memory, "b")
+    assert len(second) == 30
+    with pytest.raises(
+        PoolError, match="of b hold 30 bytes, of all 30 are free and this one has 1: as much as a model holds"
+    ) as refused:
+        memory.admit(1, "b")
+    assert (refused.value.code, refused.value.lack) == (Code.RESOURCE_EXHAUSTED, Lack.BYTES)
+    memory.admit(15, "c").release()
+    for _ in range(40):
+        first.pop().release()
+        second += fill(memory, "b")
+        first += fill(memory, "a")
+    assert {len(first), len(second)} == {40}
+    late = memory.admit(21)
+    with pytest.raises(PoolError, match="of c hold 0 bytes, of all 40 are free and this one has 21"):
+        late.belong("c")
+
+
+def test_a_limit_that_was_given_is_there_whatever_others_hold() -> None:
+    """A model with its own limit has all of it, and those that share what then is free."""
+    memory = Memory(100)
+    memory.limits = {"a": 50, "b": 50, "own": 80}
+    memory.sharing = frozenset("ab")
+    own = memory.admit(80, "own")
+    assert len(fill(memory, "a")) == 10
+    memory.admit(5, "b")
+    own.release()
+    memory.admit(80, "own")
+
+
+def test_the_answers_of_two_models_leave_room_for_those_of_a_third() -> None:
+    """As their requests do; an answer of a model that holds none may be of any size."""
+    memory = Memory(200)
+    memory.limits = dict.fromkeys(("a", "b", "c"), 100)
+    memory.sharing = frozenset(memory.limits)
+    for model, part in (("a", 50), ("b", 25)):
+        for _ in range(part):
+            admission = memory.admit(0, model)
+            admission.check_answer(1)
+            admission.hold(1)
+        with pytest.raises(PoolError, match=f"Answers of {model} that") as refused:
+            memory.admit(0, model).check_answer(1)
+        assert refused.value.lack is Lack.ANSWERS
+    memory.check_answer(500, "c", None)
+
+
 @given(st.data())
 def test_it_all_adds_up(data: st.DataObject) -> None:
     """Whatever is admitted, assigned, grown and released: never above a limit, and nothing is left in the end."""
     memory = Memory(100)
     memory.limits = {"a": 40, "b": 60, "": 70}
+    memory.sharing = frozenset(data.draw(st.sets(st.sampled_from(list(memory.limits)))))
     held: list[Admission] = []
     answers: list[tuple[int, str | None, str | None]] = []
     for _ in range(data.draw(st.integers(0, 30))):

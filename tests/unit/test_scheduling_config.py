@@ -148,7 +148,7 @@ def test_a_model_has_its_own_policy_and_limits(tmp_path: Path) -> None:
     """
     assert queues(read(tmp_path, text)) == [
         QueueSettings(policy="edf", max_queued_requests=5, max_queued_bytes=GIB),
-        QueueSettings(policy="sjf", max_queued_requests=9, max_queued_bytes=2 * GIB),
+        QueueSettings(policy="sjf", max_queued_requests=9, max_queued_bytes=2 * GIB, shares_bytes=True),
     ]
 
 
@@ -165,10 +165,12 @@ def test_a_model_has_its_own_policy_and_limits(tmp_path: Path) -> None:
 def test_the_bytes_that_a_model_may_have(
     tmp_path: Path, models: int, total: str, each: str, found: int
 ) -> None:
-    """All for one, half for each of several, or what the pool says for each."""
+    """All for one, half for each of several, which share, or what the pool says for each."""
     names = ", ".join(f"m{index}: x" for index in range(models))
     text = f"models: {{{names}}}\nmax_queued_bytes: {total}\nmax_queued_bytes_per_model: {each}"
-    assert {queue.max_queued_bytes for queue in queues(read(tmp_path, text))} == {found}
+    asked = queues(read(tmp_path, text))
+    assert {queue.max_queued_bytes for queue in asked} == {found}
+    assert {queue.shares_bytes for queue in asked} == {models > 1 and each == "0"}
 
 
 def test_what_is_said_above_holds_for_every_model(tmp_path: Path) -> None:

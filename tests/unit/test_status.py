@@ -114,8 +114,8 @@ def test_the_router_is_told_how_each_version_waits() -> None:
         },
     ]
     assert [item["queue"] for item in told] == [
-        {"policy": "fifo", "max_queued_requests": 10_000, "max_queued_bytes": 2**32},
-        {"policy": "edf", "max_queued_requests": 3, "max_queued_bytes": 4},
+        {"policy": "fifo", "max_queued_requests": 10_000, "max_queued_bytes": 2**32, "shares_bytes": False},
+        {"policy": "edf", "max_queued_requests": 3, "max_queued_bytes": 4, "shares_bytes": False},
     ]
 
 

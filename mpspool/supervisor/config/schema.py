@@ -223,7 +223,7 @@ class PoolConfig(Placement):
     max_queued_bytes: Annotated[ByteSize, Field(ge=1)] = ByteSize(2**32)
     """Bytes of requests that are read, wait or run, and of answers that wait for their clients; more is answered RESOURCE_EXHAUSTED."""
     max_queued_bytes_per_model: Annotated[ByteSize, Field(ge=0)] = ByteSize(0)
-    """Of max_queued_bytes, what the requests of one model may have; 0 for half of them where several models are served, else for all."""
+    """Of max_queued_bytes, what the requests of one model may have; 0 for half of them where several models are served, who share, else for all."""
     scheduling: SchedulingConfig = SchedulingConfig()
     """Which request is next, which worker takes it, and what may run at once."""
     batching: Annotated[

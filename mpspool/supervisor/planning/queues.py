@@ -204,11 +204,13 @@ def _path(found: Batching, *names: str) -> str:
 def queue_of(config: PoolConfig, model: ModelConfig, policies: Mapping[str, str]) -> QueueSettings:
     """The model's own limits and policy, else the pool's."""
     policy = model.policy or config.scheduling.policy
-    shared = config.max_queued_bytes_per_model or config.max_queued_bytes // min(len(config.models), 2)
+    given = model.max_queued_bytes or config.max_queued_bytes_per_model
+    several = len(config.models) > 1
     return QueueSettings(
         policy=policies.get(policy, policy),
         max_queued_requests=model.max_queued_requests or config.max_queued_requests,
-        max_queued_bytes=int(model.max_queued_bytes or max(1, shared)),
+        max_queued_bytes=int(given or max(1, config.max_queued_bytes // (2 if several else 1))),
+        shares_bytes=several and not given,
     )
 
 
