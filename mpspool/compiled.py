@@ -26,6 +26,7 @@ MODULES = (
     "router/memory.py",
     "router/models.py",
     "router/pending.py",
+    "router/relief.py",
     "router/rest_rows.py",
     "router/task_log.py",
     "router/workers.py",

@@ -45,6 +45,8 @@ logger = log.get("dataplane")
 
 # What uvloop's timers go by.
 _TIMER_NS = 1_000_000
+# Between looks at how what is held goes on.
+_MEMORY_NS = 1_000_000_000
 # What is counted for a request that names no model of ours.
 _NOBODYS = ModelVersion("", 0)
 # Versions that are not served any more whose counts are told on, so that they are seen once more.
@@ -102,6 +104,7 @@ class Dataplane:
         self._callers = rules.Callers(settings.scheduling.priority_key, settings.scheduling.fair_by)
         self._fair = settings.scheduling.fair_by != "none"
         self.memory = Memory(settings.max_queued_bytes)
+        self._memory_ns = 0
         self._models = Models()
         self._recordings: list[Arrivals] = []
         self._captures: list[Capture] = []
@@ -762,6 +765,9 @@ class Dataplane:
         if self._scheduler.stirs:
             self._pump_soon()
         self._workers.judge(now_ns, self._scheduler.predicted_us)
+        if now_ns >= self._memory_ns:
+            self._memory_ns = now_ns + _MEMORY_NS
+            self.memory.tick()
         self._see_domains()
 
     def _pump_soon(self) -> None:

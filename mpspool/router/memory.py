@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 
 from mpspool.core.errors import Code, Lack, PoolError
+from mpspool.router.relief import Holders
 
 # So much of a message, or all of it, has to be there before it is admitted: a size alone reserves nothing.
 START_BYTES = 4096
+# A shorter answer fits into a connection's buffer.
+LONG_ANSWER_BYTES = 64 * 1024
 
 
 class _Counts:
@@ -73,12 +76,17 @@ class Memory:
         limits: of one model, by its name, and of the requests of which it is not known yet, by ""; without one
             the limit of all holds.
         sharing: those of them that have no more than leaves as much free for others.
+        coming: messages that are not whole.
+        waiting: answers that wait for their clients. Before something is refused for lack of bytes, those of both make way that
+            do not use what they hold.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.limits: dict[str, int] = {}
         self.sharing: frozenset[str] = frozenset()
+        self.coming = Holders()
+        self.waiting = Holders()
         self._all = _Counts()
         self._answers = _Counts()
 
@@ -87,13 +95,23 @@ class Memory:
         """Bytes counted now."""
         return self._all.used
 
+    @property
+    def lacks_answers(self) -> bool:
+        """Whether answers that wait for their clients have all that they should."""
+        return self._answers.used >= self.limit_bytes // 2
+
+    def tick(self) -> None:
+        """To be called about once a second."""
+        self.coming.tick()
+        self.waiting.tick()
+
     def hold(self, size: int, model: str | None = None, client: str | None = None) -> None:
         """Counts what waits for a client, whatever the limits; fewer for a negative size."""
         self._all.add(size, model, client)
         self._answers.add(size, model, client)
 
     def check_answer(self, size: int, model: str | None, client: str | None, kept: int = 0) -> None:
-        """For an answer that will have to wait for its client. The last one may be of any size, so that each can be given.
+        """For an answer that is long, or will have to wait for its client. The last one may be of any size, so that each can be given.
 
         Args:
             size: of the answer, or of a part of it.
@@ -104,6 +122,29 @@ class Memory:
         Raises:
             PoolError: RESOURCE_EXHAUSTED, there is no room for it.
         """
+        try:
+            self._check_answer(size, model, client, kept)
+        except PoolError:
+            self._make_answer_room(size, model, client, kept)
+            self._check_answer(size, model, client, kept)
+
+    def _make_answer_room(self, size: int, model: str | None, client: str | None, kept: int) -> None:
+        """As far as those take nothing of theirs that have some."""
+        lacking = model if self._has_answer_room(size, None, client, kept) else None
+        for holder in self.waiting.idle(lacking, size):
+            if self._has_answer_room(size, model, client, kept):  # now that all were counted anew, too
+                return
+            holder.make_way()
+
+    def _has_answer_room(self, size: int, model: str | None, client: str | None, kept: int) -> bool:
+        try:
+            self._check_answer(size, model, client, kept)
+        except PoolError:
+            return False
+        return True
+
+    def _check_answer(self, size: int, model: str | None, client: str | None, kept: int) -> None:
+        """As check_answer(), with nobody's making way."""
         limits: list[tuple[str | None, int, int]] = [(None, self.limit_bytes, self._answers.used)]
         if model is not None:
             limit = self.limits.get(model, self.limit_bytes)
@@ -154,9 +195,33 @@ class Memory:
         Raises:
             PoolError: RESOURCE_EXHAUSTED.
         """
-        counted = self._room(size, model, client, 0)
+        try:
+            counted = self._room(size, model, client, 0)
+        except PoolError:
+            self._make_room(size, model, client, 0)
+            counted = self._room(size, model, client, 0)
         self._all.add(size, counted, client)
         return Admission(self, size, counted, client)
+
+    def _make_room(self, size: int, model: str | None, client: str | None, before: int) -> None:
+        """As far as those do not use it that have some."""
+        if not (len(self.coming) or len(self.waiting)):
+            return
+        if size > self.limit_bytes or (model is not None and size > self.limits.get(model, size)):
+            return
+        lacking = model if self._has_room(size, None, client, before) else None
+        for holders in (self.coming, self.waiting):
+            for holder in holders.idle(lacking, size):
+                if self._has_room(size, model, client, before):  # now that all were counted anew, too
+                    return
+                holder.make_way()
+
+    def _has_room(self, size: int, model: str | None, client: str | None, before: int) -> bool:
+        try:
+            self._room(size, model, client, before)
+        except PoolError:
+            return False
+        return True
 
     def _room(self, size: int, model: str | None, client: str | None, before: int) -> str | None:
         """The model that a request counts for, of which `before` bytes are counted by now. Raises PoolError."""
@@ -231,7 +296,12 @@ class Memory:
 
     def grow(self, admission: Admission, size: int) -> None:
         """What was admitted has become larger by so much. Raises PoolError, and counts as before."""
-        self._room(admission.size + size, admission.model, admission.client, admission.size)
+        all_of_it, before = admission.size + size, admission.size
+        try:
+            self._room(all_of_it, admission.model, admission.client, before)
+        except PoolError:
+            self._make_room(all_of_it, admission.model, admission.client, before)
+            self._room(all_of_it, admission.model, admission.client, before)
         self._all.add(size, admission.model, admission.client)
 
     def release(self, admission: Admission) -> None:
@@ -282,6 +352,10 @@ class Admission:
     def check_answer(self, size: int) -> None:
         """For its answer, or a part of it, which will have to wait for the client. Raises PoolError where others leave no room."""
         self._memory.check_answer(size, self.model, self.client, self._kept)
+
+    def held(self, model: str | None) -> int:
+        """Bytes of it that count for that model; for None in all."""
+        return self.size if model is None or model == self.model else 0
 
     def hold(self, size: int) -> None:
         """Counts what waits of its answer, whatever the limits; fewer for a negative size."""

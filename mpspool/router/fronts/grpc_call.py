@@ -24,7 +24,8 @@ from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.headers import RequestHead, encode
 from mpspool.router.fronts.http2.streams import Stream
 from mpspool.router.fronts.inflate import ENCODINGS, begin, inflate
-from mpspool.router.memory import START_BYTES, Admission
+from mpspool.router.memory import LONG_ANSWER_BYTES, START_BYTES, Admission
+from mpspool.router.relief import made_way
 
 if TYPE_CHECKING:
     from mpspool.router.fronts.grpc_server import Server
@@ -178,6 +179,7 @@ class Call(Stream):
                 self._buffer.write(memoryview(data)[start : start + take])
                 start += take
                 if not self._left:
+                    self._server.memory.coming.forget(self)
                     self._on_message(self._buffer.getvalue())
 
     def _on_start(self, data: bytes, start: int, stop: int) -> int:
@@ -195,6 +197,9 @@ class Call(Stream):
             if not self._admit(flag, size, body):
                 self._start = data[start:end]
                 return end
+            if not self.open:  # what made way for it was its own connection
+                self._let_go()
+                return stop
         except PoolError as refusal:
             self.refuse(refusal)
             return stop
@@ -211,6 +216,7 @@ class Call(Stream):
             self._left = size - len(body)
             self.connection.expect(self, self._left)
             self.demand(self.connection.limits.least(size))
+            self._server.memory.coming.watch(self)
         return end
 
     def _on_more_of_start(self, data: bytes, start: int, stop: int) -> int:
@@ -284,6 +290,27 @@ class Call(Stream):
         else:
             self._server.memory.hold(change)
 
+    def held_of(self, model: str) -> int:
+        return self.held if self._answered is not None and self._answered.model == model else 0
+
+    # -- where bytes are short, and its message is not whole --------------------------------------
+
+    def holds(self, model: str | None) -> int:
+        return self._admission.held(model) if self._admission is not None else 0
+
+    def moved(self) -> int:
+        return self.received
+
+    def missing(self) -> int:
+        return max(0, self._left)
+
+    def make_way(self) -> None:
+        model = self._admission.model if self._admission is not None else None
+        self._server.gave_way(self.head.path, model)
+        self.refuse(made_way())
+
+    # ---------------------------------------------------------------------------------------------
+
     def on_stalled(self) -> None:
         if self._inbox is None or self._left >= 0 or self._start:
             seconds = self.connection.limits.stall_s
@@ -302,8 +329,10 @@ class Call(Stream):
             admission, self._admission = self._admission, None
             assert admission is not None
             self._answered = admission
+            if admission.client is not None:
+                self.connection.client = admission.client
             answer = await method.call(body, self, admission)
-            if self.open and not self.connection.takes(self, len(answer)):
+            if self.open and self._is_kept(len(answer)):
                 self._server.keep(admission, len(answer))
         except PoolError as refusal:
             self.refuse(refusal)
@@ -313,6 +342,10 @@ class Call(Stream):
             if self.open:
                 prefix = b"\x00" + len(answer).to_bytes(4, "big")
                 self.connection.respond(self, _LEAD, prefix, answer, _OK)
+
+    def _is_kept(self, size: int) -> bool:
+        """Whether an answer needs room until its client takes it: what is short goes into the connection's buffer, if that may."""
+        return size >= LONG_ANSWER_BYTES or not self.connection.takes(self, size)
 
     async def _stream(self, method: Streaming) -> None:
         try:
@@ -352,8 +385,8 @@ class Call(Stream):
         return body
 
     async def send(self, message: bytes) -> None:
-        """A message of a streaming call; returns when the peer has taken it. Raises PoolError where it has to wait and there is no room."""
-        if not self.connection.takes(self, len(message)):
+        """A message of a streaming call; returns when the peer has taken it. Raises PoolError where it needs room and there is none."""
+        if self._is_kept(len(message)):
             self._server.keep(None, len(message))
         prefix = b"\x00" + len(message).to_bytes(4, "big")
         lead, self.led = b"" if self.led else _LEAD, True
@@ -407,6 +440,8 @@ class Call(Stream):
         task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task():
             task.cancel()
+        if self._left >= 0:
+            self._server.memory.coming.forget(self)
         if self._admission is not None:
             self._admission.release()
             self._admission = None

@@ -46,7 +46,7 @@ class Server:
         self.memory = memory
         self.max_message_bytes = max_message_bytes
         self.loop = asyncio.get_running_loop()
-        self.listener = Listener(self._open, memory.hold, limits)
+        self.listener = Listener(self._open, memory, limits)
         self._deadlines: Deadlines[Call] = Deadlines()
         self._timer: asyncio.TimerHandle | None = None
         self._pruned_ns = 0
@@ -97,8 +97,11 @@ class Server:
         """Of a method that raised what it should not have."""
         return PoolError(Code.INTERNAL, f"{path.rpartition('/')[2]} failed inside the server")
 
+    def gave_way(self, path: str, model: str | None) -> None:
+        """A message of this model's, or of one that is not known, was not waited for."""
+
     def keep(self, admission: Admission | None, size: int) -> None:
-        """An answer of so many bytes has to wait for its client; of no admission for a message of a streaming call.
+        """An answer of so many bytes is long, or has to wait for its client; of no admission for a message of a streaming call.
 
         Raises:
             PoolError: there is no room for it.

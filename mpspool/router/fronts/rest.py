@@ -45,9 +45,9 @@ class RestFront:
         self._dataplane = dataplane
         self._metrics = metrics
         self._host = settings.host
-        self._api = RestApi(dataplane, settings, metrics)
         self._monitoring_path = settings.monitoring_path
         self.listener = RestListener(sockets.connections(settings.max_connections))
+        self._api = RestApi(dataplane, settings, metrics, self.listener.give_up)
         self._runner = web.AppRunner(
             self._app(),
             access_log=None,

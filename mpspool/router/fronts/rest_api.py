@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from typing import Any, Protocol
@@ -17,16 +17,16 @@ from google.protobuf import json_format
 
 from mpspool.core import tfs
 from mpspool.core.envelope import ModelSpecPeek
-from mpspool.core.errors import Code, PoolError, cut
+from mpspool.core.errors import Code, Lack, PoolError, cut
 from mpspool.core.methods import Method
 from mpspool.core.settings import RouterSettings
 from mpspool.router.asked import Asked
 from mpspool.router.fronts.inflate import ENCODINGS, inflate
 from mpspool.router.fronts.rest_body import Body
 from mpspool.router.fronts.rest_path import Wanted, wanted
-from mpspool.router.fronts.sockets import peer_name
+from mpspool.router.fronts.sockets import peer_name, unsent
 from mpspool.router.fronts.tfs_grpc import Dataplane, describe, statuses
-from mpspool.router.memory import START_BYTES, Admission
+from mpspool.router.memory import LONG_ANSWER_BYTES, START_BYTES, Admission
 
 # TensorFlow Serving's (model_servers/http_server.cc). A client that has gone is told nothing.
 _STATUS = {
@@ -49,8 +49,6 @@ _CORS = {
     "Access-Control-Allow-Methods": "POST, GET",
     "Access-Control-Allow-Headers": "Content-Type",
 }
-# A shorter one fits into a connection's buffer.
-_LONG_ANSWER_BYTES = 64 * 1024
 _ENCODINGS = {"": "identity", "x-gzip": "gzip"}
 # Of a request whose body was asked for.
 _ASKED = "asked"
@@ -65,7 +63,7 @@ class Recorder(Protocol):
 
     def looked_up(self, model: str, code: Code, total_s: float) -> None: ...
 
-    def unkept(self, model: str) -> None: ...
+    def unkept(self, model: str, lack: Lack = Lack.ANSWERS) -> None: ...
 
 
 class Head:
@@ -98,9 +96,17 @@ class RestApi:
         dataplane: what answers.
         settings: the router's.
         metrics: where answers are counted.
+        give_up: ends the connection of a client that takes too little.
     """
 
-    def __init__(self, dataplane: Dataplane, settings: RouterSettings, metrics: Recorder) -> None:
+    def __init__(
+        self,
+        dataplane: Dataplane,
+        settings: RouterSettings,
+        metrics: Recorder,
+        give_up: Callable[[asyncio.WriteTransport, str], None],
+    ) -> None:
+        self._give_up = give_up
         self._dataplane = dataplane
         self._metrics = metrics
         self._settings = settings
@@ -133,7 +139,7 @@ class RestApi:
             else:
                 body, admission = await self._run(Asked(found.method, found.model), request)
             answer = web.Response(body=body, content_type=_JSON, headers=cors)
-            if admission is not None and len(body) >= _LONG_ANSWER_BYTES:
+            if admission is not None and len(body) >= LONG_ANSWER_BYTES:
                 await self._send(answer, request, len(body), admission)
         except PoolError as error:
             answer = _refusal(error, cors)
@@ -148,13 +154,16 @@ class RestApi:
         except PoolError:
             self._metrics.unkept(admission.model or "")
             raise
-        admission.hold(size)
+        taking = _Taking(request, size, admission, self._give_up)
+        waiting = self._dataplane.memory.waiting
+        waiting.watch(taking)
         try:
             with contextlib.suppress(ConnectionError):  # it has gone
                 await answer.prepare(request)
                 await answer.write_eof()
         finally:
-            admission.hold(-size)
+            waiting.forget(taking)
+            taking.let_go()
 
     def _known(self, what: Wanted) -> bytes:
         """Status or metadata. Raises PoolError, counted."""
@@ -210,11 +219,24 @@ class RestApi:
         admission = self._dataplane.admit(asked, body.declared, b"", head)
         try:
             with self._counted(asked.method):
-                await body.read(math.inf, admission)
+                await self._read_rest(body, admission)
                 return await self._plain(body.whole(), encoding, admission), admission
         except BaseException:
             admission.release()
             raise
+
+    async def _read_rest(self, body: Body, admission: Admission) -> None:
+        """Raises PoolError, and counts what there was too little of."""
+        coming = self._dataplane.memory.coming
+        coming.watch(body)
+        try:
+            await body.read(math.inf, admission)
+        except PoolError as error:
+            if error.lack is not None:
+                self._metrics.unkept(admission.model or "", error.lack)
+            raise
+        finally:
+            coming.forget(body)
 
     async def _plain(self, body: bytes, encoding: str, admission: Admission) -> bytes:
         """Raises PoolError."""
@@ -237,6 +259,53 @@ class RestApi:
     def _check_serving(self) -> None:
         if self._dataplane.draining:
             raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
+
+
+class _Taking:
+    """An answer that its client is taking: all of it counts until the last of it is in the kernel.
+
+    Args:
+        request: whose.
+        size: of the answer.
+        admission: of the request.
+        give_up: see RestApi.
+    """
+
+    def __init__(
+        self,
+        request: web.Request,
+        size: int,
+        admission: Admission,
+        give_up: Callable[[asyncio.WriteTransport, str], None],
+    ) -> None:
+        self._transport = request.transport
+        self._size = size
+        self._admission = admission
+        self._give_up = give_up
+        admission.hold(size)
+
+    def let_go(self) -> None:
+        """It counts no more."""
+        self._admission.hold(-self._size)
+        self._size = 0
+
+    def holds(self, model: str | None) -> int:
+        return self._size if model is None or model == self._admission.model else 0
+
+    def moved(self) -> int:
+        if self._transport is None:
+            return 0
+        return -self._transport.get_write_buffer_size() - unsent(self._transport)
+
+    def missing(self) -> int:
+        return 0
+
+    def make_way(self) -> None:
+        self.let_go()
+        if self._transport is not None:
+            self._give_up(
+                self._transport, "it takes nothing of its answer, or too little, and others want the room"
+            )
 
 
 def _waits_to_be_asked(request: web.Request) -> bool:

@@ -103,6 +103,11 @@ class RestListener:
         finally:
             self._idle[connection] = None
 
+    def give_up(self, transport: asyncio.WriteTransport, why: str) -> None:
+        """Ends the connection of a client that takes too little."""
+        self.complaints.say(_peer(transport), "STALLED", why)
+        transport.abort()
+
     def _connection(self) -> asyncio.Protocol:
         if self.open_connections >= self.max_connections and not self._close_idle():
             return _TooMany(self.complaints, self.max_connections)
@@ -137,9 +142,7 @@ class RestListener:
                 least, since_s = left - least_of(left), now_s
             stuck[connection] = least, since_s
             if now_s - since_s >= STALL_S:
-                text = "it takes nothing of its answer, or too little"
-                self.complaints.say(_peer(connection.transport), "STALLED", text)
-                connection.transport.abort()
+                self.give_up(connection.transport, "it takes nothing of its answer, or too little")
         self._stuck = stuck
         self.complaints.tick()
         self._ticker = self._loop.call_later(TICK_S, self._tick)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import fcntl
 import resource
 import socket
+import sys
+import termios
 
 # In the kernel's queue, until we accept them.
 BACKLOG = 1024
@@ -58,6 +62,15 @@ def _bind(family: int, address: tuple[object, ...], port: int) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def unsent(transport: asyncio.BaseTransport) -> int:
+    """Bytes that the kernel has of what was written, and the peer's has not; 0 where that is not known."""
+    try:
+        told = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError, AttributeError):  # it is closed
+        return 0
+    return int.from_bytes(told, sys.byteorder)
 
 
 def peer_name(address: object) -> str:

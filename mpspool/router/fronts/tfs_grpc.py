@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from google.protobuf.message import DecodeError
 
 from mpspool.core import envelope, log, tfs, tls
-from mpspool.core.errors import Code, PoolError, Problem, StartError
+from mpspool.core.errors import Code, Lack, PoolError, Problem, StartError
 from mpspool.core.methods import Method as ModelMethod
 from mpspool.core.settings import RouterSettings, TlsSettings
 from mpspool.core.states import ModelVersionState
@@ -102,7 +102,7 @@ class Recorder(Protocol):
 
     def answered(self, method: str, code: Code, model: str = "", version: int | None = None) -> None: ...
 
-    def unkept(self, model: str) -> None: ...
+    def unkept(self, model: str, lack: Lack = Lack.ANSWERS) -> None: ...
 
 
 class GrpcFront:
@@ -352,6 +352,10 @@ class _Server(Server):
         except PoolError:
             self._metrics.unkept((admission and admission.model) or "")
             raise
+
+    def gave_way(self, path: str, model: str | None) -> None:
+        self._count(path, Code.RESOURCE_EXHAUSTED)
+        self._metrics.unkept(model or "", Lack.BYTES)
 
     def failed(self, path: str) -> PoolError:
         self._count(path, Code.INTERNAL)

@@ -55,7 +55,7 @@ class Metrics:
         self._workers: dict[str, WorkerCounts] = {}
         self._others: dict[tuple[str, Code, str, int | None], int] = {}
         # Answers that were not kept, by model: whose version they are of is not known any more.
-        self._unkept: dict[str, int] = {}
+        self._unkept: dict[tuple[str, Lack], int] = {}
         # Of versions that are not told any more: of models that are, and of those that are not.
         self._past: dict[str, VersionCounts] = {}
         self._gone = VersionCounts()
@@ -160,16 +160,17 @@ class Metrics:
             counts = self._versions[model, version] = VersionCounts()
         counts.lacks[lack] = counts.lacks.get(lack, 0) + 1
 
-    def unkept(self, model: str) -> None:
+    def unkept(self, model: str, lack: Lack = Lack.ANSWERS) -> None:
         """Says that an answer, which finished() has counted, was not kept until its client would have taken it.
 
         Args:
             model: whose; one that is gone by now counts as none.
+            lack: BYTES for a message that was not kept until the rest of it would have come.
         """
         if model and self._tells_of(model):
-            self._unkept[model] = self._unkept.get(model, 0) + 1
+            self._unkept[model, lack] = self._unkept.get((model, lack), 0) + 1
         else:
-            self.lacked("", 0, Lack.ANSWERS)
+            self.lacked("", 0, lack)
 
     def _tells_of(self, model: str) -> bool:
         return any(name == model for name, _ in (*self._versions, *self._loads))
@@ -215,7 +216,8 @@ class Metrics:
         self._loads.pop((model, version), None)
         if not self._tells_of(model):
             self._gone.add(self._past.pop(model, VersionCounts()))
-            self._unkept.pop(model, None)
+            for lack in Lack:
+                self._unkept.pop((model, lack), None)
             self._look_ups.pop(model, None)
         for key in [key for key in self._others if key[2:] == (model, version)]:
             del self._others[key]

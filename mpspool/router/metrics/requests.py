@@ -190,7 +190,7 @@ class RequestCollector(Collector):
         versions: by name and version of a model; ("", 0) for requests that named none of ours.
         workers: by slot.
         others: requests that run no model: by method, code, model and version.
-        unkept: answers that were not kept, by model.
+        unkept: answers, and messages, that were not kept, by model and what there was too little of.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class RequestCollector(Collector):
         versions: Mapping[tuple[str, int], VersionCounts],
         workers: Mapping[str, WorkerCounts],
         others: Mapping[tuple[str, Code, str, int | None], int],
-        unkept: Mapping[str, int],
+        unkept: Mapping[tuple[str, Lack], int],
     ) -> None:
         self._versions = versions
         self._workers = workers
@@ -240,15 +240,16 @@ class RequestCollector(Collector):
             "mpspool_refusals",
             "Requests refused for want of room or time: queue_requests (max_queued_requests), queue_batches "
             "(max_enqueued_batches), bytes (max_queued_bytes), late (could not have met their deadlines); and answers that "
-            "were not kept for clients which take none (answers, of no version).",
+            "were not kept for clients which take none (answers, of no version); messages that made way before they were whole "
+            "are bytes, of no version.",
             labels=(*VERSION, "reason"),
         )
         found: Counter[tuple[str, ...]] = Counter()
         for key, counts in self._versions.items():
             for lack in Lack:
                 found[*_labels(*key), lack.value] += counts.lacks.get(lack, 0)
-        for model, count in self._unkept.items():
-            found[model, "", Lack.ANSWERS.value] += count
+        for (model, lack), count in self._unkept.items():
+            found[model, "", lack.value] += count
         return _filled(family, found)
 
     def _by_worker(self) -> Iterator[Metric]:

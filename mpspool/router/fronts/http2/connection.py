@@ -47,7 +47,11 @@ class Connection(Receiver):
         limits: see there.
         peer: who it is, for RequestHead.
         complain: told what the peer did wrong; for a stream, or, the last time, for the connection.
+        handed: told when the output was handed much.
         now_s: the time.
+
+    Attributes:
+        client: whose answers go to it, where clients share; the last one's, where it is several clients'.
     """
 
     def __init__(
@@ -58,11 +62,14 @@ class Connection(Receiver):
         *,
         peer: str = "",
         complain: Callable[[ErrorCode, str], None] = lambda _code, _text: None,
+        handed: Callable[[], None] = lambda: None,
         now_s: float = 0.0,
     ) -> None:
         super().__init__(output, limits, peer, now_s)
         self._open_stream = open_stream
         self._complain = complain
+        self._handed = handed
+        self.client: str | None = None
         self._goaway_id: int | None = None
         self._resets: dict[int, None] = {}
         self._resets_left = limits.resets
@@ -125,6 +132,12 @@ class Connection(Receiver):
             elif stream.receiving:
                 stream.on_stalled()
 
+    def cancel_blocked(self) -> None:
+        """Ends the streams of which the peer takes nothing by its windows."""
+        for stream in list(self.streams.values()):
+            if stream.open and stream.queued and (stream.out_window <= 0 or self.out_window <= 0):
+                self.cancel(stream)
+
     def cancel(self, stream: Stream) -> None:
         """Nothing more of a stream is sent, or taken."""
         self._drop(stream)
@@ -158,6 +171,9 @@ class Connection(Receiver):
     def complain(self, code: ErrorCode, text: str) -> None:
         """The peer did something wrong."""
         self._complain(code, text)
+
+    def on_handed(self) -> None:
+        self._handed()
 
     # -- what is read -----------------------------------------------------------------------------
 

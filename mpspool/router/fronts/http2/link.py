@@ -10,7 +10,7 @@ from mpspool.core import log
 from mpspool.core.http2_frames import ErrorCode
 from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.sending import Output
-from mpspool.router.fronts.sockets import peer_name
+from mpspool.router.fronts.sockets import peer_name, unsent
 
 if TYPE_CHECKING:
     from mpspool.router.fronts.http2.listener import Listener
@@ -19,6 +19,8 @@ logger = log.get("http2")
 
 # A socket's buffer of our own, past the kernel's, before answers wait in their streams.
 _HIGH_WATER_BYTES = 2**18
+# The same while answers that are not taken hold all that they should.
+_LOW_WATER_BYTES = 2**14
 # A socket is read many times in a row, 256 KB each, before another is: who takes longer than this with one read makes way.
 _SLICE_S = 0.002
 
@@ -31,8 +33,11 @@ class Link(asyncio.Protocol):
         # Since when too little has gone of what the transport has, and what it has when enough has gone.
         self._stuck_s: float | None = None
         self._least = 0
-        # In the transport's buffer, as far as it is counted as held.
+        # In the transport's buffer, as far as it is counted as held, and whose.
         self._buffered = 0
+        self._client: str | None = None
+        self._water_bytes = _HIGH_WATER_BYTES
+        self._gone = False
         self._over_s: float | None = None
         self._said = False
 
@@ -45,6 +50,7 @@ class Link(asyncio.Protocol):
             listener.limits,
             peer=peer_name(transport.get_extra_info("peername")),
             complain=self.complain,
+            handed=self._count_anew,
             now_s=listener.now_s(),
         )
         if len(listener.links) >= listener.max_connections:
@@ -76,24 +82,69 @@ class Link(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.connection.pause()
-        self._count(self._transport.get_write_buffer_size())
+        self._count_anew()
         self._demand_taking(self._listener.now_s())
 
     def resume_writing(self) -> None:
         self._stuck_s = None
-        self._count(self._transport.get_write_buffer_size())
+        self._count_anew()
         self.connection.resume()
 
     def connection_lost(self, _error: Exception | None) -> None:
         self._listener.links.discard(self)
-        self._count(0)
-        self.connection.lost()
+        self._let_go()
+
+    def _count_anew(self) -> None:
+        """What was handed to the transport and has not gone waits for the peer, as what is queued here does."""
+        self._count(0 if self._gone else self._transport.get_write_buffer_size())
+        if self._buffered:
+            self._listener.memory.waiting.watch(self)
 
     def _count(self, buffered: int) -> None:
-        """What was handed to the transport and has not gone waits for the peer, as what is queued here does."""
-        if buffered != self._buffered:
-            self._listener.held(buffered - self._buffered)
-            self._buffered = buffered
+        """The answers of one client after the other count for the last one."""
+        client = self.connection.client
+        if buffered != self._buffered or client != self._client:
+            memory = self._listener.memory
+            memory.hold(-self._buffered, client=self._client)
+            memory.hold(buffered, client=client)
+            self._buffered, self._client = buffered, client
+
+    def _let_go(self) -> None:
+        self._gone = True
+        self.connection.lost()
+        self._count(0)
+        self._listener.memory.waiting.forget(self)
+
+    # -- where bytes are short --------------------------------------------------------------------
+
+    def holds(self, model: str | None) -> int:
+        if model is not None:
+            return sum(stream.held_of(model) for stream in self.connection.streams.values())
+        self._count_anew()
+        return self._buffered + self.connection.held
+
+    def moved(self) -> int:
+        """What the peer's kernel has."""
+        return self.connection.sent - self._transport.get_write_buffer_size() - unsent(self._transport)
+
+    def missing(self) -> int:
+        return 0
+
+    def make_way(self) -> None:
+        text = "it takes nothing of what it asked for, or too little, and others want the room"
+        self.complain(ErrorCode.ENHANCE_YOUR_CALM, text)
+        if self._buffered:
+            self._let_go()
+            self._transport.abort()
+        else:
+            self.connection.cancel_blocked()
+
+    def _settle_water(self) -> None:
+        """While too much waits for peers, this one is handed something only when it has taken all but a little."""
+        water_bytes = _LOW_WATER_BYTES if self._listener.memory.lacks_answers else _HIGH_WATER_BYTES
+        if water_bytes != self._water_bytes:
+            self._water_bytes = water_bytes
+            self._transport.set_write_buffer_limits(water_bytes)
 
     def _demand_taking(self, now_s: float) -> None:
         self._stuck_s = now_s
@@ -101,9 +152,13 @@ class Link(asyncio.Protocol):
 
     def tick(self, now_s: float) -> None:
         self.connection.tick(now_s)
-        buffered = self._transport.get_write_buffer_size()
-        self._count(buffered)
-        if self._stuck_s is not None and buffered <= self._least:
+        self._count_anew()
+        if self._buffered or self.connection.held:
+            self._listener.memory.waiting.watch(self)
+        else:
+            self._listener.memory.waiting.forget(self)
+        self._settle_water()
+        if self._stuck_s is not None and self._buffered <= self._least:
             self._demand_taking(now_s)
         if self._stuck_s is not None and now_s - self._stuck_s >= self._listener.limits.stall_s:
             self.complain(ErrorCode.NO_ERROR, "it takes nothing of what is sent, or too little")

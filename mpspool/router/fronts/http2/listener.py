@@ -18,6 +18,7 @@ from mpspool.router.fronts.http2.link import Link
 from mpspool.router.fronts.http2.streams import Stream
 from mpspool.router.fronts.http2.tls_link import TlsLink
 from mpspool.router.fronts.sockets import BACKLOG, bind
+from mpspool.router.memory import Memory
 
 logger = log.get("http2")
 
@@ -31,11 +32,12 @@ class Listener:
 
     Args:
         open_stream: makes the Stream of a request.
-        held: told how many bytes more, or fewer, the sockets' buffers have for peers to take them.
+        memory: where what the sockets' buffers have for peers to take counts.
         limits: of each connection.
         max_connections: at once.
 
     Attributes:
+        memory: the same.
         links: the connections that are open.
         tls: of connections from now on; None for clear text.
         complaints: of bad connections.
@@ -44,12 +46,12 @@ class Listener:
     def __init__(
         self,
         open_stream: Callable[[Connection, int, RequestHead], Stream],
-        held: Callable[[int], None],
+        memory: Memory,
         limits: Limits | None = None,
         max_connections: int = 10_000,
     ) -> None:
         self.open_stream = open_stream
-        self.held = held
+        self.memory = memory
         self.limits = limits or Limits()
         self.max_connections = max_connections
         self.links: set[Link] = set()

@@ -23,6 +23,8 @@ from mpspool.router.fronts.http2.streams import Buffer, Stream
 
 # Handed to the transport at once: it says after each whether it takes more.
 _PIECE_BYTES = 2**18
+# It is told at once of as much that it was handed.
+_LONG_PIECE_BYTES = 2**16
 # Below this, one buffer that is copied together is cheaper than several.
 _JOIN_BYTES = 8 * 1024
 _END = END_HEADERS | END_STREAM
@@ -62,6 +64,7 @@ class Sender:
         out_window: what may be sent on all streams together.
         paused: the transport takes nothing more for now.
         sent: bytes of DATA that were handed to the transport.
+        held: bytes that wait in the streams.
         useless: frames that the peer has sent since the last one that brought something, less what the DATA makes up for that was
             sent; below 0 for frames to come.
         toil: since the last tick, in crumbs.
@@ -75,7 +78,7 @@ class Sender:
         self.useless = self.toil = 0
         self._frame_bytes = DEFAULT_FRAME_BYTES
         self.paused = False
-        self.sent = 0
+        self.sent = self.held = 0
         self._control_bytes = control_bytes
         self._control_waiting = 0
         # Those with something queued, in the order of their turns; not those with DATA next and no window for it of their own.
@@ -151,6 +154,8 @@ class Sender:
                 self.sent += size
             if pieces:
                 self.output.writelines(pieces)
+                if size >= _LONG_PIECE_BYTES:
+                    self.on_handed()
             if stream.sent_all and not (stream.queued or stream.lead or stream.tail):
                 self._finish(stream)
                 return
@@ -191,6 +196,7 @@ class Sender:
         change = stream.queued + stream.cut + len(stream.lead) + len(stream.tail) - stream.held
         if change:
             stream.held += change
+            self.held += change
             stream.on_held(change)
 
     def _finish(self, stream: Stream) -> None:
@@ -216,6 +222,9 @@ class Sender:
             self._account(stream)
 
     # -- what the peer and the transport allow ----------------------------------------------------
+
+    def on_handed(self) -> None:
+        """The transport was handed much."""
 
     def pause(self) -> None:
         """The transport takes nothing more for now."""

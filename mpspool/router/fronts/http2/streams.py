@@ -65,6 +65,10 @@ class Stream:
 
     # -- what a server overrides ------------------------------------------------------------------
 
+    def held_of(self, _model: str) -> int:
+        """Of what is held, the bytes that count for that model."""
+        return 0
+
     def on_head(self) -> None:
         """The request has begun."""
 
