@@ -619,7 +619,7 @@ def test_connections_are_no_more_than_files_allow(monkeypatch: pytest.MonkeyPatc
     try:
         found = [front.listener.max_connections for front in (fronts.grpc, fronts.rest)]
         for wanted in (20_000, 50):
-            settings = RouterSettings(run_dir="", grpc_port=0, rest_port=0, max_connections=wanted)
+            settings = RouterSettings(run_dir="", host="", grpc_port=0, rest_port=0, max_connections=wanted)
             for front in (fronts.grpc, fronts.rest):
                 fronts.loop.call_soon_threadsafe(front.configure, settings)
             fronts.run(asyncio.sleep(0))
