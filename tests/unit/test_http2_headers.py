@@ -114,6 +114,15 @@ def test_what_is_remembered_is_bounded() -> None:
     assert len(ours._heads) <= 32
 
 
+def test_what_is_remembered_of_short_blocks_is_bounded() -> None:
+    """A byte may stand for all that the table has."""
+    ours = decoder()
+    ours.decode(added(b"v" * 3900))
+    for n in range(200):
+        ours.decode(NEWEST + b"\xbe" * 3 + encode((b"x-n", b"%d" % n)))
+        assert sum(head.kept_bytes for head in ours._blocks.values()) <= 2**17
+
+
 @pytest.mark.parametrize(
     ("text", "ns"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from hpack.hpack import encode_integer
 
 from mpspool.core import http2_frames as frames
 from mpspool.core.http2_frames import ErrorCode
@@ -51,6 +52,37 @@ def test_headers_over_the_limit_reach_their_stream_as_such() -> None:
     scene.send(headers(1, REQUEST + encode((b"x", b"y" * 600)), end=True), headers(3))
     assert scene.all[1].head.oversized
     assert not scene.all[3].head.oversized
+
+
+def test_headers_of_all_streams_are_bounded_together() -> None:
+    """However few bytes on the wire: of what the table has once each request may be made up four times. What ends makes room."""
+    scene = Scene().greet()
+    entry = b"\x40\x01a" + encode_integer(3900, 7) + b"v" * 3900
+    scene.send(headers(1, REQUEST + bytes(entry)))
+    sent = scene.send(*(headers(number, REQUEST + b"\xbe" * 4) for number in range(3, 2047, 2)))
+    assert set(reset_codes(sent).values()) == {ErrorCode.REFUSED_STREAM}
+    open_ids = set(scene.connection.streams)
+    assert 60 < len(open_ids) < 70
+    assert sum(len(stream.head.metadata["a"]) for stream in scene.all.values()) <= 2**20
+    scene.send(frames.rst_stream(3, 8), headers(2047, REQUEST + b"\xbe" * 4))
+    assert set(scene.connection.streams) == open_ids - {3} | {2047}
+    for number in list(scene.connection.streams):
+        scene.send(frames.rst_stream(number, 8))
+    assert scene.connection.kept_header_bytes == 0
+
+
+def test_usual_headers_fit_for_all_streams() -> None:
+    """A name, a trace and an identifier of each request's own are nothing unusual."""
+    scene = Scene().greet()
+    for number in range(1, 2049, 2):
+        own = (
+            (b"user-agent", b"grpc-python/1.80.0 grpc-c/53.0.0 (linux; chttp2)"),
+            (b"x-tenant", b"somebody"),
+            (b"traceparent", b"00-0af7651916cd43dd8448eb211c80319c-%016x-01" % number),
+            (b"x-request-id", b"f81d4fae-7dec-11d0-a765-%012x" % number),
+        )
+        scene.send(headers(number, REQUEST + encode((b"grpc-timeout", b"%dm" % number), *own)))
+    assert len(scene.connection.streams) == 1024
 
 
 @pytest.mark.parametrize("size", [0, 1, 3000])

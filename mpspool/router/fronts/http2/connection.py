@@ -231,7 +231,8 @@ class Connection(Receiver):
             self.on_end(stream)
 
     def _begin(self, flags: int, stream_id: int, head: RequestHead) -> None:
-        if len(self.streams) >= self.limits.streams:
+        kept = self.kept_header_bytes + head.kept_bytes
+        if len(self.streams) >= self.limits.streams or kept > self.limits.kept_header_bytes:
             self.count_useless()
             self.write_control(frames.rst_stream(stream_id, ErrorCode.REFUSED_STREAM))
             self.remember_reset(stream_id)
@@ -240,6 +241,7 @@ class Connection(Receiver):
             self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR, head.malformed)
             return
         self.useless = min(self.useless, 0)
+        self.kept_header_bytes = kept
         stream = self.streams[stream_id] = self._open_stream(self, stream_id, head)
         stream.receiving = not flags & END_STREAM
         stream.on_head()

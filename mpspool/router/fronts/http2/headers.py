@@ -30,9 +30,11 @@ NO_TABLE = b"\x20"
 _FIELD_OVERHEAD = 32
 # A list so many times as long as allowed is not even read to its end, though the table needs it.
 _FAR_TOO_LONG = 4
-# Of what a connection's client makes up, what is remembered: some 100 KiB at most.
-_BLOCKS, _BLOCK_BYTES = 64, 512
+# Of what a connection's client makes up, what is remembered: some 500 KiB at most.
+_BLOCKS, _BLOCK_BYTES, _BLOCKS_BYTES = 64, 512, 2**17
 _HEADS, _HEAD_BYTES = 32, 2048
+# Of memory, that a field of the metadata takes beside its bytes.
+_KEPT_OVERHEAD = 128
 
 _TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
 _UNIT_NS = {
@@ -61,6 +63,7 @@ class RequestHead:
         malformed: why it is no request (RFC 9113, section 8.1.1); empty for one that is.
         trailers: it is none, and may end one: it has no pseudo-header.
         oversized: it was longer than allowed, and nothing else is known of it.
+        kept_bytes: of memory, for what its sender says of itself, or nearly so.
     """
 
     method: str = ""
@@ -75,6 +78,7 @@ class RequestHead:
     malformed: str = ""
     trailers: bool = False
     oversized: bool = False
+    kept_bytes: int = 0
 
     @property
     def is_grpc(self) -> bool:
@@ -99,6 +103,7 @@ class HeaderDecoder:
         self._max_list_bytes = max_list_bytes
         self._table = HeaderTable()
         self._blocks: dict[bytes, RequestHead] = {}
+        self._blocks_bytes = 0
         self._heads: dict[tuple[Field, ...], RequestHead] = {}
 
     def decode(self, block: bytes) -> RequestHead:
@@ -118,12 +123,17 @@ class HeaderDecoder:
             if timeout is not None:
                 head = replace(head, timeout_ns=_timeout_ns(timeout))
         if changes:
-            self._blocks.clear()
+            self._forget_blocks()
         elif len(block) <= _BLOCK_BYTES:
-            if len(self._blocks) >= _BLOCKS:
-                self._blocks.clear()
+            if len(self._blocks) >= _BLOCKS or self._blocks_bytes + head.kept_bytes > _BLOCKS_BYTES:
+                self._forget_blocks()
             self._blocks[block] = head
+            self._blocks_bytes += head.kept_bytes
         return head
+
+    def _forget_blocks(self) -> None:
+        self._blocks.clear()
+        self._blocks_bytes = 0
 
     def _fields(self, block: bytes) -> tuple[list[Field], bytes | None, int, bool]:
         """The fields but grpc-timeout, its value, the size of all, and whether the table was changed.
@@ -231,6 +241,8 @@ def _read(fields: tuple[Field, ...], peer: str) -> RequestHead:
             metadata[text] = f"{metadata[text]},{value}" if text in metadata else value
     if missing := [name for name in (b":method", b":scheme", b":path") if not pseudo.get(name)]:
         return _malformed(peer, f"there is no {missing[0].decode()}", trailers=not pseudo)
+    kept = sum(map(len, pseudo.values())) + sum(map(len, known.values()))
+    kept += sum(len(name) + len(value) + _KEPT_OVERHEAD for name, value in metadata.items())
     return RequestHead(
         method=pseudo[b":method"],
         path=pseudo[b":path"],
@@ -240,6 +252,7 @@ def _read(fields: tuple[Field, ...], peer: str) -> RequestHead:
         content_length=int(known.get(b"content-length", -1)),
         metadata=MappingProxyType(metadata),
         peer=peer,
+        kept_bytes=kept,
     )
 
 

@@ -18,6 +18,7 @@ class Limits:
         connection_window_bytes: of all streams together, given back as it is used.
         frame_bytes: of one frame, as we announce it.
         header_list_bytes: of a request's headers, decoded.
+        kept_header_bytes: of the headers of all open streams, as RequestHead.kept_bytes counts them; one more is REFUSED_STREAM.
         resets: streams per second that may be reset within at_once_s of their beginning, or for what is wrong with them. Who waits
             longer, or for half of the call's own time, has no more of them than `streams` allows: not many more than where we end
             them at their deadlines.
@@ -36,6 +37,7 @@ class Limits:
     connection_window_bytes: int = 2**24
     frame_bytes: int = 2**20
     header_list_bytes: int = 16 * 1024
+    kept_header_bytes: int = 2**20
     resets: int = 512
     at_once_s: float = 0.01
     useless: int = 2000

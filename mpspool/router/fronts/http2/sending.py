@@ -60,6 +60,7 @@ class Sender:
         output: takes what is to be sent.
         now_s: of the last tick, or the last bytes from the peer.
         streams: those that are open, by number.
+        kept_header_bytes: of their requests.
         peer_window: that a stream begins with.
         out_window: what may be sent on all streams together.
         paused: the transport takes nothing more for now.
@@ -74,6 +75,7 @@ class Sender:
         self.output = output
         self.now_s = now_s
         self.streams: dict[int, Stream] = {}
+        self.kept_header_bytes = 0
         self.peer_window = self.out_window = DEFAULT_WINDOW
         self.useless = self.toil = 0
         self._frame_bytes = DEFAULT_FRAME_BYTES
@@ -213,7 +215,8 @@ class Sender:
     def forget(self, stream: Stream) -> None:
         """Lets go of a stream and of what it has queued."""
         stream.open = False
-        self.streams.pop(stream.id, None)
+        if self.streams.pop(stream.id, None) is not None:
+            self.kept_header_bytes -= stream.head.kept_bytes
         if stream.queue is not None:
             self._waiting.pop(stream, None)
             stream.queue.clear()
