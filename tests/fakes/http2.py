@@ -146,8 +146,10 @@ class Scene:
         return self.sent()
 
     def receive(self, data: bytes) -> None:
-        """These bytes come, at the time of the last tick."""
+        """These bytes come, at the time of the last tick, and are read, in as many turns as that takes."""
         self.connection.receive(data, self.connection.now_s)
+        while self.connection.behind:
+            self.connection.go_on()
 
     def sent(self) -> list[Frame]:
         """What it has sent since this was asked last."""

@@ -21,7 +21,8 @@ logger = log.get("http2")
 _HIGH_WATER_BYTES = 2**18
 # The same while answers that are not taken hold all that they should.
 _LOW_WATER_BYTES = 2**14
-# A socket is read many times in a row, 256 KB each, before another is: who takes longer than this with one read makes way.
+# A socket is read many times in a row, 256 KB each, before another is: who takes longer than this with one read makes way, and
+# so does who has sent more than is read in one turn.
 _SLICE_S = 0.002
 
 
@@ -72,12 +73,23 @@ class Link(asyncio.Protocol):
         except Exception:
             logger.exception("connection failed")
             self.connection.fail(ErrorCode.INTERNAL_ERROR, "the server failed")
-        if time.monotonic() - begun_s > _SLICE_S and not self._transport.is_closing():
+        late = self.connection.behind or time.monotonic() - begun_s > _SLICE_S
+        if late and not self._transport.is_closing():
             self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._go_on)
+            self._listener.behind(self)
 
-    def _go_on(self) -> None:
-        if not self._transport.is_closing():
+    def go_on(self) -> None:
+        """It is its turn again."""
+        if self._transport.is_closing():
+            return
+        try:
+            self.connection.go_on()
+        except Exception:
+            logger.exception("connection failed")
+            self.connection.fail(ErrorCode.INTERNAL_ERROR, "the server failed")
+        if self.connection.behind:
+            self._listener.behind(self)
+        elif not self._transport.is_closing():
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import os
 import ssl
+import time
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -25,6 +27,8 @@ logger = log.get("http2")
 TICK_S = 1.0
 # For a peer to take the last bytes and close its side.
 _LINGER_S = 0.5
+# Of a turn of the event loop, for all whose bytes have waited for one.
+_TURN_S = 0.0003
 
 
 class Listener:
@@ -60,6 +64,8 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._paths: list[str] = []
         self._ticker: asyncio.TimerHandle | None = None
+        # Those that have sent more than is read at once, in the order of their turns.
+        self._line: deque[Link] = deque()
         self.complaints = Complaints(self.now_s, logger)
         # Signing takes as long as a hundred requests: so many clients that come at once are not to hold up others.
         self._signers: ThreadPoolExecutor | None = None
@@ -97,6 +103,24 @@ class Listener:
         self.links.add(link)
         if self._ticker is None:
             self._ticker = self._loop.call_later(TICK_S, self._tick)
+
+    def behind(self, link: Link) -> None:
+        """It goes on when it is its turn: others, which have sent less, do not wait for it."""
+        self._line.append(link)
+        if len(self._line) == 1:
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        line, end_s = self._line, time.monotonic() + _TURN_S
+        while True:
+            link = line[0]
+            link.go_on()  # it is the first until then: who comes behind it asks for no other turn
+            line.popleft()
+            if not line:
+                return
+            if time.monotonic() >= end_s:
+                break
+        self._loop.call_soon(self._go_on)
 
     def _tick(self) -> None:
         now_s = self.now_s()

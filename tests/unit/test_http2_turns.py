@@ -1,0 +1,158 @@
+"""What one connection sends is read in turns: others do not wait for all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from mpspool.core import http2_frames as frames
+from mpspool.router.fronts.http2 import listener as listener_module
+from mpspool.router.fronts.http2.link import Link
+from mpspool.router.fronts.http2.listener import Listener
+from tests.fakes.http2 import GREETING, REQUEST, Echo, Scene, Sink, data, headers, reset_codes
+
+CALLS = 500
+MANY = b"".join(headers(number, end=True) for number in range(1, 2 * CALLS, 2))
+
+
+def test_calls_of_one_read_begin_a_few_a_turn() -> None:
+    """In their order, and each once."""
+    connection = (scene := Scene().greet()).connection
+    connection.receive(MANY, 0.0)
+    begun = [len(scene.all)]
+    while connection.behind:
+        connection.go_on()
+        begun.append(len(scene.all))
+    assert begun[-1] == CALLS
+    assert max(after - before for before, after in zip([0, *begun], begun, strict=False)) <= 8
+    assert list(scene.all) == list(range(1, 2 * CALLS, 2))
+
+
+@pytest.mark.parametrize("small", [data(1, b"x"), frames.frame(frames.PING, frames.ACK, 0, bytes(8))])
+def test_so_are_small_frames(small: bytes) -> None:
+    """Those that bring a byte, and those that bring nothing."""
+    connection = (scene := Scene().greet()).connection
+    scene.send(headers(1))
+    connection.receive(small * 1500, 0.0)
+    assert connection.behind
+    assert len(scene.all[1].body) <= 512
+    connection.go_on()
+    connection.go_on()
+    assert not connection.behind
+
+
+def test_a_body_is_read_at_once() -> None:
+    """In frames of a usual size, as much as a read brings."""
+    connection = (scene := Scene().greet()).connection
+    connection.receive(headers(1) + data(1, bytes(2**14)) * 16, 0.0)
+    assert not connection.behind
+    assert len(scene.all[1].body) == 2**18
+
+
+def test_what_comes_before_the_rest_was_read_is_read_after_it() -> None:
+    """Also where a turn, or what came, ends within a frame."""
+    sent = MANY + headers(2 * CALLS + 1) + data(2 * CALLS + 1, b"the last", end=True)
+    for cut in range(3000, 3030):
+        connection = (scene := Scene(kind=Echo).greet()).connection
+        connection.receive(sent[:cut], 0.0)
+        connection.receive(sent[cut:], 0.0)
+        while connection.behind:
+            connection.go_on()
+        assert len(scene.all) == CALLS + 1
+        assert scene.all[2 * CALLS + 1].body == b"the last"
+
+
+def test_a_call_and_its_end_that_came_together_did_however_late_they_are_read() -> None:
+    """Whoever floods does not gain by how long that takes."""
+    connection = (scene := Scene().greet()).connection
+    pairs = b"".join(headers(number) + frames.rst_stream(number, 8) for number in range(1, 2000, 2))
+    connection.receive(pairs, 0.0)
+    while connection.behind:
+        connection.go_on()
+    assert connection.over
+    assert len(scene.all) == 513
+
+
+def test_what_is_wrong_later_ends_the_connection_in_its_turn() -> None:
+    """And what ended has no more turns."""
+    connection = (scene := Scene().greet()).connection
+    connection.receive(MANY + data(0, b"x"), 0.0)
+    assert connection.behind
+    while connection.behind:
+        connection.go_on()
+    assert connection.over
+    assert scene.sink.closed
+    connection = (scene := Scene().greet()).connection
+    connection.receive(MANY, 0.0)
+    connection.lost()
+    connection.go_on()
+    assert not connection.behind
+    assert reset_codes(scene.sent()) == {}
+
+
+class Transport(Sink):
+    """As much of one as a Link asks for.
+
+    Attributes:
+        reads: whether it is read.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reads = True
+
+    def get_extra_info(self, name: str) -> Any:
+        return ("127.0.0.1", 1) if name == "peername" else None
+
+    def set_write_buffer_limits(self, _high: int) -> None: ...
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        assert self.reads
+        self.reads = False
+
+    def resume_reading(self) -> None:
+        assert not self.reads
+        self.reads = True
+
+
+def test_connections_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who has sent more than is read at once waits in line, and is not read meanwhile; who has sent less does not wait."""
+    monkeypatch.setattr(listener_module, "_TURN_S", 0.0)
+    begun: list[tuple[Any, int]] = []
+
+    async def run() -> None:
+        listener = Listener(open_stream, lambda _change: None)
+        transports = [Transport() for _ in range(3)]
+        links = [Link(listener) for _ in range(3)]
+        for link, transport in zip(links, transports, strict=True):
+            link.connection_made(transport)  # type: ignore[arg-type]
+            link.data_received(GREETING)
+        for link in links[:2]:
+            link.data_received(MANY)
+        assert [transport.reads for transport in transports] == [False, False, True]
+        links[2].data_received(headers(1, REQUEST, end=True))
+        assert begun[-1] == (links[2].connection, 1)
+        while not (transports[0].reads and transports[1].reads):
+            before = len(begun)
+            await asyncio.sleep(0)
+            assert len(begun) - before <= 8
+            first, second = (sum(one is link.connection for one, _ in begun) for link in links[:2])
+            assert abs(first - second) <= 8
+        assert len(begun) == 2 * CALLS + 1
+        for link in links:
+            link.connection_lost(None)
+        await listener.close()
+
+    def open_stream(connection: Any, stream_id: int, head: Any) -> Any:
+        begun.append((connection, stream_id))
+        return Echo(connection, stream_id, head, Scene())
+
+    asyncio.run(run())
