@@ -312,7 +312,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         grpc_socket_path: a UNIX socket for gRPC beside the port; "" for none.
         dispatch: "least_loaded" or "round_robin".
-        max_connections: of clients at once, by each front; one more is closed.
+        max_connections: of clients at once, by each front; for one more another makes way, or it is closed.
         max_queued_requests: per model version, where the pool has not said what holds for it.
         max_queued_bytes: of requests read, waiting or running, and of answers not sent; more is RESOURCE_EXHAUSTED.
         allow_reload: HandleReloadConfigRequest is answered.

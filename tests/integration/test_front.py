@@ -159,16 +159,33 @@ def test_a_message_over_the_limit_is_refused() -> None:
 
 
 def test_a_connection_too_many_is_closed() -> None:
-    """It is UNAVAILABLE to its client; those that there are go on."""
+    """It is UNAVAILABLE to its client; those that there are and ask something go on."""
     fronts = Fronts(max_connections=1)
     try:
         assert fronts.call(PREDICT, b"first") == b"first"
+        waits = fronts.start_call(b"wait")
+        until(lambda: fronts.dataplane.waiting == 1)
         with grpc.insecure_channel(
             f"127.0.0.1:{fronts.grpc.port}", options=[("grpc.use_local_subchannel_pool", 1)]
         ) as other:
             code, _ = refused(lambda: other.unary_unary(PREDICT)(b"second", timeout=5))
         assert code is grpc.StatusCode.UNAVAILABLE
         assert fronts.call(PREDICT, b"again") == b"again"
+        waits.cancel()
+    finally:
+        fronts.close()
+
+
+def test_a_client_whose_connection_made_way_notices_nothing() -> None:
+    """It was told that it ends, and connects anew with its next call."""
+    fronts = Fronts(max_connections=1)
+    try:
+        for body in (b"first", b"second", b"third"):
+            assert fronts.call(PREDICT, body) == body
+            with grpc.insecure_channel(
+                f"127.0.0.1:{fronts.grpc.port}", options=[("grpc.use_local_subchannel_pool", 1)]
+            ) as other:
+                assert other.unary_unary(PREDICT)(body, timeout=5) == body
     finally:
         fronts.close()
 

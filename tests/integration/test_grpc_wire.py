@@ -744,29 +744,56 @@ def test_the_sockets_do_not_wait_to_fill_a_segment(fronts: Fronts, raw: Raw) -> 
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_connections_are_bounded(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One more than allowed is closed; when another has gone there is room again."""
-    listener = fronts.grpc._server.listener
-    until(lambda: len(listener.links) <= 1)
-    monkeypatch.setattr(listener, "max_connections", len(listener.links) + 1)
-    first = Raw(fronts.grpc.port)
-    assert first.call(message(b"x")).body == message(b"x")
-    second = socket.create_connection(("127.0.0.1", fronts.grpc.port), timeout=10)
-    with contextlib.suppress(ConnectionResetError):
-        assert second.recv(1) == b""
-    second.close()
-    first.socket.close()
+def waiting(front: Fronts) -> Raw:
+    """A client that asks something and has no answer."""
+    client, before = Raw(front.grpc.port), front.dataplane.waiting
+    client.data(client.begin(), message(b"wait"), end=True)
+    until(lambda: front.dataplane.waiting == before + 1)
+    return client
 
-    def again() -> bool:
-        try:
-            third = Raw(fronts.grpc.port)
-            found = third.call(message(b"x")).body == message(b"x")
-        except OSError:
-            return False
-        third.socket.close()
-        return found
 
-    until(again)
+def answered(client: Raw) -> bool:
+    """Whether it is let in."""
+    with contextlib.suppress(OSError):
+        return client.call(message(b"x")).body == message(b"x")
+    return False
+
+
+def test_connections_are_bounded() -> None:
+    """One more than allowed is closed where all ask something; when another has gone there is room again."""
+    with contextlib.closing(Fronts(max_connections=2)) as front:
+        first, second = waiting(front), waiting(front)
+        third = Raw(front.grpc.port)
+        assert not answered(third)
+        assert answered(first)
+        first.socket.close()
+        until(lambda: front.grpc.listener.open_connections == 1)
+        fourth = Raw(front.grpc.port)
+        assert answered(fourth)
+        for client in (second, third, fourth):
+            client.socket.close()
+
+
+def test_connections_that_ask_nothing_make_way() -> None:
+    """However many one opens: the one that has asked nothing for the longest, with a GOAWAY. Those that ask something stay."""
+    with contextlib.closing(Fronts(max_connections=3)) as front:
+        busy = waiting(front)
+        idle = [Raw(front.grpc.port)]
+        assert answered(idle[0])
+        idle.append(Raw(front.grpc.port))
+        assert answered(idle[1])
+        more = [Raw(front.grpc.port)]
+        assert answered(more[0])
+        while not idle[0].closed:
+            idle[0].step()
+        assert idle[0].goaway == ErrorCode.NO_ERROR
+        assert answered(idle[1])
+        more.append(Raw(front.grpc.port))
+        assert answered(more[1])
+        assert answered(busy)
+        assert front.grpc.listener.open_connections == 3
+        for client in (busy, *idle, *more):
+            client.socket.close()
 
 
 def test_http_1_is_answered_in_http_1(fronts: Fronts) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -14,7 +15,8 @@ from aiohttp.streams import EMPTY_PAYLOAD
 from mpspool.core import log
 from mpspool.router.fronts.complaints import Complaints
 from mpspool.router.fronts.http2.listener import TICK_S
-from mpspool.router.fronts.sockets import BACKLOG, bind, peer_name
+from mpspool.router.fronts.making_way import MakingWay
+from mpspool.router.fronts.sockets import BACKLOG, address_of, bind, peer_name
 
 logger = log.get("rest")
 
@@ -44,7 +46,7 @@ def least_of(size: int) -> int:
 class RestListener:
     """Takes connections for an aiohttp server. One whose client takes nothing of an answer, or too little, is closed.
 
-    For one too many, that asks nothing for the longest is closed: who opens connections and does no more is not to keep out
+    For one too many, another is closed that asks nothing (MakingWay): who opens connections and does no more is not to keep out
     those who ask whether this server lives. Where all have requests, it is the new one.
 
     Args:
@@ -64,8 +66,9 @@ class RestListener:
         self.aiohttp_logger.addFilter(self._is_ours)
         self._servers: list[asyncio.Server] = []
         self._ticker: asyncio.TimerHandle | None = None
-        # Without a request, the last to have had one last. Some may be closed.
-        self._idle: dict[web.RequestHandler, None] = {}
+        # Those without a request, and since when. Some may be closed.
+        self._idle: dict[web.RequestHandler, float] = {}
+        self._making_way: MakingWay[web.RequestHandler] = MakingWay(self._asking)
         # What each connection's client has still to take when it has taken enough, and since when it has not.
         self._stuck: dict[web.RequestHandler, tuple[int, float]] = {}
 
@@ -101,7 +104,7 @@ class RestListener:
         try:
             return await handler(request)
         finally:
-            self._idle[connection] = None
+            self._idle[connection] = time.monotonic()
 
     def give_up(self, transport: asyncio.WriteTransport, why: str) -> None:
         """Ends the connection of a client that takes too little."""
@@ -112,14 +115,14 @@ class RestListener:
         if self.open_connections >= self.max_connections and not self._close_idle():
             return _TooMany(self.complaints, self.max_connections)
         connection = _Connection(self._server, loop=self._loop, **self._server._kwargs)  # noqa: SLF001  as it does itself
-        self._idle[connection] = None
+        self._idle[connection] = time.monotonic()
         return connection
 
     def _close_idle(self) -> bool:
         """Whether there was one to close."""
-        for connection in self._idle:
+        while (connection := self._making_way.next(self._loop.time())) is not None:
             transport = connection.transport
-            if transport is not None and not connection.writing_paused:
+            if self._quiet_s(connection) is not None and transport is not None:
                 del self._idle[connection]
                 self.complaints.say(
                     _peer(transport), "REFUSED", f"{self.max_connections} connections are open"
@@ -128,11 +131,22 @@ class RestListener:
                 return True
         return False
 
+    def _quiet_s(self, connection: web.RequestHandler) -> float | None:
+        """Since when its client asks nothing; None while it does, or takes an answer."""
+        return None if connection.writing_paused else self._idle.get(connection)
+
+    def _asking(self) -> list[tuple[web.RequestHandler, str, float | None]]:
+        return [
+            (one, address_of(one.transport.get_extra_info("peername")), self._quiet_s(one))
+            for one in self._server.connections
+            if one.transport is not None
+        ]
+
     def _tick(self) -> None:
         now_s = self._loop.time()
         stuck = {}
         connections = set(self._server.connections)
-        self._idle = {one: None for one in self._idle if one in connections}
+        self._idle = {one: since_s for one, since_s in self._idle.items() if one in connections}
         for connection in connections:
             if connection.transport is None or not connection.writing_paused:
                 continue

@@ -79,3 +79,8 @@ def peer_name(address: object) -> str:
         return ""
     host, port = address[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def address_of(address: object) -> str:
+    """As "127.0.0.1", whatever the port; empty for what is gone already, and for a UNIX socket's peer."""
+    return str(address[0]) if isinstance(address, tuple) else ""

@@ -10,7 +10,7 @@ from mpspool.core import log
 from mpspool.core.http2_frames import ErrorCode
 from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.sending import Output
-from mpspool.router.fronts.sockets import peer_name, unsent
+from mpspool.router.fronts.sockets import address_of, peer_name, unsent
 
 if TYPE_CHECKING:
     from mpspool.router.fronts.http2.listener import Listener
@@ -24,10 +24,16 @@ _LOW_WATER_BYTES = 2**14
 # A socket is read many times in a row, 256 KB each, before another is: who takes longer than this with one read makes way, and
 # so does who has sent more than is read in one turn.
 _SLICE_S = 0.002
+# For a peer to take the last bytes and close its side.
+LINGER_S = 0.5
 
 
 class Link(asyncio.Protocol):
-    """One socket with its Connection."""
+    """One socket with its Connection.
+
+    Attributes:
+        address: the peer's, without its port.
+    """
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
@@ -41,6 +47,10 @@ class Link(asyncio.Protocol):
         self._gone = False
         self._over_s: float | None = None
         self._said = False
+        self.address = ""
+        # The last stream that there was, as of the last tick, and until when there was one.
+        self._last_id = 0
+        self._quiet_s = 0.0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
@@ -54,11 +64,13 @@ class Link(asyncio.Protocol):
             handed=self._count_anew,
             now_s=listener.now_s(),
         )
-        if len(listener.links) >= listener.max_connections:
+        if not listener.has_room():
             self.complain(ErrorCode.REFUSED_STREAM, f"{listener.max_connections} connections are open")
             self.connection.over = True
             transport.abort()
             return
+        self.address = address_of(transport.get_extra_info("peername"))
+        self._quiet_s = listener.now_s()
         transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
         listener.joined(self)
 
@@ -103,7 +115,7 @@ class Link(asyncio.Protocol):
         self.connection.resume()
 
     def connection_lost(self, _error: Exception | None) -> None:
-        self._listener.links.discard(self)
+        self._listener.links.pop(self, None)
         self._let_go()
 
     def _count_anew(self) -> None:
@@ -162,8 +174,22 @@ class Link(asyncio.Protocol):
         self._stuck_s = now_s
         self._least = self._buffered - self._listener.limits.least(self._buffered)
 
+    def quiet_s(self) -> float | None:
+        """Since when its peer asks nothing, and has all that it asked for; None while it does."""
+        if self.connection.streams or self._transport.get_write_buffer_size():
+            return None
+        return self._quiet_s
+
+    def close_idle(self) -> None:
+        """Ends the connection, of which nothing is open: what the peer begins meanwhile it may begin elsewhere."""
+        text = f"{self._listener.max_connections} connections are open, and this one asks nothing"
+        self.connection.fail(ErrorCode.NO_ERROR, text)
+        asyncio.get_running_loop().call_later(LINGER_S, self.abort)
+
     def tick(self, now_s: float) -> None:
         self.connection.tick(now_s)
+        if self.connection.streams or self.connection.last_id != self._last_id:
+            self._last_id, self._quiet_s = self.connection.last_id, now_s
         self._count_anew()
         if self._buffered or self.connection.held:
             self._listener.memory.waiting.watch(self)

@@ -16,23 +16,22 @@ from mpspool.router.fronts.complaints import Complaints
 from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.headers import RequestHead
 from mpspool.router.fronts.http2.limits import Limits
-from mpspool.router.fronts.http2.link import Link
+from mpspool.router.fronts.http2.link import LINGER_S, Link
 from mpspool.router.fronts.http2.streams import Stream
 from mpspool.router.fronts.http2.tls_link import TlsLink
+from mpspool.router.fronts.making_way import MakingWay
 from mpspool.router.fronts.sockets import BACKLOG, bind
 from mpspool.router.memory import Memory
 
 logger = log.get("http2")
 
 TICK_S = 1.0
-# For a peer to take the last bytes and close its side.
-_LINGER_S = 0.5
 # Of a turn of the event loop, for all whose bytes have waited for one.
 _TURN_S = 0.0003
 
 
 class Listener:
-    """Takes connections.
+    """Takes connections. For one too many another makes way that asks nothing: see MakingWay. Where all do, it is not taken.
 
     Args:
         open_stream: makes the Stream of a request.
@@ -42,7 +41,7 @@ class Listener:
 
     Attributes:
         memory: the same.
-        links: the connections that are open.
+        links: the connections that are open, in the order in which they came.
         tls: of connections from now on; None for clear text.
         complaints: of bad connections.
     """
@@ -58,7 +57,7 @@ class Listener:
         self.memory = memory
         self.limits = limits or Limits()
         self.max_connections = max_connections
-        self.links: set[Link] = set()
+        self.links: dict[Link, None] = {}
         self.tls: ssl.SSLContext | None = None
         self._loop = asyncio.get_running_loop()
         self._servers: list[asyncio.Server] = []
@@ -66,6 +65,7 @@ class Listener:
         self._ticker: asyncio.TimerHandle | None = None
         # Those that have sent more than is read at once, in the order of their turns.
         self._line: deque[Link] = deque()
+        self._making_way: MakingWay[Link] = MakingWay(self._asking)
         self.complaints = Complaints(self.now_s, logger)
         # Signing takes as long as a hundred requests: so many clients that come at once are not to hold up others.
         self._signers: ThreadPoolExecutor | None = None
@@ -99,8 +99,22 @@ class Listener:
             self._signers = ThreadPoolExecutor(1, "handshakes")
         return self._loop.run_in_executor(self._signers, work)
 
+    def has_room(self) -> bool:
+        """Whether one more may join; there is room made for it."""
+        if len(self.links) < self.max_connections:
+            return True
+        while (link := self._making_way.next(self.now_s())) is not None:
+            if link in self.links and link.quiet_s() is not None:
+                del self.links[link]
+                link.close_idle()
+                return True
+        return False
+
+    def _asking(self) -> list[tuple[Link, str, float | None]]:
+        return [(link, link.address, link.quiet_s()) for link in self.links]
+
     def joined(self, link: Link) -> None:
-        self.links.add(link)
+        self.links[link] = None
         if self._ticker is None:
             self._ticker = self._loop.call_later(TICK_S, self._tick)
 
@@ -149,7 +163,7 @@ class Listener:
             with contextlib.suppress(OSError):
                 os.unlink(path)
         self._each(lambda link: link.end())
-        end_s = self.now_s() + _LINGER_S
+        end_s = self.now_s() + LINGER_S
         while self.links and self.now_s() < end_s:
             await asyncio.sleep(0.005)
         self._each(lambda link: link.abort())
