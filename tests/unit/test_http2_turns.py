@@ -11,6 +11,7 @@ from mpspool.core import http2_frames as frames
 from mpspool.router.fronts.http2 import listener as listener_module
 from mpspool.router.fronts.http2.link import Link
 from mpspool.router.fronts.http2.listener import Listener
+from mpspool.router.memory import Memory
 from tests.fakes.http2 import GREETING, REQUEST, Echo, Scene, Sink, data, headers, reset_codes
 
 CALLS = 500
@@ -129,7 +130,7 @@ def test_connections_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[tuple[Any, int]] = []
 
     async def run() -> None:
-        listener = Listener(open_stream, lambda _change: None)
+        listener = Listener(open_stream, Memory(2**30))
         transports = [Transport() for _ in range(3)]
         links = [Link(listener) for _ in range(3)]
         for link, transport in zip(links, transports, strict=True):
