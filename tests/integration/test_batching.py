@@ -165,8 +165,8 @@ def test_a_bad_request_fails_alone(timed: Pool) -> None:
                 assert "1000000 is not in [0, " in future.details()
             else:
                 np.testing.assert_allclose(scores(future.result()), expected[row : row + 1], rtol=1e-5)
-    # Each of the nineteen was run by itself in the end; that they were sent as one is in the worker's log.
-    assert metric(timed, "mpspool_batch_requests_count", model="widedeep") == batches + 19
+    # Ten, five and two or three of the nineteen ran together in the end; that they were sent as one is in the worker's log.
+    assert metric(timed, "mpspool_batch_requests_count", model="widedeep") - batches in (4, 5)
     assert metric(timed, "mpspool_batch_requests_sum", model="widedeep") == requests + 19
     logs = [event for slot in range(2) for event in timed.events(f"worker.widedeep@1.cpu0.{slot}")]
     refused = [event for event in logs if event["event"].startswith("a run of several requests was refused")]
