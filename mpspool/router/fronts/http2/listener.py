@@ -128,7 +128,11 @@ class Listener:
         line, end_s = self._line, time.monotonic() + _TURN_S
         while True:
             link = line[0]
-            link.go_on()  # it is the first until then: who comes behind it asks for no other turn
+            try:
+                link.go_on()  # it is the first until then: who comes behind it asks for no other turn
+            except Exception:
+                logger.exception("connection failed")
+                link.abort()
             line.popleft()
             if not line:
                 return
