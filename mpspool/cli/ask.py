@@ -22,6 +22,7 @@ from mpspool.cli.common import (
     tls_options,
 )
 from mpspool.core.rundir import RunDir
+from mpspool.loadtest import MOST_S
 
 if TYPE_CHECKING:
     from mpspool.core.client_tls import ClientTls
@@ -213,7 +214,7 @@ def _interruptible() -> Iterator[None]:
 )
 @click.option(
     "--seconds",
-    type=Seconds(0, 1e6, min_open=True),
+    type=Seconds(0, MOST_S, min_open=True),
     default=5.0,
     show_default=True,
     metavar="S",
@@ -222,7 +223,7 @@ def _interruptible() -> Iterator[None]:
 @click.option(
     "--warmup",
     "warmup_s",
-    type=Seconds(0, 1e6),
+    type=Seconds(0, MOST_S),
     default=1.0,
     show_default=True,
     metavar="S",
@@ -250,7 +251,7 @@ def _interruptible() -> Iterator[None]:
 @click.option(
     "--deadline",
     "deadline_s",
-    type=Seconds(0, 1e6, min_open=True),
+    type=Seconds(0, MOST_S, min_open=True),
     default=60.0,
     show_default=True,
     metavar="S",

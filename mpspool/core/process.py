@@ -51,9 +51,8 @@ FOREGROUND_VARIABLE = "MPSPOOL_FOREGROUND"
 def raise_open_files() -> None:
     """This process may open as many files as its hard limit allows: the soft one is meant for programs that call select()."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(
-        OSError, ValueError
-    ):  # more than the kernel's own bound, where that was lowered since
+    # It may be more than the kernel's own bound, where that was lowered since.
+    with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 

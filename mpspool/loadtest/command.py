@@ -22,12 +22,12 @@ from google.protobuf.message import DecodeError
 from mpspool.core import json_tensors, output_file, tfs
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.metadata import MetadataError
-from mpspool.loadtest import figures, messages, report, requests, server
+from mpspool.loadtest import MOST_S, figures, messages, report, requests, server
 from mpspool.loadtest.figures import Level, Run
 from mpspool.loadtest.fleet import Fleet, GeneratorLostError
 from mpspool.loadtest.frames import header_block
 from mpspool.loadtest.messages import Answer, Ask, Job
-from mpspool.loadtest.options import MOST_S, Options, Trial
+from mpspool.loadtest.options import Options, Trial
 from mpspool.loadtest.progress import Progress, progress
 
 _PREDICT = f"/{tfs.PREDICTION_SERVICE}/Predict"

@@ -10,8 +10,6 @@ from mpspool.core.client_tls import ClientTls
 from mpspool.loadtest import messages
 from mpspool.loadtest.messages import Phase
 
-# So long each of its times may be.
-MOST_S = 1e6
 # As --json: standard output.
 _STDOUT = Path("-")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 
 from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.router.relief import Holders
@@ -11,6 +12,9 @@ from mpspool.router.relief import Holders
 START_BYTES = 4096
 # A shorter answer fits into a connection's buffer.
 LONG_ANSWER_BYTES = 64 * 1024
+
+# Raises PoolError where there is no room for so many bytes, of a model's, or of any for None, and a client's, of which so many are counted.
+_Check = Callable[[int, str | None, str | None, int], object]
 
 
 class _Counts:
@@ -125,23 +129,8 @@ class Memory:
         try:
             self._check_answer(size, model, client, kept)
         except PoolError:
-            self._make_answer_room(size, model, client, kept)
+            _make_room((self.waiting,), self._check_answer, size, model, client, kept)
             self._check_answer(size, model, client, kept)
-
-    def _make_answer_room(self, size: int, model: str | None, client: str | None, kept: int) -> None:
-        """As far as those take nothing of theirs that have some."""
-        lacking = model if self._has_answer_room(size, None, client, kept) else None
-        for holder in self.waiting.idle(lacking, size):
-            if self._has_answer_room(size, model, client, kept):  # now that all were counted anew, too
-                return
-            holder.make_way()
-
-    def _has_answer_room(self, size: int, model: str | None, client: str | None, kept: int) -> bool:
-        try:
-            self._check_answer(size, model, client, kept)
-        except PoolError:
-            return False
-        return True
 
     def _check_answer(self, size: int, model: str | None, client: str | None, kept: int) -> None:
         """As check_answer(), with nobody's making way."""
@@ -195,33 +184,21 @@ class Memory:
         Raises:
             PoolError: RESOURCE_EXHAUSTED.
         """
-        try:
-            counted = self._room(size, model, client, 0)
-        except PoolError:
-            self._make_room(size, model, client, 0)
-            counted = self._room(size, model, client, 0)
+        counted = self._find_room(size, model, client, 0)
         self._all.add(size, counted, client)
         return Admission(self, size, counted, client)
 
-    def _make_room(self, size: int, model: str | None, client: str | None, before: int) -> None:
-        """As far as those do not use it that have some."""
-        if not (len(self.coming) or len(self.waiting)):
-            return
-        if size > self.limit_bytes or (model is not None and size > self.limits.get(model, size)):
-            return
-        lacking = model if self._has_room(size, None, client, before) else None
-        for holders in (self.coming, self.waiting):
-            for holder in holders.idle(lacking, size):
-                if self._has_room(size, model, client, before):  # now that all were counted anew, too
-                    return
-                holder.make_way()
-
-    def _has_room(self, size: int, model: str | None, client: str | None, before: int) -> bool:
+    def _find_room(self, size: int, model: str | None, client: str | None, before: int) -> str | None:
+        """As _room(), of what others have who do not use it, too."""
         try:
-            self._room(size, model, client, before)
+            return self._room(size, model, client, before)
         except PoolError:
-            return False
-        return True
+            holders = (self.coming, self.waiting)
+            never = size > self.limit_bytes or (model is not None and size > self.limits.get(model, size))
+            if never or not any(map(len, holders)):
+                raise
+            _make_room(holders, self._room, size, model, client, before)
+            return self._room(size, model, client, before)
 
     def _room(self, size: int, model: str | None, client: str | None, before: int) -> str | None:
         """The model that a request counts for, of which `before` bytes are counted by now. Raises PoolError."""
@@ -296,12 +273,7 @@ class Memory:
 
     def grow(self, admission: Admission, size: int) -> None:
         """What was admitted has become larger by so much. Raises PoolError, and counts as before."""
-        all_of_it, before = admission.size + size, admission.size
-        try:
-            self._room(all_of_it, admission.model, admission.client, before)
-        except PoolError:
-            self._make_room(all_of_it, admission.model, admission.client, before)
-            self._room(all_of_it, admission.model, admission.client, before)
+        self._find_room(admission.size + size, admission.model, admission.client, admission.size)
         self._all.add(size, admission.model, admission.client)
 
     def release(self, admission: Admission) -> None:
@@ -361,6 +333,26 @@ class Admission:
         """Counts what waits of its answer, whatever the limits; fewer for a negative size."""
         self._kept += size
         self._memory.hold(size, self.model, self.client)
+
+
+def _make_room(
+    kinds: Iterable[Holders], check: _Check, size: int, model: str | None, client: str | None, counted: int
+) -> None:
+    """As far as those do not use it that have some, of one kind after the other."""
+    lacking = model if _passes(check, size, None, client, counted) else None
+    for holders in kinds:
+        for holder in holders.idle(lacking, size):
+            if _passes(check, size, model, client, counted):  # now that all were counted anew, too
+                return
+            holder.make_way()
+
+
+def _passes(check: _Check, size: int, model: str | None, client: str | None, counted: int) -> bool:
+    try:
+        check(size, model, client, counted)
+    except PoolError:
+        return False
+    return True
 
 
 def _counted(used: int, answers: int, limit: int) -> int:

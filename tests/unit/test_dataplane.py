@@ -6,12 +6,10 @@ import asyncio
 import base64
 import contextlib
 import functools
-import gc
 import math
 import os
 import struct
 import time
-import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +34,7 @@ from mpspool.router.pending import Pending, abandoned
 from mpspool.router.scheduling.entry import Entry
 from mpspool.router.workers import Worker
 from tests.fakes.recorder import Recorder
+from tests.traced import traced
 
 SETTINGS = RouterSettings(run_dir="/nowhere", host="127.0.0.1", grpc_port=0, rest_port=0)
 
@@ -1107,13 +1106,9 @@ def test_what_is_refused_at_the_door_is_not_kept(tmp_path: Path) -> None:
         async def refused() -> int:
             with pytest.raises(PoolError, match="queue to which this task was submitted is full"):
                 await scene.ask(body=rows_request(1, 2**18))
-            return tracemalloc.get_traced_memory()[0]
+            return all_held()
 
-        with contextlib.ExitStack() as stack:
-            tracemalloc.start()
-            stack.callback(tracemalloc.stop)
-            gc.disable()
-            stack.callback(gc.enable)
+        with traced(collector=False) as all_held:
             before = await refused()
             for _ in range(10):
                 after = await refused()
