@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from bench.sim.cell import Cell, Key, Task, run_all
 from bench.sim.figures import Figures, NothingArrivedError
-from bench.sim.scenario import Options, Scenario
+from bench.sim.scenario import Options, OptionsError, Scenario
 from bench.sim.trace import TraceError
 from mpspool.router.scheduling import policy
 
@@ -55,7 +55,12 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         help="requests to be played (JSON lines, as of `mpspool record`, or .csv) instead of a scenario",
     )
     add("--gpus", type=_whole, default=0, help="devices; default: the scenario's, 8 for a trace")
-    add("--slots", type=_whole, default=0, help="workers on a device; where each model has some, of each")
+    add(
+        "--slots",
+        type=_slots,
+        default=0,
+        help="workers on a device, where each model has some, of each; for --trace those of each model, too: ranker=2,ocr=2",
+    )
     add(
         "--rate",
         type=_above_0,
@@ -80,6 +85,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(f"{', '.join(sorted(unknown))}: none of {', '.join(SCENARIOS)}")
     if options.trace:
         options.scenarios = list(_TRACE)
+    options.slots_of = options.slots if isinstance(options.slots, dict) else {}
+    if options.slots_of:
+        options.slots = 0
+        if not options.trace:
+            parser.error(
+                "--slots with the workers of each model is for --trace: the others have models of their own, and take a number"
+            )
     compared = options.rate or options.parallel or options.loss is not None
     if compared and not _COMPARING.issuperset(options.scenarios):
         parser.error(
@@ -94,9 +106,31 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def _whole(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and int(text)):
+    if not _is_whole(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of 1 or more; {_OR_LEAVE}")
     return int(text)
+
+
+def _is_whole(text: str) -> bool:
+    """And 1 or more."""
+    return text.isascii() and text.isdigit() and int(text) > 0
+
+
+def _slots(text: str) -> int | dict[str, int]:
+    """A number, or one for each model."""
+    if "=" not in text:
+        return _whole(text)
+    found: dict[str, int] = {}
+    for one in text.split(","):
+        name, _, number = one.rpartition("=")
+        if not (name and _is_whole(number)):
+            raise argparse.ArgumentTypeError(
+                f"{one!r} is no model with a whole number of 1 or more; give one for each, as in ranker=2,ocr=2"
+            )
+        if name in found:
+            raise argparse.ArgumentTypeError(f"{name!r} is there twice; give one number for each model")
+        found[name] = int(number)
+    return found
 
 
 def _above_0(text: str) -> float:
@@ -192,7 +226,7 @@ def _as_json(found: Mapping[Key, Any], options: Options) -> str:
     """A line for each cell."""
     silent = Options()
     said = {
-        name: str(value)
+        name: value if isinstance(value, dict) else str(value)
         for name, value in dataclasses.asdict(options).items()
         if value or value != getattr(silent, name)
     }
@@ -254,7 +288,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             _make(folder)
             found = run_all(tasks, said.processes, _Progress(name, len(tasks)))
             written += _write(name, scenario, found, options, folder)
-        except (TraceError, _ResultsError) as error:
+        except (TraceError, OptionsError, _ResultsError) as error:
             print(f"bench.sim: {error}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:

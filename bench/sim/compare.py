@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.sim.figures import Figures, Part
-from bench.sim.scenario import LOOKS, Options, legend, look, ms, percent, table
+from bench.sim.scenario import LOOKS, Options, legend, look, ms, percent, sharing, table
 from bench.sim.service import Pool
 from bench.sim.setup import Setup
 from mpspool.core.settings import BatchingSettings
@@ -27,7 +27,7 @@ def loss(options: Options) -> float:
 
 
 def setups(pool: Pool, policy: str, *, deadlines: bool = True, clients: bool = False) -> list[Setup]:
-    """Those that can differ on this pool; and a policy of one's own, without batches and with them.
+    """Those that can differ on this pool; and a policy of one's own, as fifo is there: without batches and with them.
 
     Args:
         pool: limits grow with the workers on one of its devices.
@@ -46,12 +46,12 @@ def setups(pool: Pool, policy: str, *, deadlines: bool = True, clients: bool = F
         Setup("edf", policy="edf", batching=False),
         *(Setup(f"sjf, slow lane {lane}", policy="sjf", long=lane, batching=False) for lane in lanes),
         *([Setup(f"fifo, at most {most}", running=most, batching=False)] if most else []),
-        *([Setup("fifo, clients share", fair=True, batching=False)] if clients else []),
+        *([sharing(Setup("fifo", batching=False))] if clients else []),
         Setup("fifo, batching"),
         Setup("fifo, batching, round robin", dispatch="round_robin"),
         Setup("sjf, batching", policy="sjf"),
         Setup("edf, batching", policy="edf"),
-        *([Setup("fifo, batching, clients share", fair=True)] if clients else []),
+        *([sharing(Setup("fifo, batching"))] if clients else []),
     ]
     found = [
         setup
@@ -59,6 +59,7 @@ def setups(pool: Pool, policy: str, *, deadlines: bool = True, clients: bool = F
         if (choice or setup.dispatch != "round_robin") and (deadlines or setup.policy != "edf")
     ]
     own = [Setup(policy, policy=policy, batching=False), Setup(f"{policy}, batching", policy=policy)]
+    own = [each for setup in own for each in ([setup, sharing(setup)] if clients else [setup])]
     return [*found, *(setup for setup in own if policy and setup not in found)]
 
 

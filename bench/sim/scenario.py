@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 from bench.sim.cell import Key, Task
 from bench.sim.setup import Setup
+
+
+class OptionsError(Exception):
+    """What was said does not fit what is to be run: what, and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,7 @@ class Options:
         policy: to be judged beside the scenario's own.
         trace: to be played.
         gpus, slots: devices, and workers on each.
+        slots_of: those of each model of the trace, in place of slots.
         seconds: of simulated time, for each cell.
         seed: of everything that is drawn.
         rate: requests a second, where policies are compared side by side.
@@ -30,6 +36,7 @@ class Options:
     trace: Path | None = None
     gpus: int = 0
     slots: int = 0
+    slots_of: Mapping[str, int] = field(default_factory=dict, hash=False)
     rate: float = 0.0
     seconds: float = 0.0
     seed: int = 1
@@ -37,9 +44,19 @@ class Options:
     loss: float | None = None
 
     def setups(self, own: Sequence[Setup]) -> list[Setup]:
-        """A scenario's own, and the one that was asked for."""
+        """A scenario's own, and the one that was asked for, where clients share in some also with that.
+
+        It has the usual rules: bounds of a scenario are set on all of these alike, by the scenario.
+        """
         asked = [Setup(self.policy, policy=self.policy)] if self.policy else []
+        if any(setup.fair for setup in own):
+            asked += [sharing(setup) for setup in asked]
         return [*own, *(setup for setup in asked if setup not in own)]
+
+
+def sharing(setup: Setup) -> Setup:
+    """Where clients share besides."""
+    return dataclasses.replace(setup, title=f"{setup.title}, clients share", fair=True)
 
 
 class Scenario(Protocol):

@@ -7,7 +7,7 @@ import json
 import shlex
 import time
 from collections import Counter
-from collections.abc import Container, Generator
+from collections.abc import Generator
 from io import FileIO
 from pathlib import Path
 
@@ -116,13 +116,25 @@ def _told(run: RunDir, for_s: float) -> Generator[Message, None, None]:
     raise ControlError("it closed the connection")
 
 
-def _devices(run: RunDir, models: Container[str]) -> str:
-    """Options of bench.sim: as many devices as these models have in the pool, and workers on each; "" where it has gone."""
+def _devices(run: RunDir, models: Counter[str]) -> str:
+    """Options of bench.sim: as many devices as these models have in the pool, and workers on each; "" where it has gone.
+
+    The workers are those of each model where all devices have the same; otherwise as many as any device has.
+    """
+    devices: dict[str, Counter[str]] = {}
     with contextlib.suppress(ControlError, ValueError):
-        workers = control.call(run.pool_control, "status")["workers"]
-        if devices := Counter(worker["device"] for worker in workers if worker["model"] in models):
-            return f" --gpus {len(devices)} --slots {max(devices.values())}"
-    return ""
+        for worker in control.call(run.pool_control, "status")["workers"]:
+            if worker["model"] in models:
+                devices.setdefault(worker["device"], Counter())[worker["model"]] += 1
+    if not devices:
+        return ""
+    slots, *others = devices.values()
+    # A comma in a name would part it.
+    alike = all(other == slots for other in others) and slots.keys() == models.keys()
+    if alike and not any("," in name for name in slots):
+        each = ",".join(f"{name}={count}" for name, count in slots.items())
+        return f" --gpus {len(devices)} --slots {shlex.quote(each)}"
+    return f" --gpus {len(devices)} --slots {max(each.total() for each in devices.values())}"
 
 
 class _Trace:

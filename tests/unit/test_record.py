@@ -39,9 +39,9 @@ def run() -> Iterator[RunDir]:
 
 
 def recorded(
-    run: RunDir, pieces: list[Message], output: Path, *args: str, devices: tuple[str, ...] = ()
+    run: RunDir, pieces: list[Message], output: Path, *args: str, workers: tuple[str, ...] = ()
 ) -> tuple[Result, list[Message]]:
-    """The command on a router that tells this, in a pool with a worker of "a" on each of these, and one of an idle model; and what that was asked."""
+    """The command on a router that tells this, in a pool with these workers, each a device and a model, and two of an idle model; and what that was asked."""
     asked = []
 
     async def arrivals(request: Message) -> AsyncIterator[Message]:
@@ -50,10 +50,8 @@ def recorded(
             yield one
 
     async def status(_: Message) -> AsyncIterator[Message]:
-        workers = [{"device": device, "model": "a"} for device in devices]
-        yield {
-            "workers": [*workers, {"device": "gpu0", "model": "idle"}, {"device": "gpu7", "model": "idle"}]
-        }
+        there = [one.split(" ", 1) for one in (*workers, "gpu0 idle", "gpu7 idle")]
+        yield {"workers": [{"device": device, "model": model} for device, model in there]}
 
     async def scenario() -> Result:
         server = ControlServer(run.router_control, {"arrivals": arrivals})
@@ -75,7 +73,7 @@ def test_what_is_told_is_a_trace(run: RunDir, tmp_path: Path) -> None:
     output = tmp_path / "a day.jsonl"
     output.write_text("old\n")
     pieces = [piece(), piece(*ROWS[:2]), piece(ROWS[2], dropped=1234, simulated="gpus"), ENDED]
-    done, asked = recorded(run, pieces, output, "--for", "2m", devices=("gpu0", "gpu1", "gpu0", "gpu1"))
+    done, asked = recorded(run, pieces, output, "--for", "2m", workers=2 * ("gpu0 a", "gpu1 a"))
     assert (done.exit_code, asked) == (0, [{"for_s": 120}])
     assert "Ctrl-C ends it" in done.stdout
     assert "3 requests in 120 s, 0.025 a second: a 2, b 1" in done.stdout
@@ -85,6 +83,33 @@ def test_what_is_told_is_a_trace(run: RunDir, tmp_path: Path) -> None:
     assert trace.read(output) == [
         Request(**{**row, "time": row["time"] - 0.125}) for row in (ROWS[1], ROWS[0], ROWS[2])
     ]
+
+
+@pytest.mark.parametrize(
+    ("workers", "said"),
+    [
+        (("gpu0 a", "gpu1 a", "gpu0 b", "gpu1 a", "gpu0 a", "gpu1 b"), "--gpus 2 --slots a=2,b=1"),
+        (("gpu0 a", "gpu0 a", "gpu0 b", "gpu1 a", "gpu1 b", "gpu1 b"), "--gpus 2 --slots 3"),
+        (("gpu0 a", "gpu1 b"), "--gpus 2 --slots 1"),
+        (("gpu0 a", "gpu0 a"), "--gpus 1 --slots 2"),
+    ],
+)
+def test_the_workers_of_each_model_are_said_where_all_devices_have_the_same(
+    run: RunDir, tmp_path: Path, workers: tuple[str, ...], said: str
+) -> None:
+    """As many as any device has otherwise, and where a model of the trace has gone."""
+    output = tmp_path / "t.jsonl"
+    done, _ = recorded(run, [piece(*ROWS), ENDED], output, workers=workers)
+    assert f"--trace {output} {said}\n" in done.stdout
+
+
+def test_names_are_said_as_a_shell_takes_them(run: RunDir, tmp_path: Path) -> None:
+    """Whatever is in them; what the option would take for two is not said."""
+    output = tmp_path / "t.jsonl"
+    for name, said in (("a b=c", "'a b=c=1'"), ("a,b", "1")):
+        rows = [{**row, "model": name} for row in ROWS]
+        done, _ = recorded(run, [piece(*rows), ENDED], output, workers=(f"gpu0 {name}",))
+        assert f" --gpus 1 --slots {said}\n" in done.stdout
 
 
 def test_figures_are_written_out(run: RunDir, tmp_path: Path) -> None:
@@ -98,7 +123,9 @@ def test_figures_are_written_out(run: RunDir, tmp_path: Path) -> None:
 
 def test_one_request_is_one(run: RunDir, tmp_path: Path) -> None:
     """It tells no rate: nothing is said of playing it."""
-    done, _ = recorded(run, [piece(ROWS[0]), ENDED], tmp_path / "t.jsonl", "--for", "10s", devices=("cpu0",))
+    done, _ = recorded(
+        run, [piece(ROWS[0]), ENDED], tmp_path / "t.jsonl", "--for", "10s", workers=("cpu0 a",)
+    )
     assert done.exit_code == 0
     assert done.stdout.splitlines()[1:] == ["1 request in 10 s, 0.1 a second: a 1"]
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import importlib
+import itertools
 import json
 import math
 import os
@@ -30,11 +33,12 @@ from bench.sim.engine import Record, Simulation
 from bench.sim.figures import fair_division, jain
 from bench.sim.job import Outcome
 from bench.sim.scenario import Options, legend
-from bench.sim.scenarios import fleet, replay
+from bench.sim.scenarios import fleet, flood, replay
 from bench.sim.service import Linear, Pool, Service, divide
 from bench.sim.setup import Setup
 from bench.sim.trace import Request
 from mpspool.core.settings import BatchingSettings
+from mpspool.router.scheduling.policy import Waiting
 
 MS = 1_000_000
 SHORT = Service("short", Linear(4), Linear(1), Linear(1), sigma=0.4, rows=((1, 1.0), (3, 1.0)))
@@ -263,6 +267,52 @@ def test_the_command_writes_a_table_figures_and_a_plot(tmp_path: Path) -> None:
     assert "longest_body_first" in (tmp_path / "priority.md").read_text()
 
 
+def arrival(waiting: Waiting) -> float:
+    """A policy of one's own that orders as fifo does."""
+    return waiting.arrived_s
+
+
+@pytest.mark.parametrize("name", [*command.SCENARIOS, "trace"])
+def test_a_policy_of_ones_own_runs_by_the_rules_of_fifo(tmp_path: Path, name: str) -> None:
+    """In every scenario and each of its tables: on the same pool, under the same load, within the same bounds; where clients share, too."""
+    (tmp_path / "t.jsonl").write_text(MINIMAL.replace('"a"', '"a", "client": "1"'))
+    module = importlib.import_module(f"bench.sim.scenarios.{command.SCENARIOS.get(name, 'replay')}")
+    own = f"{__name__}:arrival"
+    tasks = module.tasks(Options(policy=own, trace=tmp_path / "t.jsonl" if name == "trace" else None))
+    run = [task.cell if isinstance(task, Capacity) else task for task in tasks.values()]
+
+    def rules(policy: str) -> list[tuple[object, ...]]:
+        return [
+            (
+                one.pool,
+                dataclasses.replace(one.setup, title="", policy=""),
+                list(itertools.islice(one.load.requests(one.seconds, one.seed), 50)),
+                one.seconds,
+            )
+            for one in run
+            if one.setup.policy == policy
+        ]
+
+    assert rules(own)
+    usual = rules("fifo")
+    assert [one for one in rules(own) if one not in usual] == []
+    shares = any(one.setup.fair for one in run if one.setup.policy == own)
+    assert shares == (name in {"flood", "trace"})
+
+
+def test_a_policy_that_orders_as_fifo_does_bears_a_flood_as_fifo_does() -> None:
+    """The same figures where clients share; without, but for the longer dispatches that only fifo itself has in a backlog."""
+    own = f"{__name__}:arrival"
+    found = {key: task.run() for key, task in flood.tasks(Options(policy=own, seconds=2.0)).items()}
+    assert found["client", f"{own}, clients share"] == found["client", "fifo, clients share"]
+    for table, fifo in (("client", "fifo"), ("model", "no limit")):
+        mine, its = found[table, own].all, found[table, fifo].all
+        assert mine.mean_ms == pytest.approx(its.mean_ms, rel=0.02)
+        assert mine.refused_full == pytest.approx(its.refused_full, abs=0.02)
+    asked = {key: task.run() for key, task in flood.tasks(Options(policy="fifo", seconds=0.5)).items()}
+    assert asked["model", "fifo"] == asked["model", "no limit"]
+
+
 def too_curious(waiting: object) -> float:
     """A policy of one's own that fails where nothing is known."""
     return float(getattr(waiting, "cost_s", 0))
@@ -296,6 +346,52 @@ def test_the_command_plays_a_trace_of_times_and_models(tmp_path: Path) -> None:
     found = play(tmp_path, "time,model\n7,a\n8,a\n", "--rate", "5", name="trace.csv")
     assert "trace.csv: 2 requests in 1 s, 2 a second: a 2.\nPlayed 2.5 times as fast, 5 a second." in found
     assert "What a decision costs" not in found
+
+
+def test_the_workers_of_each_model_can_be_said(tmp_path: Path) -> None:
+    """In any order; and are in the report and its figures."""
+    found = play(tmp_path, MINIMAL, "--slots", "a=1,b=3")
+    assert "1 device with 4 workers (b 3, a 1)." in found
+    assert "sjf, slow lane 2" in titles(found)
+    assert json.loads((tmp_path / "trace.json").read_text())["options"]["slots_of"] == {"a": 1, "b": 3}
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("a=1", "--slots has no workers of b, which the trace asks for; add b=1, or give the number of all"),
+        ("a=1,b=1,c=2", "--slots has c, of which the trace has no request; leave out what is none of b, a"),
+    ],
+)
+def test_workers_are_of_the_models_of_the_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], said: str, why: str
+) -> None:
+    """Of all of them, and of no other; exit status 2, and no files."""
+    (tmp_path / "t.jsonl").write_text(MINIMAL)
+    folder = tmp_path / "results"
+    assert main(["--trace", str(tmp_path / "t.jsonl"), "--slots", said, "--results", str(folder)]) == 2
+    assert f"bench.sim: {why}" in capsys.readouterr().err
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ("a=2,b", "'b' is no model with a whole number of 1 or more; give one for each, as in"),
+        ("a=0", "'a=0' is no model with a whole number of 1 or more"),
+        ("=2", "'=2' is no model with a whole number of 1 or more"),
+        ("a=1,a=2", "'a' is there twice; give one number for each model"),
+        ("a=1", "--slots with the workers of each model is for --trace"),
+    ],
+)
+def test_workers_of_models_are_said_in_one_way(
+    capsys: pytest.CaptureFixture[str], said: str, why: str
+) -> None:
+    """What is wrong, and how it is right; of a scenario's own models nothing can be said."""
+    with pytest.raises(SystemExit) as error:
+        main(["--scenario", "flood", "--slots", said])
+    assert error.value.code == 2
+    assert why in capsys.readouterr().err
 
 
 def titles(report: str) -> list[str]:

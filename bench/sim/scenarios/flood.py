@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -17,25 +18,26 @@ TITLE = "Floods: one client, or one model, asks for 20 times its share"
 _ONE = Service("m", Linear(4), Linear(1), sigma=0.3)
 _MODELS = tuple(Service(f"m{n}", Linear(4), Linear(1), sigma=0.3) for n in range(4))
 _FLOOD = 20.0
+# What a model may have waiting, whatever its setup.
+_MAX_REQUESTS = 2000
 _CLIENTS = (
-    Setup("fifo", max_requests=2000),
-    Setup("fifo, clients share", max_requests=2000, fair=True),
-    Setup("sjf", policy="sjf", max_requests=2000),
-    Setup("sjf, clients share", policy="sjf", max_requests=2000, fair=True),
+    Setup("fifo"),
+    Setup("fifo, clients share", fair=True),
+    Setup("sjf", policy="sjf"),
+    Setup("sjf, clients share", policy="sjf", fair=True),
 )
 _POOLS = (
-    Setup("no limit", max_requests=2000),
-    Setup("no limit, round robin", dispatch="round_robin", max_requests=2000),
-    Setup("at most 1", running=1, max_requests=2000),
-    Setup("at most 2", running=2, max_requests=2000),
-    Setup("at most 3", running=3, max_requests=2000),
-    Setup("sjf, at most 1", policy="sjf", running=1, max_requests=2000),
+    Setup("no limit"),
+    Setup("no limit, round robin", dispatch="round_robin"),
+    Setup("at most 1", running=1),
+    Setup("at most 2", running=2),
+    Setup("at most 3", running=3),
+    Setup("sjf, at most 1", policy="sjf", running=1),
 )
 
 
 def tasks(options: Options) -> dict[Key, Task]:
     gpus = options.gpus or 4
-    seconds = options.seconds or 8.0
     found: dict[Key, Task] = {}
     # Nine clients ask for half of what there is, and the tenth for twenty times as much as any of them.
     capacity = gpus * 1e9 / _ONE.device.ns(1)
@@ -43,9 +45,7 @@ def tasks(options: Options) -> dict[Key, Task]:
     one = Pool(gpus, (_ONE,), {"m": options.slots or 2})
     streams: tuple[Stream, ...] = (Stream(_ONE, 9.0, "c", 9), Stream(_ONE, _FLOOD, "flood"))
     for setup in options.setups(_CLIENTS):
-        found["client", setup.title] = Cell(
-            one, setup, Open(streams, (9 + _FLOOD) * each), seconds, options.seed
-        )
+        found["client", setup.title] = _cell(one, setup, Open(streams, (9 + _FLOOD) * each), options)
     pool = Pool(gpus, _MODELS, {model.name: max(1, (options.slots or 4) // 4) for model in _MODELS})
     each = 0.4 * capacity / 3
     streams = tuple(
@@ -53,10 +53,13 @@ def tasks(options: Options) -> dict[Key, Task]:
         for n, model in enumerate(_MODELS)
     )
     for setup in options.setups(_POOLS):
-        found["model", setup.title] = Cell(
-            pool, setup, Open(streams, (3 + _FLOOD) * each), seconds, options.seed
-        )
+        found["model", setup.title] = _cell(pool, setup, Open(streams, (3 + _FLOOD) * each), options)
     return found
+
+
+def _cell(pool: Pool, setup: Setup, load: Open, options: Options) -> Cell:
+    rules = dataclasses.replace(setup, max_requests=_MAX_REQUESTS)
+    return Cell(pool, rules, load, options.seconds or 8.0, options.seed)
 
 
 def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
@@ -125,7 +128,7 @@ def draw(found: Mapping[Key, Any], options: Options, figure: Any) -> None:
             ]
             places = [place + shift for place in range(len(results))]
             axis.bar(places, heights, 0.4, label=who, color=look(int(who == "flood"))["color"])
-        titles = [title.replace(", ", ",\n") for title, _ in results]
+        titles = [title.replace(", ", ",\n").replace(":", ":\n") for title, _ in results]
         axis.set_xticks(range(len(results)), titles, fontsize=7, parse_math=False)
         axis.set(title=f"{name}: p99", ylabel="ms", yscale="log")
         axis.set_ylim(10, 60_000)  # room for the legend

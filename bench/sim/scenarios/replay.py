@@ -14,7 +14,7 @@ import msgspec
 from bench.sim import compare
 from bench.sim.arrivals import Replay
 from bench.sim.cell import Cell, Key, Task
-from bench.sim.scenario import Options
+from bench.sim.scenario import Options, OptionsError
 from bench.sim.service import Linear, Pool, Service, divide
 from bench.sim.trace import Request, read
 
@@ -25,6 +25,7 @@ def tasks(options: Options) -> dict[Key, Task]:
     _read.cache_clear()
     recorded = _read(options)
     services = of_trace(recorded)
+    _check(options.slots_of, [service.name for service in services])
     trace = with_costs(recorded, services)
     pool = _pool(options, trace, services)
     speed = _speed(options, trace)
@@ -47,12 +48,29 @@ def _read(options: Options) -> list[Request]:
     return read(options.trace)
 
 
+def _check(slots_of: Mapping[str, int], models: Sequence[str]) -> None:
+    """Raises OptionsError: workers were said of each model, but not of those that the trace has."""
+    if not slots_of:
+        return
+    if unknown := [name for name in slots_of if name not in models]:
+        raise OptionsError(
+            f"--slots has {', '.join(unknown)}, of which the trace has no request; leave out what is none of "
+            f"{', '.join(models)}"
+        )
+    if missing := [name for name in models if name not in slots_of]:
+        add = ",".join(f"{name}=1" for name in missing)
+        raise OptionsError(
+            f"--slots has no workers of {', '.join(missing)}, which the trace asks for; add {add}, or give the number "
+            "of all workers on a device"
+        )
+
+
 def _pool(options: Options, trace: Iterable[Request], services: tuple[Service, ...]) -> Pool:
-    """Slots by load."""
+    """Slots as they were said of each model, or by load."""
     return Pool(
         options.gpus or 8,
         services,
-        divide(options.slots or 8, loads_of(trace)),
+        dict(options.slots_of) or divide(options.slots or 8, loads_of(trace)),
         parallel=compare.parallel(options),
         loss=compare.loss(options),
     )
