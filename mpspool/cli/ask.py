@@ -235,7 +235,7 @@ def _interruptible() -> Iterator[None]:
     metavar="N",
     help="Of a request that is made up from the signature.  [default: 1]",
 )
-@click.option("--inputs", "document", metavar="JSON", help="The request, as predict takes it; - for stdin.")
+@click.option("--input", "document", metavar="JSON", help="The request, as predict takes it; - for stdin.")
 @click.option(
     "--request",
     "request_files",
@@ -335,9 +335,9 @@ def bench(
     if concurrency and rates:
         raise click.UsageError("give either --concurrency or --rate")
     if values["request_files"] and document is not None:
-        raise click.UsageError("give either --inputs or --request")
+        raise click.UsageError("give either --input or --request")
     if rows and (values["request_files"] or document is not None):
-        raise click.UsageError("--rows goes with requests that are made up, without --inputs and --request")
+        raise click.UsageError("--rows goes with requests that are made up, without --input and --request")
     for option, given, is_open in (
         ("--arrivals", arrivals, True),
         ("--connections", connections, True),
@@ -368,7 +368,7 @@ def bench(
         rows=rows or 1,
         streams=streams or 1,
         connections=connections or 16,
-        document=None if document is None else _parsed("--inputs", document),
+        document=None if document is None else _parsed("--input", document),
         metrics_url=metrics or ("" if address else _metrics_url(run)),
         metrics_asked=metrics is not None,
         tls=_client_tls(run, asked, tls=tls, ca=ca, cert=cert, key=key, server_name=server_name),

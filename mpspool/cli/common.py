@@ -13,6 +13,7 @@ import click
 
 from mpspool import __version__
 from mpspool.core.rundir import RunDir, default_run_dir
+from mpspool.supervisor import durations
 
 if TYPE_CHECKING:
     from mpspool.core.errors import StartError
@@ -25,13 +26,17 @@ _LONGEST_S = 1e9
 
 
 class Seconds(click.FloatRange):
-    """A length of time, within a range."""
+    """A length of time, within a range; a number alone is seconds."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        found = super().convert(value, param, ctx)
-        if math.isnan(found):
-            self.fail(f"{value} is no time", param, ctx)
-        return min(found, _LONGEST_S)
+        parsed = durations.parse(value) if isinstance(value, str) else None
+        try:
+            number = float(value) if parsed is None else parsed
+        except ValueError:
+            number = math.nan
+        if math.isnan(number):
+            self.fail(f"{value!r} is no time; {durations.FORM}", param, ctx)
+        return min(super().convert(number, param, ctx), _LONGEST_S)
 
 
 # How long to wait, of --timeout.

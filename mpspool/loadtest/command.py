@@ -178,7 +178,7 @@ class _Bench:
         block = self._block(_PREDICT, options.deadline_s)
         answer = await self._ask(_PREDICT, bodies[0])
         if answer.code:
-            raise BenchError(f"{_text(answer)}{self._hint(answer)}")
+            raise BenchError(f"{_text(answer)}{await self._hint(answer)}")
         response = _response(answer.body)
         self._trial = replace(
             self._trial,
@@ -283,8 +283,13 @@ class _Bench:
         except MetadataError as error:
             raise UsageError(f"--metadata: {error}") from error
 
-    def _hint(self, answer: Answer) -> str:
+    async def _hint(self, answer: Answer) -> str:
+        """What may be the matter with the request, on a line of its own; "" for nothing that is known."""
         options = self._options
+        if options.document is not None and answer.code == Code.INVALID_ARGUMENT:
+            signatures = await self._signatures()
+            misfit = json_tensors.misfit(options.document, signatures, signature=options.signature or "")
+            return f"\n{misfit}" if misfit else ""
         if not options.made_up or answer.code in (Code.NOT_FOUND, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
             return ""
         if any(f"{key} is " in answer.text for key, _ in options.metadata):
@@ -292,7 +297,7 @@ class _Bench:
         given = [f"--rows {options.rows}"] if options.rows > 1 else []
         given += [f"--metadata {key}" for key, _ in options.metadata]
         with_them = f", with {' and '.join(given)}: where these are right, " if given else ": "
-        remedy = "give one that the model takes, with --inputs or --request"
+        remedy = "give one that the model takes, with --input or --request"
         return f"\nthe request was made up from the signature{with_them}{remedy}"
 
     async def _snapshot(self) -> server.Snapshot:

@@ -19,7 +19,7 @@ class Options:
     """As `mpspool bench` takes them; exactly one of `concurrency` and `rates` has levels.
 
     Attributes:
-        document: the JSON of --inputs, parsed; None where requests are made up or come from files.
+        document: the JSON of --input, parsed; None where requests are made up or come from files.
         metrics_url: of the server; "" where it has none for us.
         tls: with which the server is asked; None for clear text.
         metrics_asked: whether somebody has named it: then it must be there.

@@ -105,7 +105,7 @@ def _repeats(options: Options, levels: Sequence[Level]) -> str:
 def _asked(options: Options) -> str:
     if options.made_up:
         return f"made up, {options.rows:,} row{'s' * (options.rows > 1)}"
-    return "requests of files" if options.request_files else "the request of --inputs"
+    return "requests of files" if options.request_files else "the request of --input"
 
 
 def _latency_axis(axes: Any, levels: Sequence[Level]) -> None:

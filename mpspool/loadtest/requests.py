@@ -15,7 +15,7 @@ from mpspool.core import tfs
 from mpspool.loadtest import records
 
 _MAX_BYTES = 2**31 - 1
-_REMEDY = "give --inputs or --request"
+_REMEDY = "give --input or --request"
 
 
 class RequestError(Exception):

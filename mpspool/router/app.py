@@ -11,7 +11,7 @@ import gc
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -47,19 +47,24 @@ class Control:
     """The control socket's operations.
 
     Args:
+        refusals: what is told of them in the snapshot.
         configure: takes the settings that the pool goes by; None for the data plane's own.
     """
 
     def __init__(
-        self, dataplane: Dataplane, configure: Callable[[RouterSettings], None] | None = None
+        self,
+        dataplane: Dataplane,
+        refusals: Callable[[], Sequence[Message]] = tuple,
+        configure: Callable[[RouterSettings], None] | None = None,
     ) -> None:
         self._dataplane = dataplane
+        self._refusals = refusals
         self._configure = configure or dataplane.configure
         self.watch = Watch(self.snapshot)
         dataplane.on_change(self.watch.changed)
 
     async def snapshot(self, _request: Message) -> Message:
-        return self._dataplane.snapshot()
+        return {**self._dataplane.snapshot(), "refusals": list(self._refusals())}
 
     async def signatures(self, request: Message) -> Message:
         """A model's serialised SignatureDefMap, in base64; empty where it has none.
@@ -181,7 +186,7 @@ async def serve(config: RouterSettings) -> None:
             if front is not None:
                 front.configure(settings)
 
-    control_ops = Control(dataplane, configure)
+    control_ops = Control(dataplane, metrics.refusals, configure)
     control = ControlServer(
         run_dir.router_control,
         {

@@ -258,8 +258,9 @@ class Memory:
         if _takes_too_much(held, size, free):
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED,
-                f"Requests of this client for {_named(model)} hold {held} bytes, {free} are free and this one has {size}: "
-                f"as much as a client holds stays free for others; try again when some are answered",
+                f"Requests of this client for {_named(model)} hold {held} bytes, {free} are free and this one has {size}: clients "
+                "share (scheduling.fair_by), and as much as one holds stays free for others; try again when some are answered, "
+                f"or raise {'max_queued_bytes' if model is None else 'max_queued_bytes, or max_queued_bytes_per_model'}",
                 Lack.BYTES,
             )
 

@@ -7,15 +7,18 @@ import re
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?(ms|s|m|h)?", re.ASCII)
 LEAST_S = 0.001
+FORM = "write a number and ms, s, m or h, as 500ms, 30s or 2m"
+
+
+def parse(text: str) -> float | None:
+    """In seconds, as which a number alone counts; None for what is no length of time."""
+    found = _DURATION.fullmatch(text.strip())
+    return float(found[1]) * _UNITS_S[found[2] or "s"] if found else None
 
 
 def seconds(option: str, text: str) -> float:
-    """What an option says; a number alone is seconds. Raises ValueError, for whoever said it."""
-    found = _DURATION.fullmatch(text.strip())
-    duration_s = float(found[1]) * _UNITS_S[found[2] or "s"] if found else 0.0
-    if duration_s < LEAST_S:
-        raise ValueError(
-            f"{option} is {text!r}, which is no time of 1 ms or more; "
-            "write a number and ms, s, m or h, as 500ms, 30s or 2m"
-        )
+    """What an option says. Raises ValueError, for whoever said it."""
+    duration_s = parse(text)
+    if duration_s is None or duration_s < LEAST_S:
+        raise ValueError(f"{option} is {text!r}, which is no time of 1 ms or more; {FORM}")
     return duration_s

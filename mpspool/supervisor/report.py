@@ -58,7 +58,7 @@ def print_status(status: Status) -> None:
     console = a_console()
     pool = status["pool"]
     console.print(f"[bold]{coloured(pool['state'])}[/]  pid {pool['pid']}  {escape(_fronts(pool))}")
-    console.print(f"run folder {escape(pool['run_dir'])}  {_stand_ins(pool)}")
+    console.print(f"run folder {escape(pool['run_dir'])}  {_stand_ins(pool)}{escape(_scheduling(pool))}")
     narrow = console.width < _WORKER_COLUMNS
     blocks = [_models(status), _workers(status, narrow=narrow), _processes(status)]
     if devices := status.get("devices"):
@@ -66,7 +66,8 @@ def print_status(status: Status) -> None:
     for rows in blocks:
         console.print()
         console.print(table(rows))
-    if told := [*_excesses(status), *_policies(status), *_orders(status), *_stray(status), *_errors(status)]:
+    parts = (_excesses, _policies, _refusals, _orders, _stray, _errors)
+    if told := [line for part in parts for line in part(status)]:
         console.print()
     for name, text in told:
         console.print(f"[yellow]{escape(name)}[/]: {escape(text)}")
@@ -77,6 +78,22 @@ def _stand_ins(pool: Status) -> str:
     if pool["mps"] == "simulated":
         return "MPS SIMULATED"
     return f"MPS {pool['mps']}{_mark(pool)}"
+
+
+def _scheduling(pool: Status) -> str:
+    """What holds for all models, where it is not as usual."""
+    lane, fair_by = pool.get("slow_lane", 0), pool.get("fair_by", "none")
+    told = f"  slow lane {lane}" if lane else ""
+    return told + (f"  clients share by {fair_by}" if fair_by != "none" else "")
+
+
+def _refusals(status: Status) -> list[tuple[str, str]]:
+    """How many of each model version, and for want of what."""
+    found: dict[str, list[str]] = {}
+    for one in status.get("refusals", ()):
+        whose = "@".join(filter(None, (one["model"], one["version"]))) or "requests of no model"
+        found.setdefault(whose, []).append(f"{one['count']} {one['reason']}")
+    return [(whose, f"refused since the router started: {', '.join(of)}") for whose, of in found.items()]
 
 
 def _errors(status: Status) -> list[tuple[str, str]]:

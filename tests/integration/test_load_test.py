@@ -527,7 +527,12 @@ def test_nothing_is_loaded_before_an_answer_is_right(server: Server) -> None:
     done = bench(server, *SHORT)
     assert done.returncode == 1
     assert "INVALID_ARGUMENT: x must be 7" in done.stderr
-    assert "made up from the signature: give one that the model takes, with --inputs" in done.stderr
+    assert "made up from the signature: give one that the model takes, with --input" in done.stderr
+    done = bench(server, *SHORT, "--input", "[[[1, 2]]]")
+    assert done.returncode == 1
+    assert "INVALID_ARGUMENT: x must be 7" in done.stderr
+    assert "made up" not in done.stderr
+    assert 'Input "x": the shape is [1, 1, 2], but the model takes [' in " ".join(done.stderr.split())
 
 
 def test_what_a_request_was_made_with_is_named_where_it_is_refused(server: Server) -> None:
@@ -747,12 +752,10 @@ def test_tls_is_asked_of_who_has_none(pool: Pool, server: Server, command: str) 
 
 def test_inputs_as_predict_takes_them(pool: Pool) -> None:
     """JSON that fits is sent; what does not is refused with the input's name."""
-    found = cli("bench", "--model", "half_plus_two", "--run-dir", pool.run_dir, *SHORT, "--inputs", "[4]")
+    found = cli("bench", "--model", "half_plus_two", "--run-dir", pool.run_dir, *SHORT, "--input", "[4]")
     assert found.returncode == 0, found.stderr
     assert '{"y": [4.0]}' in found.stdout
-    found = cli(
-        "bench", "--model", "half_plus_two", "--run-dir", pool.run_dir, *SHORT, "--inputs", '{"z": 1}'
-    )
+    found = cli("bench", "--model", "half_plus_two", "--run-dir", pool.run_dir, *SHORT, "--input", '{"z": 1}')
     assert found.returncode == 1
     assert '"z"' in found.stderr
 

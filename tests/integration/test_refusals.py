@@ -349,6 +349,21 @@ def test_what_names_its_model_at_its_end(pool: LightPool, values: int, limit: st
     assert is_text(refused.details(), text), refused.details()
 
 
+def test_the_status_tells_what_was_refused(pool: LightPool) -> None:
+    """By version and for want of what, as the metrics have it."""
+    assert pool.send("large", pool.values(80_000)).code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    counted = refusals(pool, "large")
+    assert counted[Lack.BYTES] >= 1
+
+    def told() -> Counter[Lack]:
+        mine = [
+            one for one in pool.pool.status()["refusals"] if (one["model"], one["version"]) == ("large", "1")
+        ]
+        return Counter({Lack(one["reason"]): one["count"] for one in mine})
+
+    until(lambda: told() == counted, 10, "the status has what the router counted")
+
+
 def test_bytes_are_free_again(pool: LightPool) -> None:
     """As soon as its request is answered: what fits alone is taken any number of times, one after the other."""
     for _ in range(3):
@@ -389,7 +404,8 @@ def test_a_clients_share(fair: LightPool, model: str, shape: Shape, named: str) 
         assert is_text(
             refused.details(),
             f"Requests of this client for {named} hold * bytes, * are free and this one has *: "
-            "as much as a client holds stays free for others; try again when some are answered",
+            "clients share (scheduling.fair_by), and as much as one holds stays free for others; try again when some are answered, "
+            f"or raise max_queued_bytes{', or max_queued_bytes_per_model' * (named == model)}",
         ), refused.details()
         assert refusals(fair, model) - before == Counter([Lack.BYTES])
         calls.append(fair.queue(model, others, x_tenant="b"))
@@ -431,7 +447,10 @@ def test_who_fills_a_queue_leaves_for_another(
         calls.append(fair.send(model, other, x_tenant="other"))
         refused.append(calls.pop(room - 1))
         assert refused[1].code() is grpc.StatusCode.UNAVAILABLE
-        assert [call.details() for call in refused] == [text, text]
+        left = (
+            "; this one had waited, and its place went to a client that has less waiting (scheduling.fair_by)"
+        )
+        assert [call.details() for call in refused] == [text, text + left]
         assert fair.waiting(model) == room
         assert refusals(fair, model) - before == Counter({lack: 2})
     answers = [half(x) for x in [*asked[:-1], other]]

@@ -13,12 +13,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import click
 import msgspec
 import pytest
 from click.testing import CliRunner
 
 from mpspool import client
 from mpspool.cli import main
+from mpspool.cli.common import SECONDS
 from mpspool.core.rundir import RunDir, default_run_dir
 from mpspool.core.settings import PoolSettings, RouterSettings, save
 from mpspool.core.states import NO_SLOT, NOT_SERVED
@@ -435,6 +437,33 @@ def test_the_table_shows_policies_and_those_that_fail(capsys: pytest.CaptureFixt
     )
 
 
+def test_the_table_shows_what_was_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """By version and for want of what; that of no version, too."""
+    found = [
+        ("half", "1", "queue_requests", 95),
+        ("half", "1", "late", 14),
+        ("half", "", "answers", 2),
+        ("", "", "bytes", 3),
+    ]
+    names = ("model", "version", "reason", "count")
+    report.print_status({**STATUS, "refusals": [dict(zip(names, one, strict=True)) for one in found]})
+    out = capsys.readouterr().out
+    assert "half@1: refused since the router started: 95 queue_requests, 14 late\n" in out
+    assert "half: refused since the router started: 2 answers\n" in out
+    assert "requests of no model: refused since the router started: 3 bytes\n" in out
+    report.print_status(STATUS)
+    assert "refused" not in capsys.readouterr().out
+
+
+def test_the_table_shows_how_requests_wait(capsys: pytest.CaptureFixture[str]) -> None:
+    """The pool's slow lane and what tells clients apart, where there are."""
+    pool = {**STATUS["pool"], "slow_lane": 2, "fair_by": "metadata:tenant"}
+    report.print_status({**STATUS, "pool": pool})
+    assert "MPS off  slow lane 2  clients share by metadata:tenant\n" in capsys.readouterr().out
+    report.print_status({**STATUS, "pool": {**pool, "slow_lane": 0, "fair_by": "none"}})
+    assert "MPS off\n" in capsys.readouterr().out
+
+
 def test_the_table_shows_how_many_rows_run_together(capsys: pytest.CaptureFixture[str]) -> None:
     """Where any model is batched."""
     version = {"version": 1, "state": "AVAILABLE", "error": "", "policy": "fifo"}
@@ -730,7 +759,18 @@ def test_what_is_no_number_is_no_time(words: list[str]) -> None:
     """Nothing would ever be later than that."""
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 2
-    assert "nan is no time" in done.stderr
+    assert "'nan' is no time; write a number and ms, s, m or h, as 500ms, 30s or 2m" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("100ms", 0.1), ("2 m", 120.0), ("1.5", 1.5), ("1e-3", 0.001), ("0.5h", 1800.0)]
+)
+def test_a_time_has_a_unit_or_is_seconds(text: str, found: float) -> None:
+    """Wherever an option takes one."""
+    assert SECONDS.convert(text, None, None) == pytest.approx(found)
+    for wrong in ("100 parsecs", "0ms", "-1s", "ms"):
+        with pytest.raises(click.BadParameter):
+            SECONDS.convert(wrong, None, None)
 
 
 @pytest.mark.parametrize("text", ["inf", "1e300"])

@@ -494,7 +494,7 @@ def test_a_request_is_made_of_any_type(number: int) -> None:
 @pytest.mark.parametrize(
     ("known", "signature", "text"),
     [
-        (signatures(-1, -1), "", "--inputs"),
+        (signatures(-1, -1), "", "--input"),
         (signatures(unknown_rank=True), "", "any, which leaves open"),
         (signatures(1, dtype=20), "", "resource"),
         (signatures(1), "other", "serving_default"),
@@ -581,8 +581,8 @@ def test_processes_share_a_level() -> None:
         (["--rate", "1,nan"], "'1,nan' must be a number of requests a second, above 0"),
         (["--arrivals", "uniform"], "--arrivals goes with --rate"),
         (["--rate", "1", "--streams-per-connection", "2"], "goes with --concurrency"),
-        (["--inputs", "1", "--rows", "2"], "--rows goes"),
-        (["--inputs", "1", "--request", "."], "either --inputs or --request"),
+        (["--input", "1", "--rows", "2"], "--rows goes"),
+        (["--input", "1", "--request", "."], "either --input or --request"),
         (["--metadata", "x"], "KEY=VALUE"),
         (["--metadata", "grpc-x=1", "--address", "127.0.0.1:1"], "no key of metadata"),
         (["--address", "host:port"], "the port 'port' is no number from 1 to 65535"),

@@ -75,6 +75,12 @@ def soon(waiting):
 def none(waiting):
     return float("nan")
 
+def nothing(waiting):
+    pass
+
+def typo(waiting):
+    return waiting.row
+
 def cheap(waiting):
     return waiting.cost_s + 1
 
@@ -419,7 +425,7 @@ _INSTALL = "install it beside mpspool, or put its folder on PYTHONPATH"
             "mine.inner.policy:soon",
             (
                 "mine.inner.policy:soon fails on a request for half@3: it returned 'soon', which is no finite number; mend it:"
-                " cost_s is None while"
+                " it has to return a number, and the least is next"
             ),
         ),
         ("mine.inner.policy:none", "fails on a request for half@3: it returned nan, which"),
@@ -429,7 +435,15 @@ _INSTALL = "install it beside mpspool, or put its folder on PYTHONPATH"
             "mine.inner.policy:slow",
             "ms for a request for half@3, and all requests wait for it meanwhile; mend it:",
         ),
-        ("mine.inner.policy:later", "fails on a request for half@3: TypeError: float() argument must be"),
+        ("mine.inner.policy:later", "fails on a request for half@3: it returned <coroutine object later"),
+        (
+            "mine.inner.policy:nothing",
+            "it returned None, which is no finite number; mend it: it has to return a number",
+        ),
+        (
+            "mine.inner.policy:typo",
+            "has no attribute 'row'; mend it: what waits has model, signature, rows, size, arrived_s,",
+        ),
         (
             "mine.inner.policy:Shortest",
             "fails on a request for half@3: TypeError: Shortest() takes no arguments",

@@ -18,6 +18,7 @@ from mpspool.core.settings import (
     QueueSettings,
     RestartSettings,
     RouterSettings,
+    SchedulingSettings,
     SlotSettings,
     TlsSettings,
 )
@@ -272,3 +273,28 @@ def test_what_was_said_by_hand_is_told() -> None:
     good, gone = status.build(view)["models"]
     assert (good["name"], good["by_hand"]) == ("good", {"loaded": [7]})
     assert gone == {"name": "gone", "versions": [], "by_hand": {"off": True}}
+
+
+def test_what_the_router_refused_is_told() -> None:
+    """As it counts it; nothing while it does not answer, or has none of it to tell."""
+    config = settings("good")
+    refusals = [{"model": "good", "version": "1", "reason": "late", "count": 3}]
+
+    def told(router: dict[str, Any] | None) -> object:
+        return status.build(status.View(config, servables(config), slots(config), {}, {}, {}, router, 1))[
+            "refusals"
+        ]
+
+    assert told({"workers": [], "refusals": refusals}) == refusals
+    assert told({"workers": []}) == told(None) == []
+
+
+def test_how_requests_wait_is_told() -> None:
+    """What holds for the whole pool."""
+    config = settings("good")
+    scheduling = SchedulingSettings(slow_lane=2, fair_by="peer")
+    config = msgspec.structs.replace(
+        config, router=msgspec.structs.replace(config.router, scheduling=scheduling)
+    )
+    pool = status.build(status.View(config, servables(config), slots(config), {}, {}, {}, None, 1))["pool"]
+    assert (pool["slow_lane"], pool["fair_by"]) == (2, "peer")

@@ -63,7 +63,8 @@ class Metrics:
         self._look_ups: dict[str, tfs_metrics.LookUps] = {}
         self._builds = tfs_metrics.Builds()
         self._collector: _SnapshotCollector | None = None
-        self._registry.register(RequestCollector(self._versions, self._workers, self._others, self._unkept))
+        self._requests = RequestCollector(self._versions, self._workers, self._others, self._unkept)
+        self._registry.register(self._requests)
         self._registry.register(_BuildInfo(settings.simulated))
         self._connections = ConnectionCollector()
         self._registry.register(self._connections)
@@ -235,6 +236,15 @@ class Metrics:
         """
         key = (method, code, model, version)
         self._others[key] = self._others.get(key, 0) + 1
+
+    def refusals(self) -> list[dict[str, Any]]:
+        """How many requests were refused for want of room or time, by model, version and reason; texts, "" for what is not known."""
+        refused = self._requests.refused().items()
+        return [
+            {"model": model, "version": version, "reason": reason, "count": count}
+            for (model, version, reason), count in refused
+            if count
+        ]
 
     def exposition(self, accept: str) -> tuple[bytes, str]:
         """The metrics as text and its content type, in the format that an Accept header asks for."""

@@ -244,13 +244,17 @@ class RequestCollector(Collector):
             "are bytes, of no version.",
             labels=(*VERSION, "reason"),
         )
+        return _filled(family, self.refused())
+
+    def refused(self) -> Counter[tuple[str, ...]]:
+        """By model, version and reason."""
         found: Counter[tuple[str, ...]] = Counter()
         for key, counts in self._versions.items():
             for lack in Lack:
                 found[*_labels(*key), lack.value] += counts.lacks.get(lack, 0)
         for (model, lack), count in self._unkept.items():
             found[model, "", lack.value] += count
-        return _filled(family, found)
+        return found
 
     def _by_worker(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(

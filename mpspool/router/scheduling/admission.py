@@ -80,7 +80,7 @@ def _room_for_rows(
             raise batching.is_full(rows, filling, more, settings)
         leaving.append(last)
         rows_over -= last.rows
-    return [(last, batching.is_full(rows, filling, last.rows, settings)) for last in leaving]
+    return [(last, batching.is_full(rows, filling, 0, settings)) for last in leaving]
 
 
 def _room_for_requests(
@@ -101,6 +101,12 @@ def _is_full(queue: Queue, of_parts: str = "") -> PoolError:
         f"{queue.rules.max_requests}{of_parts}; try again later"
     )
     return PoolError(Code.UNAVAILABLE, text, Lack.REQUESTS)
+
+
+def made_room(error: PoolError) -> PoolError:
+    """For one that had to leave."""
+    text = f"{error.message}; this one had waited, and its place went to a client that has less waiting (scheduling.fair_by)"
+    return PoolError(error.code, text, error.lack)
 
 
 def check_deadline(queue: Queue, parts: Sequence[Entry], now_ns: int) -> None:

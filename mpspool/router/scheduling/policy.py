@@ -138,7 +138,7 @@ class Own:
     def __call__(self, waiting: Waiting) -> float:
         try:
             value: Any = self._policy(waiting)
-            number = math.nan if isinstance(value, str) else float(value)
+            number = _number(value)
             if math.isfinite(number):
                 return number
             reason = f"it returned {value!r:.100}, which is no finite number"
@@ -151,6 +151,14 @@ class Own:
                 "policy failed; its requests go in the order of arrival", policy=self._name, error=reason
             )
         return waiting.arrived_s
+
+
+def _number(value: Any) -> float:
+    """Not a number for what is none, as a text of one."""
+    try:
+        return math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def missing(name: str, error: Exception) -> Own:

@@ -24,9 +24,7 @@ _MOST_S = 0.01
 # The first call may import, and any may have to wait for a processor.
 _MORE_TIMES = 3
 _WANTED = "name a function that takes a waiting request and returns a number"
-_MEND = (
-    "mend it: cost_s is None while nothing like it has been answered, and deadline_s is 0 without a deadline"
-)
+_EMPTY = "cost_s is None while nothing like it has been answered, and deadline_s is 0 without a deadline"
 
 
 def probe(reference: str, models: Sequence[str]) -> str:
@@ -51,13 +49,24 @@ def probe(reference: str, models: Sequence[str]) -> str:
         if took_s > _MOST_S:
             took_s = min(_asked(found, model) for _ in range(_MORE_TIMES))
         if found.error:
-            return f"{reference} fails on a request for {model}: {found.error}; {_MEND}"
+            return f"{reference} fails on a request for {model}: {found.error}; mend it: {_hint(found.error)}"
         if took_s > _MOST_S:
             return (
                 f"{reference} takes {took_s * 1e3:.0f} ms for a request for {model}, and all requests wait for it meanwhile;"
                 " mend it: it is asked of each, and has to compute, not wait"
             )
     return ""
+
+
+def _hint(error: str) -> str:
+    """What its author may not know."""
+    if error.startswith("it returned"):
+        return "it has to return a number, and the least is next"
+    if error.startswith(AttributeError.__name__):
+        return (
+            f"what waits has {', '.join(name for name in vars(policy.Waiting) if not name.startswith('_'))}"
+        )
+    return _EMPTY
 
 
 def _asked(found: policy.Policy, model: str) -> float:

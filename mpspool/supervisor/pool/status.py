@@ -112,11 +112,14 @@ def build(view: View) -> Status:
         "tls": _tls(view.settings),
         "rest_port": view.settings.rest_port,
         "mps": view.settings.mps,
+        "slow_lane": view.settings.router.scheduling.slow_lane,
+        "fair_by": view.settings.router.scheduling.fair_by,
     }
     return {
         "pool": {**pool, **_simulated(view.settings.simulated)},
         "devices": list(view.devices),
         "models": _with_orders(_with_labels(_models(view), view.servables), view.orders),
+        "refusals": view.router.get("refusals", []) if view.router is not None else [],
         "workers": workers,
         "processes": [
             {
