@@ -63,7 +63,7 @@ def picture(options: Options, trial: Trial, levels: Sequence[Level]) -> Figure:
     latency, throughput = figure.subplots(1, 2, sharex=True, gridspec_kw={"wspace": 0.08})
     what = "open loop" if options.is_open else "closed loop"
     figure.suptitle(
-        f"{options.model}: {what}, median of {_repeats(options, levels)}, bands from least to most\n"
+        f"{options.model}: {what}, {_repeats(options, levels)}\n"
         f"{_asked(options)}; deadline {options.deadline_s:g} s; {trial.began:%Y-%m-%d %H:%M:%S UTC%z}",
         fontsize=11,
         parse_math=False,
@@ -91,15 +91,15 @@ def _sent_a_second(run: Run) -> float | None:
 
 
 def _repeats(options: Options, levels: Sequence[Level]) -> str:
-    """What was measured, which is less than what was asked for where it was interrupted."""
-    asked = f"{options.repeat} x {options.seconds:g} s"
+    """What was measured, which is less than what was asked for where it was interrupted, and what is drawn of it."""
+    told = f"{options.repeat} x {options.seconds:g} s"
     counts = [len(level.runs) for level in levels]
     shortest_s = min(run.seconds for level in levels for run in level.runs)
-    if min(counts) == options.repeat and shortest_s >= _WHOLE * options.seconds:
-        return asked
     least, most = min(counts), max(counts)
-    repeats = f"{most}" if least == most else f"{least} to {most}"
-    return f"{repeats} of {asked}, cut short"
+    if least < options.repeat or shortest_s < _WHOLE * options.seconds:
+        repeats = f"{most}" if least == most else f"{least} to {most}"
+        told = f"{repeats} of {told}, cut short"
+    return f"median of {told}, bands from least to most" if most > 1 else told
 
 
 def _asked(options: Options) -> str:

@@ -23,15 +23,7 @@ _TEXTS = 5
 # Metadata whose values are nobody's but the server's.
 _SECRET = ("authorization", "cookie")
 _TITLES = {"rate": "req/s", "mean_ms": "mean", "max_ms": "max"}
-_PARTS = {
-    "queue": "queue",
-    "parse": "parse",
-    "compute": "compute",
-    "beside": "beside",
-    "serialise": "serialise",
-    "rest": "rest",
-    "transport": "outside",
-}
+_PARTS = ("queue", "parse", "compute", "beside", "serialise", "rest", "outside")
 # The server's count and ours may differ by what is on its way when it is asked.
 _COUNTED_PART = 0.02
 
@@ -138,7 +130,7 @@ def _server_rows(levels: Sequence[Level]) -> list[tuple[str, ...]]:
     batches = any("rows" in level.server for level in levels)
     titles = [
         "rate" if levels[0].is_open else "in flight",
-        *_PARTS.values(),
+        *_PARTS,
         *(["rows"] if batches else []),
         "busy",
     ]

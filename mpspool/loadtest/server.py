@@ -97,7 +97,7 @@ def breakdown(
 
     Returns:
         In milliseconds: `queue`, `parse`, `compute`, `serialise`, of these `beside` others on the device (not of batches), `rest` of the
-        server and `transport`, which is what is left of the client's; `rows` and `requests` in a batch, where there
+        server and `outside`, which is what is left of the client's; `rows` and `requests` in a batch, where there
         were batches; `slots_busy`, a share, over the slots of the versions that were asked, where these had the same workers
         all the time; `counted`, requests. Nothing where no request was counted.
     """
@@ -122,7 +122,7 @@ def breakdown(
     worker = ms["parse"] + ms["compute"] + ms["serialise"]
     found = ms | {
         "rest": max(0.0, mean["server"] * 1000 - sum(ms.values())),
-        "transport": max(0.0, client_ms - mean["server"] * 1000),
+        "outside": max(0.0, client_ms - mean["server"] * 1000),
         "counted": sums[_REQUESTS],
     }
     found |= {part: mean[part] for part in ("rows", "requests") if part in mean}

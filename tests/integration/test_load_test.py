@@ -696,7 +696,7 @@ def test_a_pool_in_a_closed_loop(pool: Pool, tmp_path: Path) -> None:
     for level in found["levels"]:
         assert level["right"] == level["sent"] == level["server"]["counted"]
         told = level["server_ms"]
-        parts = ("queue", "parse", "compute", "serialise", "rest", "transport")
+        parts = ("queue", "parse", "compute", "serialise", "rest", "outside")
         assert sum(told[part] for part in parts) == pytest.approx(level["median"]["mean_ms"], rel=0.5)
         assert told["compute"] > 0
 

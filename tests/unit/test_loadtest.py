@@ -222,7 +222,7 @@ def test_the_servers_own_times() -> None:
     after = snapshot(count=300, total=7.0, queue=1.4, run=4.0, effective=2.6, busy=1.5)
     found = server.breakdown([(before, after)], 2.0, 12.0)
     assert found["counted"] == 200
-    expected = {"queue": 2, "parse": 0, "compute": 5, "serialise": 0, "beside": 2, "rest": 3, "transport": 2}
+    expected = {"queue": 2, "parse": 0, "compute": 5, "serialise": 0, "beside": 2, "rest": 3, "outside": 2}
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     assert found["slots_busy"] == pytest.approx(0.25)
     assert "rows" not in found
@@ -796,7 +796,7 @@ def level(wanted: float, *, is_open: bool = False, failed: int = 0) -> Level:
     refused = [Failure("UNAVAILABLE", "full", failed)] if failed else []
     runs = [run_of([result([1.7 * repeat] * 2000, sent=2001)]) for repeat in (1, 2)]
     runs.append(run_of([result([6.8] * 2000, sent=2001 + failed, unsent=2 * is_open, failures=refused)]))
-    told = dict.fromkeys(("queue", "parse", "compute", "beside", "serialise", "rest", "transport"), 0.5)
+    told = dict.fromkeys(("queue", "parse", "compute", "beside", "serialise", "rest", "outside"), 0.5)
     failure = Failure("RESOURCE_EXHAUSTED", "[no] room", 1)
     return Level(wanted, is_open, runs, [failure], {**told, "counted": 9000.0, "rows": 3.0})
 
@@ -895,6 +895,12 @@ def test_the_picture_says_what_was_measured() -> None:
     assert "median of 3 x 1 s, bands" in said(3, 1.0)
     assert "median of 3 of 4 x 1 s, cut short, bands" in said(4, 1.0)
     assert "median of 3 of 3 x 20 s, cut short, bands" in said(3, 20.0)
+    once = level(1)
+    del once.runs[1:]
+    title = plot.picture(
+        Options("h", 1, "m", concurrency=(1,), repeat=1, seconds=1.0), TRIAL, [once]
+    ).get_suptitle()
+    assert "m: closed loop, 1 x 1 s\n" in title
 
 
 def test_what_is_outside_is_of_the_same_requests_as_the_server_s_times() -> None:
