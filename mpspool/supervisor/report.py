@@ -92,7 +92,7 @@ def _refusals(status: Status) -> list[tuple[str, str]]:
     found: dict[str, list[str]] = {}
     for one in status.get("refusals", ()):
         whose = "@".join(filter(None, (one["model"], one["version"]))) or "requests of no model"
-        found.setdefault(whose, []).append(f"{one['count']} {one['reason']}")
+        found.setdefault(whose, []).append(f"{one['count']} x {one['reason']}")
     return [(whose, f"refused since the router started: {', '.join(of)}") for whose, of in found.items()]
 
 

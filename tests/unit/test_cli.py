@@ -448,9 +448,9 @@ def test_the_table_shows_what_was_refused(capsys: pytest.CaptureFixture[str]) ->
     names = ("model", "version", "reason", "count")
     report.print_status({**STATUS, "refusals": [dict(zip(names, one, strict=True)) for one in found]})
     out = capsys.readouterr().out
-    assert "half@1: refused since the router started: 95 queue_requests, 14 late\n" in out
-    assert "half: refused since the router started: 2 answers\n" in out
-    assert "requests of no model: refused since the router started: 3 bytes\n" in out
+    assert "half@1: refused since the router started: 95 x queue_requests, 14 x late\n" in out
+    assert "half: refused since the router started: 2 x answers\n" in out
+    assert "requests of no model: refused since the router started: 3 x bytes\n" in out
     report.print_status(STATUS)
     assert "refused" not in capsys.readouterr().out
 
