@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +26,39 @@ if TYPE_CHECKING:
 _STARTS_SOMETHING = {"detach", "check"}
 
 
+class _PoolCommand(click.Command):
+    """Its options are some of the pool file's keys; of another key's name it is said where that is given."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = [*args]
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            where = _of_key(error.option_name, words, {option.name for option in self.params})
+            if not where:
+                raise
+            message = f"{error.message.rstrip('.')}; {where}"
+            raise click.NoSuchOption(error.option_name, message, ctx=ctx) from None
+
+
+def _of_key(option: str, words: list[str], options: set[str | None]) -> str:
+    """Where the key that is named so is given, with the value that was; "" where there is none, or it has an option."""
+    from mpspool.supervisor.config.environment import variable_of
+    from mpspool.supervisor.config.schema import FLAG_FIELDS, pool_fields
+
+    name = option.lstrip("-").replace("-", "_")
+    named = (key for key in pool_fields() if name in (key.replace(".", "_"), key.rpartition(".")[2]))
+    key = next((key for key in named if key not in {*options, *FLAG_FIELDS.values()}), None)
+    if key is None:
+        return ""
+    values = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
+    values += [after for word, after in pairwise(words) if word == option and not after.startswith("--")]
+    value = shlex.quote(values[0]) if values else "..."
+    return f"{key} is a key of POOL.yaml, or {variable_of(key)}={value} in the environment"
+
+
 @main.command(
+    cls=_PoolCommand,
     epilog=examples(
         "mpspool start --model half_plus_two=/models/half_plus_two",
         "mpspool start --model wide=/models/wide --model ocr=/models/ocr --gpus 0,1 --contexts-per-gpu 6",
@@ -149,6 +183,7 @@ def begin(
 
 
 @main.command(
+    cls=_PoolCommand,
     params=[option for option in start.params if option.name not in _STARTS_SOMETHING],
     epilog=examples(
         "mpspool doctor",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -82,6 +83,30 @@ def test_start_names_every_problem_and_starts_nothing() -> None:
         assert len(problems) == 2
         assert "nothing was started" in done.stderr
         assert not run.exists()
+
+
+@pytest.mark.parametrize("command", ["start", "doctor"])
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (
+            "--slow-lane 2",
+            "; scheduling.slow_lane is a key of POOL.yaml, or MPSPOOL_SCHEDULING_SLOW_LANE=2 in the environment",
+        ),
+        ("--restart-retries=5", "; restart.retries is a key of POOL.yaml, or MPSPOOL_RESTART_RETRIES=5 in"),
+        ("--max_queued_bytes '1 GiB'", "MPSPOOL_MAX_QUEUED_BYTES='1 GiB' in the environment"),
+        ("--dispatch --host x", "MPSPOOL_SCHEDULING_DISPATCH=... in the environment"),
+        ("--polcy sjf", "Did you mean '--policy'?"),
+        ("--grpc_port 1", "'--grpc-port'"),
+        ("--mps-mode on", "'--mps'"),
+    ],
+)
+def test_an_option_that_is_a_key_of_the_file_says_so(command: str, words: str, told: str) -> None:
+    """With the variable that says the same; what an option is nearly named as, click says."""
+    done = CliRunner().invoke(main, [command, "pool.yaml", *shlex.split(words)])
+    assert done.exit_code == 2
+    assert told in done.stderr
+    assert ("is a key of" in done.stderr) == ("MPSPOOL" in done.stderr)
 
 
 def test_a_run_folder_supervisord_cannot_carry_is_refused(tmp_path: Path) -> None:

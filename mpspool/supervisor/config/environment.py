@@ -61,7 +61,7 @@ def read_environment(environ: Mapping[str, str], fields: Iterable[str]) -> Layer
         The layer, in which a malformed or misspelt variable is a problem.
     """
     layer = Layer()
-    known = {PREFIX + name.replace(".", "_").upper(): name for name in fields} | _SHORT
+    known = {variable_of(name): name for name in fields} | _SHORT
     _put(layer, environ, "CONTEXTS_COUNT_PER_GPU", "contexts_per_gpu")
     _put(layer, environ, "SESSION_GROUP_CPUSET", "cpusets")
     merged = _switch(layer, environ, "MERGE_COMPUTE_COPY_STREAM", "merge_copy_streams")
@@ -74,6 +74,11 @@ def read_environment(environ: Mapping[str, str], fields: Iterable[str]) -> Layer
         _put(layer, environ, variable, name)
     _find_misspelt(layer, environ, {**known, MODEL: "models"})
     return layer
+
+
+def variable_of(name: str) -> str:
+    """The variable of a pool-level field, "section.field" for one of a section."""
+    return PREFIX + name.replace(".", "_").upper()
 
 
 def read_models(environ: Mapping[str, str]) -> list[str]:
