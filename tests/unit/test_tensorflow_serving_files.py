@@ -122,6 +122,33 @@ def test_a_file_without_models_is_refused(text: str, error: str) -> None:
     assert error in refused(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "model_config_list {\n config { name: 'm'\n config { name: 'n' } }",
+            "line 3, column 2: config stands within config of line 2, which is not closed before it: config { name: 'n' } }",
+        ),
+        (
+            "model_config_list {\n config < logging_config { a { b: '}' } }\n config < name: 'n' > >",
+            "line 3, column 2: config stands within config of line 2, which is not closed before it",
+        ),
+        (
+            "model_config_list { config {\n model_version_policy { latest {\n base_path: '/m' } }",
+            "base_path stands within model_version_policy of line 2, which is not closed before it",
+        ),
+        ("model_config_list {\n config [ { name: 'm' config {", "unknown field config of ModelConfig"),
+        (
+            "model_config_list {\n config { nam: 'm' } }",
+            "unknown field nam of ModelConfig; did you mean name?",
+        ),
+    ],
+)
+def test_what_is_not_closed_is_named(text: str, error: str) -> None:
+    """By a field that is none where it stands, and is one further out."""
+    assert error in refused(text)
+
+
 def test_requests_are_not_logged() -> None:
     """Whatever the logging_config says, known here or not; and that is said."""
     told = convert(listing('logging_config { sampling_config { sampling_rate: 0.1 } some_day: "}" }'))

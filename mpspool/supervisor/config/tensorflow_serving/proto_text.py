@@ -107,14 +107,17 @@ def _describe(error: Any, text: str, descriptor: Any) -> str:
     line = lines[min(row, len(lines)) - 1]
     said = _POSITION.sub("", str(error)).removeprefix(f"{line!r}: ").removeprefix("'': ").rstrip(".")
     shown = f": {line.strip()[:_MAX_SHOWN_CHARS]}" if line.strip() else ""
-    return f"line {row}, column {column}: {_plain(said, descriptor)}{shown}"
+    before = "\n".join([*lines[: row - 1], line[: column - 1]])
+    return f"line {row}, column {column}: {_plain(said, before, descriptor)}{shown}"
 
 
-def _plain(said: str, descriptor: Any) -> str:
+def _plain(said: str, before: str, descriptor: Any) -> str:
     from mpspool.core import tfs
 
     if found := _UNKNOWN.search(said):
         message, name = found.groups()
+        if unclosed := _unclosed(name, before, descriptor):
+            return f"{name} stands within {unclosed}, which is not closed before it"
         known = list(tfs.POOL.FindMessageTypeByName(message).fields_by_name)
         near = nearest(name, known)
         remedy = f"did you mean {near}?" if near else f"known are {', '.join(known) or 'none'}"
@@ -124,3 +127,25 @@ def _plain(said: str, descriptor: Any) -> str:
     if said in ('Expected "}"', 'Expected ">"'):
         return f"{said[-2]} is missing: something before it is not closed"
     return f"{said[:1].lower()}{said[1:]}" if said else f"no text of {descriptor.name}"
+
+
+def _unclosed(name: str, before: str, descriptor: Any) -> str:
+    """What has to be closed for a field of this name to stand in a message that has one; "" where none does."""
+    opened: list[tuple[str, int]] = []
+    word = ""
+    for match in _tokens(before):
+        if match[0] in "{<":
+            opened.append((word, before.count("\n", 0, match.start()) + 1))
+        elif match[0] in "}>" and opened:
+            opened.pop()
+        elif match[0] != ":":
+            word = match[0]
+    unclosed = ""
+    for word, line in opened:
+        field = descriptor.fields_by_name.get(word)
+        if field is None or field.message_type is None:  # in brackets: one of a list, or of any type
+            break
+        if name in descriptor.fields_by_name:
+            unclosed = f"{word} of line {line}"
+        descriptor = field.message_type
+    return unclosed
