@@ -567,7 +567,13 @@ def test_parameters_that_no_model_takes_are_refused(tmp_path: Path) -> None:
     [
         ("maybe", "batching.enabled: 'maybe' in pool.yaml line 2: must be on, off, or parameters such as"),
         ("", "batching.enabled: None in pool.yaml line 2: must be on, off, or parameters such as"),
-        ("[on]", "batching: [True] in pool.yaml line 2: expected fields of its own"),
+        (
+            "[on]",
+            (
+                "batching.enabled: [True] in pool.yaml line 2: must be on, off, or parameters such as"
+                " {max_batch_size: 128}"
+            ),
+        ),
         (
             "{max_batch_sise: 3}",
             "batching.max_batch_sise: unknown key in pool.yaml line 2; did you mean max_batch_size?",
@@ -681,7 +687,7 @@ def test_all_is_refused_at_once(tmp_path: Path) -> None:
             for index, word in enumerate("xy")
         ),
         (
-            "batching.adaptive: '3' in MPSPOOL_BATCHING_ADAPTIVE: must be a valid boolean, unable to interpret input"
+            "batching.adaptive: '3' in MPSPOOL_BATCHING_ADAPTIVE: must be true or false"
             " (a batch grows while every worker runs, and goes as soon as one is free, whatever batch_timeout_micros says)"
         ),
     ]

@@ -277,8 +277,11 @@ def test_an_unknown_mode_is_answered_with_all_there_are(tmp_path: Path) -> None:
     with pytest.raises(StartError) as refused:
         load_config(None, {"model": ["m=/m"], "mps": "maybe"}, {})
     assert str(refused.value) == f"mps.mode: 'maybe' in --mps: {modes}"
-    (told,) = problems(write(tmp_path, "models: {a: x}\nmps: 3"))
-    assert told == f"mps.mode: 3 in pool.yaml line 2: {modes}"
+    for value in ("3", "[3]"):
+        file = write(tmp_path, f"models: {{a: x}}\nmps: {value}")
+        (told,) = problems(file)
+        assert told == f"mps.mode: {value} in pool.yaml line 2: {modes}"
+        assert load_config(file, {}, {"ENABLE_MPS": "1"}).mps.mode == "auto"
     (option,) = [option for option in start.params if option.name == "mps"]
     assert set(str(option.make_metavar(click.Context(start))).split("|")) == {
         "auto",
@@ -302,6 +305,11 @@ def test_an_unknown_mode_is_answered_with_all_there_are(tmp_path: Path) -> None:
             "models:\n  a: {b: c\n- d",
             "{file}",
             "a { is not closed, or a comma is missing (it begins in line 2)",
+        ),
+        (
+            "scheduling: {fair_by: metadata:}",
+            "{file}",
+            "line 1, column 31: a { is not closed, a comma is missing, or a value with `:` has to be in quotes: ",
         ),
         ("models: [a, b\nc: d", "{file}", "line 2, column 2: a [ is not closed, or a comma is missing"),
         ("models:\n- a: - b", "{file}", "line 2, column 6: a list cannot begin within a line"),

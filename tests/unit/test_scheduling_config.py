@@ -264,9 +264,25 @@ def test_by_what_it_is_fair(tmp_path: Path, written: str, found: str) -> None:
         ("{aging: yes}", "scheduling.aging: True in pool.yaml line 2: expected a number, and YAML takes on,"),
         ("{slow_lane: many}", "scheduling.slow_lane: 'many' in pool.yaml line 2: must be a valid integer"),
         ("{slow_ms: -1}", "scheduling.slow_ms: -1 in pool.yaml line 2: must be greater than or equal to 0"),
-        ("{refuse_late: 3}", "scheduling.refuse_late: 3 in pool.yaml line 2: must be a valid boolean"),
+        (
+            "{refuse_late: 3}",
+            (
+                "scheduling.refuse_late: 3 in pool.yaml line 2: must be true or false (a request that cannot meet its"
+                " deadline is refused at once)"
+            ),
+        ),
+        (
+            "{refuse_late: maybe}",
+            "scheduling.refuse_late: 'maybe' in pool.yaml line 2: must be true or false (",
+        ),
         ("{polcy: sjf}", "scheduling.polcy: unknown key in pool.yaml line 2; did you mean policy?"),
-        ("sjf", "scheduling: 'sjf' in pool.yaml line 2: expected fields of its own"),
+        (
+            "sjf",
+            (
+                "scheduling: 'sjf' in pool.yaml line 2: expected fields of its own, such as"
+                " scheduling: {policy: sjf}"
+            ),
+        ),
         ("{policy: ''}", "scheduling.policy: '' in pool.yaml line 2: must have at least 1 character"),
     ],
 )
@@ -274,6 +290,18 @@ def test_what_is_refused(tmp_path: Path, given: str, told: str) -> None:
     """With key, value, place and remedy."""
     (line,) = refused(tmp_path, f"models: {{half: x}}\nscheduling: {given}")
     assert line.startswith(told)
+
+
+@pytest.mark.parametrize("key", ["slow_lane", "fair_by", "dispatch"])
+def test_a_model_is_told_what_is_the_pools(tmp_path: Path, key: str) -> None:
+    """Of scheduling, and of what stands in it; it has a policy of its own."""
+    (line,) = refused(tmp_path, f"models: {{half: {{base_path: x, {key}: 1}}}}")
+    assert line == f"models.half.{key}: unknown key in pool.yaml line 1; scheduling.{key} is for all models"
+    (line,) = refused(tmp_path, f"models: {{half: {{base_path: x, scheduling: {{policy: sjf, {key}: 1}}}}}}")
+    assert line == (
+        "models.half.scheduling: unknown key in pool.yaml line 1; a model has policy: sjf beside its base_path; the rest"
+        " of scheduling is for all models"
+    )
 
 
 @pytest.mark.parametrize(

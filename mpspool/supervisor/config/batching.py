@@ -43,7 +43,7 @@ def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 def as_batching(value: object) -> object:
     """`batching: on` says that alone."""
-    return value if isinstance(value, dict | list | BaseModel) else {"enabled": value}
+    return value if isinstance(value, dict | BaseModel) else {"enabled": value}
 
 
 def as_asked_for(value: object) -> object:

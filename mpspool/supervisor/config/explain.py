@@ -9,6 +9,7 @@ from typing import Any
 
 from mpspool.core.errors import Problem
 from mpspool.supervisor.config.layers import Location, Source, dotted, source_of
+from mpspool.supervisor.config.scheduling import SchedulingConfig
 
 # A section's fields and what each is for.
 Fields = Mapping[str, str]
@@ -63,6 +64,10 @@ def _message(error: Mapping[str, Any], key: str, fields: Fields, where: str) -> 
             text = str(error["ctx"]["error"])
         case "model_type":
             text = "expected fields of its own"
+            if key in _EXAMPLES:
+                text += f", such as {key}: {_EXAMPLES[key]}"
+        case "bool_parsing" | "bool_type":
+            text = f"must be true or false{_remark(fields.get(key, ''))}"
         case "byte_size" | "byte_size_unit":
             text = f"must be a positive number of bytes, or text such as 512MiB or 1GiB{_remark(fields.get(key, ''))}"
         case _:
@@ -70,6 +75,18 @@ def _message(error: Mapping[str, Any], key: str, fields: Fields, where: str) -> 
             must = must.partition(", unable to parse")[0]
             text = f"{must}{_remark(fields.get(key, ''))}"
     return f"{_value(error['input'])}{where}: {text}"
+
+
+# How sections are written.
+_EXAMPLES = {
+    "gpu_memory": "{limit_bytes: 2GiB}",
+    "mps": "{active_thread_percentage: 50}",
+    "restart": "{retries: 3}",
+    "scheduling": "{policy: sjf}",
+    "tls": "{key: server.key, cert: server.pem}",
+    "weights": "{shared: off}",
+    "workers": "{start: exec}",
+}
 
 
 # What people know from Triton's config.pbtxt, and what says it here.
@@ -92,6 +109,8 @@ _OF_POOL = {
     "parameters_file": "batching.parameters_file is for all models; a version's own parameters stand in"
     " batching_params.pbtxt in its folder, with batching: {per_model: true}, a model's own here",
     "per_model": "batching.per_model is for all models",
+    "scheduling": "a model has policy: sjf beside its base_path; the rest of scheduling is for all models",
+    **{name: f"scheduling.{name} is for all models" for name in SchedulingConfig.model_fields},
 }
 
 

@@ -15,6 +15,7 @@ from mpspool.supervisor.config.values import why_no_text
 _MAX_SHOWN_CHARS = 80
 # By what PyYAML says, what that most often is.
 _PLAIN = {
+    r"expected ',' or '\}', but got ':'": "a { is not closed, a comma is missing, or a value with `:` has to be in quotes",
     r"expected ',' or '\}'": "a { is not closed, or a comma is missing",
     r"expected ',' or '\]'": "a [ is not closed, or a comma is missing",
     r"expected the node content": "a value is missing here, or has to be in quotes",

@@ -67,7 +67,6 @@ from mpspool.supervisor.config.sections import (
     WeightsConfig,
     WorkersConfig,
     as_mode,
-    mps_mode,
 )
 from mpspool.supervisor.config.values import (
     Cpusets,
@@ -80,6 +79,7 @@ from mpspool.supervisor.config.values import (
     Texts,
     Threads,
     Versions,
+    on_off,
     why_no_text,
 )
 from mpspool.supervisor.cpus import MAX_CPUS
@@ -463,7 +463,7 @@ def _keep_mps_on(file: Layer, environment: Layer) -> None:
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return
     asked = environment.sources.get(MODE) == Source(ENABLE_MPS) and ours["mode"] == "auto"
-    if asked and mps_mode(theirs.get("mode")) in ("own", "external"):
+    if asked and on_off(theirs.get("mode")) in ("on", "own", "external"):
         del ours["mode"], environment.sources[MODE]
 
 

@@ -19,7 +19,7 @@ def mps_mode(value: object) -> object:
 
 def as_mode(value: object) -> object:
     """`mps: on` says the mode alone."""
-    return value if isinstance(value, dict | list | BaseModel) else {"mode": value}
+    return value if isinstance(value, dict | BaseModel) else {"mode": value}
 
 
 class GpuMemory(Section):
