@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from mpspool import cli
 from mpspool.core import tfs
 from mpspool.core.errors import StartError
-from mpspool.core.settings import BatchingSettings
+from mpspool.core.settings import BatchingSettings, VersionBatching
 from mpspool.supervisor import shares
 from mpspool.supervisor.config.batching_file import BatchingFileError, read_batching_file
 from mpspool.supervisor.config.schema import PoolConfig, load_config, read_config
@@ -313,6 +313,15 @@ def test_what_counts_for_later_versions_is_handed_on(tmp_path: Path) -> None:
     assert version_batching.answer(asked).error.startswith(f"{path}: line 1")
 
 
+@pytest.mark.parametrize("last", ["allowed_batch_sizes: [8, 64]", "max_enqueued_batches { value: -1 }"])
+def test_what_is_wrong_with_a_later_version_is_told_with_its_line(tmp_path: Path, last: str) -> None:
+    """As at the start, whether a value is wrong by itself or beside others."""
+    path = write(tmp_path, "batching_params.pbtxt", f"# ours\n{last}")
+    said = VersionBatching(given={}, without=None)
+    question = version_batching.Question(model="a", file=str(path), said=said)
+    assert f"{path} line 2: " in version_batching.answer(question).error
+
+
 def test_a_version_does_not_say_it_unasked(tmp_path: Path) -> None:
     """Without per_model the file in its folder is not even read; nor where nothing is batched, which is said."""
     write(tmp_path, "models/half/1/batching_params.pbtxt", "nonsense")
@@ -378,7 +387,7 @@ def test_what_is_said_above_takes_nothing_from_models_where_it_counts_for_nobody
         (
             "max_batch_size { value: 8 }\nallowed_batch_sizes: [2, 4]",
             (
-                "{file}: allowed_batch_sizes ends with 4, and max_batch_size is 8:"
+                "{file} line 2: allowed_batch_sizes ends with 4, and max_batch_size is 8:"
                 " the last must be the same; end it with 8, or set max_batch_size to 4"
             ),
         ),

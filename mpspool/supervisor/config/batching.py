@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -101,13 +103,32 @@ class BatchingConfig(ModelBatching):
     """The parameters of each version come from batching_params.pbtxt in its folder alone; one without is not batched."""
 
 
-def read_parameters(path: Path) -> tuple[Parameters | None, list[Problem]]:
+@dataclass(frozen=True, slots=True)
+class VersionFile:
+    """A batching_params.pbtxt in a version's folder.
+
+    Attributes:
+        path: of the file.
+        parameters: what it says.
+        lines: of each of them, the line that it stands in.
+    """
+
+    path: Path
+    parameters: Parameters
+    lines: Mapping[str, int]
+
+    def place(self, name: str) -> str:
+        """Where this parameter stands, and its name."""
+        return f"{Source(str(self.path), self.lines[name])}: {name}"
+
+
+def read_version_file(path: Path) -> tuple[VersionFile | None, list[Problem]]:
     """What a version's file of BatchingParameters says, checked; None where something is wrong with it."""
     try:
         values, lines = read_batching_file(path)
         for name in POOL_WIDE:  # nobody looks at these there
             values.pop(name, None)
-        return Parameters.model_validate(values), []
+        return VersionFile(path, Parameters.model_validate(values), lines), []
     except BatchingFileError as error:
         return None, [Problem(str(path), str(error))]
     except ValidationError as error:

@@ -28,7 +28,7 @@ from mpspool.mps.simulated import control_command as simulated_control_command
 from mpspool.mps.simulated.inventory import simulated
 from mpspool.mps.simulated.nvml import Nvml
 from mpspool.supervisor import lock
-from mpspool.supervisor.config.batching import read_parameters
+from mpspool.supervisor.config.batching import VersionFile, read_version_file
 from mpspool.supervisor.config.environment import ENABLE_MPS, asks_for_mps
 from mpspool.supervisor.config.schema import ModelConfig, PoolConfig
 from mpspool.supervisor.cpus import Topology, read_topology
@@ -42,7 +42,7 @@ from mpspool.supervisor.planning.base_path import BasePathError, first_version
 from mpspool.supervisor.planning.drafts import Machine, draft_places
 from mpspool.supervisor.planning.plan import Plan, plan, resolve_mps, resolved_weights, to_settings
 from mpspool.supervisor.planning.policies import find_policies
-from mpspool.supervisor.planning.queues import Queues, VersionFile, is_wanted
+from mpspool.supervisor.planning.queues import Queues, is_wanted
 from mpspool.supervisor.pool.versions import RECORDS, Records, chosen
 from mpspool.supervisor.ports import check_fronts
 from mpspool.supervisor.programs import POOL
@@ -281,10 +281,10 @@ def read_queues(
             continue
         path = versions[model.name][1] / BATCHING_FILE
         if path.exists():
-            parameters, wrong = read_parameters(path)
+            file, wrong = read_version_file(path)
             problems += wrong
-            if parameters is not None:
-                files[model.name] = VersionFile(path, parameters)
+            if file is not None:
+                files[model.name] = file
     return Queues(files, policies), problems
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from mpspool.core.errors import Problem
 from mpspool.core.settings import (
@@ -15,21 +14,15 @@ from mpspool.core.settings import (
     SchedulingSettings,
     VersionBatching,
 )
-from mpspool.supervisor.config.batching import POOL_WIDE, ModelBatching, Parameters
+from mpspool.supervisor.config.batching import POOL_WIDE, ModelBatching, Parameters, VersionFile
 from mpspool.supervisor.config.schema import ModelConfig, PoolConfig
 
-# Where parameters stand, what is said there, and which of it counts.
-_Layer = tuple[str, Parameters, tuple[str, ...]]
+# Where each parameter stands, what is said there, and which of it counts.
+_Layer = tuple[Callable[[str], str], Parameters, tuple[str, ...]]
+# Nobody means to refuse requests that are smaller.
+_FEW_BYTES = 2**20
 # Nobody means to have requests wait for longer.
 _LONG_WAIT_US = 60_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class VersionFile:
-    """A batching_params.pbtxt in a version's folder."""
-
-    path: Path
-    parameters: Parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +87,10 @@ def batching(config: PoolConfig, model: ModelConfig, file: VersionFile | None) -
     if config.batching.per_model and file is None and not own.model_fields_set:
         return None
     names = POOL_WIDE if config.batching.per_model else tuple(ModelBatching.model_fields)
-    layers: list[_Layer] = [("batching.", config.batching, names)]
+    layers: list[_Layer] = [(_below("batching"), config.batching, names)]
     if file is not None:
         layers.append(_layer(file))
-    layers.append((f"models.{model.name}.batching.", own, tuple(ModelBatching.model_fields)))
+    layers.append((_below(f"models.{model.name}.batching"), own, tuple(ModelBatching.model_fields)))
     return _layered(layers)
 
 
@@ -120,21 +113,26 @@ def batching_of_version(
 ) -> tuple[BatchingSettings, list[Problem]]:
     """How requests of a version that has such a file are joined, and what of it does not go together."""
     given = ModelBatching(**said.given)
-    found = _layered([_layer(file), (f"models.{model}.batching.", given, tuple(ModelBatching.model_fields))])
+    own = _below(f"models.{model}.batching")
+    found = _layered([_layer(file), (own, given, tuple(ModelBatching.model_fields))])
     return found.settings(), list(_conflicts(found))
 
 
 def _layer(file: VersionFile) -> _Layer:
-    return f"{file.path}: ", file.parameters, tuple(Parameters.model_fields)
+    return file.place, file.parameters, tuple(Parameters.model_fields)
+
+
+def _below(section: str) -> Callable[[str], str]:
+    return lambda name: f"{section}.{name}"
 
 
 def _layered(layers: Sequence[_Layer]) -> Batching:
     """What is said, later layers before earlier ones."""
     values: dict[str, object] = {}
     paths: dict[str, str] = {}
-    for prefix, section, allowed in layers:
+    for place, section, allowed in layers:
         for name in section.model_fields_set.intersection(allowed):
-            values[name], paths[name] = getattr(section, name), f"{prefix}{name}"
+            values[name], paths[name] = getattr(section, name), place(name)
     return Batching(ModelBatching().model_copy(update=values), paths)
 
 

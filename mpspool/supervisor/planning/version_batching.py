@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 
 from mpspool.core.settings import BatchingSettings, VersionBatching
-from mpspool.supervisor.config.batching import read_parameters
-from mpspool.supervisor.planning.queues import VersionFile, batching_of_version
+from mpspool.supervisor.config.batching import read_version_file
+from mpspool.supervisor.planning.queues import batching_of_version
 
 
 class Question(msgspec.Struct, kw_only=True):
@@ -32,11 +32,10 @@ class Answer(msgspec.Struct, kw_only=True):
 
 def answer(question: Question) -> Answer:
     """Reads the file."""
-    path = Path(question.file)
-    parameters, problems = read_parameters(path)
+    file, problems = read_version_file(Path(question.file))
     settings = None
-    if parameters is not None:
-        settings, problems = batching_of_version(question.model, question.said, VersionFile(path, parameters))
+    if file is not None:
+        settings, problems = batching_of_version(question.model, question.said, file)
     return Answer(batching=settings, error="; ".join(map(str, problems)))
 
 
