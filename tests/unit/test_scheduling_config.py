@@ -561,6 +561,40 @@ def test_bytes_that_do_not_go_together_are_said(tmp_path: Path, given: str, told
     assert planned(read(tmp_path, f"models: {{half: x}}\n{given}")).warnings == [told]
 
 
+@pytest.mark.parametrize(
+    ("models", "given", "told"),
+    [
+        (
+            "{a: x, b: x}",
+            "max_queued_bytes: 1KiB",
+            [
+                "max_queued_bytes is 1024, of which one model has 512: larger requests than that are never taken; raise it"
+            ],
+        ),
+        (
+            "{a: x}",
+            "max_queued_bytes: 1KiB",
+            ["max_queued_bytes is 1024: larger requests than that are never taken; raise it"],
+        ),
+        (
+            "{a: x, b: x}",
+            "max_queued_bytes_per_model: 1KiB",
+            ["max_queued_bytes_per_model is 1024: larger requests than that are never taken; raise it"],
+        ),
+        (
+            "{a: {base_path: x, max_queued_bytes: 1KiB}, b: x}",
+            "",
+            ["models.a.max_queued_bytes is 1024: larger requests than that are never taken; raise it"],
+        ),
+        ("{a: x, b: x}", "max_queued_bytes: 2MiB", []),
+        ("{a: x, b: x}", "max_queued_bytes: 2KiB\nmax_message_bytes: 1KiB", []),
+    ],
+)
+def test_bytes_that_are_too_few_are_said(tmp_path: Path, models: str, given: str, told: list[str]) -> None:
+    """Where requests of less than 1 MiB are never taken, unless the largest is to be that small."""
+    assert planned(read(tmp_path, f"models: {models}\n{given}")).warnings == told
+
+
 def test_a_models_bound_beyond_that_of_all_is_said(tmp_path: Path) -> None:
     """As the one for every model is."""
     text = "models: {{half: {{base_path: x, max_queued_bytes: {}}}}}\nmax_queued_bytes: 1MiB"

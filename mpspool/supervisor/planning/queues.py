@@ -203,12 +203,11 @@ def queue_of(config: PoolConfig, model: ModelConfig, policies: Mapping[str, str]
     """The model's own limits and policy, else the pool's."""
     policy = model.policy or config.scheduling.policy
     given = model.max_queued_bytes or config.max_queued_bytes_per_model
-    several = len(config.models) > 1
     return QueueSettings(
         policy=policies.get(policy, policy),
         max_queued_requests=model.max_queued_requests or config.max_queued_requests,
-        max_queued_bytes=int(given or max(1, config.max_queued_bytes // (2 if several else 1))),
-        shares_bytes=several and not given,
+        max_queued_bytes=int(given or _share(config)),
+        shares_bytes=len(config.models) > 1 and not given,
     )
 
 
@@ -368,17 +367,29 @@ def _lane_warnings(config: PoolConfig, models: Sequence[ModelSettings]) -> Itera
 
 
 def _bytes_warnings(config: PoolConfig) -> Iterable[str]:
-    most = config.max_queued_bytes
+    most, few = config.max_queued_bytes, min(_FEW_BYTES, config.max_message_bytes)
     if "max_message_bytes" in config.model_fields_set and config.max_message_bytes > most:
         yield (
             f"max_message_bytes is {config.max_message_bytes}, and max_queued_bytes {most}: larger requests than that are "
             "never taken; raise it"
         )
+    elif (share := _share(config)) < few:
+        whose = f", of which one model has {share}" if share < most else ""
+        yield f"max_queued_bytes is {most}{whose}: larger requests than that are never taken; raise it"
     parts: dict[str, int] = {"max_queued_bytes_per_model": config.max_queued_bytes_per_model}
     parts |= {f"models.{model.name}.max_queued_bytes": model.max_queued_bytes or 0 for model in config.models}
     for path, part in parts.items():
         if part > most:
             yield f"{path} is {part}, and max_queued_bytes, of all models, {most}: it has no effect"
+        elif 0 < part < few:
+            yield f"{path} is {part}: larger requests than that are never taken; raise it"
+
+
+def _share(config: PoolConfig) -> int:
+    """Of max_queued_bytes, what the requests of one model may have that nobody has bounded; all, where there is no such."""
+    unbounded = any(not model.max_queued_bytes for model in config.models)
+    halved = len(config.models) > 1 and unbounded and not config.max_queued_bytes_per_model
+    return max(1, config.max_queued_bytes // (2 if halved else 1))
 
 
 def _scheduling_warnings(config: PoolConfig) -> Iterable[str]:
