@@ -52,9 +52,14 @@ def _of_key(option: str, words: list[str], options: set[str | None]) -> str:
     if key is None:
         return ""
     values = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
-    values += [after for word, after in pairwise(words) if word == option and not after.startswith("--")]
-    value = shlex.quote(values[0]) if values else "..."
+    values += [after for word, after in pairwise(words) if word == option and not _is_no_value(after)]
+    value = shlex.quote(values[0]) if any(values) else "..."
     return f"{key} is a key of POOL.yaml, or {variable_of(key)}={value} in the environment"
+
+
+def _is_no_value(word: str) -> bool:
+    """Another option, or the pool file."""
+    return word.startswith("--") or word.endswith((".yaml", ".yml")) or os.path.exists(word)
 
 
 @main.command(

@@ -91,6 +91,8 @@ class _Bench:
         self._error = ""
         self._trial = Trial(datetime.now().astimezone(), ())
         self._metrics_url = options.metrics_url
+        # The model's signatures, where they were asked for.
+        self._known: Any = None
         self._fleet = Fleet(options.processes)
         self._preparing: asyncio.Task[None] | None = None
         self._looking: asyncio.Future[server.Snapshot] | None = None
@@ -178,7 +180,7 @@ class _Bench:
         block = self._block(_PREDICT, options.deadline_s)
         answer = await self._ask(_PREDICT, bodies[0])
         if answer.code:
-            raise BenchError(f"{_text(answer)}{await self._hint(answer)}")
+            raise BenchError(f"{_text(answer)}{self._hint(answer)}")
         response = _response(answer.body)
         self._trial = replace(
             self._trial,
@@ -222,7 +224,7 @@ class _Bench:
                     signature=options.signature,
                     version=options.version,
                 )
-            signatures = await self._signatures()
+            signatures = self._known = await self._signatures()
             signature = options.signature or ""
             if options.document is not None:
                 return [
@@ -283,12 +285,11 @@ class _Bench:
         except MetadataError as error:
             raise UsageError(f"--metadata: {error}") from error
 
-    async def _hint(self, answer: Answer) -> str:
+    def _hint(self, answer: Answer) -> str:
         """What may be the matter with the request, on a line of its own; "" for nothing that is known."""
         options = self._options
         if options.document is not None and answer.code == Code.INVALID_ARGUMENT:
-            signatures = await self._signatures()
-            misfit = json_tensors.misfit(options.document, signatures, signature=options.signature or "")
+            misfit = json_tensors.misfit(options.document, self._known, signature=options.signature or "")
             return f"\n{misfit}" if misfit else ""
         if not options.made_up or answer.code in (Code.NOT_FOUND, Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED):
             return ""

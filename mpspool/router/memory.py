@@ -260,7 +260,11 @@ class Memory:
                 Code.RESOURCE_EXHAUSTED,
                 f"Requests of this client for {_named(model)} hold {held} bytes, {free} are free and this one has {size}: clients "
                 "share (scheduling.fair_by), and as much as one holds stays free for others; try again when some are answered, "
-                f"or raise {'max_queued_bytes' if model is None else 'max_queued_bytes, or max_queued_bytes_per_model'}",
+                + (
+                    "or raise the model's max_queued_bytes, or max_queued_bytes_per_model"
+                    if model
+                    else "or raise max_queued_bytes"
+                ),
                 Lack.BYTES,
             )
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(\d{1,6}(?:\.\d{1,6})?) ?(ms|s|m|h)?", re.ASCII)
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9}) ?(ms|s|m|h)?", re.ASCII)
 LEAST_S = 0.001
 FORM = "write a number and ms, s, m or h, as 500ms, 30s or 2m"
 
 
 def parse(text: str) -> float | None:
-    """In seconds, as which a number alone counts; None for what is no length of time."""
+    """In seconds, as which a number alone counts; None for what is not written so."""
     found = _DURATION.fullmatch(text.strip())
     return float(found[1]) * _UNITS_S[found[2] or "s"] if found else None
 

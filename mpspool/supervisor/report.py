@@ -91,9 +91,9 @@ def _refusals(status: Status) -> list[tuple[str, str]]:
     """How many of each model version, and for want of what."""
     found: dict[str, list[str]] = {}
     for one in status.get("refusals", ()):
-        whose = "@".join(filter(None, (one["model"], one["version"]))) or "requests of no model"
+        whose = "@".join(filter(None, (one["model"], one["version"]))) or "of what is not served"
         found.setdefault(whose, []).append(f"{one['count']} x {one['reason']}")
-    return [(whose, f"refused since the router started: {', '.join(of)}") for whose, of in found.items()]
+    return [(whose, f"refused so far: {', '.join(of)}") for whose, of in found.items()]
 
 
 def _errors(status: Status) -> list[tuple[str, str]]:

@@ -399,13 +399,14 @@ def test_a_clients_share(fair: LightPool, model: str, shape: Shape, named: str) 
     one, more, others = (fair.values(*shape) for _ in range(3))
     with fair.busy(model):
         calls = [fair.queue(model, one, x_tenant="a")]
+        whose = "the model's max_queued_bytes, or max_queued_bytes_per_model"
         refused = fair.send(model, more, x_tenant="a")
         assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert is_text(
             refused.details(),
             f"Requests of this client for {named} hold * bytes, * are free and this one has *: "
             "clients share (scheduling.fair_by), and as much as one holds stays free for others; try again when some are answered, "
-            f"or raise max_queued_bytes{', or max_queued_bytes_per_model' * (named == model)}",
+            f"or raise {whose if named == model else 'max_queued_bytes'}",
         ), refused.details()
         assert refusals(fair, model) - before == Counter([Lack.BYTES])
         calls.append(fair.queue(model, others, x_tenant="b"))
@@ -447,10 +448,8 @@ def test_who_fills_a_queue_leaves_for_another(
         calls.append(fair.send(model, other, x_tenant="other"))
         refused.append(calls.pop(room - 1))
         assert refused[1].code() is grpc.StatusCode.UNAVAILABLE
-        left = (
-            "; this one had waited, and its place went to a client that has less waiting (scheduling.fair_by)"
-        )
-        assert [call.details() for call in refused] == [text, text + left]
+        left = "; the place of this one went to another client (scheduling.fair_by); try again later"
+        assert [call.details() for call in refused] == [text, text.partition(";")[0] + left]
         assert fair.waiting(model) == room
         assert refusals(fair, model) - before == Counter({lack: 2})
     answers = [half(x) for x in [*asked[:-1], other]]

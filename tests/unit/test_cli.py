@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -106,7 +107,15 @@ def test_an_option_that_is_a_key_of_the_file_says_so(command: str, words: str, t
     done = CliRunner().invoke(main, [command, "pool.yaml", *shlex.split(words)])
     assert done.exit_code == 2
     assert told in done.stderr
-    assert ("is a key of" in done.stderr) == ("MPSPOOL" in done.stderr)
+    assert ("is a key of" in done.stderr) == ("MPSPOOL" in told)
+
+
+@pytest.mark.parametrize("words", ["--refuse-late pool.yaml", "--slow-lane", "--slow-lane= pool.yaml"])
+def test_a_pool_file_is_not_an_options_value(words: str) -> None:
+    """Nor is nothing."""
+    done = CliRunner().invoke(main, ["start", *shlex.split(words)])
+    assert done.exit_code == 2
+    assert "=... in the environment" in done.stderr
 
 
 def test_a_run_folder_supervisord_cannot_carry_is_refused(tmp_path: Path) -> None:
@@ -473,9 +482,9 @@ def test_the_table_shows_what_was_refused(capsys: pytest.CaptureFixture[str]) ->
     names = ("model", "version", "reason", "count")
     report.print_status({**STATUS, "refusals": [dict(zip(names, one, strict=True)) for one in found]})
     out = capsys.readouterr().out
-    assert "half@1: refused since the router started: 95 x queue_requests, 14 x late\n" in out
-    assert "half: refused since the router started: 2 x answers\n" in out
-    assert "requests of no model: refused since the router started: 3 x bytes\n" in out
+    assert "half@1: refused so far: 95 x queue_requests, 14 x late\n" in out
+    assert "half: refused so far: 2 x answers\n" in out
+    assert "of what is not served: refused so far: 3 x bytes\n" in out
     report.print_status(STATUS)
     assert "refused" not in capsys.readouterr().out
 
@@ -788,14 +797,35 @@ def test_what_is_no_number_is_no_time(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("100ms", 0.1), ("2 m", 120.0), ("1.5", 1.5), ("1e-3", 0.001), ("0.5h", 1800.0)]
+    ("text", "found"),
+    [
+        ("100ms", 0.1),
+        ("2 m", 120.0),
+        ("1.5", 1.5),
+        ("1e-3", 0.001),
+        ("0.5h", 1800.0),
+        ("1234567s", 1234567.0),
+        (".5s", 0.5),
+    ],
 )
 def test_a_time_has_a_unit_or_is_seconds(text: str, found: float) -> None:
     """Wherever an option takes one."""
     assert SECONDS.convert(text, None, None) == pytest.approx(found)
-    for wrong in ("100 parsecs", "0ms", "-1s", "ms"):
-        with pytest.raises(click.BadParameter):
-            SECONDS.convert(wrong, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("100 parsecs", "'100 parsecs' is no time; write a number and ms, s, m or h"),
+        ("ms", "'ms' is no time; write"),
+        ("0ms", "0.0 is not in the range x>0"),
+        ("-1", "-1.0 is not in the range x>0"),
+    ],
+)
+def test_what_is_no_time(text: str, told: str) -> None:
+    """It is told what one is."""
+    with pytest.raises(click.BadParameter, match=re.escape(told)):
+        SECONDS.convert(text, None, None)
 
 
 @pytest.mark.parametrize("text", ["inf", "1e300"])

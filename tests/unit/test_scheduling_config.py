@@ -302,6 +302,10 @@ def test_a_model_is_told_what_is_the_pools(tmp_path: Path, key: str) -> None:
         "models.half.scheduling: unknown key in pool.yaml line 1; a model has policy: sjf beside its base_path; the rest"
         " of scheduling is for all models"
     )
+    (line,) = refused(tmp_path, f"models: {{half: x}}\n{key}: 1")
+    assert line == f"{key}: unknown key in pool.yaml line 2; write it as scheduling: {{{key}: ...}}"
+    (line,) = refused(tmp_path, f"models: {{half: {{base_path: x, batching: {{{key}: 1}}}}}}")
+    assert "scheduling" not in line
 
 
 @pytest.mark.parametrize(
@@ -587,6 +591,7 @@ def test_bytes_that_do_not_go_together_are_said(tmp_path: Path, given: str, told
             ["models.a.max_queued_bytes is 1024: larger requests than that are never taken; raise it"],
         ),
         ("{a: x, b: x}", "max_queued_bytes: 2MiB", []),
+        ("{a: {base_path: x, max_queued_bytes: 1GiB}}", "max_queued_bytes_per_model: 1KiB", []),
         ("{a: x, b: x}", "max_queued_bytes: 2KiB\nmax_message_bytes: 1KiB", []),
     ],
 )

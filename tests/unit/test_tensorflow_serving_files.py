@@ -127,15 +127,15 @@ def test_a_file_without_models_is_refused(text: str, error: str) -> None:
     [
         (
             "model_config_list {\n config { name: 'm'\n config { name: 'n' } }",
-            "line 3, column 2: config stands within config of line 2, which is not closed before it: config { name: 'n' } }",
+            "line 3, column 2: config stands within config of line 2, which is not closed; close it first: config { name: 'n' } }",
         ),
         (
             "model_config_list {\n config < logging_config { a { b: '}' } }\n config < name: 'n' > >",
-            "line 3, column 2: config stands within config of line 2, which is not closed before it",
+            "line 3, column 2: config stands within config of line 2, which is not closed; close it first",
         ),
         (
             "model_config_list { config {\n model_version_policy { latest {\n base_path: '/m' } }",
-            "base_path stands within model_version_policy of line 2, which is not closed before it",
+            "base_path stands within model_version_policy of line 2, which is not closed; close it first",
         ),
         ("model_config_list {\n config [ { name: 'm' config {", "unknown field config of ModelConfig"),
         (

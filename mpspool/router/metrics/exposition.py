@@ -239,11 +239,9 @@ class Metrics:
 
     def refusals(self) -> list[dict[str, Any]]:
         """How many requests were refused for want of room or time, by model, version and reason; texts, "" for what is not known."""
-        refused = self._requests.refused().items()
         return [
             {"model": model, "version": version, "reason": reason, "count": count}
-            for (model, version, reason), count in refused
-            if count
+            for (model, version, reason), count in self._requests.refused()
         ]
 
     def exposition(self, accept: str) -> tuple[bytes, str]:

@@ -244,17 +244,20 @@ class RequestCollector(Collector):
             "are bytes, of no version.",
             labels=(*VERSION, "reason"),
         )
-        return _filled(family, self.refused())
+        found: Counter[tuple[str, ...]] = Counter(
+            {(*_labels(*key), lack.value): 0 for key in self._versions for lack in Lack}
+        )
+        for labels, count in self.refused():
+            found[labels] += count
+        return _filled(family, found)
 
-    def refused(self) -> Counter[tuple[str, ...]]:
-        """By model, version and reason."""
-        found: Counter[tuple[str, ...]] = Counter()
+    def refused(self) -> Iterator[tuple[tuple[str, ...], int]]:
+        """By model, version and reason, how many were; nothing of which none was."""
         for key, counts in self._versions.items():
-            for lack in Lack:
-                found[*_labels(*key), lack.value] += counts.lacks.get(lack, 0)
+            for lack, count in counts.lacks.items():
+                yield (*_labels(*key), lack.value), count
         for (model, lack), count in self._unkept.items():
-            found[model, "", lack.value] += count
-        return found
+            yield (model, "", lack.value), count
 
     def _by_worker(self) -> Iterator[Metric]:
         requests = CounterMetricFamily(

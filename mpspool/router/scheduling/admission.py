@@ -22,8 +22,8 @@ def check_room(queue: Queue, parts: Sequence[Entry]) -> Sequence[tuple[Entry, Po
     """Whether a new request, or all parts of one, fit. Where more wait than may, as when a worker was lost, no more leave than come.
 
     Returns:
-        Those that have to leave for it, and why, where clients share fairly and another has more waiting than its
-        part.
+        Those that have to leave for it, where clients share fairly and another has more waiting than its part; and for
+        want of what it would have been refused, if they could not.
 
     Raises:
         PoolError: they do not.
@@ -80,7 +80,7 @@ def _room_for_rows(
             raise batching.is_full(rows, filling, more, settings)
         leaving.append(last)
         rows_over -= last.rows
-    return [(last, batching.is_full(rows, filling, 0, settings)) for last in leaving]
+    return [(last, batching.is_full(rows, filling, more, settings)) for last in leaving]
 
 
 def _room_for_requests(
@@ -104,8 +104,9 @@ def _is_full(queue: Queue, of_parts: str = "") -> PoolError:
 
 
 def made_room(error: PoolError) -> PoolError:
-    """For one that had to leave."""
-    text = f"{error.message}; this one had waited, and its place went to a client that has less waiting (scheduling.fair_by)"
+    """What is told to one that had to leave, of what the other would have been told: without that one's own figures."""
+    full = error.message.partition(";")[0]
+    text = f"{full}; the place of this one went to another client (scheduling.fair_by); try again later"
     return PoolError(error.code, text, error.lack)
 
 

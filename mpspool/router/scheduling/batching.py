@@ -62,11 +62,11 @@ def has_room(waiting: int, filling: int, rows: int, settings: BatchingSettings) 
 
 
 def is_full(waiting: int, filling: int, rows: int, settings: BatchingSettings) -> PoolError:
-    """The error of a request of so many rows that may not come; of 0 where that says nothing. See has_room()."""
+    """The error of a request of so many rows that may not come; see has_room()."""
     run_rows, most = settings.run_rows, settings.max_enqueued_batches
     batches = max(1, -(-waiting // run_rows), filling)  # one is open, with rows or without
     text = "The batch scheduling queue to which this task was submitted is full; "
-    if settings.max_execution_batch_size and rows:
+    if settings.max_execution_batch_size:
         text += (
             f"task size is {rows} but scheduling capacity is only {most * run_rows - waiting} (num_enqueued_batches="
             f"{batches}, max_enqueued_batches={most}, open_batch_size={max(0, waiting) - (batches - 1) * run_rows}, "

@@ -62,7 +62,7 @@ def _hint(error: str) -> str:
     """What its author may not know."""
     if error.startswith("it returned"):
         return "it has to return a number, and the least is next"
-    if error.startswith(AttributeError.__name__):
+    if f"{Entry.__name__!r} object has no attribute" in error:
         return (
             f"what waits has {', '.join(name for name in vars(policy.Waiting) if not name.startswith('_'))}"
         )

@@ -134,5 +134,5 @@ def read_version_file(path: Path) -> tuple[VersionFile | None, list[Problem]]:
     except ValidationError as error:
         found = error.errors()
     fields = {"": {name: field.description or "" for name, field in Parameters.model_fields.items()}}
-    sources: dict[Location, Source] = {(name,): Source(f"{path} line {line}") for name, line in lines.items()}
+    sources: dict[Location, Source] = {(name,): Source(str(path), line) for name, line in lines.items()}
     return None, explain(found, fields, sources, lambda location: location)

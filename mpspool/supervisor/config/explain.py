@@ -50,14 +50,14 @@ def _problem(
     if error["type"] == "value_error" and key in sections:  # its fields do not go together
         message = f"{where.lstrip()}: {error['ctx']['error']}".removeprefix(": ")
     else:
-        message = _message(error, key, fields, where)
+        message = _message(error, prefix + section, key, fields, where)
     return Problem(dotted(shown(location)), message, source.line)
 
 
-def _message(error: Mapping[str, Any], key: str, fields: Fields, where: str) -> str:
+def _message(error: Mapping[str, Any], section: str, key: str, fields: Fields, where: str) -> str:
     match error["type"]:
         case "extra_forbidden":
-            return f"unknown key{where}; {_suggest(key, fields)}"
+            return f"unknown key{where}; {_suggest(section, key, fields)}"
         case "missing":
             return f"missing{where}{_remark(fields.get(key, ''))}"
         case "value_error":
@@ -109,12 +109,15 @@ _OF_POOL = {
     "parameters_file": "batching.parameters_file is for all models; a version's own parameters stand in"
     " batching_params.pbtxt in its folder, with batching: {per_model: true}, a model's own here",
     "per_model": "batching.per_model is for all models",
-    "scheduling": "a model has policy: sjf beside its base_path; the rest of scheduling is for all models",
-    **{name: f"scheduling.{name} is for all models" for name in SchedulingConfig.model_fields},
 }
+_MODEL = "models.models"
 
 
-def _suggest(key: str, fields: Fields) -> str:
+def _suggest(section: str, key: str, fields: Fields) -> str:
+    if key in SchedulingConfig.model_fields and section in ("", _MODEL):
+        return f"scheduling.{key} is for all models" if section else f"write it as scheduling: {{{key}: ...}}"
+    if key == "scheduling" and section == _MODEL:
+        return "a model has policy: sjf beside its base_path; the rest of scheduling is for all models"
     if key in _OF_POOL:
         return _OF_POOL[key]
     if key in _TRITON:

@@ -381,15 +381,18 @@ def _bytes_warnings(config: PoolConfig) -> Iterable[str]:
     for path, part in parts.items():
         if part > most:
             yield f"{path} is {part}, and max_queued_bytes, of all models, {most}: it has no effect"
-        elif 0 < part < few:
+        elif 0 < part < few and (path != "max_queued_bytes_per_model" or _some_unbounded(config)):
             yield f"{path} is {part}: larger requests than that are never taken; raise it"
 
 
 def _share(config: PoolConfig) -> int:
     """Of max_queued_bytes, what the requests of one model may have that nobody has bounded; all, where there is no such."""
-    unbounded = any(not model.max_queued_bytes for model in config.models)
-    halved = len(config.models) > 1 and unbounded and not config.max_queued_bytes_per_model
+    halved = len(config.models) > 1 and _some_unbounded(config) and not config.max_queued_bytes_per_model
     return max(1, config.max_queued_bytes // (2 if halved else 1))
+
+
+def _some_unbounded(config: PoolConfig) -> bool:
+    return any(not model.max_queued_bytes for model in config.models)
 
 
 def _scheduling_warnings(config: PoolConfig) -> Iterable[str]:

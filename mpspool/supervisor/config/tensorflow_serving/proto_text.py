@@ -117,7 +117,7 @@ def _plain(said: str, before: str, descriptor: Any) -> str:
     if found := _UNKNOWN.search(said):
         message, name = found.groups()
         if unclosed := _unclosed(name, before, descriptor):
-            return f"{name} stands within {unclosed}, which is not closed before it"
+            return f"{name} stands within {unclosed}, which is not closed; close it first"
         known = list(tfs.POOL.FindMessageTypeByName(message).fields_by_name)
         near = nearest(name, known)
         remedy = f"did you mean {near}?" if near else f"known are {', '.join(known) or 'none'}"
