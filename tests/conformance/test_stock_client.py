@@ -366,6 +366,7 @@ def test_status_json_has_the_promised_shape(pool: Pool) -> None:
     assert status["pool"] == {
         "state": "RUNNING", "pid": pool.pid, "run_dir": str(pool.run_dir), "grpc_port": pool.grpc_port,
         "rest_port": pool.rest_port, "mps": "off", "tls": "off", "grpc_socket_path": "",
+        "slow_lane": 0, "fair_by": "none",
     }  # fmt: skip
     model = next(model for model in status["models"] if model["name"] == "half_plus_two")
     [version] = model["versions"]

@@ -304,9 +304,9 @@ def test_fair_by_peer(batched: LightPool) -> None:
             calls = [batched.queue("urgent", one) for one in asked]
             other = channel.unary_unary(PREDICT).future(body("urgent", x), timeout=30)
             assert calls[-1].code() is grpc.StatusCode.UNAVAILABLE
-            assert (
-                calls[-1].details()
-                == "The queue of urgent@1 is full: 3 requests wait and max_queued_requests is 3; try again later"
+            assert calls[-1].details() == (
+                "The queue of urgent@1 is full: 3 requests wait and max_queued_requests is 3; the place of this one went to "
+                "another client (scheduling.fair_by); try again later"
             )
         assert answer(other) == half(x)
     assert [answer(call) for call in calls[:-1]] == [half(one) for one in asked[:-1]]
