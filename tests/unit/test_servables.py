@@ -283,7 +283,7 @@ def test_each_version_is_batched_as_its_own_folder_says(run: RunDir, base: Path)
         await pool.until(lambda: dict(pool.servables).get(third))
         failed = dict(pool.servables)[third]
         assert failed.phase is VersionPhase.FAILED
-        assert failed.reason.startswith(f"{folder / BATCHING_FILE}: allowed_batch_sizes ends with 4")
+        assert failed.reason.startswith(f"{folder / BATCHING_FILE} line 2: allowed_batch_sizes ends with 4")
         assert dict(pool.servables)[ModelVersion("m", 2)].phase is VersionPhase.SERVING
         (folder / BATCHING_FILE).unlink()
         await pool.serves(3)
