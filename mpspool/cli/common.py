@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 NOTHING_STARTED = 2
-# Thirty years: select(), sleep() and gRPC take no time without an end.
-_LONGEST_S = 1e9
 
 
 class Seconds(click.FloatRange):
@@ -36,7 +34,7 @@ class Seconds(click.FloatRange):
             number = math.nan
         if math.isnan(number):
             self.fail(f"{value!r} is no time; {durations.FORM}", param, ctx)
-        return min(super().convert(number, param, ctx), _LONGEST_S)
+        return min(super().convert(number, param, ctx), durations.MOST_S)
 
 
 # How long to wait, of --timeout.

@@ -283,7 +283,16 @@ def test_the_router_is_asked_over_its_socket() -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("30s", 30), ("500ms", 0.5), ("2m", 120), ("1h", 3600), ("1.5 s", 1.5), ("45", 45), (" 10s ", 10)],
+    [
+        ("30s", 30),
+        ("500ms", 0.5),
+        ("2m", 120),
+        ("1h", 3600),
+        ("1.5 s", 1.5),
+        ("45", 45),
+        (" 10s ", 10),
+        ("999999999h", 1e9),
+    ],
 )
 def test_last_takes_a_number_and_a_unit(text: str, seconds: float) -> None:
     """Milliseconds to hours; a number alone is seconds."""
