@@ -9,7 +9,7 @@ from typing import Any
 from bench.sim.arrivals import Open, Stream
 from bench.sim.cell import Cell, Key, Task
 from bench.sim.figures import Figures, NothingArrivedError, part_of
-from bench.sim.scenario import Options, look, ms, percent, table
+from bench.sim.scenario import Options, look, ms, percent, sharing, table
 from bench.sim.service import Linear, Pool, Service
 from bench.sim.setup import Setup
 
@@ -22,9 +22,9 @@ _FLOOD = 20.0
 _MAX_REQUESTS = 2000
 _CLIENTS = (
     Setup("fifo"),
-    Setup("fifo, clients share", fair=True),
+    sharing(Setup("fifo")),
     Setup("sjf", policy="sjf"),
-    Setup("sjf, clients share", policy="sjf", fair=True),
+    sharing(Setup("sjf", policy="sjf")),
 )
 _POOLS = (
     Setup("no limit"),
