@@ -316,6 +316,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
         max_queued_requests: per model version, where the pool has not said what holds for it.
         max_queued_bytes: of requests read, waiting or running, and of answers not sent; more is RESOURCE_EXHAUSTED.
         allow_reload: HandleReloadConfigRequest is answered.
+        grpc_timeout_ms: from the head of a gRPC call that runs a model, where it brings no deadline, to its answer; 0 for no end.
         rest_timeout_ms: from the last byte of a request that comes by REST to its answer; 0 for no end.
         rest_cors: REST answers let any page of a browser read them.
         allow_labels_for_unavailable: it may give a label that nobody has to a version that is not AVAILABLE.
@@ -337,6 +338,7 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_queued_bytes: int = 2**32
     scheduling: SchedulingSettings = SchedulingSettings()
     allow_reload: bool = True
+    grpc_timeout_ms: int = 0
     rest_timeout_ms: int = 30_000
     rest_cors: bool = False
     allow_labels_for_unavailable: bool = False

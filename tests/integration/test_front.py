@@ -201,6 +201,27 @@ def test_the_deadline_reaches_the_data_plane(fronts: Fronts) -> None:
     assert fronts.dataplane.deadlines[-1] == 0
 
 
+def test_a_call_without_a_deadline_has_the_one_of_the_pool() -> None:
+    """What runs a model is ended by it; a client's own, longer or shorter, goes before it, and what runs none has no other."""
+    with contextlib.closing(Fronts(grpc_timeout_ms=500)) as fronts:
+        call = fronts.start_call(b"wait", timeout_s=None)
+        assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        until(lambda: fronts.dataplane.cancelled == 1)
+        fronts.call(PREDICT, b"x", timeout_s=50)
+        assert fronts.dataplane.deadlines[-1] - time.monotonic_ns() > 4e10
+        watch = health_pb2_grpc.HealthStub(fronts.channel).Watch(health_pb2.HealthCheckRequest())
+        next(watch)
+        began_s = time.monotonic()
+        until(lambda: time.monotonic() - began_s > 1)
+        fronts.ready("not any more")
+        assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
+        unset = RouterSettings(run_dir="", host="127.0.0.1", grpc_port=0, rest_port=0)
+        fronts.loop.call_soon_threadsafe(fronts.grpc.configure, unset)
+        fronts.get("/healthz")
+        fronts.call(PREDICT, b"x", timeout_s=None)
+        assert fronts.dataplane.deadlines[-1] == 0
+
+
 def test_an_expired_deadline_ends_the_call(fronts: Fronts) -> None:
     """The client is told DEADLINE_EXCEEDED, and what still ran is cancelled."""
     fronts.call(PREDICT, b"connects")  # where that takes longer than the deadline, nothing is sent

@@ -237,6 +237,28 @@ def test_a_refusal(pool: LightPool, case: Refusal) -> None:
     pool.learn(case.model)
 
 
+@pytest.mark.parametrize(("model", "room", "lack"), [("plain", 3, Lack.REQUESTS), ("small", 4, Lack.BATCHES)])
+def test_what_is_more_urgent_takes_a_place(pool: LightPool, model: str, room: int, lack: Lack) -> None:
+    """In a full queue the last of the lowest priority leaves for it, and is told so; what is as urgent is refused."""
+    before = refusals(pool, model)
+    asked = [pool.values(1) for _ in range(room)]
+    more, urgent = pool.values(1), pool.values(1)
+    with pool.busy(model):
+        calls = [pool.queue(model, x, x_mpspool_priority="-1") for x in asked]
+        refused = [pool.send(model, more, x_mpspool_priority="-1")]
+        assert refused[0].code() is grpc.StatusCode.UNAVAILABLE
+        calls.append(pool.send(model, urgent))
+        refused.append(calls.pop(room - 1))
+        assert refused[1].code() is grpc.StatusCode.UNAVAILABLE
+        left = "the place of this one went to one of higher priority (scheduling.priority_key)"
+        assert left in refused[1].details()
+        assert pool.waiting(model) == room
+        assert refusals(pool, model) - before == Counter({lack: 2})
+    assert [answer(call) for call in calls] == [half(x) for x in [*asked[:-1], urgent]]
+    assert not pool.began(model, asked[-1])
+    pool.learn(model)
+
+
 def test_a_deadline_that_passes_in_the_queue(pool: LightPool) -> None:
     """DEADLINE_EXCEEDED while the worker is busy still, no refusal, and the worker never sees the request."""
     labels = {"model": "plain", "code": "DEADLINE_EXCEEDED"}

@@ -87,6 +87,28 @@ def test_a_deadline(fronts: Fronts) -> None:
     until(lambda: fronts.dataplane.memory.used == 0)
 
 
+@pytest.mark.parametrize("timeout_ms", [60_000, 0])
+def test_a_deadline_of_a_requests_own(timeout_ms: int) -> None:
+    """By its header, which shortens the front's, and does not need it."""
+    with contextlib.closing(Fronts(rest_timeout_ms=timeout_ms)) as fronts:
+        assert post(fronts, b"wait", "X-Mpspool-Timeout-Ms: 100")[0] == 504
+        until(lambda: fronts.dataplane.cancelled == 1)
+        assert post(fronts, b"x", "X-Mpspool-Timeout-Ms: 999999999")[0] == 200
+        left_ns = fronts.dataplane.deadlines[-1] - time.monotonic_ns()
+        assert left_ns < (timeout_ms or 999_999_999) * 1e6
+        assert left_ns > 5e10
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "1.5", "soon", "1000000000", "\u0664"])
+def test_a_deadline_that_is_none(fronts: Fronts, text: str) -> None:
+    """400, before anything is read or run."""
+    status, answer = post(fronts, b"x", f"X-Mpspool-Timeout-Ms: {text}")
+    assert status == 400
+    assert "x-mpspool-timeout-ms is" in json.loads(answer)["error"]
+    assert "whole number of milliseconds from 1 to 999999999" in json.loads(answer)["error"]
+    assert not fronts.dataplane.heads
+
+
 def test_a_client_that_goes(fronts: Fronts) -> None:
     """Its request is cancelled at once, not at its deadline."""
     with contextlib.closing(Fronts()) as patient, begin(patient, b"wait"):

@@ -25,6 +25,7 @@ from mpspool.core.ids import ModelVersion
 from mpspool.core.progress import WHOLE
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.scheduling.batching import split
+from mpspool.router.scheduling.crowd import Crowd, Room
 from mpspool.router.scheduling.entry import Entry
 from mpspool.router.scheduling.load import Batch, Limits
 from mpspool.router.scheduling.placement import DISPATCHES
@@ -605,6 +606,37 @@ def test_a_full_queue_refuses_at_the_door() -> None:
     assert refused.value.code is Code.UNAVAILABLE
 
 
+@pytest.mark.parametrize("batching", [None, BatchingSettings(max_batch_size=2, max_enqueued_batches=1)])
+def test_a_full_queue_makes_room_for_what_is_more_urgent(batching: BatchingSettings | None) -> None:
+    """The last of the least priority leaves, for requests as for rows; nothing leaves for its like."""
+    scheduler = make(max_requests=2, batching=batching)
+
+    def arrives(body: bytes, priority: int) -> Entry:
+        item = entry(body)
+        item.priority, item.rows, item.kind = priority, 1, ("", b"", b"")
+        scheduler.arrive(item, 0)
+        return item
+
+    def left() -> list[Refuse]:
+        return [order for order in scheduler.dispatch(0) if isinstance(order, Refuse)]
+
+    first, second = arrives(b"1", -1), arrives(b"2", -1)
+    with pytest.raises(PoolError, match="is full"):
+        arrives(b"3", -1)
+    assert not left()
+    arrives(b"4", 0)
+    (refused,) = left()
+    assert refused.entry is second
+    assert refused.error.code is Code.UNAVAILABLE
+    text = "; the place of this one went to one of higher priority (scheduling.priority_key); try again later"
+    assert str(refused.error).endswith(text)
+    arrives(b"5", 7)
+    assert [order.entry for order in left()] == [first]
+    with pytest.raises(PoolError, match="is full"):
+        arrives(b"6", 0)
+    assert not left()
+
+
 def test_abandon_refuses_all_that_wait_or_run() -> None:
     """At the end of the grace time nothing wanted is left."""
     scheduler = make()
@@ -761,8 +793,8 @@ class Pool(RuleBasedStateMachine):
             return
         assert self.keys[first] not in self.quarantined
         out = {other for other in self.wanted if other.over}
-        assert not out or self.rules.fair
-        assert all(other.client != first.client for other in out)
+        for other in out:
+            assert other.client != first.client if self.rules.fair else other.priority < first.priority
         self.wanted -= out
         self.put_out |= out
         self.wanted.update(parts)
@@ -1045,15 +1077,28 @@ class Pool(RuleBasedStateMachine):
             assert sum(each.rows for each in enqueued) == sum(item.rows for item in lined)
             assert sum(each.count for each in enqueued) == sum(item.rows > 0 for item in lined)
             assert sum(each.filling for each in enqueued) == sum(item.fills for item in lined)
-            shared = [item for item in lined if self.rules.fair]
+            self._check_room(queue.room, lined, [1] * len(lined))
+            for signature, each in queue.enqueued.items():
+                mine = [item for item in lined if item.signature == signature and item.rows]
+                self._check_room(each.room, mine, [item.rows for item in mine])
+                filling = [item for item in mine if item.fills]
+                self._check_room(each.room_filling, filling, [1] * len(filling))
+
+    def _check_room(self, room: Room, waiting: list[Entry], much: list[int]) -> None:
+        """It knows what waits, and what each counts for."""
+        if isinstance(room, Crowd):
             for client in "uv":
-                assert queue.crowd.of(client) == sum(item.client == client for item in shared)
-                of_client = [item for item in shared if item.client == client]
-                for signature, each in queue.enqueued.items():
-                    mine = [item for item in of_client if item.signature == signature and item.rows]
-                    if each.crowd is not None and each.crowd_filling is not None:
-                        assert each.crowd.of(client) == sum(item.rows for item in mine)
-                        assert each.crowd_filling.of(client) == sum(item.fills for item in mine)
+                of_client = (
+                    count for item, count in zip(waiting, much, strict=True) if item.client == client
+                )
+                assert room.of(client) == sum(of_client)
+        else:
+            for priority in range(-1, 3):
+                first = entry()
+                first.priority = priority
+                leaving = list(room.leaving_for(first, 1))
+                assert set(leaving) == {item for item in waiting if item.priority < priority}
+                assert leaving == sorted(leaving, key=lambda item: item.priority)
 
     @invariant()
     def devices_count_what_runs(self) -> None:

@@ -506,7 +506,7 @@ def test_who_has_most_is_known(steps: list[tuple[str, int, bool]]) -> None:
         much = {client: sum(entry.rows for entry in entries) for client, entries in waiting.items()}
         assert {client: crowd.of(client) for client in waiting} == much
         if asked:
-            leaving = list(crowd.last_of_most("x", 0))
+            leaving = list(crowd.leaving_for(Entry(MODEL, "", b"", 0, client="x"), 0))
             clients = [client for client, _ in itertools.groupby(entry.client for entry in leaving)]
             sizes = sorted((size for size in much.values() if size), reverse=True)
             assert [much[client] for client in clients] == sizes

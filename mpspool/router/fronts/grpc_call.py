@@ -58,10 +58,12 @@ class Unary:
     Attributes:
         call: takes the message, the call and what `admit` returned, which it releases.
         admit: see above.
+        timed: calls that bring no deadline have the server's.
     """
 
     call: Callable[[bytes, Call, Admission], Awaitable[bytes]]
     admit: Admit
+    timed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,9 @@ class Call(Stream):
             self._refuse_http()
             return
         timeout_ns = head.timeout_ns
+        method = server.methods.get(head.path)
+        if timeout_ns is None and server.timeout_ns and isinstance(method, Unary) and method.timed:
+            timeout_ns = server.timeout_ns
         if timeout_ns is not None:
             if timeout_ns < 0:
                 self.refuse(PoolError(Code.INVALID_ARGUMENT, "grpc-timeout is malformed"))
@@ -158,7 +163,6 @@ class Call(Stream):
             if timeout_ns < _LONGEST_TIMEOUT_NS:
                 self.deadline_ns = time.monotonic_ns() + timeout_ns
                 server.watch(self)
-        method = server.methods.get(head.path)
         if method is None:
             self.refuse(server.unknown(head.path))
             return

@@ -33,6 +33,7 @@ class Server:
 
     Attributes:
         loop: it lives on.
+        timeout_ns: from the head of a call that brings no deadline to its own, where its method is timed; 0 for none.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class Server:
         self.methods = methods
         self.memory = memory
         self.max_message_bytes = max_message_bytes
+        self.timeout_ns = 0
         self.loop = asyncio.get_running_loop()
         self.listener = Listener(self._open, memory, limits)
         self._deadlines: Deadlines[Call] = Deadlines()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
@@ -50,6 +51,9 @@ _CORS = {
     "Access-Control-Allow-Headers": "Content-Type",
 }
 _ENCODINGS = {"": "identity", "x-gzip": "gzip"}
+# The header with a request's own deadline: gRPC has grpc-timeout for it, HTTP nothing.
+_TIMEOUT = "x-mpspool-timeout-ms"
+_MILLISECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
 # Of a request whose body was asked for.
 _ASKED = "asked"
 # Model versions whose metadata is kept as it is printed.
@@ -192,8 +196,10 @@ class RestApi:
     async def _run(self, asked: Asked, request: web.Request) -> tuple[bytes, Admission]:
         """The answer, and what its request was admitted by. Raises PoolError, counted."""
         head = Head(request)
+        with self._counted(asked.method):
+            own_ms = _own_timeout_ms(request)
         body, admission = await self._read(asked, request, head)
-        timeout_ms = self._settings.rest_timeout_ms
+        timeout_ms = min(filter(None, (own_ms, self._settings.rest_timeout_ms)), default=0)
         deadline_ns = time.monotonic_ns() + timeout_ms * 1_000_000 if timeout_ms else 0
         try:
             async with asyncio.timeout(timeout_ms / 1000 if timeout_ms else None):
@@ -333,6 +339,19 @@ def error_document(status: int, message: str, headers: Mapping[str, str] = {}) -
 def _refusal(error: PoolError, headers: Mapping[str, str]) -> web.Response:
     status = _STATUS.get(error.code, HTTPStatus.INTERNAL_SERVER_ERROR)
     return error_document(status, error.message, headers)
+
+
+def _own_timeout_ms(request: web.Request) -> int:
+    """0 for none. Raises PoolError."""
+    text = request.headers.get(_TIMEOUT)
+    if text is None:
+        return 0
+    if not _MILLISECONDS.fullmatch(text) or not (timeout_ms := int(text)):
+        raise PoolError(
+            Code.INVALID_ARGUMENT,
+            f"The header {_TIMEOUT} is {cut(text)!r}: it must be a whole number of milliseconds from 1 to 999999999",
+        )
+    return timeout_ms
 
 
 def _preflight(request: web.Request, cors: Mapping[str, str]) -> web.Response:

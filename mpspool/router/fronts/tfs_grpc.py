@@ -138,7 +138,7 @@ class GrpcFront:
         methods = {**self._methods(), **self._health.methods(admit)}
         methods |= reflection.methods((*_SERVICES, health.SERVICE), admit)
         self._server = _Server(methods, dataplane.memory, settings.max_message_bytes, metrics)
-        self._server.listener.max_connections = sockets.connections(settings.max_connections)
+        self._bound(settings)
         self._tls = settings.tls
         self.port = settings.grpc_port
         self._socket_path = settings.grpc_socket_path
@@ -146,7 +146,7 @@ class GrpcFront:
     def configure(self, settings: RouterSettings) -> None:
         """Takes other limits, and certificates, while it serves."""
         self._server.max_message_bytes = settings.max_message_bytes
-        self._server.listener.max_connections = sockets.connections(settings.max_connections)
+        self._bound(settings)
         self._may_reload = settings.allow_reload
         self._any_labels = settings.allow_labels_for_unavailable
         if settings.tls != self._tls:
@@ -154,6 +154,10 @@ class GrpcFront:
                 self._secure(settings.tls)
             except tls.TlsError as error:  # they were in order a moment ago
                 logger.warning("the certificates are as before", key=f"tls.{error.key}", why=str(error))
+
+    def _bound(self, settings: RouterSettings) -> None:
+        self._server.timeout_ns = settings.grpc_timeout_ms * 1_000_000
+        self._server.listener.max_connections = sockets.connections(settings.max_connections)
 
     def _secure(self, settings: TlsSettings | None) -> None:
         """Connections that there are go on as they are. Raises TlsError."""
@@ -215,7 +219,7 @@ class GrpcFront:
         async def run(body: bytes, call: Call, admission: Admission) -> bytes:
             return await dataplane.call(asked, body, call.deadline_ns, admission, call.head)
 
-        return Unary(run, admit)
+        return Unary(run, admit, timed=True)
 
     def _counted(self, method: str, answer: Callable[[bytes], Known]) -> Unary:
         """A call that only reads what is known, with its answers counted."""

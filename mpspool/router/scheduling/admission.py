@@ -22,8 +22,8 @@ def check_room(queue: Queue, parts: Sequence[Entry]) -> Sequence[tuple[Entry, Po
     """Whether a new request, or all parts of one, fit. Where more wait than may, as when a worker was lost, no more leave than come.
 
     Returns:
-        Those that have to leave for it, where clients share fairly and another has more waiting than its part; and for
-        want of what it would have been refused, if they could not.
+        Those that have to leave for it: where clients share fairly, of another that has more waiting than its part, else of
+        lower priority; and for want of what it would have been refused, if they could not.
 
     Raises:
         PoolError: they do not.
@@ -64,17 +64,17 @@ def _room_for_rows(
     more = sum(entry.rows for entry in parts)
     if batching.has_room(rows, filling, more, settings):
         return []
-    if enqueued is None or enqueued.crowd is None or enqueued.crowd_filling is None:
+    if enqueued is None:
         raise batching.is_full(rows, filling, more, settings)
-    client, most = parts[0].client, settings.max_enqueued_batches
+    first, most = parts[0], settings.max_enqueued_batches
     # Each that fills a batch takes the place of one that does, and rows those of rows; of either no more leave than come.
     batches_over = min(len(parts), max(0, filling + batching.fills(more, settings) - most))
-    leaving = list(itertools.islice(enqueued.crowd_filling.last_of_most(client, 1), batches_over))
+    leaving = list(itertools.islice(enqueued.room_filling.leaving_for(first, 1), batches_over))
     if len(leaving) < batches_over:
         raise batching.is_full(rows, filling, more, settings)
     rows_over = min(more, rows + more - most * settings.run_rows) - sum(last.rows for last in leaving)
     already = set(leaving)
-    others = (last for last in enqueued.crowd.last_of_most(client, more) if last not in already)
+    others = (last for last in enqueued.room.leaving_for(first, more) if last not in already)
     while rows_over > 0:
         if (last := next(others, None)) is None:
             raise batching.is_full(rows, filling, more, settings)
@@ -88,7 +88,7 @@ def _room_for_requests(
 ) -> list[tuple[Entry, PoolError]]:
     """As check_room, where so many more have to leave than do already."""
     of_parts = f", and this one is run in {len(parts)} parts" if len(parts) > 1 else ""
-    others = (last for last in queue.crowd.last_of_most(parts[0].client, len(parts)) if last not in already)
+    others = (last for last in queue.room.leaving_for(parts[0], len(parts)) if last not in already)
     leaving = [(last, _is_full(queue)) for last in itertools.islice(others, places)]
     if len(leaving) < places:
         raise _is_full(queue, of_parts)
@@ -103,10 +103,13 @@ def _is_full(queue: Queue, of_parts: str = "") -> PoolError:
     return PoolError(Code.UNAVAILABLE, text, Lack.REQUESTS)
 
 
-def made_room(error: PoolError) -> PoolError:
+def made_room(error: PoolError, *, fair: bool) -> PoolError:
     """What is told to one that had to leave, of what the other would have been told: without that one's own figures."""
     full = error.message.partition(";")[0]
-    text = f"{full}; the place of this one went to another client (scheduling.fair_by); try again later"
+    whom = (
+        "another client (scheduling.fair_by)" if fair else "one of higher priority (scheduling.priority_key)"
+    )
+    text = f"{full}; the place of this one went to {whom}; try again later"
     return PoolError(error.code, text, error.lack)
 
 

@@ -1,4 +1,7 @@
-"""Who has how much waiting where room is limited: what leaves for others when it is full. Pure."""
+"""What waits where room is limited, and which of it leaves for a newcomer when it is full. Pure.
+
+Where clients share, what those have waiting who have most; where they do not, what is less urgent.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,50 @@ _SLACK = 64
 _GIVERS = 8
 
 
+class Room:
+    """What waits. Nothing may be added or discarded while somebody goes through what leaves."""
+
+    def add(self, entry: Entry, much: int = 1) -> None:
+        """An entry waits that counts for so much."""
+        raise NotImplementedError
+
+    def discard(self, entry: Entry) -> None:
+        """It waits no more, if it did."""
+        raise NotImplementedError
+
+    def leaving_for(self, first: Entry, much: int) -> Iterator[Entry]:
+        """What may have to leave for a request that counts for so much, in this order. What came back from a worker counts as
+        having come last.
+        """
+        raise NotImplementedError
+
+
+class Ranks(Room):
+    """By priority: what has less than a newcomer leaves for it, of the least the last first."""
+
+    def __init__(self) -> None:
+        self._ranks: dict[int, dict[Entry, None]] = {}
+
+    def add(self, entry: Entry, much: int = 1) -> None:  # noqa: ARG002
+        rank = self._ranks.get(entry.priority)
+        if rank is None:
+            rank = self._ranks[entry.priority] = {}
+        rank[entry] = None
+
+    def discard(self, entry: Entry) -> None:
+        rank = self._ranks.get(entry.priority)
+        if rank is not None and entry in rank:
+            del rank[entry]
+            if not rank and entry.priority:
+                del self._ranks[entry.priority]
+
+    def leaving_for(self, first: Entry, much: int) -> Iterator[Entry]:  # noqa: ARG002
+        for priority in sorted(self._ranks):
+            if priority >= first.priority:
+                return
+            yield from reversed(self._ranks[priority])
+
+
 class _Part:
     """What waits of one client, in the order of arrival, and how much that is; listed as so much or more, by that serial number."""
 
@@ -25,8 +72,8 @@ class _Part:
         self.serial = -1
 
 
-class Crowd:
-    """What waits, by client. A change, and to ask who has most, cost the logarithm of the clients."""
+class Crowd(Room):
+    """By client. A change, and to ask who has most, cost the logarithm of the clients."""
 
     def __init__(self) -> None:
         self._parts: dict[str, _Part] = {}
@@ -41,7 +88,6 @@ class Crowd:
         return part.much if part is not None else 0
 
     def add(self, entry: Entry, much: int = 1) -> None:
-        """An entry waits that counts for so much."""
         part = self._parts.get(entry.client)
         if part is None:
             part = self._parts[entry.client] = _Part()
@@ -55,20 +101,17 @@ class Crowd:
                     self._list(one)
 
     def discard(self, entry: Entry) -> None:
-        """It waits no more, if it did."""
         part = self._parts.get(entry.client)
         if part is not None and entry in part.entries:
             part.much -= part.entries.pop(entry)
             if not part.entries:
                 del self._parts[entry.client]
 
-    def last_of_most(self, client: str, much: int) -> Iterator[Entry]:
-        """From the last on, what waits of whoever has most, then of who has second most, and so on.
-
-        Each keeps as much as `client` has with so much more. What came back from a worker counts as having come last. Nothing may be
-        added or discarded meanwhile.
+    def leaving_for(self, first: Entry, much: int) -> Iterator[Entry]:
+        """From the last on, what waits of whoever has most, then of who has second most, and so on. Each keeps as much as the
+        newcomer's client has with it.
         """
-        keeps = self.of(client) + much
+        keeps = self.of(first.client) + much
         part = self._most()
         if part is None or part.much <= keeps:
             return

@@ -15,7 +15,7 @@ from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.scheduling import batching
 from mpspool.router.scheduling.cost import CostTable
-from mpspool.router.scheduling.crowd import Crowd
+from mpspool.router.scheduling.crowd import Crowd, Ranks, Room
 from mpspool.router.scheduling.entry import Entry, Kind
 from mpspool.router.scheduling.fair_share import Lanes
 from mpspool.router.scheduling.line import FairLine, Line
@@ -59,14 +59,13 @@ class Enqueued:
     """What waits of one signature to be run in batches.
 
     Attributes:
-        crowd: where clients share fairly, its rows by client.
-        crowd_filling: and those by client that fill a batch each.
+        room, room_filling: all of it, by rows, and what fills a batch each.
         count, rows: of all of it.
         filling: how many fill a batch each.
     """
 
-    crowd: Crowd | None
-    crowd_filling: Crowd | None
+    room: Room
+    room_filling: Room
     count: int = 0
     rows: int = 0
     filling: int = 0
@@ -94,7 +93,7 @@ class Queue:
         shares: where clients share fairly, their accounts.
         passed: those with a negative priority in the lines, whom others pass.
         enqueued: by signature, what waits to be run in batches.
-        crowd: where clients share fairly, what waits in the lines.
+        room: what waits in the lines.
     """
 
     model: ModelVersion
@@ -115,8 +114,14 @@ class Queue:
     shares: Lanes = field(default_factory=Lanes)
     passed: int = 0
     enqueued: dict[str, Enqueued] = field(default_factory=dict)
-    crowd: Crowd = field(default_factory=Crowd)
+    room: Room = field(init=False)
     _order: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.room = self._new_room()
+
+    def _new_room(self) -> Room:
+        return Crowd() if self.rules.fair else Ranks()
 
     # -- arrival ----------------------------------------------------------------------------------
 
@@ -214,8 +219,7 @@ class Queue:
         settings = self.rules.batching
         for enqueued in self.enqueued.values():
             enqueued.filling = 0
-            if enqueued.crowd_filling is not None:
-                enqueued.crowd_filling = Crowd()
+            enqueued.room_filling = self._new_room()
         waiting = [entry for line in self.lines.values() for entry in line]
         for entry in (*waiting, *self._elsewhere()):
             if entry.rows:
@@ -224,8 +228,8 @@ class Queue:
             if entry.rows:
                 enqueued = self.enqueued[entry.signature]
                 enqueued.filling += entry.fills
-                if enqueued.crowd_filling is not None and entry.fills:
-                    enqueued.crowd_filling.add(entry)
+                if entry.fills:
+                    enqueued.room_filling.add(entry)
 
     def estimate_anew(self) -> None:
         """What is long is another from now on: all that waits goes to its lane."""
@@ -264,20 +268,17 @@ class Queue:
         line = self._join_line(entry)
         self.waiting_s += entry.sure_s
         self.passed += entry.priority < 0
-        if line.fair:
-            self.crowd.add(entry)
+        self.room.add(entry)
         if entry.rows:
             enqueued = self.enqueued.get(entry.signature)
             if enqueued is None:
-                crowds = (Crowd(), Crowd()) if line.fair else (None, None)
-                enqueued = self.enqueued[entry.signature] = Enqueued(*crowds)
+                enqueued = self.enqueued[entry.signature] = Enqueued(self._new_room(), self._new_room())
             enqueued.count += 1
             enqueued.rows += entry.rows
             enqueued.filling += entry.fills
-            if enqueued.crowd is not None:
-                enqueued.crowd.add(entry, entry.rows)
-            if enqueued.crowd_filling is not None and entry.fills:
-                enqueued.crowd_filling.add(entry)
+            enqueued.room.add(entry, entry.rows)
+            if entry.fills:
+                enqueued.room_filling.add(entry)
         if line.count == 1:
             return True
         settings = self.rules.batching
@@ -338,17 +339,14 @@ class Queue:
             if (line := entry.line) is not None:
                 line.leave(entry)
                 self.passed -= entry.priority < 0
-                if line.fair:
-                    self.crowd.discard(entry)
+                self.room.discard(entry)
                 if entry.rows:
                     enqueued = self.enqueued[entry.signature]
                     enqueued.count -= 1
                     enqueued.rows -= entry.rows
                     enqueued.filling -= entry.fills
-                    if enqueued.crowd is not None:
-                        enqueued.crowd.discard(entry)
-                    if enqueued.crowd_filling is not None:
-                        enqueued.crowd_filling.discard(entry)
+                    enqueued.room.discard(entry)
+                    enqueued.room_filling.discard(entry)
                     if not enqueued.count:
                         del self.enqueued[entry.signature]
                 if not line.count:

@@ -243,8 +243,11 @@ class PoolConfig(Placement):
     allow_reload: bool | None = None
     """Clients may say which models are served: HandleReloadConfigRequest on the gRPC port, as with TensorFlow Serving. Not given, only
     where `host` is this machine's own: whoever may do that has any model loaded that the pool can read."""
+    grpc_timeout_ms: Annotated[int, Field(ge=0)] = 0
+    """Milliseconds from the beginning of a gRPC call that runs a model, where it brings no deadline, to an answer, which else is
+    DEADLINE_EXCEEDED; 0 for no end."""
     rest_timeout_ms: Annotated[int, Field(ge=0)] = 30_000
-    """Milliseconds from a REST request's last byte to an answer, which else is 504; 0 for no end."""
+    """Milliseconds from a REST request's last byte to an answer, which else is 504; 0 for no end. A request may ask for less."""
     rest_cors: bool = False
     """REST answers have the headers by which browsers let pages of other hosts read them."""
     allow_labels_for_unavailable: bool = False

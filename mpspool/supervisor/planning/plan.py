@@ -465,6 +465,7 @@ def to_settings(
         max_queued_bytes=int(config.max_queued_bytes),
         scheduling=scheduling(config),
         allow_reload=is_local(config.host) if config.allow_reload is None else config.allow_reload,
+        grpc_timeout_ms=config.grpc_timeout_ms,
         rest_timeout_ms=config.rest_timeout_ms,
         rest_cors=config.rest_cors,
         allow_labels_for_unavailable=config.allow_labels_for_unavailable,

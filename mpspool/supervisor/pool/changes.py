@@ -42,6 +42,7 @@ _ROUTER = (
     "max_queued_requests",
     "max_queued_bytes",
     "allow_reload",
+    "grpc_timeout_ms",
     "rest_timeout_ms",
     "rest_cors",
     "allow_labels_for_unavailable",
