@@ -968,7 +968,8 @@ class Pool(RuleBasedStateMachine):
     def _die(self, name: str, index: int | None, blame: Blame = Blame.SURELY) -> None:
         """Whoever it was running is blamed, whether its client still waits or not."""
         sends = self.held.pop(name)
-        if self.serves[name] not in {self.serves[other] for other in self.held}:
+        last = self.serves[name] not in {self.serves[other] for other in self.held}
+        if last or name in self.leaving:  # what takes its place may be able to join them
             self.apart[self.serves[name]].clear()
         before = {item: item.deaths for send in sends for item in send.entries}
         guilty: list[Entry] = []
