@@ -219,6 +219,21 @@ def test_batching_and_tags_of_a_platform() -> None:
     assert made["models"]["m"]["saved_model_tags"] == ["gpu"]
 
 
+def test_what_a_platform_says_of_the_warm_up() -> None:
+    """How often is each model's; what is not followed is named, but where it asks for what is so here."""
+    options = "model_warmup_options {{ num_request_iterations {{ value: 3 }} num_model_warmup_threads {{ value: {} }} {} }}"
+    told = convert(listing(""), platform(options.format(4, "enable_all_batch_sizes_warmup: true")))
+    assert told.document()["models"]["m"]["num_request_iterations_for_warmup"] == 3
+    assert told.notes == [
+        "b: model_warmup_options.num_model_warmup_threads: each worker sends the recorded requests one after another",
+        (
+            "b: model_warmup_options.enable_all_batch_sizes_warmup: recorded requests are sent with the rows that they"
+            " have; record one of each size"
+        ),
+    ]
+    assert convert(listing(""), platform(options.format(1, ""))).notes == []
+
+
 def test_session_groups_are_found_by_model_id() -> None:
     """As DeepRec's page has them: sessions are workers on each of the GPUs, cpusets go from worker to worker."""
     made = convert(MODELS, PLATFORM_CONFIG).document()["models"]

@@ -142,8 +142,15 @@ def _read_bundle(bundle: Any, text: str, platform: Platform, told: Told) -> None
         told.put("batching.per_model", True, Source(file))
     if bundle.saved_model_tags:
         platform.values["saved_model_tags"] = list(bundle.saved_model_tags)
-    if count := bundle.model_warmup_options.num_request_iterations.value:
+    warmup = bundle.model_warmup_options
+    if count := warmup.num_request_iterations.value:
         platform.values["num_request_iterations_for_warmup"] = count
+    if warmup.num_model_warmup_threads.value > 1:
+        what = "each worker sends the recorded requests one after another"
+        told.note(f"{file}: model_warmup_options.num_model_warmup_threads: {what}")
+    if warmup.enable_all_batch_sizes_warmup:
+        what = "recorded requests are sent with the rows that they have; record one of each size"
+        told.note(f"{file}: model_warmup_options.enable_all_batch_sizes_warmup: {what}")
     for described, _ in bundle.ListFields():
         if described.name not in _READ:
             told.note(f"{file}: {described.name}: {_ANYWAY.get(described.name, 'has no equivalent here')}")
