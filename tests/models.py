@@ -144,6 +144,21 @@ def _dice(tf: Any, path: str) -> None:
     tf.saved_model.save(dice, path, signatures={"serving_default": dice.predict})
 
 
+def _batches_itself(tf: Any, path: str) -> None:
+    """Each call waits half a second for others, within the graph, unless it has 8 rows."""
+
+    class Batches(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
+        def predict(self, x: Any) -> Any:
+            joined = tf.nondifferentiable_batch_function(
+                num_batch_threads=1, max_batch_size=8, batch_timeout_micros=500_000
+            )
+            return {"y": joined(lambda x: x + 1.0)(x)}
+
+    batches = Batches()
+    tf.saved_model.save(batches, path, signatures={"serving_default": batches.predict})
+
+
 def _endless(tf: Any, path: str) -> None:
     """Doubles x until none of it is zero: never, for the zeros of a warm-up."""
 
@@ -788,6 +803,7 @@ _BUILDERS: dict[str, Callable[[Any, str], None]] = {
     "half_plus_two_tf1": _half_plus_two_tf1,
     "dice": _dice,
     "endless": _endless,
+    "batches_itself": _batches_itself,
     "widedeep": save_widedeep,
     "multi_signature": _multi_signature,
     "sequences": _sequences,

@@ -175,8 +175,8 @@ def begin(
 
     _print_plan(settings, planned)
     if check:
-        _check_models(settings)
-        verdict = "It can start, with the warnings above" if planned.warnings else "All is well"
+        warnings = [*planned.warnings, *_check_models(settings)]
+        verdict = "It can start, with the warnings above" if warnings else "All is well"
         click.echo(
             f"{verdict}; nothing was started. (The weights' checksums are verified as they are published.)"
         )
@@ -218,15 +218,22 @@ def doctor(file: Path | None, as_json: bool, **flags: Any) -> None:
     sys.exit(0 if examine.passed(findings) else 1)
 
 
-def _check_models(settings: PoolSettings) -> None:
-    """Reads every model, as `mpspool model` does: its graph, operations and checkpoint. Raises StartError."""
+def _check_models(settings: PoolSettings) -> list[str]:
+    """Reads every model, as `mpspool model` does: its graph, operations and checkpoint. Raises StartError.
+
+    Returns:
+        What it has warned of.
+    """
     from mpspool.core.errors import StartError
     from mpspool.supervisor import describe, report
 
     with report.busy("TensorFlow reads the models"):
-        problems = describe.check(settings.models)
+        problems, warnings = describe.check(settings.models)
+    for line in warnings:
+        click.echo(f"warning: {line}", err=True)
     if problems:
         raise StartError(problems)
+    return warnings
 
 
 def _print_plan(settings: PoolSettings, planned: Plan) -> None:

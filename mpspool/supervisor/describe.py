@@ -7,9 +7,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from mpspool.core import settings
 from mpspool.core.control import Message
@@ -87,23 +88,39 @@ def saved_model(model: ModelSettings) -> Message:
     return {"path": model.path, **_ask_child(model)}
 
 
-def check(models: Sequence[ModelSettings]) -> list[Problem]:
-    """Reads each model as saved_model() does, several at once; what is wrong with which."""
+def check(models: Sequence[ModelSettings]) -> tuple[list[Problem], list[str]]:
+    """Reads each model as saved_model() does, several at once.
 
-    def problem(model: ModelSettings) -> Problem | None:
+    Returns:
+        What is wrong with which, and what will run but is hardly meant, a line each.
+    """
+
+    def findings(model: ModelSettings) -> tuple[list[Problem], list[str]]:
+        path = f"models.{model.name}"
         try:
             found = saved_model(model)
         except DescribeError as error:
-            return Problem(f"models.{model.name}", str(error))
-        if unknown := found["unregistered"]:
-            return Problem(
-                f"models.{model.name}",
-                f"unknown to TensorFlow: {remedy(unknown, 'custom_ops in the pool file')}",
-            )
-        return None
+            return [Problem(path, str(error))], []
+        unknown = found["unregistered"]
+        problems = (
+            [f"unknown to TensorFlow: {remedy(unknown, 'custom_ops in the pool file')}"] if unknown else []
+        )
+        warnings = [f"{path}: {waiting(one)}" for one in found["batch_functions"]]
+        return [Problem(path, text) for text in problems], warnings
 
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _AT_ONCE)) as threads:
-        return [found for found in threads.map(problem, models) if found is not None]
+        each = list(threads.map(findings, models))
+    return [one for problems, _ in each for one in problems], [one for _, texts in each for one in texts]
+
+
+def waiting(batch_function: Mapping[str, Any]) -> str:
+    """What it means here that a model forms batches within its graph, and what to do."""
+    name, rows = batch_function["name"], batch_function["max_batch_size"]
+    return (
+        f"{name} (BatchFunction) waits {batch_function['batch_timeout_micros'] / 1e3:g} ms for other calls in each of fewer"
+        f" than {rows:,} rows, and a worker runs one call at a time: export the model without it and set batching: on, or"
+        " with batch_timeout_micros=0"
+    )
 
 
 def remedy(unregistered: Sequence[str], where: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpspool.core.control import Message
-from mpspool.supervisor.describe import remedy
+from mpspool.supervisor.describe import remedy, waiting
 from mpspool.supervisor.report import a_console, coloured, excess, size, table
 
 Part = Mapping[str, Any]
@@ -47,6 +47,8 @@ def print_model(found: Message) -> None:
         console.print(table(_operations(found["cpu_only"]), folded=("types", "for example")))
     if found["unregistered"]:
         console.print(f"\n[yellow]unknown to TensorFlow[/]: {escape(_unregistered(found))}")
+    for one in found["batch_functions"]:
+        console.print(f"\n[yellow]waits within the graph[/]: {escape(waiting(one))}")
 
 
 def _signature(signature: Part) -> Rows:

@@ -3,7 +3,8 @@
     {"signatures": {KEY: {"method", "inputs": {ALIAS: TENSOR}, "outputs": {ALIAS: TENSOR}}},
      "variables": {"count", "bytes", "largest": [{"name", "dtype", "shape", "bytes"}]}, or {"unknown": WHY},
      "cpu_only": [{"op", "types", "count", "example"}], null where TensorFlow has no GPU kernels,
-     "unregistered": [OP]}
+     "unregistered": [OP],
+     "batch_functions": [{"name", "max_batch_size", "batch_timeout_micros"}]}
     TENSOR: {"dtype", "shape", "kind": "dense", "sparse" or "composite", "optional"}
     "shape": a size or null per dimension; null for an unknown rank
 
@@ -37,6 +38,7 @@ _SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 def describe(model: ModelSettings) -> dict[str, Any]:
     """Raises LoadError for what is no SavedModel, CheckpointError for a checkpoint that cannot be read."""
     from mpspool.worker import kernels
+    from mpspool.worker.batch_function import batch_functions
     from mpspool.worker.engine.load import load_ops
     from mpspool.worker.engine.saved_model import Signatures, read_meta_graph
 
@@ -59,6 +61,7 @@ def describe(model: ModelSettings) -> dict[str, Any]:
         "variables": _variables(path / "variables" / "variables", meta_graph),
         "cpu_only": None if cpu_only is None else [dataclasses.asdict(one) for one in cpu_only],
         "unregistered": kernels.unregistered(meta_graph, definitions),
+        "batch_functions": [dataclasses.asdict(one) for one in batch_functions(meta_graph, definitions)],
     }
 
 

@@ -49,7 +49,7 @@ def cpu_only(meta_graph: Any, signatures: Iterable[Any]) -> list[CpuOnly] | None
         return None
     registered = functools.cache(lambda op: tuple(kernels.get_registered_kernels_for_op(op).kernel))
     found: dict[tuple[str, str], list[str]] = {}
-    for node in _run(meta_graph.graph_def, signatures):
+    for node in nodes_run(meta_graph.graph_def, signatures):
         on_gpu = [kernel for kernel in registered(node.op) if kernel.device_type in _ON_GPU]
         # Without any kernel it is a function's name, or the graph's own bookkeeping.
         if registered(node.op) and not any(_fits(kernel, node) for kernel in on_gpu):
@@ -63,12 +63,12 @@ def unregistered(meta_graph: Any, signatures: Iterable[Any]) -> list[str]:
     that the signatures call.
     """
     functions = {function.signature.name for function in meta_graph.graph_def.library.function}
-    nodes = itertools.chain(meta_graph.graph_def.node, _run(meta_graph.graph_def, signatures))
+    nodes = itertools.chain(meta_graph.graph_def.node, nodes_run(meta_graph.graph_def, signatures))
     ops = {node.op for node in nodes} - functions
     return sorted(op for op in ops if op_def_registry.get(op) is None)
 
 
-def _run(graph: Any, signatures: Iterable[Any]) -> Iterator[Any]:
+def nodes_run(graph: Any, signatures: Iterable[Any]) -> Iterator[Any]:
     """Every node that is run for an output, those of called functions included, each once."""
     nodes = {node.name: node for node in graph.node}
     functions = {function.signature.name: function for function in graph.library.function}

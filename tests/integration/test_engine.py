@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 from tensorflow.core.protobuf import saved_model_pb2
 
 from mpspool.core import tfs
@@ -389,3 +391,20 @@ def test_demo_help(tmp_path: Path) -> None:
         assert done.returncode == status
         assert "DIR" in done.stdout + done.stderr
     assert not list(tmp_path.iterdir())
+
+
+def test_a_batch_within_the_graph_waits_and_is_told(model_dir: ModelDir) -> None:
+    """For its own timeout in each call of few rows, and not in one that fills it: nobody else calls meanwhile."""
+    with capture_logs() as logs:
+        engine = load(settings(model_dir("batches_itself")))
+    (line,) = [line for line in logs if line["log_level"] == "warning"]
+    assert (line["op"], line["batch_timeout_micros"]) == ("batch/BatchFunction", 500_000)
+
+    def took_s(rows: int) -> float:
+        began_s = time.monotonic()
+        (y,) = engine.run("serving_default", {"x": np.zeros(rows, np.float32)}, ["y"])
+        assert y.tolist() == [1.0] * rows
+        return time.monotonic() - began_s
+
+    assert took_s(2) >= 0.5
+    assert min(took_s(8) for _ in range(5)) < 0.5

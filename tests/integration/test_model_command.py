@@ -99,6 +99,7 @@ def test_a_model_of_the_pool(pool: Pool, model_dir: ModelDir) -> None:
         "variables": {"count": 1, "bytes": LARGE_BYTES, "largest": [table]},
         "cpu_only": [],
         "unregistered": [],
+        "batch_functions": [],
     }
     text = shown("large", "--version", 1, "--run-dir", pool.run_dir)
     assert "large version 1  AVAILABLE" in text
@@ -192,6 +193,14 @@ def test_a_library_makes_its_operations_known(model_dir: ModelDir, testing_ops: 
     assert [one["op"] for one in found["cpu_only"]] == ["TestingAbort"]
 
 
+def test_batches_within_the_graph_are_told(model_dir: ModelDir) -> None:
+    """The op, by how long each call waits for others, and for fewer than how many rows."""
+    path = model_dir("batches_itself")
+    one = {"name": "batch/BatchFunction", "max_batch_size": 8, "batch_timeout_micros": 500_000}
+    assert described("--path", path)["batch_functions"] == [one]
+    assert "waits within the graph: batch/BatchFunction" in shown("--path", path)
+
+
 def test_the_tags_can_be_named(model_dir: ModelDir) -> None:
     """The refusal shows those there are, and they can be given."""
     path = model_dir("training_tags")
@@ -224,7 +233,12 @@ def test_check_reads_every_model(model_dir: ModelDir, tmp_path: Path) -> None:
     assert "variables.data-00000-of-00001 is cut" in errors[0]
     assert "variables.index is missing, and the model restores" in errors[1]
     assert "TestingAbort; name the library that defines it with custom_ops in the pool file" in errors[2]
-    done = cli("start", *good, "--check")
+    waiting = ("--model", f"waiting={model_dir('batches_itself')}")
+    done = cli("start", *good, *waiting, "--check")
+    assert (
+        "warning: models.waiting: batch/BatchFunction (BatchFunction) waits 500 ms for other calls"
+        in done.stderr
+    )
     told = "It can start, with the warnings above; nothing was started."  # nobody can reach it
     assert (done.returncode, told in done.stdout) == (0, True), done.stderr
 

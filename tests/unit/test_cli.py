@@ -128,14 +128,18 @@ def test_a_run_folder_supervisord_cannot_carry_is_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("slots", "verdict"),
-    [(1, "All is well; nothing"), (500, "It can start, with the warnings above; nothing")],
+    ("slots", "told", "verdict"),
+    [
+        (1, [], "All is well; nothing"),
+        (500, [], "It can start, with the warnings above; nothing"),
+        (1, ["models.half: it waits"], "It can start, with the warnings above; nothing"),
+    ],
 )
 def test_a_check_with_warnings_is_not_all_well(
-    monkeypatch: pytest.MonkeyPatch, slots: int, verdict: str
+    monkeypatch: pytest.MonkeyPatch, slots: int, told: list[str], verdict: str
 ) -> None:
-    """It could start, which is what was asked."""
-    monkeypatch.setattr(describe, "check", lambda _models: [])
+    """Of the plan or of a model. It could start, which is what was asked."""
+    monkeypatch.setattr(describe, "check", lambda _models: ([], told))
     with short_dir() as root:
         (root / "half/1").mkdir(parents=True)
         (root / "half/1/saved_model.pb").write_bytes(b"\x08\x01\x12\x01x")
@@ -144,6 +148,7 @@ def test_a_check_with_warnings_is_not_all_well(
         done = CliRunner().invoke(main, ["start", "--check", *flags.split(), *counts.split()])
     assert done.exit_code == 0, done.output
     assert done.stdout.splitlines()[-1].startswith(verdict)
+    assert all(f"warning: {line}" in done.stderr for line in told)
 
 
 def test_status_without_a_pool_says_what_to_do(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
 from mpspool.worker import kernels
+from mpspool.worker.batch_function import BatchFunction, batch_functions
 from mpspool.worker.kernels import CpuOnly, cpu_only, unregistered
 
 FLOAT, STRING = 1, 7
@@ -137,3 +138,23 @@ def test_a_tensorflow_without_gpu_kernels_says_nothing(monkeypatch: pytest.Monke
     """Its registry would have every operation run on the CPU."""
     monkeypatch.setattr(tf.test, "is_built_with_gpu_support", lambda: False)
     assert kernels.cpu_only(graph(node("x", "Identity", T=FLOAT)), [signature("x")]) is None
+
+
+def test_what_waits_within_the_graph_is_found() -> None:
+    """In what a signature runs, the functions that it calls included; not what does not wait, nor what nobody runs."""
+
+    def waiting(name: str, micros: int) -> Any:
+        made = node(name, "BatchFunction")
+        made.attr["max_batch_size"].i, made.attr["batch_timeout_micros"].i = 32, micros
+        return made
+
+    functions = (
+        function("body", waiting("inner", 500), waiting("at_once", 0)),
+        function("idle", waiting("no", 9)),
+    )
+    call = node("call", "StatefulPartitionedCall", calls="body")
+    found = graph(call, waiting("outer", 2000), waiting("no", 9), functions=functions)
+    expected = [BatchFunction("outer", 32, 2000), BatchFunction("inner", 32, 500)]
+    assert batch_functions(found, [signature("call", "outer")]) == expected
+    assert batch_functions(found, [signature("nothing")]) == []
+    assert batch_functions(graph(call), [signature("call")]) == []

@@ -138,7 +138,7 @@ def model_text(capsys: pytest.CaptureFixture[str], **fields: Any) -> str:
     model: dict[str, Any] = {
         "model": "half", "version": 1, "state": "AVAILABLE", "error": "", "path": "/m/half/1", "weights": {},
         "signatures": {}, "variables": {"count": 0, "bytes": 0, "largest": []}, "cpu_only": [],
-        "unregistered": [],
+        "unregistered": [], "batch_functions": [],
     }  # fmt: skip
     model_report.print_model({**model, **fields})
     return capsys.readouterr().out
@@ -174,6 +174,17 @@ def test_a_model_says_what_a_gpu_cannot_run(capsys: pytest.CaptureFixture[str]) 
     text = model_text(capsys, unregistered=["A", "B"])
     assert "every other operation has a kernel" in text
     assert "A, B; name the library that defines them with custom_ops in the pool file" in text
+
+
+def test_a_model_says_that_it_waits_within_its_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    """For how long, up to how many rows, and what to do."""
+    one = {"name": "batch/BatchFunction", "max_batch_size": 1024, "batch_timeout_micros": 2500}
+    text = " ".join(model_text(capsys, batch_functions=[one]).split())
+    assert (
+        "batch/BatchFunction (BatchFunction) waits 2.5 ms for other calls in each of fewer than 1,024 rows"
+        in text
+    )
+    assert "set batching: on" in text
 
 
 def test_a_model_shows_its_state_and_error(capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,11 @@ T = TypeVar("T")
 E = TypeVar("E", bound=Engine)
 
 _NODE = "\n\t [[{{"
+_MOST_TOLD = 3
+_ONE_CALL = (
+    "it waits for other calls (BatchFunction), and a worker runs one at a time: export the model without it and set"
+    " batching: on, or with batch_timeout_micros=0"
+)
 _UNREGISTERED_OP = re.compile(r"Op type not registered '([^']+)'")
 
 
@@ -69,6 +74,9 @@ def load(
     for library in settings.custom_ops:
         load_ops(library)
     signatures = Signatures.read(path, settings.saved_model_tags)
+    for one in signatures.batch_functions[:_MOST_TOLD]:
+        micros = one.batch_timeout_micros
+        logger.warning("waits within the graph", op=one.name, batch_timeout_micros=micros, reason=_ONE_CALL)
     config = overridden(path, config)
     weights = segment or unshared
     if settings.engine == "tf2":

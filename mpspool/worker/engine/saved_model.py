@@ -14,6 +14,7 @@ from tensorflow.core.protobuf import meta_graph_pb2, saved_model_pb2
 
 from mpspool.core import tfs
 from mpspool.core.errors import Code, PoolError
+from mpspool.worker.batch_function import BatchFunction, batch_functions
 from mpspool.worker.engine.base import Signature, TensorSpec
 
 # "__saved_model_init_op" and its like are the loader's, not the client's.
@@ -32,11 +33,13 @@ class Signatures:
         definitions: tensorflow.SignatureDef by key, for the graph's own tensor names, each as "node:output".
         specs: the same as an engine shows them.
         serialised: a tensorflow.serving.SignatureDefMap of all of them.
+        batch_functions: ops among what they run that wait for other calls.
     """
 
     definitions: Mapping[str, Any]
     specs: Mapping[str, Signature]
     serialised: bytes
+    batch_functions: Sequence[BatchFunction] = ()
 
     @classmethod
     def read(cls, path: Path, tags: Sequence[str]) -> Self:
@@ -54,7 +57,7 @@ class Signatures:
         serialised = _serialise(definitions)
         for definition in definitions.values():
             _complete(definition)
-        return cls(definitions, specs, serialised)
+        return cls(definitions, specs, serialised, batch_functions(meta_graph, definitions.values()))
 
     def require_plain(self, key: str) -> None:
         """Raises PoolError for a signature with sparse or composite tensors, which Predict cannot carry."""

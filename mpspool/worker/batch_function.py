@@ -1,0 +1,50 @@
+"""Batches that a model forms within its graph, by BatchFunction: `tf.nondifferentiable_batch_function`.
+
+The op joins calls that run at the same time in one process. A worker runs one after another: unless a call brings as many rows
+as a batch of the op has, it waits for others until the op's own timeout is over.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from mpspool.worker.kernels import nodes_run
+
+_OP = "BatchFunction"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchFunction:
+    """An op by which calls wait for others.
+
+    Attributes:
+        name: the node's.
+        max_batch_size: rows with which it waits no more.
+        batch_timeout_micros: how long it waits.
+    """
+
+    name: str
+    max_batch_size: int
+    batch_timeout_micros: int
+
+
+def batch_functions(meta_graph: Any, signatures: Iterable[Any]) -> list[BatchFunction]:
+    """Those that the signatures run and that wait, the longest first.
+
+    Args:
+        meta_graph: a MetaGraphDef.
+        signatures: SignatureDefs of it.
+    """
+    graph = meta_graph.graph_def
+    parts = itertools.chain([graph.node], (function.node_def for function in graph.library.function))
+    if not any(node.op == _OP for nodes in parts for node in nodes):
+        return []  # of nearly all models, and seen sooner than what the signatures run
+    found = [
+        BatchFunction(node.name, node.attr["max_batch_size"].i, node.attr["batch_timeout_micros"].i)
+        for node in nodes_run(graph, signatures)
+        if node.op == _OP and node.attr["batch_timeout_micros"].i > 0
+    ]
+    return sorted(found, key=lambda one: (-one.batch_timeout_micros, one.name))
