@@ -89,18 +89,26 @@ _EXAMPLES = {
 }
 
 
-# What people know from Triton's config.pbtxt, and what says it here.
+# What people know from Triton's config.pbtxt, and what says it here: as in docs/triton.md, in fewer words.
 _TRITON = {
-    "allow_timeout_override": "a client's own deadline",
-    "default_priority_level": "the metadata x-mpspool-priority of each request",
-    "default_timeout_microseconds": "a client's own deadline, by REST rest_timeout_ms",
+    "allow_timeout_override": "always so: a call's own deadline counts, by REST the header x-mpspool-timeout-ms",
+    "default_priority_level": "0, of requests without the metadata x-mpspool-priority",
+    "default_queue_policy": "max_queued_requests, max_enqueued_batches, grpc_timeout_ms and rest_timeout_ms",
+    "default_timeout_microseconds": "grpc_timeout_ms and rest_timeout_ms, of the pool",
     "dynamic_batching": "batching",
+    "ensemble_scheduling": "nothing: clients ask one model after another, or one SavedModel has both",
     "instance_group": "contexts_per_gpu, or cpu_slots",
     "max_queue_delay_microseconds": "batch_timeout_micros, or adaptive",
-    "max_queue_size": "max_queued_requests",
+    "max_queue_size": "max_queued_requests, and where requests are batched max_enqueued_batches",
+    "model_warmup": "assets.extra/tf_serving_warmup_requests in a version's folder, which mpspool capture writes",
     "preferred_batch_size": "nothing: a batch takes what waits, up to max_batch_size",
-    "priority_levels": "the metadata x-mpspool-priority of each request",
-    "priority_queue_policy": "the metadata x-mpspool-priority of each request",
+    "preserve_ordering": "nothing: each answer goes as soon as it is there",
+    "priority_levels": "the metadata x-mpspool-priority of each request, and the larger goes first",
+    "priority_queue_policy": "nothing: all priorities are in one queue, and in a full one the lowest makes way",
+    "rate_limiter": "scheduling.running_per_device",
+    "response_cache": "nothing: each request is run",
+    "sequence_batching": "nothing: any worker may run a request",
+    "timeout_action": "always REJECT: who cannot be answered by its deadline is told DEADLINE_EXCEEDED",
 }
 
 
