@@ -105,7 +105,7 @@ def check(models: Sequence[ModelSettings]) -> tuple[list[Problem], list[str]]:
         problems = (
             [f"unknown to TensorFlow: {remedy(unknown, 'custom_ops in the pool file')}"] if unknown else []
         )
-        warnings = [f"{path}: {waiting(one)}" for one in found["batch_functions"]]
+        warnings = [f"{path}: {batches_itself(one)}" for one in found["batch_functions"]]
         return [Problem(path, text) for text in problems], warnings
 
     with ThreadPoolExecutor(min(len(os.sched_getaffinity(0)), _AT_ONCE)) as threads:
@@ -113,13 +113,12 @@ def check(models: Sequence[ModelSettings]) -> tuple[list[Problem], list[str]]:
     return [one for problems, _ in each for one in problems], [one for _, texts in each for one in texts]
 
 
-def waiting(batch_function: Mapping[str, Any]) -> str:
+def batches_itself(batch_function: Mapping[str, Any]) -> str:
     """What it means here that a model forms batches within its graph, and what to do."""
     name, rows = batch_function["name"], batch_function["max_batch_size"]
     return (
-        f"{name} (BatchFunction) waits {batch_function['batch_timeout_micros'] / 1e3:g} ms for other calls in each of fewer"
-        f" than {rows:,} rows, and a worker runs one call at a time: export the model without it and set batching: on, or"
-        " with batch_timeout_micros=0"
+        f"{name} (BatchFunction) is to join calls to batches of up to {rows:,} rows within the graph: a worker runs one call at a"
+        " time, so it joins none and waits for none; for batches set batching: on"
     )
 
 

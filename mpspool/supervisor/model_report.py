@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpspool.core.control import Message
-from mpspool.supervisor.describe import remedy, waiting
+from mpspool.supervisor.describe import batches_itself, remedy
 from mpspool.supervisor.report import a_console, coloured, excess, size, table
 
 Part = Mapping[str, Any]
@@ -48,7 +48,7 @@ def print_model(found: Message) -> None:
     if found["unregistered"]:
         console.print(f"\n[yellow]unknown to TensorFlow[/]: {escape(_unregistered(found))}")
     for one in found["batch_functions"]:
-        console.print(f"\n[yellow]waits within the graph[/]: {escape(waiting(one))}")
+        console.print(f"\n[yellow]batches within the graph[/]: {escape(batches_itself(one))}")
 
 
 def _signature(signature: Part) -> Rows:

@@ -1,13 +1,13 @@
 """Batches that a model forms within its graph, by BatchFunction: `tf.nondifferentiable_batch_function`.
 
-The op joins calls that run at the same time in one process. A worker runs one after another: unless a call brings as many rows
-as a batch of the op has, it waits for others until the op's own timeout is over.
+The op joins calls that run at the same time in one process. A worker runs one after another: a call of fewer rows than a batch
+of the op has would wait for others until the op's own timeout is over, and none would come.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,12 +18,12 @@ _OP = "BatchFunction"
 
 @dataclass(frozen=True, slots=True)
 class BatchFunction:
-    """An op by which calls wait for others.
+    """An op by which calls are to wait for others.
 
     Attributes:
         name: the node's.
         max_batch_size: rows with which it waits no more.
-        batch_timeout_micros: how long it waits.
+        batch_timeout_micros: how long it is to wait.
     """
 
     name: str
@@ -39,8 +39,7 @@ def batch_functions(meta_graph: Any, signatures: Iterable[Any]) -> list[BatchFun
         signatures: SignatureDefs of it.
     """
     graph = meta_graph.graph_def
-    parts = itertools.chain([graph.node], (function.node_def for function in graph.library.function))
-    if not any(node.op == _OP for nodes in parts for node in nodes):
+    if next(_nodes(graph), None) is None:
         return []  # of nearly all models, and seen sooner than what the signatures run
     found = [
         BatchFunction(node.name, node.attr["max_batch_size"].i, node.attr["batch_timeout_micros"].i)
@@ -48,3 +47,14 @@ def batch_functions(meta_graph: Any, signatures: Iterable[Any]) -> list[BatchFun
         if node.op == _OP and node.attr["batch_timeout_micros"].i > 0
     ]
     return sorted(found, key=lambda one: (-one.batch_timeout_micros, one.name))
+
+
+def stop_waiting(meta_graph: Any) -> None:
+    """Has all such ops of a MetaGraphDef run what is there at once."""
+    for node in _nodes(meta_graph.graph_def):
+        node.attr["batch_timeout_micros"].i = 0
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    functions = (function.node_def for function in graph.library.function)
+    return (node for node in itertools.chain(graph.node, *functions) if node.op == _OP)

@@ -194,11 +194,11 @@ def test_a_library_makes_its_operations_known(model_dir: ModelDir, testing_ops: 
 
 
 def test_batches_within_the_graph_are_told(model_dir: ModelDir) -> None:
-    """The op, by how long each call waits for others, and for fewer than how many rows."""
+    """The op, by how long each call is to wait for others, and for fewer than how many rows."""
     path = model_dir("batches_itself")
     one = {"name": "batch/BatchFunction", "max_batch_size": 8, "batch_timeout_micros": 500_000}
     assert described("--path", path)["batch_functions"] == [one]
-    assert "waits within the graph: batch/BatchFunction" in shown("--path", path)
+    assert "batches within the graph: batch/BatchFunction" in shown("--path", path)
 
 
 def test_the_tags_can_be_named(model_dir: ModelDir) -> None:
@@ -236,7 +236,7 @@ def test_check_reads_every_model(model_dir: ModelDir, tmp_path: Path) -> None:
     waiting = ("--model", f"waiting={model_dir('batches_itself')}")
     done = cli("start", *good, *waiting, "--check")
     assert (
-        "warning: models.waiting: batch/BatchFunction (BatchFunction) waits 500 ms for other calls"
+        "warning: models.waiting: batch/BatchFunction (BatchFunction) is to join calls to batches of up to 8 rows"
         in done.stderr
     )
     told = "It can start, with the warnings above; nothing was started."  # nobody can reach it

@@ -10,7 +10,7 @@ from tensorflow.core.framework import attr_value_pb2, function_pb2, node_def_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
 from mpspool.worker import kernels
-from mpspool.worker.batch_function import BatchFunction, batch_functions
+from mpspool.worker.batch_function import BatchFunction, batch_functions, stop_waiting
 from mpspool.worker.kernels import CpuOnly, cpu_only, unregistered
 
 FLOAT, STRING = 1, 7
@@ -158,3 +158,5 @@ def test_what_waits_within_the_graph_is_found() -> None:
     assert batch_functions(found, [signature("call", "outer")]) == expected
     assert batch_functions(found, [signature("nothing")]) == []
     assert batch_functions(graph(call), [signature("call")]) == []
+    stop_waiting(found)
+    assert batch_functions(found, [signature("call", "outer", "no")]) == []

@@ -176,14 +176,11 @@ def test_a_model_says_what_a_gpu_cannot_run(capsys: pytest.CaptureFixture[str]) 
     assert "A, B; name the library that defines them with custom_ops in the pool file" in text
 
 
-def test_a_model_says_that_it_waits_within_its_graph(capsys: pytest.CaptureFixture[str]) -> None:
-    """For how long, up to how many rows, and what to do."""
+def test_a_model_says_that_it_batches_within_its_graph(capsys: pytest.CaptureFixture[str]) -> None:
+    """Up to how many rows, and what to do."""
     one = {"name": "batch/BatchFunction", "max_batch_size": 1024, "batch_timeout_micros": 2500}
     text = " ".join(model_text(capsys, batch_functions=[one]).split())
-    assert (
-        "batch/BatchFunction (BatchFunction) waits 2.5 ms for other calls in each of fewer than 1,024 rows"
-        in text
-    )
+    assert "batch/BatchFunction (BatchFunction) is to join calls to batches of up to 1,024 rows" in text
     assert "set batching: on" in text
 
 

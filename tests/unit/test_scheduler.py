@@ -770,7 +770,10 @@ class Pool(RuleBasedStateMachine):
         rows, queued = self._rows(model), self.scheduler.queued(model)
         settings = self.rules.batching
         room = settings.max_enqueued_batches * settings.run_rows if settings and first.rows else 10**9
-        queued_slow, idle = self.scheduler.queued_slow(model), self.scheduler._queue(model).placement.idle_count
+        queued_slow, idle = (
+            self.scheduler.queued_slow(model),
+            self.scheduler._queue(model).placement.idle_count,
+        )
         free = 0 if queued else idle
         room += free * self.most_rows
         most = self.rules.max_requests + free
@@ -799,7 +802,9 @@ class Pool(RuleBasedStateMachine):
         self.wanted -= out
         self.put_out |= out
         self.wanted.update(parts)
-        if queued <= queued_slow:  # what waits for the slow lane alone is not before one that idle workers take
+        if (
+            queued <= queued_slow
+        ):  # what waits for the slow lane alone is not before one that idle workers take
             most, room = most - free + idle, room + (idle - free) * self.most_rows
         assert self.scheduler.queued(model) <= max(most, queued), "more than may wait"
         assert self._rows(model) <= max(room, rows) or first.suspect, "more than may wait"

@@ -38,7 +38,7 @@ E = TypeVar("E", bound=Engine)
 _NODE = "\n\t [[{{"
 _MOST_TOLD = 3
 _ONE_CALL = (
-    "it waits for other calls (BatchFunction), and a worker runs one at a time: export the model without it and set"
+    "each call waits there for others (BatchFunction), and a worker runs one at a time: export the model without it and set"
     " batching: on, or with batch_timeout_micros=0"
 )
 _UNREGISTERED_OP = re.compile(r"Op type not registered '([^']+)'")
@@ -74,9 +74,6 @@ def load(
     for library in settings.custom_ops:
         load_ops(library)
     signatures = Signatures.read(path, settings.saved_model_tags)
-    for one in signatures.batch_functions[:_MOST_TOLD]:
-        micros = one.batch_timeout_micros
-        logger.warning("waits within the graph", op=one.name, batch_timeout_micros=micros, reason=_ONE_CALL)
     config = overridden(path, config)
     weights = segment or unshared
     if settings.engine == "tf2":
@@ -126,6 +123,9 @@ def _tf2_engine(
     settings: ModelSettings, signatures: Signatures, config: Any | None, weights: Segment | str
 ) -> Tf2Engine:
     path = Path(settings.path)
+    for one in signatures.batch_functions[:_MOST_TOLD]:
+        micros = one.batch_timeout_micros
+        logger.warning("waits within the graph", op=one.name, batch_timeout_micros=micros, reason=_ONE_CALL)
     if config is not None:
         device.configure_eager(config)
     return _sharing(

@@ -12,9 +12,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
+from tensorflow.python.saved_model.loader_impl import SavedModelLoader
 
 from mpspool.core.errors import PoolError
 from mpspool.core.weights import WeightsReport
+from mpspool.worker.batch_function import stop_waiting
 from mpspool.worker.engine.base import Array, Signature
 from mpspool.worker.engine.compiled import COMPILED
 from mpspool.worker.engine.failure import pool_error
@@ -101,10 +103,17 @@ class SessionEngine:
         self._call_all = lru_cache(_MAX_CALLS)(self._compile_all)
 
     def _load(self, path: Path, tags: Sequence[str], weights: Segment | str) -> Callable[[], WeightsReport]:
+        batches_itself = bool(self._signatures.batch_functions)
         if not isinstance(weights, str):
-            return bind(self._session, path, read_meta_graph(path, tags), weights).report
+            meta_graph = read_meta_graph(path, tags)
+            if batches_itself:
+                stop_waiting(meta_graph)
+            return bind(self._session, path, meta_graph, weights).report
+        loader = SavedModelLoader(str(path))
+        if batches_itself:
+            stop_waiting(loader.get_meta_graph_def_from_tags(list(tags)))  # what it loads, and no copy
         with self._session.graph.as_default():
-            v1.saved_model.load(self._session, list(tags), str(path))
+            loader.load(self._session, list(tags))
         report = all_private(path, weights)
         return lambda: report
 
