@@ -1,4 +1,5 @@
-# Every target sets up what it needs: a fresh machine has Python 3.11 to 3.13, make and PyPI; for the tests, g++, curl and openssl too.
+# Every target sets up what it needs: a fresh machine has Python 3.11 to 3.13, make and PyPI; for the tests, g++, curl and
+# openssl too, and for test-conformance prometheus.
 PYTHON ?= $(shell for p in python3.12 python3.11 python3.13 python3; do \
 	$$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
