@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from mpspool.supervisor.config.tensorflow_serving.serve import Serving
     from mpspool.supervisor.origin import Origin
 
+# What people ask it for help by.
+_HELP = {"--help", "-h", "-help", "--helpfull"}
+
 
 @main.command(
     "tensorflow_model_server",
@@ -66,7 +69,7 @@ def serve(arguments: Sequence[str]) -> None:
     from mpspool.supervisor.config.tensorflow_serving import usage
     from mpspool.supervisor.planning.resolve import resolve
 
-    if "--help" in arguments or "-h" in arguments:
+    if not _HELP.isdisjoint(arguments):
         click.echo(usage.help_text())
         return
     if usage.asks_for_version(arguments):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -397,6 +398,13 @@ def test_help_and_the_page_have_every_flag() -> None:
         assert row(flag) in page, row(flag)
     rows = re.findall(r"^\| `--", page, re.MULTILINE)
     assert len(rows) == len(SERVING) + len(DEEPREC) + len(OURS)
+
+
+@pytest.mark.parametrize("asked", ["--help", "-h", "-help", "--helpfull"])
+def test_help_is_shown_however_it_is_asked_for(asked: str) -> None:
+    """Whatever else is on the command line; nothing is started."""
+    done = CliRunner().invoke(model_server.tensorflow_model_server, [BASE, "--port=none", asked])
+    assert (done.exit_code, done.output) == (0, f"{help_text()}\n")
 
 
 def row(flag: Flag) -> str:

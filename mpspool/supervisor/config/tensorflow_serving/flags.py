@@ -40,13 +40,11 @@ class Given:
         values: by flag, the last one of each.
         pool: by key of the pool, what our own flags say.
         problems: what cannot be read.
-        help: it asks for help.
     """
 
     values: dict[str, Value] = field(default_factory=dict)
     pool: dict[str, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
-    help: bool = False
 
     def get(self, name: str) -> Value:
         """The value, or TensorFlow Serving's default."""
@@ -84,9 +82,6 @@ def parse(arguments: Sequence[str], fields: Iterable[str]) -> Given:
     skipped = -1
     for index, argument in enumerate(arguments):
         if index == skipped:
-            continue
-        if argument in ("--help", "-h", "-help", "--helpfull"):
-            given.help = True
             continue
         name, equals, text = argument.removeprefix("--").partition("=")
         if not argument.startswith("--") or not name:
