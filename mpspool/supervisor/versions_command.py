@@ -1,13 +1,13 @@
-"""`mpspool load`, `unload` and `rollback`: a model's versions by hand, and what comes of it."""
+"""`mpspool load`, `unload`, `rollback` and `route`: a model's versions by hand, and what comes of it."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from mpspool.core.control import ControlError, Message, NotTakenError
+from mpspool.core.metadata import is_text_key
 from mpspool.core.rundir import RunDir
 from mpspool.core.states import ModelVersionState
 from mpspool.supervisor import ask
@@ -17,8 +17,6 @@ _ANSWER_S = 30.0
 _MOST_DIGITS = 19
 _POLL_S = 0.1
 _COMING = {ModelVersionState.LOADING.name, ModelVersionState.AVAILABLE.name}
-# gRPC's, of what is no binary value.
-_KEY = re.compile(r"[a-z0-9_.-]+(?<!-bin)")
 
 # Of a model's versions, by number: None while it is not over, else what came of it.
 _Verdict = Callable[[dict[int, Message]], str | None]
@@ -143,8 +141,11 @@ def _rule(text: str) -> tuple[str, str, int]:
     key, _, value = rule.partition("=")
     if not key or not value or not _is_number(number):
         raise VersionError(f"--metadata {text!r}: write KEY=VALUE:VERSION, such as x-canary=yes:8")
-    if not _KEY.fullmatch(key.lower()):
-        raise VersionError(f"--metadata {text!r}: a key of metadata has letters, digits, - _ and . only")
+    if not is_text_key(key.lower()):
+        raise VersionError(
+            f"--metadata {text!r}: a key of metadata has letters, digits, - _ and . only,"
+            " without grpc- before or -bin behind"
+        )
     return key.lower(), value, int(number)
 
 

@@ -857,6 +857,7 @@ def test_a_time_without_an_end_can_be_waited_for(tmp_path: Path, text: str) -> N
         (["--label", f"stable={'9' * 5000}"], "write LABEL=VERSION"),
     ],
 )
+        (["--metadata", "grpc-x=y:8"], "- _ and . only, without grpc- before or -bin behind"),
 def test_a_route_that_is_none(words: list[str], why: str) -> None:
     """It is refused before anybody is asked."""
     done = CliRunner().invoke(main, ["route", "m", *words])

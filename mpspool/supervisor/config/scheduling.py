@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from mpspool.core.metadata import is_text_key
 from mpspool.supervisor.config.values import Section
 
 POLICIES = ("fifo", "sjf", "edf")
 _METADATA = "metadata:"
-# What gRPC allows; it keeps names with its own prefix to itself, and values under -bin are bytes.
-_KEY = re.compile(r"(?!grpc-)[0-9a-z_.-]+(?<!-bin)")
 
 
 def _read_key(value: str) -> str:
-    if value and not _KEY.fullmatch(value.lower()):
+    if value and not is_text_key(value.lower()):
         raise ValueError(
             "expected a metadata key of letters, digits and _ . -, without grpc- before or -bin behind"
         )
