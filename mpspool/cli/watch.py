@@ -9,6 +9,10 @@ import click
 
 from mpspool.cli.common import Seconds, examples, fail, main, run_dir_option
 from mpspool.core.rundir import RunDir
+from mpspool.supervisor import durations
+
+# How long a stretch of time is looked at.
+_STRETCH = Seconds(min=durations.LEAST_S)
 
 
 @main.command(
@@ -83,7 +87,15 @@ def top(run: RunDir, interval_s: float) -> None:
     ),
 )
 @run_dir_option
-@click.option("--last", default="30s", show_default=True, metavar="TIME", help="As 500ms, 30s or 2m.")
+@click.option(
+    "--last",
+    "last_s",
+    type=_STRETCH,
+    default="30s",
+    show_default=True,
+    metavar="TIME",
+    help="As 500ms, 30s or 2m.",
+)
 @click.option(
     "-o",
     "--output",
@@ -95,7 +107,7 @@ def top(run: RunDir, interval_s: float) -> None:
 )
 @click.option("--device", "devices", metavar="gpu0,...", help="These alone. Default: all of the pool.")
 @click.option("--json", "as_json", metavar="FILE", help="The table for scripts; - for standard output.")
-def density(run: RunDir, last: str, output: Path, devices: str | None, as_json: str | None) -> None:
+def density(run: RunDir, last_s: float, output: Path, devices: str | None, as_json: str | None) -> None:
     """Draw what ran on each device of late: how much at once, of which model, over time.
 
     A dispatch is what a worker is sent at once: a request, some short ones, or a batch. Where n of them run at once,
@@ -107,7 +119,7 @@ def density(run: RunDir, last: str, output: Path, devices: str | None, as_json: 
     from mpspool.supervisor.density import command, errors
 
     try:
-        command.show(run, last, output, devices, as_json)
+        command.show(run, last_s, output, devices, as_json)
     except errors.DensityError as error:
         fail(str(error), error.status)
 
@@ -120,7 +132,13 @@ def density(run: RunDir, last: str, output: Path, devices: str | None, as_json: 
 )
 @run_dir_option
 @click.option(
-    "--for", "length", default="60s", show_default=True, metavar="TIME", help="As 500ms, 30s or 2m."
+    "--for",
+    "for_s",
+    type=_STRETCH,
+    default="60s",
+    show_default=True,
+    metavar="TIME",
+    help="As 500ms, 30s or 2m.",
 )
 @click.option(
     "-o",
@@ -131,7 +149,7 @@ def density(run: RunDir, last: str, output: Path, devices: str | None, as_json: 
     metavar="FILE",
     help="The trace, JSON lines; what is there is replaced.",
 )
-def record(run: RunDir, length: str, output: Path) -> None:
+def record(run: RunDir, for_s: float, output: Path) -> None:
     """Record what arrives at the pool, to play it under other policies: `python -m bench.sim --trace`, in a clone of mpspool.
 
     A line for each request, of whatever method: when it came, for which model, version and signature, its rows and bytes, priority and
@@ -144,7 +162,7 @@ def record(run: RunDir, length: str, output: Path) -> None:
     from mpspool.supervisor import record as recorder
 
     try:
-        recorder.record(run, length, output)
+        recorder.record(run, for_s, output)
     except recorder.RecordError as error:
         fail(str(error), error.status)
 

@@ -6,6 +6,7 @@ import re
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?|\.\d{1,9}) ?(ms|s|m|h)?", re.ASCII)
+# Of a stretch of time that is looked at.
 LEAST_S = 0.001
 # Thirty years: select(), sleep() and gRPC take no time without an end.
 MOST_S = 1e9
@@ -16,11 +17,3 @@ def parse(text: str) -> float | None:
     """In seconds, as which a number alone counts, MOST_S at most; None for what is not written so."""
     found = _DURATION.fullmatch(text.strip())
     return min(float(found[1]) * _UNITS_S[found[2] or "s"], MOST_S) if found else None
-
-
-def seconds(option: str, text: str) -> float:
-    """What an option says. Raises ValueError, for whoever said it."""
-    duration_s = parse(text)
-    if duration_s is None or duration_s < LEAST_S:
-        raise ValueError(f"{option} is {text!r}, which is no time of 1 ms or more; {FORM}")
-    return duration_s

@@ -16,7 +16,7 @@ import click
 from mpspool.core import control, output_file
 from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import ask, durations
+from mpspool.supervisor import ask
 
 # The router tells something ten times a second.
 _SILENCE_S = 10.0
@@ -31,21 +31,17 @@ class RecordError(Exception):
         self.status = status
 
 
-def record(run: RunDir, length: str, output: Path) -> None:
+def record(run: RunDir, for_s: float, output: Path) -> None:
     """Writes a line for each request that arrives, until the time is over, or Ctrl-C.
 
     Args:
         run: where the pool runs.
-        length: for how long, as --for says it.
+        for_s: for how long.
         output: the trace. It is made, or replaced, when the first request is over.
 
     Raises:
         RecordError: nothing was recorded, or less than was asked for.
     """
-    try:
-        for_s = durations.seconds("--for", length)
-    except ValueError as error:
-        raise RecordError(str(error), status=2) from error
     _check(output)
     trace = _Trace(output)
     problem = ""

@@ -811,6 +811,8 @@ def test_what_is_no_number_is_no_time(words: list[str]) -> None:
         ("0.5h", 1800.0),
         ("1234567s", 1234567.0),
         (".5s", 0.5),
+        (" 10s ", 10.0),
+        ("999999999h", 1e9),
     ],
 )
 def test_a_time_has_a_unit_or_is_seconds(text: str, found: float) -> None:
@@ -823,6 +825,9 @@ def test_a_time_has_a_unit_or_is_seconds(text: str, found: float) -> None:
     [
         ("100 parsecs", "'100 parsecs' is no time; write a number and ms, s, m or h"),
         ("ms", "'ms' is no time; write"),
+        ("", "'' is no time; write"),
+        ("30ss", "'30ss' is no time; write"),
+        ("\u0663s", "'\u0663s' is no time; write"),
         ("0ms", "0.0 is not in the range x>0"),
         ("-1", "-1.0 is not in the range x>0"),
     ],
@@ -852,12 +857,12 @@ def test_a_time_without_an_end_can_be_waited_for(tmp_path: Path, text: str) -> N
         (["2=1,2=3"], "has version 2 twice"),
         (["--metadata", "X Canary=yes:1"], "a key of metadata has letters, digits, - _ and . only"),
         (["--metadata", "x-bin=yes:1"], "a key of metadata has letters, digits, - _ and . only"),
+        (["--metadata", "grpc-x=y:8"], "- _ and . only, without grpc- before or -bin behind"),
         (["7"], "is no route"),
         ([f"{'9' * 5000}=1"], "is no route"),
         (["--label", f"stable={'9' * 5000}"], "write LABEL=VERSION"),
     ],
 )
-        (["--metadata", "grpc-x=y:8"], "- _ and . only, without grpc- before or -bin behind"),
 def test_a_route_that_is_none(words: list[str], why: str) -> None:
     """It is refused before anybody is asked."""
     done = CliRunner().invoke(main, ["route", "m", *words])

@@ -24,8 +24,7 @@ from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.router.task_log import SIZE, TaskLog
 from mpspool.supervisor import ask, lock, report
-from mpspool.supervisor.density import command, draw, figures, read, window
-from mpspool.supervisor.density.errors import DensityError
+from mpspool.supervisor.density import command, draw, figures, read
 from mpspool.supervisor.density.figures import DeviceFigures
 from mpspool.supervisor.density.read import BrokenRecordError, Record
 from mpspool.supervisor.density.window import Window
@@ -281,34 +280,6 @@ def test_the_router_is_asked_over_its_socket() -> None:
 # -- the window -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("30s", 30),
-        ("500ms", 0.5),
-        ("2m", 120),
-        ("1h", 3600),
-        ("1.5 s", 1.5),
-        ("45", 45),
-        (" 10s ", 10),
-        ("999999999h", 1e9),
-    ],
-)
-def test_last_takes_a_number_and_a_unit(text: str, seconds: float) -> None:
-    """Milliseconds to hours; a number alone is seconds."""
-    assert window.seconds(text) == seconds
-
-
-@pytest.mark.parametrize(
-    "text", ["", "s", "0s", "0.9ms", "0.0000001", "-3s", "3 parsecs", "1e3", "nan", "٣s", "30ss", "9" * 400]
-)
-def test_what_is_no_time_is_refused(text: str) -> None:
-    """With the value, and how to write it."""
-    with pytest.raises(DensityError, match="write a number and ms, s, m or h") as caught:
-        window.seconds(text)
-    assert (repr(text) in str(caught.value), caught.value.status) == (True, 2)
-
-
 ENDED = datetime(2026, 3, 4, 14, 2, 41, 250_000, timezone(timedelta(hours=5)))
 
 
@@ -483,7 +454,6 @@ def test_a_record_that_begins_later_is_told(
 @pytest.mark.parametrize(
     ("args", "status", "text"),
     [
-        (["--last", "soon"], 2, "--last is 'soon'"),
         (
             ["--output", "out.bmp"],
             2,
@@ -512,6 +482,17 @@ def test_what_cannot_be_had_is_named(busy: Said, args: list[str], status: int, t
     done = busy(*args)
     assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (status, "", 1)
     assert text in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [("soon", "'soon' is no time; write"), ("0.5ms", "0.0005 is not in the range x>=0.001")],
+)
+def test_what_is_no_stretch_of_time_is_refused(busy: Said, given: str, told: str) -> None:
+    """With the option, its value, and how to write one."""
+    done = busy("--last", given)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"Invalid value for '--last': {told}" in done.stderr
 
 
 def test_without_matplotlib_there_is_the_table(busy: Said, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,7 +166,7 @@ def test_ctrl_c_keeps_what_there_is(run: RunDir, tmp_path: Path, monkeypatch: py
         raise KeyboardInterrupt
 
     monkeypatch.setattr(record, "_told", told)
-    record.record(run, "1h", tmp_path / "t.jsonl")
+    record.record(run, 3600, tmp_path / "t.jsonl")
     assert json.loads((tmp_path / "t.jsonl").read_text()) == ROWS[0]
 
 
@@ -183,13 +183,14 @@ def test_a_router_that_does_not_answer(run: RunDir, tmp_path: Path, monkeypatch:
     monkeypatch.setattr(lock, "holder", lambda _: 4711)
     monkeypatch.setattr(ask, "PATIENCE_S", 0.0)
     with pytest.raises(record.RecordError, match="the router of the pool of process 4711 does not answer"):
-        record.record(run, "1s", tmp_path / "t.jsonl")
+        record.record(run, 1, tmp_path / "t.jsonl")
 
 
 @pytest.mark.parametrize(
     ("args", "said"),
     [
-        (["--for", "soon"], "--for is 'soon', which is no time of 1 ms or more"),
+        (["--for", "soon"], "'--for': 'soon' is no time"),
+        (["--for", "0.5ms"], "'--for': 0.0005 is not in the range x>=0.001"),
         (["-o", "/nowhere/t.jsonl"], "cannot write '/nowhere/t.jsonl': there is no folder '/nowhere'"),
         (["-o", "t.csv"], "'t.csv': a trace is recorded as JSON lines; name it .jsonl"),
     ],

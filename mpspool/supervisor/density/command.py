@@ -13,7 +13,7 @@ import click
 
 from mpspool.core import output_file
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor.density import draw, figures, read, summary, window
+from mpspool.supervisor.density import draw, figures, read, summary
 from mpspool.supervisor.density.errors import DensityError
 from mpspool.supervisor.density.figures import DeviceFigures
 from mpspool.supervisor.density.read import Record
@@ -22,12 +22,12 @@ from mpspool.supervisor.density.window import Window
 _STDOUT = "-"
 
 
-def show(run: RunDir, last: str, output: Path, devices: str | None, as_json: str | None) -> None:
+def show(run: RunDir, last_s: float, output: Path, devices: str | None, as_json: str | None) -> None:
     """Writes the picture and says what is in it.
 
     Args:
         run: where the pool runs.
-        last: how long a window, as --last says it.
+        last_s: how long a window.
         output: the picture.
         devices: these alone, with commas between them; None for all.
         as_json: the file for scripts, "-" for standard output, which then gets nothing else; None for none.
@@ -35,7 +35,6 @@ def show(run: RunDir, last: str, output: Path, devices: str | None, as_json: str
     Raises:
         DensityError: what is asked for cannot be had.
     """
-    last_s = window.seconds(last)
     draw.check_format(output)
     _check_files(output, as_json)
     record = read.ask_router(run, last_s)

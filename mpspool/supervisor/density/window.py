@@ -1,4 +1,4 @@
-"""The stretch of time that is looked at: how it is asked for, and what it is on the clock on the wall."""
+"""The stretch of time that is looked at, and what it is on the clock on the wall."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from mpspool.supervisor import durations
-from mpspool.supervisor.density.errors import DensityError
 from mpspool.supervisor.density.read import Record
 
 # From one mark of the clock to the next; above, whole hours.
@@ -17,14 +16,6 @@ _MARKS_S = (
 )
 # Below it fractions of seconds are told, too.
 _COARSE_S = 10.0
-
-
-def seconds(text: str) -> float:
-    """What --last says; a number alone is seconds. Raises DensityError."""
-    try:
-        return durations.seconds("--last", text)
-    except ValueError as error:
-        raise DensityError(str(error), status=2) from error
 
 
 @dataclass(frozen=True, slots=True)
