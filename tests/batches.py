@@ -26,17 +26,21 @@ Shape = tuple[int | None, ...] | None
 POISON = 13.0
 
 
+# What a page says between requests, as told.
+IDLE = (0, 0)
+
+
 class Page:
-    """A progress page that keeps what it was told."""
+    """A progress page that keeps what it was told: dispatch and index, IDLE after each."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, int] | int] = []
+        self.told: list[tuple[int, int]] = []
 
     def start(self, dispatch: int, index: int) -> None:
         self.told.append((dispatch, index))
 
-    def finish(self, count: int = 1) -> None:
-        self.told.append(count)
+    def finish(self) -> None:
+        self.told.append(IDLE)
 
 
 def make_signature(

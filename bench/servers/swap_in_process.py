@@ -5,6 +5,7 @@ and warmed up, takes all requests from then on, and the one before it is closed 
 Lines on stdout: "2 served", "1 gone". Our engine's call and our encoding, Python's gRPC.
 """
 
+import functools
 import gc
 import os
 import sys
@@ -21,6 +22,7 @@ import tensorflow as tf
 
 from mpspool.core.errors import PoolError
 from mpspool.core.ids import ModelVersion
+from mpspool.core.methods import Method
 from mpspool.core.settings import ModelSettings
 from mpspool.worker.engine.load import load
 from mpspool.worker.engine.session import SessionEngine
@@ -47,7 +49,8 @@ class Version:
         )
         engine = load(settings, config)
         assert isinstance(engine, SessionEngine)
-        warm_up(Predictor(engine, self.id), path)
+        predictor = Predictor(engine, self.id)
+        warm_up(predictor, functools.partial(_answer, predictor), path)
         self._engine = engine
         self._mine = threading.local()
 
@@ -56,7 +59,7 @@ class Version:
         predictor: Predictor | None = getattr(self._mine, "predictor", None)
         if predictor is None:  # a session may be run by several threads at a time, a predictor by one
             predictor = self._mine.predictor = Predictor(self._engine, self.id)
-        return predictor.predict(body)[0]
+        return _answer(predictor, body, Method.PREDICT)
 
     def close(self) -> None:
         self._engine.close()
@@ -98,6 +101,12 @@ class Served:
         del before
         gc.collect()
         _say(number, "gone")
+
+
+def _answer(predictor: Predictor, body: bytes, method: Method) -> bytes:
+    """Raises PoolError."""
+    call = predictor.read(body, method)
+    return call.encode(predictor.run(call.kind, call.inputs()))
 
 
 def _say(number: int, what: str) -> None:

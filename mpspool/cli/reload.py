@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 import click
 
 from mpspool.cli.common import NOTHING_STARTED, SECONDS, examples, fail, main, run_dir_option
 from mpspool.core.rundir import RunDir
-
-if TYPE_CHECKING:
-    pass
 
 
 @main.command(

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SIZE = 4096
-_DISPATCH, _INDEX, _STARTED_NS, _BEAT_NS, _DONE = range(5)
+_DISPATCH, _INDEX, _STARTED_NS, _BEAT_NS = range(4)
 # In place of an index: all of a dispatch that has no outcome yet runs at once.
 WHOLE = 2**32 - 1
 
@@ -31,14 +31,12 @@ class Progress:
         index: which request of it is running; the ones before it have finished. WHOLE where they run together.
         started_ns: when that request was started.
         beat_ns: the last heartbeat.
-        done: how many requests were finished in all.
     """
 
     dispatch: int
     index: int
     started_ns: int
     beat_ns: int
-    done: int
 
 
 class ProgressWriter:
@@ -66,9 +64,8 @@ class ProgressWriter:
         words[_STARTED_NS] = time.monotonic_ns()
         words[_DISPATCH] = dispatch
 
-    def finish(self, count: int = 1) -> None:
-        """Call when the outcomes of so many requests are known: all that ran."""
-        self._words[_DONE] += count
+    def finish(self) -> None:
+        """Call when the outcomes of all that ran are known."""
         self._words[_DISPATCH] = 0
 
     def close(self) -> None:
@@ -90,7 +87,7 @@ class ProgressReader:
 
     def read(self) -> Progress:
         words = self._words
-        return Progress(words[_DISPATCH], words[_INDEX], words[_STARTED_NS], words[_BEAT_NS], words[_DONE])
+        return Progress(words[_DISPATCH], words[_INDEX], words[_STARTED_NS], words[_BEAT_NS])
 
     def close(self) -> None:
         self._words.release()

@@ -313,7 +313,6 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
         grpc_socket_path: a UNIX socket for gRPC beside the port; "" for none.
         dispatch: "least_loaded" or "round_robin".
         max_connections: of clients at once, by each front; for one more another makes way, or it is closed.
-        max_queued_requests: per model version, where the pool has not said what holds for it.
         max_queued_bytes: of requests read, waiting or running, and of answers not sent; more is RESOURCE_EXHAUSTED.
         allow_reload: HandleReloadConfigRequest is answered.
         grpc_timeout_ms: from the head of a gRPC call that runs a model, where it brings no deadline, to its answer; 0 for no end.
@@ -334,7 +333,6 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     dispatch: str = "least_loaded"
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_connections: int = 10_000
-    max_queued_requests: int = 10_000
     max_queued_bytes: int = 2**32
     scheduling: SchedulingSettings = SchedulingSettings()
     allow_reload: bool = True

@@ -152,7 +152,7 @@ async def _latencies(metrics: Metrics, _request: Message) -> Message:
 
 
 def _want(dataplane: Dataplane, told: Message) -> None:
-    dataplane.want(told["models"], told["restarts"], told.get("slots"))
+    dataplane.want(told["models"], told["restarts"], told["slots"])
 
 
 def _recall(run_dir: RunDir, dataplane: Dataplane) -> None:

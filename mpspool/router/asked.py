@@ -90,6 +90,3 @@ def rows_of(method: Method, body: bytes, examples: int) -> int:
     if method is Method.PREDICT:
         return peek_rows(body)[0]
     return rest_rows(body) if method.is_rest else examples
-
-
-PREDICT = Asked(Method.PREDICT)

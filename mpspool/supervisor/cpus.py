@@ -173,11 +173,6 @@ def _quota_v1(folder: Path) -> float | None:
     return int(limit) / int(period) if limit.isdecimal() and period.isdecimal() else None
 
 
-def split(topology: Topology, slots: int, near: int | None = None) -> list[list[int]]:
-    """Shares the CPUs (of the node `near`, where it has any) evenly over slots; see `assign`."""
-    return assign(topology, [near] * slots)
-
-
 def assign(topology: Topology, near: Sequence[int | None]) -> list[list[int]]:
     """Gives each slot its CPUs.
 

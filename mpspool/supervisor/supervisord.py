@@ -38,7 +38,6 @@ class Fault(enum.IntEnum):
 
     SHUTDOWN_STATE = 6
     BAD_NAME = 10
-    SPAWN_ERROR = 50
     ALREADY_STARTED = 60
     NOT_RUNNING = 70
     ALREADY_ADDED = 90

@@ -129,11 +129,11 @@ class Worker:
             runner = Runner(predictor, batching, self._progress, device.run_clock_ns(self._config))
             calls, recorded = warmup.warm_up(
                 predictor,
+                runner.answer,
                 path,
                 others,
                 iterations,
                 others_may_fail=self._config.model.allow_signature_changes,
-                send=runner.answer,
                 rows=min(batching.allowed_batch_sizes, default=1) if batching else 1,
             )
             warmed = time.monotonic()

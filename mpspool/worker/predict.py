@@ -6,8 +6,7 @@ follows TensorFlow Serving. Its choice among several faults of one request is by
 
 from __future__ import annotations
 
-import time
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from google.protobuf.message import DecodeError
 
@@ -22,14 +21,6 @@ from mpspool.worker.layout import Layouts
 from mpspool.worker.plan import TENSORFLOW_SERVINGS, Plans, Rules
 from mpspool.worker.rest.examples import RestExamplesReader
 from mpspool.worker.rest.predict import RestPredictReader
-
-
-class Timings(NamedTuple):
-    """Where a call's time went, in microseconds."""
-
-    parse_us: int
-    run_us: int
-    encode_us: int
 
 
 class Reader(Protocol):
@@ -69,23 +60,6 @@ class Predictor:
     @property
     def model(self) -> ModelVersion:
         return self._model
-
-    def predict(self, body: bytes, method: int = Method.PREDICT) -> tuple[bytes, Timings]:
-        """Runs a request of a Method and returns its answer.
-
-        Raises:
-            PoolError: the request is refused, here or by the model's kernels.
-        """
-        start = time.perf_counter_ns()
-        call = self.read(body, method)
-        inputs = call.inputs()
-        parsed = time.perf_counter_ns()
-        outputs = self.run(call.kind, inputs)
-        ran = time.perf_counter_ns()
-        response = call.encode(outputs)
-        encoded = time.perf_counter_ns()
-        timings = Timings((parsed - start) // 1000, (ran - parsed) // 1000, (encoded - ran) // 1000)
-        return response, timings
 
     def run(self, kind: Kind, inputs: dict[str, Array]) -> list[Array]:
         """Calls the engine. Raises what that raises."""

@@ -209,7 +209,7 @@ class Runner:
         self._progress.start(dispatch.dispatch, WHOLE)
         outcomes, calls = self._read_all(dispatch, bodies)
         read_ns = (time.perf_counter_ns() - start) // max(1, len(bodies))
-        self._progress.finish(sum(outcome is not _EXPIRED for outcome in outcomes.values()))
+        self._progress.finish()
         indices = list(calls)
         for run in self._batching.runs(list(calls.values())):
             chosen = {indices[position]: calls[indices[position]] for position in run}
@@ -294,7 +294,7 @@ class Runner:
             return None if calls else {}
         self._progress.start(dispatch.dispatch, WHOLE)
         outcomes = self._try_together(list(calls.values()), read_ns)
-        self._progress.finish(len(outcomes))
+        self._progress.finish()
         if not outcomes:
             return None
         return dict(zip(calls, outcomes, strict=True))

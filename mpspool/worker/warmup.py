@@ -30,24 +30,24 @@ _METHODS = {field: method for method, field in tfs.LOG_FIELDS.items()}
 
 def warm_up(
     predictor: Predictor,
+    send: Callable[[bytes, Method], object],
     path: Path,
     others: Path | None = None,
     iterations: int = 1,
     *,
     others_may_fail: bool = False,
-    send: Callable[[bytes, Method], object] | None = None,
     rows: int = 1,
 ) -> tuple[int, int]:
     """Runs the model before a client does. Returns how many calls it answered, and how many of them were recorded requests.
 
     Args:
         predictor: of what was loaded.
+        send: runs a request as a client's is run. Raises PoolError.
         path: the version folder, where the recorded requests lie.
         others: requests that were recorded for another version, for where there are none. Those that the signatures do not
             take are passed over: whether they may differ is for others to judge.
         iterations: how often each recorded request is sent; 0 for no call at all.
         others_may_fail: what was recorded for another version need not be answered in any case.
-        send: runs a request as a client's is run, padded or in parts; None for as it is. Raises PoolError.
         rows: of a synthetic call.
 
     Raises:
@@ -58,7 +58,6 @@ def warm_up(
     if not iterations:
         return 0, 0
     start = time.monotonic()
-    send = send or predictor.predict
     calls = recorded = 0
     if (path / REQUESTS_FILE).exists():
         calls = recorded = _replay(predictor, send, path / REQUESTS_FILE, iterations)

@@ -5,10 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from mpspool.core import tfs
+from mpspool.core.methods import Method
 from mpspool.core.weights import WeightsReport
 from mpspool.worker.engine.base import Array, Signature
+from mpspool.worker.predict import Predictor
 
 Answer = Callable[[Mapping[str, Array]], Mapping[str, Array]]
+
+
+def predict(predictor: Predictor, body: bytes, method: Method = Method.PREDICT) -> bytes:
+    """Has a request answered as it is, neither padded nor in parts. Raises PoolError."""
+    call = predictor.read(body, method)
+    return call.encode(predictor.run(call.kind, call.inputs()))
 
 
 class FakeEngine:

@@ -26,7 +26,7 @@ from mpspool.router.fronts import inflate, reload
 from mpspool.router.fronts.http2 import hello as client_hello
 from mpspool.router.fronts.rest_path import wanted
 from mpspool.router.memory import Memory
-from mpspool.supervisor.config.schema import load_config, pool_fields, read_config
+from mpspool.supervisor.config.schema import pool_fields, read_config
 from mpspool.supervisor.config.tensorflow_serving.convert import convert_files
 from mpspool.supervisor.config.tensorflow_serving.serve import read_serving
 from mpspool.worker.batch import Batching
@@ -176,7 +176,7 @@ def pool_file(data: bytes) -> None:
         file.write(data)
         file.flush()
         with contextlib.suppress(StartError):
-            load_config(Path(file.name), {}, {})
+            read_config(Path(file.name), {}, {})[1].told()
 
 
 TARGETS: dict[str, Callable[[], Target]] = {

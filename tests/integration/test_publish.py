@@ -142,8 +142,8 @@ def _mappings_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     mapped = []
     map_aligned = huge_pages.map_aligned
 
-    def noted(descriptor: int, size: int, flags: int, access: int, **more: int) -> int:
-        address = map_aligned(descriptor, size, flags, access, **more)
+    def noted(descriptor: int, size: int, flags: int, access: int) -> int:
+        address = map_aligned(descriptor, size, flags, access)
         if flags & mmap.MAP_PRIVATE:
             mapped.append((address, size))
         return address

@@ -25,7 +25,7 @@ from mpspool.core import process, settings
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RemoteSettings, VersionPolicy
 from mpspool.core.states import VersionPhase
-from mpspool.supervisor.config.schema import PoolConfig, load_config
+from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.orders import Orders
 from mpspool.supervisor.planning import remotes
 from mpspool.supervisor.pool.versions import RECORDS, ModelRecord, Records, VersionRecord
@@ -33,6 +33,7 @@ from mpspool.supervisor.remote.cache import Cache
 from mpspool.supervisor.remote.fetch import Fetcher, Outcome, Watchdog, in_use, once
 from mpspool.supervisor.remote.listing import InUse
 from mpspool.supervisor.remote.store import Store, StoreError
+from tests.configuration import load_config
 from tests.conftest import short_dir
 from tests.polling import until
 from tests.pool import CLI, ROOT, cli, processes_of

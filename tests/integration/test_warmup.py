@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from mpspool.worker.engine.base import Array, Engine, Signature, TensorSpec
 from mpspool.worker.engine.load import LoadError, load
 from mpspool.worker.predict import Predictor
 from tests.conftest import PoolStarter
+from tests.fakes.engine import predict
 from tests.polling import until
 
 MODEL = ModelVersion("half_plus_two", 1)
@@ -64,6 +66,11 @@ def loaded(path: Path) -> Recording:
     return Recording(load(ModelSettings(name="m", version=1, path=str(path), slots=[])))
 
 
+def warm_up(engine: Recording, path: Path, others: Path | None = None, **how: Any) -> tuple[int, int]:
+    predictor = Predictor(engine, MODEL)
+    return warmup.warm_up(predictor, functools.partial(predict, predictor), path, others, **how)
+
+
 def predict_log(x: list[float], alias: str = "x") -> Any:
     entry = tfs.PredictionLog()
     request = entry.predict_log.request
@@ -82,19 +89,19 @@ def write(path: Path, records: Sequence[bytes]) -> None:
 def test_recorded_requests(engine: Recording, path: Path) -> None:
     """Each recorded request is replayed, whatever name the model had then."""
     write(path, [predict_log([1, 2]).SerializeToString(), predict_log([3]).SerializeToString()])
-    warmup.warm_up(Predictor(engine, MODEL), path)
+    warm_up(engine, path)
     assert [inputs["x"].tolist() for _, inputs in engine.calls] == [[1, 2], [3]]
 
 
 def test_recorded_requests_are_repeated_or_not_sent(engine: Recording, path: Path) -> None:
     """Each as often as is said, one after the other; with no iterations nothing is sent, nor made up."""
     write(path, [predict_log([1]).SerializeToString(), predict_log([3]).SerializeToString()])
-    assert warmup.warm_up(Predictor(engine, MODEL), path, iterations=2) == (4, 4)
+    assert warm_up(engine, path, iterations=2) == (4, 4)
     assert [inputs["x"].tolist() for _, inputs in engine.calls] == [[1], [1], [3], [3]]
     engine.calls.clear()
-    assert warmup.warm_up(Predictor(engine, MODEL), path, iterations=0) == (0, 0)
+    assert warm_up(engine, path, iterations=0) == (0, 0)
     (path / warmup.REQUESTS_FILE).unlink()
-    assert warmup.warm_up(Predictor(engine, MODEL), path, iterations=0) == (0, 0)
+    assert warm_up(engine, path, iterations=0) == (0, 0)
     assert not engine.calls
 
 
@@ -102,7 +109,7 @@ def test_recorded_request_that_fails(engine: Recording, path: Path) -> None:
     """A recorded request that fails fails the load, as in TensorFlow Serving."""
     write(path, [predict_log([1]).SerializeToString(), predict_log([1], "typo").SerializeToString()])
     with pytest.raises(LoadError, match=r"warm-up record 2 of .* failed: .*typo"):
-        warmup.warm_up(Predictor(engine, MODEL), path)
+        warm_up(engine, path)
 
 
 def borrowed(path: Path, *records: Any) -> Path:
@@ -118,16 +125,16 @@ def test_another_versions_request_that_fails(engine: Recording, path: Path) -> N
     others = borrowed(path, predict_log([1]), predict_log([2]))
     engine.fails_on = [1]
     with pytest.raises(LoadError, match=r"warm-up record 1 of .*others failed: a kernel fails"):
-        warmup.warm_up(Predictor(engine, MODEL), path, others)
+        warm_up(engine, path, others)
     with structlog.testing.capture_logs() as logs:
-        assert warmup.warm_up(Predictor(engine, MODEL), path, others, others_may_fail=True) == (1, 1)
+        assert warm_up(engine, path, others, others_may_fail=True) == (1, 1)
     assert [line["event"] for line in logs if line["log_level"] == "warning"] == [
         "another version's request failed"
     ]
     (path / "assets.extra").mkdir()
     others.rename(path / warmup.REQUESTS_FILE)
     with pytest.raises(LoadError, match="warm-up record 1"):
-        warmup.warm_up(Predictor(engine, MODEL), path, others, others_may_fail=True)
+        warm_up(engine, path, others, others_may_fail=True)
 
 
 def test_what_is_no_request_for_these_signatures(engine: Recording, path: Path) -> None:
@@ -140,11 +147,11 @@ def test_what_is_no_request_for_these_signatures(engine: Recording, path: Path) 
     unknown.predict_log.request.model_spec.signature_name = "gone"
     unfit = [predict_log([3], "gone"), other_type, unknown]
     others = borrowed(path, *unfit, predict_log([2]))
-    assert warmup.warm_up(Predictor(engine, MODEL), path, others) == (1, 1)
+    assert warm_up(engine, path, others) == (1, 1)
     assert [inputs["x"].tolist() for _, inputs in engine.calls] == [[2]]
     engine.calls.clear()
     others = borrowed(path, *unfit)
-    assert warmup.warm_up(Predictor(engine, MODEL), path, others) == (1, 0)
+    assert warm_up(engine, path, others) == (1, 0)
     assert [inputs["x"].tolist() for _, inputs in engine.calls] == [[0]]
 
 
@@ -152,7 +159,7 @@ def test_a_shape_that_signatures_do_not_allow(model_dir: Callable[[str], Path], 
     """The model's kernels refuse it, and are not at fault."""
     path = Path(shutil.copytree(model_dir("multi_signature") / "1", tmp_path / "1"))
     others = borrowed(path, predict_log([1]))
-    assert warmup.warm_up(Predictor(loaded(path), MODEL), path, others) == (3, 0)
+    assert warm_up(loaded(path), path, others) == (3, 0)
 
 
 def examples_log(field: str, *signatures: str) -> Any:
@@ -181,13 +188,13 @@ def test_other_methods(model_dir: Callable[[str], Path], tmp_path: Path, name: s
         tfs.PredictionLog(),
     ]
     write(path, [entry.SerializeToString() for entry in recorded])
-    warmup.warm_up(Predictor(engine, MODEL), path)
+    warm_up(engine, path)
     found = ["classify_both", "regress_x_to_y", "regress_x_to_y", "classify_x_to_y"]
     assert [signature for signature, _ in engine.calls] == found
     shutil.rmtree(path / "assets.extra")
     write(path, [examples_log("regress_log", "classify_both").SerializeToString()])
     with pytest.raises(LoadError, match=r"warm-up record 1 of .* failed: Expected one output Tensor\."):
-        warmup.warm_up(Predictor(engine, MODEL), path)
+        warm_up(engine, path)
 
 
 @pytest.mark.parametrize("field", ["session_run_log", "predict_streamed_log"])
@@ -197,7 +204,7 @@ def test_unsupported_records(engine: Recording, path: Path, field: str) -> None:
     getattr(refused, field).SetInParent()
     write(path, [refused.SerializeToString()])
     with pytest.raises(LoadError, match=f"Unsupported log_type for warmup: {field}"):
-        warmup.warm_up(Predictor(engine, MODEL), path)
+        warm_up(engine, path)
 
 
 @pytest.mark.parametrize("count", [1000, 1001])
@@ -206,9 +213,9 @@ def test_record_limit(engine: Recording, path: Path, count: int) -> None:
     write(path, [predict_log([1]).SerializeToString()] * count)
     if count > warmup.MAX_RECORDS:
         with pytest.raises(LoadError, match=r"Number of warmup records exceeds the maximum \(1000\)"):
-            warmup.warm_up(Predictor(engine, MODEL), path)
+            warm_up(engine, path)
     else:
-        warmup.warm_up(Predictor(engine, MODEL), path)
+        warm_up(engine, path)
     assert len(engine.calls) == 1000
 
 
@@ -216,10 +223,10 @@ def test_garbage(engine: Recording, path: Path) -> None:
     """What is no TFRecord file, and a record that is no PredictionLog, fail the load and say so."""
     write(path, [b"\xff\xff"])
     with pytest.raises(LoadError, match="Failed to parse warmup record 1"):
-        warmup.warm_up(Predictor(engine, MODEL), path)
+        warm_up(engine, path)
     (path / warmup.REQUESTS_FILE).write_bytes(b"no record" * 20)
     with pytest.raises(LoadError, match="verify your warmup data is in TFRecord format"):
-        warmup.warm_up(Predictor(engine, MODEL), path)
+        warm_up(engine, path)
 
 
 def test_another_versions_file_that_cannot_be_read(engine: Recording, path: Path) -> None:
@@ -227,11 +234,11 @@ def test_another_versions_file_that_cannot_be_read(engine: Recording, path: Path
     unsupported = tfs.PredictionLog()
     unsupported.session_run_log.SetInParent()
     others = borrowed(path, predict_log([1]), unsupported, predict_log([2]))
-    assert warmup.warm_up(Predictor(engine, MODEL), path, others) == (1, 1)
+    assert warm_up(engine, path, others) == (1, 1)
     for data in (b"no record" * 20, others.read_bytes()[:-1]):
         others.write_bytes(data)
         with structlog.testing.capture_logs() as logs:
-            calls, _ = warmup.warm_up(Predictor(engine, MODEL), path, others)
+            calls, _ = warm_up(engine, path, others)
         assert calls == 1
         assert "another version's requests cannot be read" in [line["event"] for line in logs]
 
@@ -240,7 +247,7 @@ def test_synthetic_calls(model_dir: Callable[[str], Path]) -> None:
     """Without recorded requests each signature is called once with a batch of one, where its shapes are known."""
     path = model_dir("multi_signature") / "1"
     engine = loaded(path)
-    assert warmup.warm_up(Predictor(engine, MODEL), path) == (3, 0)
+    assert warm_up(engine, path) == (3, 0)
     calls = {signature: {alias: x.shape for alias, x in inputs.items()} for signature, inputs in engine.calls}
     assert calls == {
         "serving_default": {"x": (1, 3)},
@@ -251,7 +258,7 @@ def test_synthetic_calls(model_dir: Callable[[str], Path]) -> None:
 
 def test_synthetic_calls_of_more_rows(engine: Recording, path: Path) -> None:
     """As many as the smallest batch has that the model is asked for."""
-    assert warmup.warm_up(Predictor(engine, MODEL), path, rows=8)[0] > 0
+    assert warm_up(engine, path, rows=8)[0] > 0
     assert {inputs["x"].shape for _, inputs in engine.calls} == {(8,)}
 
 
@@ -262,7 +269,7 @@ def test_synthetic_call_that_fails(capsys: pytest.CaptureFixture[str], engine: R
         raise PoolError(Code.INVALID_ARGUMENT, "zeros mean nothing to me")
 
     engine.run = refuse  # type: ignore[method-assign,assignment]
-    assert warmup.warm_up(Predictor(engine, MODEL), path) == (0, 0)
+    assert warm_up(engine, path) == (0, 0)
     logged = capsys.readouterr()
     assert "zeros mean nothing to me" in logged.out + logged.err
 

@@ -30,6 +30,7 @@ from mpspool.mps.control import Control
 from mpspool.supervisor import foreground, grace
 from mpspool.supervisor.config import schema
 from mpspool.supervisor.planning import preflight
+from tests.configuration import load_config
 from tests.conftest import short_dir
 from tests.polling import until
 from tests.pool import ROOT, START_TIMEOUT_S, cli, free_port
@@ -297,7 +298,7 @@ def test_the_pool_file_is_one(manifest: str, tmp_path: Path, model_dir: Callable
             environ["MPSPOOL_RUN_DIR"] = str(folder / "run")
             if manifest == "host-mps.yaml":
                 environ["MPSPOOL_MPS_PIPE_DIRECTORY"] = str(pipe)
-            config = schema.load_config(file, {}, environ)
+            config = load_config(file, {}, environ)
             settings, planned = preflight.resolve(config, environ)
     except StartError as error:
         pytest.fail(f"{error}: {[str(problem) for problem in error.problems]}")

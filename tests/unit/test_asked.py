@@ -11,10 +11,11 @@ from mpspool.core import tfs
 from mpspool.core.envelope import ModelSpecPeek
 from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings
-from mpspool.router.asked import PREDICT, Asked, rows_of
+from mpspool.router.asked import Asked, rows_of
 
 BATCHING = BatchingSettings(max_batch_size=16, max_execution_batch_size=4)
 SPEC = ModelSpecPeek("half", 3, None, "sum")
+PREDICT = Asked(Method.PREDICT)
 
 
 def examples(kind: Any, count: int) -> bytes:

@@ -16,11 +16,12 @@ from mpspool.core.errors import StartError
 from mpspool.core.settings import BatchingSettings, VersionBatching
 from mpspool.supervisor import shares
 from mpspool.supervisor.config.batching_file import BatchingFileError, read_batching_file
-from mpspool.supervisor.config.schema import PoolConfig, load_config, read_config
+from mpspool.supervisor.config.schema import PoolConfig, read_config
 from mpspool.supervisor.cpus import Cpu, Topology
 from mpspool.supervisor.planning import preflight, version_batching
 from mpspool.supervisor.planning.drafts import Machine
 from mpspool.supervisor.planning.plan import Plan, plan
+from tests.configuration import load_config
 
 DEFAULTS = BatchingSettings()
 WHOLE = """\

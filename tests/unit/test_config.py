@@ -25,11 +25,11 @@ from mpspool.supervisor.config.schema import (
     ModelConfig,
     Placement,
     PoolConfig,
-    load_config,
     pool_fields,
     read_config,
 )
 from mpspool.supervisor.config.sections import TlsConfig
+from tests.configuration import load_config
 from tests.pool import ROOT
 
 HALF = {"model": ["half=/models/half"]}

@@ -17,8 +17,12 @@ from mpspool.supervisor.cpus import (
     format_cpus,
     parse_cpusets,
     read_topology,
-    split,
 )
+
+
+def split(topology: Topology, slots: int, near: int | None = None) -> list[list[int]]:
+    """Of slots that are all alike."""
+    return assign(topology, [near] * slots)
 
 
 def machine(nodes: int, cores: int, threads: int) -> Topology:

@@ -27,7 +27,7 @@ from mpspool.core.progress import ProgressWriter
 from mpspool.core.settings import RouterSettings, SchedulingSettings
 from mpspool.core.states import WorkerState
 from mpspool.router.app import Control
-from mpspool.router.asked import PREDICT, Asked
+from mpspool.router.asked import Asked
 from mpspool.router.dataplane import Dataplane
 from mpspool.router.fronts.http2.headers import RequestHead
 from mpspool.router.pending import Pending, abandoned
@@ -37,6 +37,7 @@ from tests.fakes.recorder import Recorder
 from tests.traced import traced
 
 SETTINGS = RouterSettings(run_dir="/nowhere", host="127.0.0.1", grpc_port=0, rest_port=0)
+PREDICT = Asked(Method.PREDICT)
 
 # As the pool tells of a model version that has served.
 MODEL = {
@@ -447,14 +448,14 @@ def test_a_client_that_gives_up_again_and_again_does_not_empty_the_pool(tmp_path
 
 
 def test_the_pool_tells_of_its_slots(tmp_path: Path) -> None:
-    """Their states stand in the snapshot; a pool that does not know of them tells none."""
+    """Their states stand in the snapshot, as they were told last."""
 
     async def story(scene: Scene) -> None:
         control = Control(scene.dataplane)
         told = {"models": [MODEL], "restarts": {}}
         await control.models({**told, "slots": {"m@1.cpu0.0": "FATAL"}})
         assert (await control.snapshot({}))["slots"] == {"m@1.cpu0.0": "FATAL"}
-        await control.models(told)
+        await control.models({**told, "slots": {}})
         assert (await control.snapshot({}))["slots"] == {}
 
     play(tmp_path, story)
@@ -466,7 +467,7 @@ def test_other_settings_hold_at_once(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         plane = scene.dataplane
         control = Control(plane)
-        told = {"models": [MODEL, {**MODEL, "name": "o", "proved": False}], "restarts": {}}
+        told = {"models": [MODEL, {**MODEL, "name": "o", "proved": False}], "restarts": {}, "slots": {}}
         await control.models({**told, "settings": msgspec.to_builtins(SETTINGS)})
         scene.hello(0)
         assert plane.unready() == ""
@@ -523,7 +524,7 @@ def test_readiness(tmp_path: Path, readiness: Literal["any", "all"]) -> None:
         plane, changes = scene.dataplane, []
         plane.on_change(lambda: changes.append(plane.unready()))
         await Control(plane).models(
-            {"models": [MODEL, {**MODEL, "name": "o", "proved": False}], "restarts": {}}
+            {"models": [MODEL, {**MODEL, "name": "o", "proved": False}], "restarts": {}, "slots": {}}
         )
         assert "not AVAILABLE" in changes[-1]
         scene.hello(0)

@@ -24,7 +24,7 @@ from mpspool.mps.devices import GpuDevice
 from mpspool.mps.external import Folders
 from mpspool.mps.leftovers import Running
 from mpspool.supervisor import lock
-from mpspool.supervisor.config.schema import PoolConfig, load_config
+from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.cpus import Topology
 from mpspool.supervisor.doctor import (
     ask_tensorflow,
@@ -43,6 +43,7 @@ from mpspool.supervisor.doctor.facts import Facts, GpuUse, Host, Intent, SharedM
 from mpspool.supervisor.doctor.finding import Finding, Status
 from mpspool.supervisor.planning import preflight
 from mpspool.supervisor.planning.drafts import Machine, draft_places
+from tests.configuration import load_config
 from tests.conftest import short_dir
 
 CONTROL = "/usr/bin/nvidia-cuda-mps-control"

@@ -19,7 +19,7 @@ from mpspool.worker.engine.base import Array, Signature, TensorSpec
 from mpspool.worker.examples.tasks import CLASSIFY, REGRESS, Classification, Regression
 from mpspool.worker.plan import Rules
 from mpspool.worker.predict import Predictor
-from tests.fakes.engine import FakeEngine
+from tests.fakes.engine import FakeEngine, predict
 
 LABELS = np.array([[b"dos", b"uno"], [b"cuatro", b"tres"]], object)
 SCORES = np.float32([[2, 1], [4, 0]])
@@ -182,7 +182,7 @@ def asked(method: str, method_name: str, *, check: bool, multi: bool = False) ->
         request.model_spec.name = "m"
     request.input.example_list.examples.add()
     try:
-        predictor.predict(request.SerializeToString(), by)
+        predict(predictor, request.SerializeToString(), by)
     except PoolError as error:
         return error
     return None

@@ -18,7 +18,7 @@ from mpspool.worker.engine.base import Array, Signature, TensorSpec
 from mpspool.worker.layout import Layouts
 from mpspool.worker.predict import Predictor
 from tests import tensors
-from tests.fakes.engine import FakeEngine
+from tests.fakes.engine import FakeEngine, predict
 
 MODEL = ModelVersion("half", 7)
 FLOAT, DOUBLE, INT32, STRING, INT64, BOOL, QINT8, BFLOAT16, UINT64 = 1, 2, 3, 7, 9, 10, 11, 14, 23
@@ -55,7 +55,7 @@ def _body(inputs: Mapping[str, tuple[Array, int]], *, content: bool) -> bytes:
 
 def _answer(predictor: Predictor, body: bytes) -> Any:
     try:
-        return predictor.predict(body)[0]
+        return predict(predictor, body)
     except PoolError as error:
         return error.code, error.message
 
@@ -144,7 +144,7 @@ def test_lists_that_are_too_short_or_too_long_are_parsed() -> None:
     predictor = Predictor(engine, MODEL)
     usual = _body({"in0": (np.array([300, 301]), INT64)}, content=False)
     for _ in range(3):
-        predictor.predict(usual)
+        predict(predictor, usual)
     for values in (b"\x80\x80\x80\x01", b"\x01\x02\x80\x01", b"\x01\x02\x03\x04", b"\x80\x80\x80\x80"):
         odd = usual[:-4] + values if usual.endswith(b"\xac\x02\xad\x02") else b""
         assert odd
@@ -158,7 +158,7 @@ def test_two_tensors_under_one_alias() -> None:
     second = _body({"in0": (np.array([2.0], np.float32), FLOAT)}, content=False)
     predictor = Predictor(engine, MODEL)
     for _ in range(4):
-        predictor.predict(first + second)
+        predict(predictor, first + second)
     assert engine.calls[-1][1]["in0"].tolist() == [2.0]
 
 
@@ -171,7 +171,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch, number: 
     for rows in range(1, 20):
         body = _body({"in0": (np.ones(rows, tfs.numpy_dtype(number)), number)}, content=True)
         for _ in range(3):
-            predictor.predict(body)
+            predict(predictor, body)
     known: Layouts[Any] = predictor._known
     assert sum(len(of_size) for of_size in known._by_size.values()) <= 3
     assert len(known._by_size) <= 3

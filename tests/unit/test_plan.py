@@ -18,11 +18,12 @@ from mpspool.core.settings import (
     SchedulingSettings,
 )
 from mpspool.mps.devices import GpuDevice
-from mpspool.supervisor.config.schema import PoolConfig, load_config
+from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.cpus import Cpu, Topology
 from mpspool.supervisor.planning.announce import is_local
 from mpspool.supervisor.planning.drafts import Machine
 from mpspool.supervisor.planning.plan import Plan, plan, to_settings
+from tests.configuration import load_config
 
 CONTROL = ["/usr/bin/nvidia-cuda-mps-control"]
 RUN_DIR = "/run/pool"
@@ -523,7 +524,6 @@ def test_settings_carry_the_whole_plan(tmp_path: Path) -> None:
         dispatch="round_robin",
         max_connections=11,
         max_message_bytes=2**20,
-        max_queued_requests=7,
         max_queued_bytes=2**21,
         scheduling=SchedulingSettings(
             aging=2,

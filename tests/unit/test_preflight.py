@@ -23,7 +23,7 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings, RemoteSettings
 from mpspool.core.states import VersionPhase
 from mpspool.supervisor import lock
-from mpspool.supervisor.config.schema import PoolConfig, load_config, read_config
+from mpspool.supervisor.config.schema import PoolConfig, read_config
 from mpspool.supervisor.planning.preflight import (
     absent_versions,
     check_all,
@@ -41,6 +41,7 @@ from mpspool.supervisor.programs import POOL
 from mpspool.supervisor.report import program
 from mpspool.supervisor.saved_model import check_saved_model
 from mpspool.supervisor.version_folders import BATCHING_FILE
+from tests.configuration import load_config
 from tests.conftest import short_dir
 
 GRAPH = b"\x08\x01\x12\x04\x0a\x02ab\x12\x00"

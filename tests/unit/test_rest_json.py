@@ -23,7 +23,7 @@ from mpspool.worker.predict import Predictor
 from mpspool.worker.rest import document as rest_document
 from mpspool.worker.rest import examples, write
 from mpspool.worker.rest.values import Type
-from tests.fakes.engine import FakeEngine
+from tests.fakes.engine import FakeEngine, predict
 
 MODEL = ModelVersion("m", 1)
 TYPES = {name: tfs.DATA_TYPES_BY_NAME[f"DT_{name.upper()}"].number for name in (
@@ -65,7 +65,7 @@ def written(form: str, **outputs: Array) -> Any:
     """What outputs become, as text and parsed."""
     model = predictor({"x": "float"}, **outputs)
     given_ = {"instances": [1]} if form == "row" else {"inputs": [1]}
-    body = model.predict(json.dumps(given_).encode(), Method.REST_PREDICT)[0]
+    body = predict(model, json.dumps(given_).encode(), Method.REST_PREDICT)
     return json.loads(body)
 
 

@@ -23,6 +23,7 @@ from mpspool.worker.device_failure import DeviceFailedError
 from mpspool.worker.engine.base import Array
 from tests.batches import (
     FLOAT,
+    IDLE,
     INT64,
     POISON,
     STRING,
@@ -201,7 +202,7 @@ def test_deadlines_between_runs() -> None:
     outcomes = bench.run(asking(1), asking(2), *late, asking(6))
     assert [outcome.code for outcome in outcomes] == [Code.OK] * 2 + [Code.DEADLINE_EXCEEDED] * 3 + [Code.OK]
     assert bench.fed == [[1, 2], [6]]
-    assert bench.page.told == [(5, WHOLE), 0, (5, WHOLE), 2, (5, 5), 1]
+    assert bench.page.told == [(5, WHOLE), IDLE, (5, WHOLE), IDLE, (5, 5), IDLE]
 
 
 def test_a_deadline_between_two_halves() -> None:
@@ -270,7 +271,7 @@ def test_the_page_is_idle_after_a_run_that_failed_late() -> None:
         soon_ns = time.monotonic_ns() + 5 * 10**7
         outcomes = bench.run(*[Ask(asking(1), deadline_ns=soon_ns)] * count)
         assert {outcome.code for outcome in outcomes} == {Code.DEADLINE_EXCEEDED}
-        assert bench.page.told == [(5, WHOLE), 0, (5, WHOLE), 0]
+        assert bench.page.told == [(5, WHOLE), IDLE, (5, WHOLE), IDLE]
 
 
 def test_one_that_is_left_of_a_half_is_no_half_that_failed() -> None:
@@ -331,7 +332,7 @@ def test_two_runs_where_these_are_sooner() -> None:
 
     bench.page.told.clear()
     bench.run(*FOUR)
-    assert bench.page.told == [(5, WHOLE), 0, (5, WHOLE), 2, (5, WHOLE), 2]
+    assert bench.page.told == [(5, WHOLE), IDLE, (5, WHOLE), IDLE, (5, WHOLE), IDLE]
     # What has expired is in neither, and one bad request fails alone.
     outcomes = bench.run(Ask(FOUR[0], deadline_ns=1), *FOUR)
     assert [outcome.code for outcome in outcomes] == [Code.DEADLINE_EXCEEDED, *[Code.OK] * 4]
@@ -451,14 +452,14 @@ def test_what_the_page_tells() -> None:
     """WHOLE while requests run together, a request's index while it runs alone."""
     bench = Bench(half, max_batch_size=2)
     bench.run(asking(1), b"\xff", asking(2), asking(3))
-    assert bench.page.told == [(5, WHOLE), 1, (5, WHOLE), 2, (5, 3), 1]
+    assert bench.page.told == [(5, WHOLE), IDLE, (5, WHOLE), IDLE, (5, 3), IDLE]
     bench.page.told.clear()
     bench.run(asking(1), asking(POISON))
-    assert bench.page.told == [(5, WHOLE), 0, (5, WHOLE), 0, (5, 0), 1, (5, 1), 1]
+    assert bench.page.told == [(5, WHOLE), IDLE, (5, WHOLE), IDLE, (5, 0), IDLE, (5, 1), IDLE]
     bench.page.told.clear()
     bench.run(asking(1))
     bench.run(asking(1), asking(2), together=False)
-    assert bench.page.told == [(5, 0), 1, (5, 0), 1, (5, 1), 1]
+    assert bench.page.told == [(5, 0), IDLE, (5, 0), IDLE, (5, 1), IDLE]
 
 
 def test_times() -> None:
@@ -519,7 +520,7 @@ def test_each_run_of_a_request_has_its_own_time_on_the_page() -> None:
     bench = Bench(half, max_batch_size=4, max_execution_batch_size=2)
     bench.run(Ask(FOUR_BY_REST, method=Method.REST_PREDICT), asking(5))
     assert bench.fed == [[1, 2], [3, 4], [5]]
-    assert bench.page.told == [(5, WHOLE), 0, *[(5, 0)] * 4, 1, (5, 1), 1]
+    assert bench.page.told == [(5, WHOLE), IDLE, *[(5, 0)] * 4, IDLE, (5, 1), IDLE]
 
 
 def test_a_deadline_between_the_runs_of_a_request() -> None:

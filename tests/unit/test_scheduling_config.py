@@ -10,12 +10,13 @@ import pytest
 
 from mpspool.core.errors import StartError
 from mpspool.core.settings import QueueSettings, RouterSettings, SchedulingSettings
-from mpspool.supervisor.config.schema import PoolConfig, load_config, read_config
+from mpspool.supervisor.config.schema import PoolConfig, read_config
 from mpspool.supervisor.cpus import Cpu, Topology
 from mpspool.supervisor.planning import preflight
 from mpspool.supervisor.planning.drafts import Machine
 from mpspool.supervisor.planning.plan import Plan, plan, to_settings
 from mpspool.supervisor.planning.policies import PolicyError, find_policy, try_policy
+from tests.configuration import load_config
 
 GIB = 2**30
 

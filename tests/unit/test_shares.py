@@ -31,13 +31,14 @@ from mpspool.mps.devices import GpuDevice
 from mpspool.mps.environment import Inherited, inherited, share_environment
 from mpspool.mps.external import Folders, Peer
 from mpspool.supervisor import leftovers, mps_command, programs, shares
-from mpspool.supervisor.config.schema import PoolConfig, load_config
+from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.cpus import Topology
 from mpspool.supervisor.planning.drafts import Machine
 from mpspool.supervisor.planning.plan import Plan, plan
 from mpspool.supervisor.pool.domain import AwaitDaemon, Domain, Server
 from mpspool.supervisor.shares import CONTEXT_BYTES, Override
 from mpspool.worker import device
+from tests.configuration import load_config
 from tests.conftest import short_dir
 
 GIB = 2**30

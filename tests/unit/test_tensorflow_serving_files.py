@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from mpspool.cli import main
 from mpspool.core import tfs
 from mpspool.core.errors import StartError
-from mpspool.supervisor.config.schema import load_config
 from mpspool.supervisor.config.tensorflow_serving.convert import KINDS, convert_files, kind_of
 from mpspool.supervisor.config.tensorflow_serving.proto_text import TextError, parse
 from mpspool.supervisor.config.tensorflow_serving.told import Told
+from tests.configuration import load_config
 from tests.serving_files import MODEL_CONFIG, PLATFORM_CONFIG, eas_service
 
 MODELS = MODEL_CONFIG.format(root="/models")

@@ -18,9 +18,10 @@ from mpspool.core import client_tls, settings, tls
 from mpspool.core.certificates import CertificateError, read_certificates
 from mpspool.core.errors import StartError
 from mpspool.core.settings import RouterSettings, TlsSettings
-from mpspool.supervisor.config.schema import PoolConfig, load_config
+from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.planning.tls import look
 from tests.certificates import Authority, Pair, openssl, ssl_config
+from tests.configuration import load_config
 
 
 @pytest.fixture(scope="module")

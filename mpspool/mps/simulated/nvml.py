@@ -261,9 +261,6 @@ class Nvml:
     def nvmlEventSetCreate(self) -> EventSet:
         return EventSet()
 
-    def nvmlDeviceGetSupportedEventTypes(self, handle: GpuDevice) -> int:
-        return self.nvmlEventTypeXidCriticalError
-
     def nvmlDeviceRegisterEvents(self, handle: GpuDevice, types: int, events: EventSet) -> None:
         """Xids are all there is; those that came before are not delivered."""
         if types & self.nvmlEventTypeXidCriticalError:

@@ -1,4 +1,4 @@
-"""What a user can ask for, as pydantic models, and `load_config`, which merges file, environment and flags.
+"""What a user can ask for, as pydantic models, and `read_config`, which merges file, environment and flags.
 
 Flags win over the environment, the environment over the file. A flag or variable for something that
 each model can also say for itself (`gpus`, `contexts_per_gpu`, ...) holds for every model, whatever
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, ByteSize, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from mpspool.core.errors import Problem, StartError
+from mpspool.core.errors import Problem
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import MAX_MESSAGE_BYTES, MONITORING_PATH, VersionPolicy
 from mpspool.supervisor.config.batching import (
@@ -326,14 +326,6 @@ def pool_fields() -> list[str]:
     """Every pool-level field that one word can set, "restart.retries" for those of a section."""
     sections = [f"{key}.{name}" for key, section in _POOL_SECTIONS.items() for name in section.model_fields]
     return [name for name in PoolConfig.model_fields if name not in _SECTIONS] + sections
-
-
-def load_config(file: Path | None, flags: Mapping[str, object], environ: Mapping[str, str]) -> PoolConfig:
-    """As read_config(). Raises StartError with every problem, where there is one."""
-    config, findings = read_config(file, flags, environ)
-    if problems := findings.told():
-        raise StartError(problems)
-    return config
 
 
 # What is said of each of several models, by field name, its "name" among them.

@@ -461,7 +461,6 @@ def to_settings(
         dispatch=config.scheduling.dispatch,
         max_connections=config.max_connections,
         max_message_bytes=int(config.max_message_bytes),
-        max_queued_requests=config.max_queued_requests,
         max_queued_bytes=int(config.max_queued_bytes),
         scheduling=scheduling(config),
         allow_reload=is_local(config.host) if config.allow_reload is None else config.allow_reload,

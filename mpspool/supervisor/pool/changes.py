@@ -39,7 +39,6 @@ _ROUTER = (
     "dispatch",
     "max_connections",
     "max_message_bytes",
-    "max_queued_requests",
     "max_queued_bytes",
     "allow_reload",
     "grpc_timeout_ms",

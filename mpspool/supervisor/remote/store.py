@@ -61,7 +61,6 @@ class Store:
             raise StoreError(_not_installed(url, error)) from error
         except Exception as error:
             raise StoreError(f"{url} cannot be opened: {_words(error)}") from error
-        self.url = url
         self._path = path.rstrip("/")
 
     def versions(self) -> dict[int, str]:

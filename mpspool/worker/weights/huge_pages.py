@@ -94,7 +94,7 @@ class HugePages:
         size = 2 * self._huge
         access = mmap.PROT_READ | mmap.PROT_WRITE
         with contextlib.suppress(OSError):
-            room = _mmap(None, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, access, -1, 0)
+            room = _mmap(None, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, access, -1)
             with contextlib.suppress(OSError):
                 advise(room, size, mmap.MADV_HUGEPAGE)
                 ctypes.memset(-(-room // self._huge) * self._huge, 0, 1)
@@ -118,7 +118,7 @@ class HugePages:
         return self._spent_s < max(_LEAST_S, now - self._began - self._spent_s)
 
 
-def map_aligned(descriptor: int, size: int, flags: int, access: int, *, offset: int = 0) -> int:
+def map_aligned(descriptor: int, size: int, flags: int, access: int) -> int:
     """mmap(2) at an address where huge pages can be mapped as such.
 
     Args:
@@ -126,7 +126,6 @@ def map_aligned(descriptor: int, size: int, flags: int, access: int, *, offset: 
         size: bytes.
         flags: MAP_PRIVATE or MAP_SHARED, and others.
         access: PROT_READ and others.
-        offset: in the file, a multiple of the size of a huge page.
 
     Returns:
         The address.
@@ -135,12 +134,12 @@ def map_aligned(descriptor: int, size: int, flags: int, access: int, *, offset: 
         OSError: the kernel refuses.
     """
     huge = huge_bytes()
-    room = _mmap(None, size + huge, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0, -1, 0)
+    room = _mmap(None, size + huge, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, 0, -1)
     address = -(-room // huge) * huge
     unmap(room, address - room)
     end = address + -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
     unmap(end, room + size + huge - end)
-    return _mmap(address, size, flags | _MAP_FIXED, access, descriptor, offset)
+    return _mmap(address, size, flags | _MAP_FIXED, access, descriptor)
 
 
 def advise(address: int, size: int, advice: int) -> None:
@@ -163,8 +162,8 @@ def huge_bytes() -> int:
         return 2 * 2**20
 
 
-def _mmap(address: int | None, size: int, flags: int, access: int, descriptor: int, offset: int) -> int:
-    found = _libc.mmap(address, size, access, flags, descriptor, offset)
+def _mmap(address: int | None, size: int, flags: int, access: int, descriptor: int) -> int:
+    found = _libc.mmap(address, size, access, flags, descriptor, 0)
     if found == _FAILED:
         raise _error()
     return int(found)

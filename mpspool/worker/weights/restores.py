@@ -68,7 +68,6 @@ class Table:
     """A table, by the node of its handle, and what its keys and values are restored from."""
 
     node: str
-    op: str
     keys: Source
     values: Source
 
@@ -271,6 +270,5 @@ class _Found:
         keys, values = (scope.source(edge) for edge in node.input[1:3])
         if target is None or keys is None or values is None or target in self.tables:
             return False
-        assert self._graph is not None
-        self.tables[target] = Table(target, self._graph.nodes[target].op, keys, values)
+        self.tables[target] = Table(target, keys, values)
         return True
