@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -25,7 +26,7 @@ from mpspool.core.settings import (
 from mpspool.core.states import VersionPhase
 from mpspool.mps.telemetry import GpuReading, as_message
 from mpspool.supervisor.pool import status
-from mpspool.supervisor.pool.reconcile import WorkerReport
+from mpspool.supervisor.pool.reconcile import Processes, WorkerReport
 from mpspool.supervisor.pool.slots import Slot
 from mpspool.supervisor.pool.status import Servable
 from mpspool.supervisor.supervisord import ProcessInfo, ProcessState
@@ -58,6 +59,19 @@ def servables(config: PoolSettings, **failed: str) -> list[Servable]:
 
 def slots(config: PoolSettings) -> dict[WorkerId, Slot]:
     return {worker: Slot(str(worker), RestartSettings()) for worker in status.places(config.models)}
+
+
+def view(
+    config: PoolSettings,
+    found: dict[WorkerId, Slot],
+    *,
+    processes: Processes | None = None,
+    router: Mapping[str, Any] | None = None,
+    **told: Any,
+) -> status.View:
+    """Of a pool with these slots, and of processes of which nothing else is known."""
+    places = status.places(config.models)
+    return status.View(config, servables(config), found, places, processes or {}, {}, {}, router, 1, **told)
 
 
 def test_the_router_is_told_each_version_once() -> None:
@@ -136,7 +150,7 @@ def test_the_router_is_told_the_state_of_every_slot() -> None:
     told = status.for_router(servables(config), found, reports)["slots"]
     assert told == {str(one): "STARTING", str(two): "WARMING", str(three): "FATAL", str(four): "EMPTY"}
     router = {"workers": [{"id": name, **asdict(report)} for name, report in reports.items()]}
-    shown = status.build(status.View(config, servables(config), found, {}, {}, {}, router, 1))["workers"]
+    shown = status.build(view(config, found, router=router))["workers"]
     assert {worker["id"]: worker["state"] for worker in shown} == told
 
 
@@ -161,8 +175,8 @@ def test_each_version_has_its_policy_and_batches_and_why_a_policy_fails() -> Non
     }
 
     def told(router: dict[str, Any] | None) -> list[tuple[str, int, str | None]]:
-        view = status.View(config, servables(config), slots(config), {}, {}, {}, router, 1)
-        found = [model["versions"][0] for model in status.build(view)["models"]]
+        whole = view(config, slots(config), router=router)
+        found = [model["versions"][0] for model in status.build(whole)["models"]]
         return [(one["policy"], one["batch_rows"], one.get("policy_error")) for one in found]
 
     assert told(None) == [("fifo", 0, None), ("mine:urgent", 32, None)]
@@ -177,8 +191,8 @@ def test_a_process_that_cannot_do_its_work_says_why() -> None:
         for pid, name in enumerate(("nursery", "router", "pool"), 1)
     }
     errors = {"nursery": "tensorflow cannot be imported", "router": "the port is taken"}
-    view = status.View(config, servables(config), slots(config), processes, {}, {}, None, 1, errors)
-    found = {process["name"]: process.get("error") for process in status.build(view)["processes"]}
+    whole = view(config, slots(config), processes=processes, errors=errors)
+    found = {process["name"]: process.get("error") for process in status.build(whole)["processes"]}
     assert found == {**errors, "pool": None}
 
 
@@ -200,8 +214,8 @@ def test_a_process_that_stands_in_for_another_is_marked() -> None:
     processes = {
         name: ProcessInfo(name, ProcessState.RUNNING, 1) for name in ("mps.gpu0", "mps.gpu1", "router")
     }
-    view = status.View(config, servables(config), slots(config), processes, {}, {}, None, 1)
-    found = {process["name"]: process.get("simulated") for process in status.build(view)["processes"]}
+    whole = view(config, slots(config), processes=processes)
+    found = {process["name"]: process.get("simulated") for process in status.build(whole)["processes"]}
     assert found == {"mps.gpu0": True, "mps.gpu1": None, "router": None}
 
 
@@ -216,10 +230,8 @@ def test_the_state_of_the_pool() -> None:
             {"id": str(worker), **asdict(WorkerReport(1, found[worker].pid, "READY", 0, 0, ""))}
             for worker in ready
         ]
-        view = status.View(
-            config, servables(config), found, {}, {}, {}, {"workers": workers}, 1, stopping=stopping
-        )
-        return str(status.build(view)["pool"]["state"])
+        whole = view(config, found, router={"workers": workers}, stopping=stopping)
+        return str(status.build(whole)["pool"]["state"])
 
     assert state() == "STARTING"
     for worker in found:
@@ -252,25 +264,25 @@ def test_whether_the_grpc_port_speaks_tls(tls: TlsSettings | None, told: str) ->
     config = settings("good")
     router = msgspec.structs.replace(config.router, tls=tls)
     config = msgspec.structs.replace(config, router=router)
-    view = status.View(config, servables(config), slots(config), {}, {}, {}, None, 1)
-    assert status.build(view)["pool"]["tls"] == told
+    whole = view(config, slots(config))
+    assert status.build(whole)["pool"]["tls"] == told
 
 
 def test_devices_are_told_as_they_are() -> None:
     """In the words of the pool's message to the router; none is an empty list."""
     config = settings("good")
-    view = status.View(config, servables(config), slots(config), {}, {}, {}, None, 1)
-    assert status.build(view)["devices"] == []
+    whole = view(config, slots(config))
+    assert status.build(whole)["devices"] == []
     device = as_message("gpu0", GpuReading("GPU-x", utilisation=0.5), "SERVING")
-    assert status.build(replace(view, devices=[device]))["devices"] == [device]
+    assert status.build(replace(whole, devices=[device]))["devices"] == [device]
 
 
 def test_what_was_said_by_hand_is_told() -> None:
     """Of a model that was unloaded whole, too, which has no versions any more."""
     config = settings("good")
     orders = {"good": {"loaded": [7]}, "gone": {"off": True}}
-    view = status.View(config, servables(config), slots(config), {}, {}, {}, None, 1, orders=orders)
-    good, gone = status.build(view)["models"]
+    whole = view(config, slots(config), orders=orders)
+    good, gone = status.build(whole)["models"]
     assert (good["name"], good["by_hand"]) == ("good", {"loaded": [7]})
     assert gone == {"name": "gone", "versions": [], "by_hand": {"off": True}}
 
@@ -281,9 +293,7 @@ def test_what_the_router_refused_is_told() -> None:
     refusals = [{"model": "good", "version": "1", "reason": "late", "count": 3}]
 
     def told(router: dict[str, Any] | None) -> object:
-        return status.build(status.View(config, servables(config), slots(config), {}, {}, {}, router, 1))[
-            "refusals"
-        ]
+        return status.build(view(config, slots(config), router=router))["refusals"]
 
     assert told({"workers": [], "refusals": refusals}) == refusals
     assert told({"workers": []}) == told(None) == []
@@ -296,5 +306,5 @@ def test_how_requests_wait_is_told() -> None:
     config = msgspec.structs.replace(
         config, router=msgspec.structs.replace(config.router, scheduling=scheduling)
     )
-    pool = status.build(status.View(config, servables(config), slots(config), {}, {}, {}, None, 1))["pool"]
+    pool = status.build(view(config, slots(config)))["pool"]
     assert (pool["slow_lane"], pool["fair_by"]) == (2, "peer")

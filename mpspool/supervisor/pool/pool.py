@@ -681,6 +681,7 @@ class Pool:
                 self._config,
                 self._servables.all(),
                 self._slots,
+                self._servables.places,
                 self._processes,
                 pids,
                 found,
@@ -689,7 +690,6 @@ class Pool:
                 self._errors(),
                 self._stopping,
                 self._gpus.messages(),
-                self._servables.places,
                 self._servables.orders(),
             )
         )

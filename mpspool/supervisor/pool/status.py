@@ -57,19 +57,20 @@ class View:
 
     Attributes:
         servables: model by model, oldest version first.
+        places: of each slot, the version that it is for, and where it is.
         pids: of the processes that run TensorFlow, where they are there.
         memory: of the same processes; empty where nobody asked for it.
         foreground_pid: of `mpspool start`.
         router: its last snapshot; None while it does not answer.
         errors: why a process cannot do its work, in its own words, by program.
         devices: the GPUs as mps/telemetry.py has them in its messages.
-        places: of slots that no configured model has any more.
         orders: what was said of versions by hand, by model: see Versions.orders().
     """
 
     settings: PoolSettings
     servables: Sequence[Servable]
     slots: Mapping[WorkerId, Slot]
+    places: Mapping[WorkerId, tuple[ModelSettings, SlotSettings]]
     processes: Processes
     pids: Mapping[WorkerId, int]
     memory: Mapping[WorkerId, Memory]
@@ -78,7 +79,6 @@ class View:
     errors: Mapping[str, str] = field(default_factory=dict)
     stopping: bool = False
     devices: Sequence[Status] = ()
-    places: Mapping[WorkerId, tuple[ModelSettings, SlotSettings]] = field(default_factory=dict)
     orders: Mapping[str, Status] = field(default_factory=dict)
 
 
@@ -94,11 +94,12 @@ def places(models: Iterable[ModelSettings]) -> dict[WorkerId, tuple[ModelSetting
 def build(view: View) -> Status:
     """The object scripts read: names and values stay."""
     reports = worker_reports(view.router)
-    place = {**places(servable.settings for servable in view.servables), **view.places}
     stand_ins = {mps_program(daemon.device) for daemon in view.settings.mps_daemons if daemon.simulated}
     workers = [
         {
-            **_worker(worker, slot, place[worker][1], reports.get(str(worker)), view.pids.get(worker, 0)),
+            **_worker(
+                worker, slot, view.places[worker][1], reports.get(str(worker)), view.pids.get(worker, 0)
+            ),
             **_memory(view.memory.get(worker)),
         }
         for worker, slot in view.slots.items()
