@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,6 +16,7 @@ from mpspool.core.control import Message
 from mpspool.core.errors import Problem
 from mpspool.core.settings import ModelSettings
 from mpspool.core.states import ModelVersionState
+from mpspool.supervisor.children import ending
 from mpspool.supervisor.planning.base_path import BasePathError, latest_version
 from mpspool.supervisor.saved_model import check_saved_model
 from mpspool.supervisor.version_folders import SAVED_MODEL_FILES
@@ -155,15 +155,8 @@ def _ask_child(model: ModelSettings) -> Message:
     try:
         found: Message = json.loads(done.stdout)
     except ValueError:
-        raise DescribeError(f"{model.path} cannot be described: {_end(done)}") from None
+        why = ending("the process that read it", done.returncode, done.stderr)
+        raise DescribeError(f"{model.path} cannot be described: {why}") from None
     if "error" in found:
         raise DescribeError(" ".join(found["error"].split()))
     return found
-
-
-def _end(done: subprocess.CompletedProcess[str]) -> str:
-    """How a child ended that gave no answer."""
-    if done.returncode < 0:
-        return f"the process that read it was ended by {signal.Signals(-done.returncode).name}"
-    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    return f"the process that read it ended with status {done.returncode}: {last}"

@@ -26,7 +26,8 @@ def _try(descriptor: int, how: int) -> bool:
     return True
 
 
-def _pid(run: RunDir) -> int:
+def recorded_pid(run: RunDir) -> int:
+    """The pid that the file has, whoever holds the lock; 0 where it has none."""
     try:
         return int(run.lock.read_text())
     except (OSError, ValueError):
@@ -40,14 +41,14 @@ def holder(run: RunDir) -> int:
     except OSError:
         return 0
     try:
-        return 0 if _try(descriptor, fcntl.LOCK_SH) else _pid(run)
+        return 0 if _try(descriptor, fcntl.LOCK_SH) else recorded_pid(run)
     finally:
         os.close(descriptor)
 
 
 def failed(run: RunDir, pid: int) -> bool:
     """Has the foreground process of this pid ended without leaving, and nobody followed it?"""
-    return not holder(run) and _pid(run) == pid
+    return not holder(run) and recorded_pid(run) == pid
 
 
 def leave(run: RunDir) -> None:
@@ -92,7 +93,7 @@ def _take(run: RunDir, descriptor: int) -> None:
     while not _try(descriptor, fcntl.LOCK_EX):
         if time.monotonic() > end:
             text = (
-                f"{run.root} is in use by the pool of process {_pid(run)};"
+                f"{run.root} is in use by the pool of process {recorded_pid(run)};"
                 f" stop that one (mpspool stop --run-dir {run.root}) or choose another run folder (--run-dir)"
             )
             raise StartError([Problem("run_dir", text)])

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpspool.core.control import Message
+from mpspool.supervisor.counted import counted
 from mpspool.supervisor.describe import batches_itself, remedy
 from mpspool.supervisor.report import a_console, coloured, excess, size, table
 
@@ -93,7 +94,7 @@ def _weights(weights: Part) -> Iterator[str]:
         return
     for kind, where in (("shared", "one copy for all workers"), ("private", "a copy in each worker")):
         if count := weights[f"{kind}_variables"]:
-            yield f"{size(weights[f'{kind}_bytes'])} in {_count(count, 'variable')}: {where}"
+            yield f"{size(weights[f'{kind}_bytes'])} in {counted(count, 'variable')}: {where}"
     named = sum(map(len, weights["why"].values()))
     such_as = "such as " if named < weights["private_variables"] else ""
     for reason, names in weights["why"].items():
@@ -106,7 +107,7 @@ def _placement(found: Message) -> str:
     if not found["cpu_only"]:
         return f"every {'other ' if found['unregistered'] else ''}operation has a kernel"
     nodes = sum(one["count"] for one in found["cpu_only"])
-    return f"{_count(nodes, 'operation')} would run on the CPU, for lack of a GPU kernel"
+    return f"{counted(nodes, 'operation')} would run on the CPU, for lack of a GPU kernel"
 
 
 def _operations(cpu_only: list[Part]) -> Rows:
@@ -119,7 +120,3 @@ def _operations(cpu_only: list[Part]) -> Rows:
 def _unregistered(found: Message) -> str:
     where = "custom_ops in the pool file" if "model" in found else "--custom-op"
     return remedy(found["unregistered"], where)
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

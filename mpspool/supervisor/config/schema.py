@@ -90,7 +90,6 @@ from mpspool.supervisor.version_folders import MAX_VERSION
 if TYPE_CHECKING:  # who has none needs no protocol buffers
     from mpspool.supervisor.config.tensorflow_serving.serve import Serving
 
-DEFAULT_CONTEXTS_PER_GPU = 4
 # Each takes hundreds of MiB of its GPU, and MPS has 60 at most.
 MAX_CONTEXTS_PER_GPU = 1024
 _MAX_SIMULATED_GPUS = 64
@@ -215,7 +214,7 @@ class PoolConfig(Placement):
     run_dir: Path = Field(default_factory=default_run_dir)
     """The folder for this pool's sockets, settings and logs; none other may use it."""
     max_connections: Annotated[int, Field(ge=1)] = 10_000
-    """Connections of clients at once, of gRPC and of HTTP each; one more is closed."""
+    """Connections of clients at once, of gRPC and of HTTP each; for one more another makes way, or it is closed."""
     max_message_bytes: Annotated[ByteSize, Field(ge=1, le=MAX_MESSAGE_BYTES)] = ByteSize(MAX_MESSAGE_BYTES)
     """The largest request, in bytes or as "64MiB"; answers are not bounded."""
     max_queued_requests: Annotated[int, Field(ge=1)] = 10_000

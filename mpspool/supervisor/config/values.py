@@ -24,6 +24,8 @@ from mpspool.supervisor import shares
 from mpspool.supervisor.cpus import MAX_CPUS, parse_cpusets
 from mpspool.supervisor.version_folders import MAX_VERSION
 
+# Workers of each model on each of its GPUs, where nothing is said of it.
+DEFAULT_CONTEXTS_PER_GPU = 4
 # A name, escaped, is part of file names, which end at 255 bytes.
 MAX_NAME_BYTES = 180
 # Of a URL, as it arrives: nothing that is escaped, and no query.

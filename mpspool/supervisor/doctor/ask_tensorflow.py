@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import Any
 
 from mpspool.core import settings
 from mpspool.core.settings import SlotSettings
+from mpspool.supervisor.children import ending
 from mpspool.supervisor.doctor.facts import GpuUse, TensorFlow
 
 PROBE = ("-P", "-m", "mpspool.worker.probe")
@@ -77,15 +77,8 @@ def _ask(slot: SlotSettings, environ: Mapping[str, str], limit_s: float) -> dict
     try:
         answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
-        return {"error": _end(done)}
+        return {"error": ending("the process that tried", done.returncode, done.stderr)}
     if answer.get("gpu") and (said := done.stderr.strip().splitlines()):
         last = said[-1].rpartition(_LOG_PREFIX)[2]
         answer["gpu"] = answer["gpu"].replace(_IN_LOG, f"its last words: {last}")
     return answer
-
-
-def _end(done: subprocess.CompletedProcess[str]) -> str:
-    if done.returncode < 0:
-        return f"the process that tried was ended by {signal.Signals(-done.returncode).name}"
-    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    return f"the process that tried ended with status {done.returncode}: {last}"

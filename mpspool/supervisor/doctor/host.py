@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpspool.supervisor.counted import counted
 from mpspool.supervisor.cpus import Topology
 from mpspool.supervisor.doctor.facts import Facts, Host, Intent, SharedMemory, TensorFlow
 from mpspool.supervisor.doctor.finding import Finding, Status
@@ -37,9 +38,7 @@ def compiled(host: Host) -> Finding:
 def cpus(topology: Topology) -> Finding:
     """What there is to run on."""
     nodes = len({cpu.node for cpu in topology.cpus})
-    text = (
-        f"{_count(len(topology.cpus), 'CPU')}, {_count(topology.cores, 'core')}, {_count(nodes, 'NUMA node')}"
-    )
+    text = f"{counted(len(topology.cpus), 'CPU')}, {counted(topology.cores, 'core')}, {counted(nodes, 'NUMA node')}"
     quota = "no CPU quota" if topology.quota is None else f"a CPU quota of {topology.quota:g}"
     return Finding("cpus", Status.OK, f"{text}, {quota}", simulated=topology.simulated)
 
@@ -53,7 +52,7 @@ def memory(intent: Intent, host: Host, tensorflow: TensorFlow) -> Finding:
     needed = forked if intent.forked else workers * _EXEC_BYTES
     text = (
         f"{_size(tensorflow.available_bytes)} of {_size(host.memory_bytes)} available;"
-        f" {_count(workers, 'worker')} without the models: about {_size(needed)}"
+        f" {counted(workers, 'worker')} without the models: about {_size(needed)}"
     )
     if tensorflow.available_bytes < needed:
         return Finding(
@@ -170,10 +169,6 @@ def driver_capabilities(host: Host, gpus_used: bool) -> list[Finding]:
     text += f", and there is no {CUDA_LIBRARY}" if without_cuda else ""
     remedy = f"{_CAPABILITIES}=compute,utility: CUDA and MPS are in compute, NVML is in utility"
     return [Finding("driver_capabilities", status, text, remedy)]
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 def _size(count: int) -> str:

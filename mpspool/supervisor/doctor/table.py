@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from mpspool.supervisor.counted import counted
 from mpspool.supervisor.doctor.examine import evidence
 from mpspool.supervisor.doctor.facts import Facts
 from mpspool.supervisor.doctor.finding import Finding, Status
@@ -54,9 +55,7 @@ def _lines(found: Finding, names: int, width: int) -> Iterator[str]:
 def _sum(findings: Sequence[Finding]) -> str:
     counts = {status: sum(found.status is status for found in findings) for status in Status}
     if errors := counts[Status.ERROR]:
-        return f"{_count(errors, 'error')}, {_count(counts[Status.WARNING], 'warning')}: this would not serve"
-    return f"no error, {_count(counts[Status.WARNING], 'warning')}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"
+        return (
+            f"{counted(errors, 'error')}, {counted(counts[Status.WARNING], 'warning')}: this would not serve"
+        )
+    return f"no error, {counted(counts[Status.WARNING], 'warning')}"

@@ -10,6 +10,7 @@ from mpspool.core.settings import ModelSettings, SlotSettings
 from mpspool.mps.devices import RESET, GpuDevice
 from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.config.sections import Shares
+from mpspool.supervisor.counted import counted
 from mpspool.supervisor.cpus import format_cpus
 from mpspool.supervisor.planning.drafts import (
     CORES_PER_CPU_SLOT,
@@ -88,8 +89,8 @@ def _each(form: str, by_gpu: Mapping[str, list[int]], none: int, word: Callable[
 def simulated(machine: Machine) -> str:
     """What is a stand-in, marked so; for a machine that has some."""
     what = {
-        "gpus": f"{_count(len(machine.devices), 'GPU')} (models run on the CPU)",
-        "cpus": f"{_count(len(machine.topology.cpus), 'CPU')} (nothing is pinned)",
+        "gpus": f"{counted(len(machine.devices), 'GPU')} (models run on the CPU)",
+        "cpus": f"{counted(len(machine.topology.cpus), 'CPU')} (nothing is pinned)",
     }
     return f"SIMULATED: {' and '.join(what[word] for word in machine.simulated.split(','))}"
 
@@ -101,7 +102,7 @@ def _fallback(drafts: Sequence[Draft], machine: Machine) -> str:
     if not unasked or machine.devices:
         return ""
     reason = f" ({machine.no_gpu})" if machine.no_gpu else ""
-    count = _count(default_cpu_slots(machine.topology, len(on_cpu)), "slot")
+    count = counted(default_cpu_slots(machine.topology, len(on_cpu)), "slot")
     if any(draft.model.cpu_slots for draft in on_cpu):
         each = " each" if len(unasked) > 1 else ""
         count += f"{each} for {', '.join(draft.model.name for draft in unasked)}"
@@ -113,15 +114,11 @@ def _fallback(drafts: Sequence[Draft], machine: Machine) -> str:
 def layout(model: ModelSettings) -> str:
     """Where a model's slots are, and their CPUs."""
     per_device = Counter(slot.device for slot in model.slots)
-    devices = ", ".join(f"{_count(count, 'slot')} on {device}" for device, count in per_device.items())
+    devices = ", ".join(f"{counted(count, 'slot')} on {device}" for device, count in per_device.items())
     if not any(slot.cpus for slot in model.slots):
         return f"{devices}, not pinned"
     sets = dict.fromkeys(format_cpus(slot.cpus) for slot in model.slots)
     return f"{devices}, CPUs {' | '.join(sets)}"
-
-
-def _count(count: int, word: str) -> str:
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
 
 
 def _names(gpus: Sequence[GpuDevice]) -> str:
@@ -169,8 +166,8 @@ def _few_cpusets(draft: Draft) -> str:
     sets = draft.model.cpusets
     if not isinstance(sets, tuple) or len(sets) == len(draft.places):
         return ""
-    slots = _count(len(draft.places), "slot")
-    given = f"{draft.path('cpusets')}: {_count(len(sets), 'set')} for {slots} of {draft.model.name}"
+    slots = counted(len(draft.places), "slot")
+    given = f"{draft.path('cpusets')}: {counted(len(sets), 'set')} for {slots} of {draft.model.name}"
     return f"{given}: shared in turn" if len(sets) < len(draft.places) else f"{given}: the last are not used"
 
 
@@ -194,7 +191,7 @@ def _sharing(drafts: Sequence[Draft], machine: Machine) -> str:
     several = [place for draft in sharing if len(draft.places) > 1 for place in draft.places]
     fields = dict.fromkeys("cpu_slots" if place.gpu is None else "contexts_per_gpu" for place in several)
     remedy = f"; ask for fewer ({', '.join(fields)})" if fields else ""
-    return f"{len(places)} slots on {_count(cpus, 'CPU')}: they have to share{remedy}"
+    return f"{len(places)} slots on {counted(cpus, 'CPU')}: they have to share{remedy}"
 
 
 def _memory(gpu: GpuDevice, drafts: Sequence[Draft]) -> str:

@@ -9,7 +9,8 @@ from mpspool.core.errors import Problem
 from mpspool.mps.device_state import Survey
 from mpspool.mps.devices import GpuDevice
 from mpspool.mps.external import Folders
-from mpspool.supervisor.config.schema import DEFAULT_CONTEXTS_PER_GPU, ModelConfig, PoolConfig
+from mpspool.supervisor.config.schema import ModelConfig, PoolConfig
+from mpspool.supervisor.config.values import DEFAULT_CONTEXTS_PER_GPU
 from mpspool.supervisor.cpus import Topology
 
 CPU_DEVICE = "cpu0"

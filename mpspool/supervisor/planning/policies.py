@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ from typing import get_args
 
 from mpspool.core.errors import Problem
 from mpspool.core.ids import ModelVersion
+from mpspool.supervisor.children import ending
 from mpspool.supervisor.config.explain import nearest
 from mpspool.supervisor.config.scheduling import POLICIES, Dispatch
 from mpspool.supervisor.config.schema import PoolConfig
@@ -101,14 +101,7 @@ def try_policy(reference: str, models: Sequence[str], *, limit_s: float = LIMIT_
     try:
         error = json.loads(done.stdout)["error"]
     except ValueError:
-        error = f"{reference} cannot be tried: {_end(done)}"
+        why = ending("the process that tried", done.returncode, done.stderr)
+        error = f"{reference} cannot be tried: {why}"
     if error:
         raise PolicyError(error)
-
-
-def _end(done: subprocess.CompletedProcess[str]) -> str:
-    """How a child ended that gave no answer."""
-    if done.returncode < 0:
-        return f"the process that tried was ended by {signal.Signals(-done.returncode).name}"
-    last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-    return f"the process that tried ended with status {done.returncode}: {last}"

@@ -15,6 +15,7 @@ from mpspool.core.errors import Problem
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings, RemoteSettings
 from mpspool.supervisor import lock
+from mpspool.supervisor.children import ending
 from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.orders import Orders
 from mpspool.supervisor.planning.base_path import BasePathError, latest_version
@@ -159,8 +160,7 @@ def _answer(remote: RemoteSettings, child: subprocess.Popen[str]) -> tuple[list[
     try:
         found = msgspec.json.decode((out.strip().splitlines() or [""])[-1], type=_Outcome)
     except msgspec.DecodeError:
-        last = (errors.strip().splitlines() or ["it said nothing"])[-1]
-        return [], f"{remote.url}: the process that copies ended with status {child.returncode}: {last}"
+        return [], f"{remote.url}: {ending('the process that copies', child.returncode, errors)}"
     return found.copied, found.problem
 
 

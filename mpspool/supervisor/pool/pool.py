@@ -24,7 +24,7 @@ from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import NO_SLOT, NOT_SERVED, SlotState, VersionPhase
-from mpspool.supervisor import cpus, grace, programs, settings_files
+from mpspool.supervisor import cpus, grace, lock, programs, settings_files
 from mpspool.supervisor.pool import fetchers, pace, reconcile, status, turns
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.gpus import Gpus
@@ -188,7 +188,7 @@ class Pool:
 
     def _pass_on_hangup(self) -> None:
         """The order to reload is for whoever says what comes of it."""
-        if pid := _foreground_pid(self._run):
+        if pid := lock.recorded_pid(self._run):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGHUP)
 
@@ -686,7 +686,7 @@ class Pool:
                 pids,
                 found,
                 router,
-                _foreground_pid(self._run),
+                lock.recorded_pid(self._run),
                 self._errors(),
                 self._stopping,
                 self._gpus.messages(),
@@ -722,13 +722,6 @@ def _with_places(config: PoolSettings, places: Places) -> PoolSettings:
     """With the slots that are there besides those configured."""
     models = [msgspec.structs.replace(model, slots=[slot]) for model, slot in places.values()]
     return msgspec.structs.replace(config, models=[*config.models, *models])
-
-
-def _foreground_pid(run: RunDir) -> int:
-    try:
-        return int(run.lock.read_text())
-    except (OSError, ValueError):
-        return 0
 
 
 def main(settings_file: str) -> int:

@@ -302,7 +302,7 @@ class Reload:
     async def _have_stand_in(self, worker: WorkerId) -> WorkerId | None:
         """Has another worker serve where there is no other of this version; it leaves with what is surplus."""
         others = [other for other in self._slots if other.model_version == worker.model_version]
-        if any(other != worker and _is_ready(self._slots[other]) for other in others):
+        if any(other != worker and self._slots[other].serves for other in others):
             return None
         other = self._servables.stand_in(worker)
         self._standing_in.add(other)
@@ -321,9 +321,5 @@ def _reworked(changes: Changes) -> list[str]:
     ]
 
 
-def _is_ready(slot: Slot) -> bool:
-    return slot.ready_since is not None and slot.unready_since is None
-
-
 def _is_coming(slot: Slot) -> bool:
-    return slot.state is not SlotState.FATAL and not _is_ready(slot)
+    return slot.state is not SlotState.FATAL and not slot.serves

@@ -233,7 +233,7 @@ class Renewals:
     async def _ready(self, worker: WorkerId, slot: Slot, after: int) -> bool:
         """Waits until a generation after that one is READY; False where none will be, or it takes too long."""
         end = time.monotonic() + slot.start_timeout_s + _PATIENCE_S
-        while slot.unready_since is not None or slot.ready_since is None or slot.generation <= after:
+        while not slot.serves or slot.generation <= after:
             if self._slots.get(worker) is not slot:
                 return False  # its version is not served any more
             if slot.state is SlotState.FATAL or self._stopping() or time.monotonic() > end:

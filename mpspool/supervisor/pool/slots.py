@@ -167,7 +167,7 @@ class Slot:
 
     def lost(self, now: float) -> None:
         """Nobody knows whether the worker, which was READY, still is. Repeating it changes nothing."""
-        if self.state is SlotState.OCCUPIED and self.unready_since is None:
+        if self.serves:
             self.unready_since = now
 
     def overdue(self, now: float, judged_since: float) -> bool:

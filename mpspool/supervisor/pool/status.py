@@ -178,7 +178,7 @@ def facts(slots: Mapping[WorkerId, Slot]) -> dict[ModelVersion, Fact]:
 
 
 def _fact(slots: Sequence[Slot]) -> Fact:
-    ready = sum(slot.ready_since is not None and slot.unready_since is None for slot in slots)
+    ready = sum(slot.serves for slot in slots)
     given_up = [slot.reason for slot in slots if slot.state is SlotState.FATAL]
     return Fact(ready, len(slots) - ready - len(given_up), next(iter(given_up), ""))
 

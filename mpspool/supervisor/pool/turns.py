@@ -33,11 +33,11 @@ def held(
             continue
         old = WorkerId(before.name, before.version, worker.device, worker.slot)
         old_slot = slots.get(old)
-        is_ready = slot.ready_since is not None
-        if turn_is_taken and not is_ready:
+        was_ready = slot.ready_since is not None
+        if turn_is_taken and not was_ready:
             found.add(worker)
             continue
-        turn_is_taken = turn_is_taken or not is_ready
+        turn_is_taken = turn_is_taken or not was_ready
         if old_slot is not None:
             found.add(old)
             if old_slot.state is SlotState.OCCUPIED:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from mpspool.supervisor.config.layers import Source
 from mpspool.supervisor.config.tensorflow_serving.told import Model, Told
-
-_DEFAULT_CONTEXTS = 4
+from mpspool.supervisor.config.values import DEFAULT_CONTEXTS_PER_GPU
 
 
 def share_memory(
@@ -39,8 +38,10 @@ def share_memory(
 
 
 def _contexts(model: Model, given: str) -> int:
-    asked = given if given.isdecimal() else str(model.values.get("contexts_per_gpu", _DEFAULT_CONTEXTS))
-    return max(1, int(asked)) if asked.isdecimal() else _DEFAULT_CONTEXTS
+    asked = (
+        given if given.isdecimal() else str(model.values.get("contexts_per_gpu", DEFAULT_CONTEXTS_PER_GPU))
+    )
+    return max(1, int(asked)) if asked.isdecimal() else DEFAULT_CONTEXTS_PER_GPU
 
 
 def _meet(one: Model, other: Model) -> bool:

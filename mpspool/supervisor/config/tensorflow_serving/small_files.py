@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from mpspool.core import tfs
+from mpspool.core.settings import MONITORING_PATH
 from mpspool.supervisor.config.batching_file import parameters
 from mpspool.supervisor.config.layers import Source
 from mpspool.supervisor.config.tensorflow_serving.proto_text import TextError, parse
 from mpspool.supervisor.config.tensorflow_serving.told import Told
-
-MONITORING_PATH = "/monitoring/prometheus/metrics"
 
 
 def read_monitoring(text: str, file: str, told: Told) -> None:
