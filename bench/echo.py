@@ -32,9 +32,9 @@ from mpspool.core.progress import ProgressWriter
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RouterSettings
 from mpspool.core.states import WorkerState
-from mpspool.router.fronts.tfs_grpc import Head
 from mpspool.router.memory import Admission, Memory
 from mpspool.router.models import VersionStatus
+from mpspool.router.pending import Head
 
 _BEAT_S = 0.1
 # As many as the real workers have: one running, one on its way.

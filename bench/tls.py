@@ -27,8 +27,8 @@ from bench.echo import EchoDataplane
 from bench.environments import REPOSITORY, BenchError
 from bench.server import free_ports, listens
 from mpspool.core.settings import RouterSettings, TlsSettings
-from mpspool.router.fronts.tfs_grpc import Head
 from mpspool.router.memory import Admission
+from mpspool.router.pending import Head
 
 _PATH = "/tensorflow.serving.PredictionService/Predict"
 _HEADERS = ("content-type: application/grpc", "te: trailers")

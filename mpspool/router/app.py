@@ -25,15 +25,13 @@ from mpspool.router.allocator import settle_memory
 from mpspool.router.dataplane import Dataplane
 from mpspool.router.fronts import sockets
 from mpspool.router.fronts.reload import PoolReload
-from mpspool.router.fronts.rest import RestFront
+from mpspool.router.fronts.rest import LAST_CALLS_S, RestFront
 from mpspool.router.fronts.tfs_grpc import GrpcFront
 from mpspool.router.link import Link
 from mpspool.router.metrics.exposition import Metrics
 
 logger = log.get("router")
 
-# What is unanswered when the order to end comes: whoever stops the pool has drained us before.
-_LAST_CALLS_S = 1.0
 # A port that was taken between the check and the start may be free by then.
 _AGAIN_S = 1.0
 # Told at once: bodies, and bytes of them after which no other is begun.
@@ -217,7 +215,7 @@ async def serve(config: RouterSettings) -> None:
         await stop.wait()
         dataplane.draining = True
         if grpc is not None:
-            await grpc.quiesce(_LAST_CALLS_S)
+            await grpc.quiesce(LAST_CALLS_S)
     finally:
         for front in (grpc, rest):  # probes over HTTP are answered to the last moment
             if front is not None:

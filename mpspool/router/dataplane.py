@@ -32,7 +32,7 @@ from mpspool.router.link import Link
 from mpspool.router.memory import Admission, Memory
 from mpspool.router.models import Models, Version, VersionStatus, Wanted
 from mpspool.router.overview import Overview
-from mpspool.router.pending import Head, Pending, abandoned
+from mpspool.router.pending import Head, Pending, abandoned, shutting_down
 from mpspool.router.scheduling import rules
 from mpspool.router.scheduling.batching import padding_of, split
 from mpspool.router.scheduling.entry import Entry
@@ -183,7 +183,7 @@ class Dataplane:
             PoolError: what to answer instead.
         """
         if self.draining and not arrived_ns:
-            error = PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
+            error = shutting_down()
             admission.release()
             self._refused(asked.method, _NOBODYS, error)
             raise error

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from mpspool.core import messages
-from mpspool.core.errors import Code
+from mpspool.core.errors import Code, PoolError
 from mpspool.router.memory import Admission
 from mpspool.router.scheduling.entry import Entry
 
@@ -22,10 +22,12 @@ class Head(Protocol):
     """What a request says of itself besides its message."""
 
     @property
-    def metadata(self) -> Mapping[str, str]: ...
+    def metadata(self) -> Mapping[str, str]:
+        """By lower-case name."""
 
     @property
-    def peer(self) -> str: ...
+    def peer(self) -> str:
+        """Who sent it, as "127.0.0.1:1234"."""
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +53,11 @@ class Pending(Entry):
         """Nobody holds its bytes any more."""
         self.body = b""
         self.admission.release()
+
+
+def shutting_down() -> PoolError:
+    """What a request is told that comes after the order to end."""
+    return PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
 
 
 def abandoned(entry: Entry, now_ns: int) -> Code:

@@ -13,9 +13,9 @@ from mpspool.core.errors import Code, PoolError
 from mpspool.core.states import ModelVersionState
 from mpspool.core.weights import WeightsReport
 from mpspool.router.asked import Asked
-from mpspool.router.fronts.tfs_grpc import Head
 from mpspool.router.memory import Admission, Memory
 from mpspool.router.models import VersionStatus
+from mpspool.router.pending import Head
 
 _WORKER = {"id": "half@3.cpu0.0", "pid": 0, "busy_s": 0.0, "weights": msgspec.to_builtins(WeightsReport())}
 SIGNATURES = tfs.SignatureDefMap()

@@ -1,12 +1,15 @@
-"""How many connections the fronts may have of the files that may be open."""
+"""How many connections the fronts may have of the files that may be open, and how an address that cannot be had is told."""
 
 from __future__ import annotations
 
+import errno
+import os
 import resource
+import socket
 
 import pytest
 
-from mpspool.router.fronts import sockets
+from mpspool.router.fronts import rest, sockets
 
 
 @pytest.mark.parametrize(
@@ -24,3 +27,26 @@ def test_connections(monkeypatch: pytest.MonkeyPatch, files: int, wanted: int, f
     """Both fronts leave a fourth, and no fewer than 256, for workers; each has some."""
     monkeypatch.setattr(resource, "getrlimit", lambda _: (files, files))
     assert sockets.connections(wanted) == found
+
+
+@pytest.mark.parametrize(
+    ("host", "error", "told"),
+    [
+        (
+            "127.0.0.1",
+            OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE)),
+            "127.0.0.1:8501: Address already in use",
+        ),
+        ("::1", OSError(errno.EADDRNOTAVAIL, "::1 has no address"), "[::1]:8501: ::1 has no address"),
+        (
+            "nowhere",
+            socket.gaierror(socket.EAI_NONAME, "Name or service not known"),
+            "nowhere:8501: Name or service not known",
+        ),
+        ("localhost", OSError("no more"), "localhost:8501: no more"),
+    ],
+)
+def test_why_there_is_no_rest(host: str, error: OSError, told: str) -> None:
+    """The address as people write it; of a name that stands for nothing, what the resolver says."""
+    problem = rest._cannot_bind(host, 8501, error)
+    assert str(problem) == f"rest_port: cannot listen on {told}"

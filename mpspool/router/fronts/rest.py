@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Protocol
 
 from aiohttp import web
@@ -17,8 +16,8 @@ from mpspool.router.fronts.tfs_grpc import Dataplane
 
 logger = log.get("rest")
 
-# What is unanswered when the order to end comes.
-_LAST_CALLS_S = 1.0
+# What is unanswered when the order to end comes: whoever stops the pool has drained us before.
+LAST_CALLS_S = 1.0
 
 
 class Exposition(Recorder, Protocol):
@@ -53,7 +52,7 @@ class RestFront:
             access_log=None,
             auto_decompress=False,  # it would, to any size
             handler_cancellation=True,  # a client that has gone waits for nothing
-            shutdown_timeout=_LAST_CALLS_S,
+            shutdown_timeout=LAST_CALLS_S,
             keepalive_timeout=IDLE_S,
             max_line_size=LINE_BYTES,
             max_field_size=LINE_BYTES,
@@ -141,4 +140,5 @@ async def _when_admitted(_request: web.Request) -> None:
 
 
 def _cannot_bind(host: str, port: int, error: OSError) -> Problem:
-    return Problem("rest_port", f"cannot listen on {host}:{port}: {os.strerror(error.errno or 0)}")
+    why = error.strerror or str(error)  # of a name that stands for nothing, errno is none of the system's
+    return Problem("rest_port", f"cannot listen on {sockets.shown(host, port)}: {why}")

@@ -28,6 +28,7 @@ from mpspool.router.fronts.rest_path import Wanted, wanted
 from mpspool.router.fronts.sockets import peer_name, unsent
 from mpspool.router.fronts.tfs_grpc import Dataplane, describe, statuses
 from mpspool.router.memory import LONG_ANSWER_BYTES, START_BYTES, Admission
+from mpspool.router.pending import shutting_down
 
 # TensorFlow Serving's (model_servers/http_server.cc). A client that has gone is told nothing.
 _STATUS = {
@@ -264,7 +265,7 @@ class RestApi:
 
     def _check_serving(self) -> None:
         if self._dataplane.draining:
-            raise PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
+            raise shutting_down()
 
 
 class _Taking:

@@ -14,6 +14,7 @@ from aiohttp.streams import EMPTY_PAYLOAD
 
 from mpspool.core import log
 from mpspool.router.fronts.complaints import Complaints
+from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.listener import TICK_S
 from mpspool.router.fronts.making_way import MakingWay
 from mpspool.router.fronts.sockets import BACKLOG, address_of, bind, peer_name
@@ -22,13 +23,14 @@ logger = log.get("rest")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+# Of a connection by gRPC: what is alike here is as it is there.
+_GRPCS = Limits()
 # Without a whole request, or between two of them. Longer than the proxies before us keep theirs: it is they who close.
 IDLE_S = 120.0
 # With a body, or an answer, of which less than such a part comes, or is taken, or less than so many bytes.
-STALL_S = 60.0
-_LEAST_PART, _LEAST_BYTES = 10, 4096
+STALL_S = _GRPCS.stall_s
 # Of one line of a request's head; as many as all the headers of a request have by gRPC.
-LINE_BYTES = 16 * 1024
+LINE_BYTES = _GRPCS.header_list_bytes
 # Of a head, and of what stands between the parts of a body and behind them: aiohttp bounds each line of it, and their number.
 _HEAD_BYTES = 64 * 1024
 _TOO_LONG = f"A head, or what is no part of a body, has more than {_HEAD_BYTES} bytes"
@@ -40,7 +42,7 @@ web_protocol.MAX_MSG_QUEUE_SIZE = _PIPELINED
 
 def least_of(size: int) -> int:
     """How many of so many bytes have to come, or be taken, within STALL_S."""
-    return max(size // _LEAST_PART, _LEAST_BYTES)
+    return _GRPCS.least(size)
 
 
 class RestListener:

@@ -77,7 +77,11 @@ def peer_name(address: object) -> str:
     """As "127.0.0.1:1234"; empty for what is gone already."""
     if not isinstance(address, tuple):
         return ""
-    host, port = address[:2]
+    return shown(*address[:2])
+
+
+def shown(host: str, port: int) -> str:
+    """An address as people write it: "127.0.0.1:1234", "[::1]:1234"."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

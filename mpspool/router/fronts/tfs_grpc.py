@@ -22,6 +22,7 @@ from mpspool.router.fronts.grpc_call import Call, Method, Unary
 from mpspool.router.fronts.grpc_server import Server
 from mpspool.router.fronts.http2.listener import Listener
 from mpspool.router.memory import Admission, Memory
+from mpspool.router.pending import Head, shutting_down
 
 logger = log.get("grpc")
 
@@ -48,18 +49,6 @@ class VersionStatus(Protocol):
 
     @property
     def message(self) -> str: ...
-
-
-class Head(Protocol):
-    """What a request says of itself besides its message."""
-
-    @property
-    def metadata(self) -> Mapping[str, str]:
-        """By lower-case name."""
-
-    @property
-    def peer(self) -> str:
-        """Who sent it, as "127.0.0.1:1234"."""
 
 
 class Dataplane(health.Readiness, Protocol):
@@ -178,7 +167,7 @@ class GrpcFront:
             if self.port or not self._socket_path:
                 self.port = await self._server.start(self._host, self.port)
         except OSError as error:
-            raise StartError([_cannot_bind(_address(self._host, self.port))]) from error
+            raise StartError([_cannot_bind(sockets.shown(self._host, self.port))]) from error
         try:
             if self._socket_path:
                 await self._server.start_at(self._socket_path)
@@ -213,7 +202,7 @@ class GrpcFront:
         def admit(size: int, start: bytes, head: Head) -> Admission:
             if self._stopping or dataplane.draining:
                 self._metrics.answered(method.api, Code.UNAVAILABLE)
-                raise _shutting_down()
+                raise shutting_down()
             return dataplane.admit(asked, size, start, head)
 
         async def run(body: bytes, call: Call, admission: Admission) -> bytes:
@@ -228,7 +217,7 @@ class GrpcFront:
             admission.release()
             try:
                 if self._stopping or self._dataplane.draining:
-                    raise _shutting_down()
+                    raise shutting_down()
                 response, model, version = answer(body)
             except PoolError as error:
                 self._metrics.answered(method, error.code)
@@ -256,7 +245,7 @@ class GrpcFront:
         admission.release()
         try:
             if self._stopping or self._dataplane.draining:
-                raise _shutting_down()
+                raise shutting_down()
             assert self._reload is not None
             await self._reload(self._models(body))
         except PoolError as error:
@@ -388,14 +377,6 @@ def _check_fields(fields: Sequence[str]) -> None:
     for field in fields:
         if field != tfs.SIGNATURE_DEF:
             raise PoolError(Code.INVALID_ARGUMENT, f"Metadata field {field} is not supported")
-
-
-def _shutting_down() -> PoolError:
-    return PoolError(Code.UNAVAILABLE, "This server is shutting down; try another")
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _cannot_bind(address: str) -> Problem:
