@@ -18,6 +18,10 @@ def framed(record: bytes) -> bytes:
 
 
 def masked_crc(data: bytes) -> int:
-    """As TFRecord writes a checksum: so that one of data with checksums in it is none of theirs."""
-    crc: int = google_crc32c.value(data)
-    return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
+    """The checksum of data as TFRecord writes it."""
+    return masked(google_crc32c.value(data))
+
+
+def masked(crc32c: int) -> int:
+    """A checksum as TensorFlow's files have it: so that one of data with checksums in it is none of theirs."""
+    return ((crc32c >> 15 | crc32c << 17) + _MASK) & 0xFFFFFFFF

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _LARGEST = 5
 _KINDS = {"coo_sparse": "sparse", "composite_tensor": "composite"}
-_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 def describe(model: ModelSettings) -> dict[str, Any]:
@@ -100,20 +99,23 @@ def _dtype(number: int) -> str:
 def _variables(prefix: Path, meta_graph: Any) -> dict[str, Any]:
     """Those of the checkpoint, also what training left there, without the exporter's bookkeeping."""
     from mpspool.worker.weights.checkpoint import (
+        EXPORT_AGAIN,
         CheckpointError,
         UnsupportedError,
         index_file,
+        is_absent,
         read_index,
         require_whole,
+        variable_name,
     )
     from mpspool.worker.weights.layout import lay_out
 
-    if not index_file(prefix).exists() and not any(prefix.parent.glob(f"{prefix.name}.data-*")):
+    if is_absent(prefix):
         # One that restores anything restores it at every load. An old, unsharded checkpoint is a file alone.
         if meta_graph.saver_def.restore_op_name and not prefix.exists():
             raise CheckpointError(
                 f"{index_file(prefix)} is missing, and the model restores its variables from there:"
-                " export the model again, or copy its whole variables folder"
+                f" {EXPORT_AGAIN}"
             )
         return {"count": 0, "bytes": 0, "largest": []}
     try:
@@ -130,7 +132,7 @@ def _variables(prefix: Path, meta_graph: Any) -> dict[str, Any]:
     def shown(tensor: Tensor) -> dict[str, Any]:
         whole = tensor.spec.split(" ")[:-1] if tensor.spec else tensor.shape
         return {
-            "name": tensor.key.removesuffix(_SUFFIX),
+            "name": variable_name(tensor.key),
             "dtype": _dtype(tensor.dtype),
             "shape": [int(size) for size in whole],
             "bytes": sizes[tensor.key],

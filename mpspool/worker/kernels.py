@@ -15,6 +15,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import kernels, op_def_registry
 
+from mpspool.worker.graph_names import node_name, tensor_names
+
 # "DEFAULT" kernels run on every device, some of them on host memory.
 _ON_GPU = frozenset(("GPU", "DEFAULT"))
 
@@ -85,30 +87,15 @@ def nodes_run(graph: Any, signatures: Iterable[Any]) -> Iterator[Any]:
 
 def _needed(nodes: Mapping[str, Any], signature: Any) -> set[str]:
     """The names of the nodes that one signature's outputs depend on, up to what it is fed."""
-    seen = {_node_name(name) for info in signature.inputs.values() for name in tensor_names(info)}
+    seen = {node_name(name) for info in signature.inputs.values() for name in tensor_names(info)}
     fed = frozenset(seen)
-    left = [_node_name(name) for info in signature.outputs.values() for name in tensor_names(info)]
+    left = [node_name(name) for info in signature.outputs.values() for name in tensor_names(info)]
     while left:
         name = left.pop()
         if name not in seen and name in nodes:
             seen.add(name)
-            left.extend(_node_name(parent) for parent in nodes[name].input)
+            left.extend(node_name(parent) for parent in nodes[name].input)
     return seen - fed
-
-
-def tensor_names(info: Any) -> list[str]:
-    """The graph's tensors that a TensorInfo stands for: one, or the components of a sparse or composite one."""
-    kind = info.WhichOneof("encoding")
-    if kind == "coo_sparse":
-        sparse = info.coo_sparse
-        return [sparse.values_tensor_name, sparse.indices_tensor_name, sparse.dense_shape_tensor_name]
-    if kind == "composite_tensor":
-        return [name for component in info.composite_tensor.components for name in tensor_names(component)]
-    return [info.name]
-
-
-def _node_name(name: str) -> str:
-    return name.lstrip("^").split(":")[0]
 
 
 def _callees(node: Any) -> Iterator[str]:

@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpspool.core import tfs
+from mpspool.core.tfrecord import masked
 from mpspool.worker.weights.checkpoint import (
     Checkpoint,
     CheckpointError,
     UnsupportedError,
     canonical,
     element_bytes,
-    masked,
     read_index,
     shard_file,
 )

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import meta_graph_pb2
 
 from mpspool.core import log
+from mpspool.worker.graph_names import node_name, tensor_names
 from mpspool.worker.weights.bound import Bound
 from mpspool.worker.weights.report import Account
 from mpspool.worker.weights.restores import (
@@ -25,7 +26,6 @@ from mpspool.worker.weights.restores import (
     Variable,
     ancestors,
     identity,
-    node_name,
     restores,
     written,
 )
@@ -211,23 +211,7 @@ def _fill(target: Any, value: Any) -> Any:
 def _tensors(definition: Any) -> Iterator[str]:
     """The names of a signature's tensors."""
     for info in [*definition.inputs.values(), *definition.outputs.values()]:
-        yield from _tensors_of(info)
-
-
-def _tensors_of(info: Any) -> Iterator[str]:
-    encoding = info.WhichOneof("encoding")
-    if encoding == "coo_sparse":
-        sparse = info.coo_sparse
-        yield from (
-            sparse.values_tensor_name,
-            sparse.indices_tensor_name,
-            sparse.dense_shape_tensor_name,
-        )
-    elif encoding == "composite_tensor":
-        for component in info.composite_tensor.components:
-            yield from _tensors_of(component)
-    else:
-        yield info.name
+        yield from tensor_names(info)
 
 
 def _init(meta_graph: Any) -> str:

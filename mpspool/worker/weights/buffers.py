@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
-from mpspool.worker.weights.restores import node_name
+from mpspool.worker.graph_names import node_name
 from mpspool.worker.weights.rewriting import Nodes
 
 # None for a variable that is not in host memory, or that cannot be asked.

@@ -20,6 +20,10 @@ from typing import NamedTuple
 import google_crc32c
 
 from mpspool.core import tfs
+from mpspool.core.tfrecord import masked
+
+# What to do about one that is not whole.
+EXPORT_AGAIN = "export the model again, or copy its whole variables folder"
 
 _FOOTER_BYTES = 48
 _TABLE_MAGIC = 0xDB4775248B80FB57
@@ -29,6 +33,7 @@ _READ_VERSION = 1
 _BIG_ENDIAN = 1
 _WHOLE_EXTENT = -1
 _SIGN_BIT = 1 << 63
+_VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"
 # Where an element's size is its name's: float8 and int4 have one byte, and are not among these.
 _SIZED = re.compile(r"(?:u?int|b?float|complex)(8|16|32|64|128)")
 
@@ -93,6 +98,16 @@ class _Entry(NamedTuple):
     slices: list[bytes]
 
 
+def variable_name(key: str) -> str:
+    """As whoever wrote the model knows it: TF2 has each variable's value under a key of its own making."""
+    return key.removesuffix(_VALUE)
+
+
+def is_absent(prefix: Path) -> bool:
+    """Whether there is nothing of a checkpoint, neither an index nor data."""
+    return not index_file(prefix).exists() and not any(prefix.parent.glob(f"{prefix.name}.data-*"))
+
+
 def index_file(prefix: Path) -> Path:
     return prefix.with_name(f"{prefix.name}.index")
 
@@ -111,14 +126,7 @@ def require_whole(prefix: Path, checkpoint: Checkpoint) -> None:
         found = path.stat().st_size if path.exists() else None
         if found is None or found < end:
             what = "missing" if found is None else f"cut: it has {found:,} of {end:,} bytes"
-            raise CheckpointError(
-                f"{path} is {what}: export the model again, or copy its whole variables folder"
-            )
-
-
-def masked(crc32c: int) -> int:
-    """A checksum as the format stores it."""
-    return ((crc32c >> 15 | crc32c << 17) + 0xA282EAD8) & 0xFFFFFFFF
+            raise CheckpointError(f"{path} is {what}: {EXPORT_AGAIN}")
 
 
 def element_bytes(dtype: int) -> int | None:
@@ -161,9 +169,7 @@ def read_index(prefix: Path) -> Checkpoint:
     try:
         data = path.read_bytes()
     except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{path} is missing: export the model again, or copy its whole variables folder"
-        ) from error
+        raise CheckpointError(f"{path} is missing: {EXPORT_AGAIN}") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
     try:
@@ -171,9 +177,7 @@ def read_index(prefix: Path) -> Checkpoint:
     except UnsupportedError as error:
         raise UnsupportedError(f"{path} {error}") from error
     except (ValueError, IndexError, struct.error) as error:
-        raise CheckpointError(
-            f"{path} is damaged ({error}): export the model again, or copy its whole variables folder"
-        ) from error
+        raise CheckpointError(f"{path} is damaged ({error}): {EXPORT_AGAIN}") from error
 
 
 def _checkpoint(table: dict[bytes, bytes]) -> Checkpoint:

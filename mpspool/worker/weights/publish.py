@@ -19,15 +19,16 @@ from mpspool.core.ids import ModelVersion
 from mpspool.core.rundir import RunDir
 from mpspool.core.segment_file import MAGIC, Manifest, Placed, SegmentError, header, memfd_name, source_of
 from mpspool.core.settings import ModelSettings, PublishSettings
+from mpspool.core.tfrecord import masked
 from mpspool.core.weights import Offer
 from mpspool.worker.weights import segment
 from mpspool.worker.weights.checkpoint import (
+    EXPORT_AGAIN,
     Checkpoint,
     CheckpointError,
     Tensor,
     UnsupportedError,
-    index_file,
-    masked,
+    is_absent,
     read_index,
     shard_file,
 )
@@ -44,7 +45,6 @@ _CHUNK_BYTES = 2**20
 _WORTH_BYTES = 2**20
 # Of one that rests: so much longer, at most, and at most this part of the time that a start may take.
 _RESTS_S, _RESTS_PART = 60.0, 0.25
-_AGAIN = "export the model again, or copy its whole variables folder"
 
 
 class NothingToShareError(Exception):
@@ -87,7 +87,7 @@ def publish(model: ModelSettings, *, gives_way: bool = False) -> tuple[int, Mani
 
 
 def _read(prefix: Path) -> Checkpoint:
-    if not index_file(prefix).exists() and not any(prefix.parent.glob(f"{prefix.name}.data-*")):
+    if is_absent(prefix):
         raise NothingToShareError("the model has no checkpoint")
     try:
         return read_index(prefix)
@@ -136,10 +136,10 @@ def _copy_shard(
                 checksum = _copy(source, tensor, descriptor, huge, rests, placed.offset, path)
                 if masked(checksum) != tensor.crc32c:
                     raise CheckpointError(
-                        f"{path} is damaged: {tensor.key} does not match its checksum: {_AGAIN}"
+                        f"{path} is damaged: {tensor.key} does not match its checksum: {EXPORT_AGAIN}"
                     )
     except FileNotFoundError as error:
-        raise CheckpointError(f"{path} is missing: {_AGAIN}") from error
+        raise CheckpointError(f"{path} is missing: {EXPORT_AGAIN}") from error
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
 
@@ -152,7 +152,7 @@ def _copy(
     while done < tensor.size:
         data = os.pread(source, min(_CHUNK_BYTES, tensor.size - done), tensor.offset + done)
         if not data:
-            raise CheckpointError(f"{path} is cut: it ends within {tensor.key}: {_AGAIN}")
+            raise CheckpointError(f"{path} is cut: it ends within {tensor.key}: {EXPORT_AGAIN}")
         checksum = google_crc32c.extend(checksum, data)
         huge.prepare(place + done, place + done + len(data))
         segment.write(descriptor, data, place + done)

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpspool.core.weights import COPIED, WeightsReport
-from mpspool.worker.weights.checkpoint import CheckpointError, canonical, read_index
+from mpspool.worker.weights.checkpoint import CheckpointError, canonical, read_index, variable_name
 from mpspool.worker.weights.layout import lay_out
 from mpspool.worker.weights.segment import Manifest, Placed, Private
 
 _MAX_NAMES = 5
-_SUFFIX = "/.ATTRIBUTES/VARIABLE_VALUE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +96,7 @@ class Account:
 
 def _name(why: dict[str, list[str]], reason: str, key: str) -> None:
     """Names a variable under a reason, where it is one of the first."""
-    names, name = why.setdefault(reason, []), key.removesuffix(_SUFFIX)
+    names, name = why.setdefault(reason, []), variable_name(key)
     if name not in names and len(names) < _MAX_NAMES:
         names.append(name)
 

@@ -14,6 +14,8 @@ from typing import Any, Self
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
+from mpspool.worker.graph_names import node_name
+
 RESOURCE_OPS = frozenset({"VarHandleOp"})
 REF_OPS = frozenset({"Variable", "VariableV2"})
 _ASSIGNS = frozenset({"Assign", "AssignVariableOp"})
@@ -108,11 +110,6 @@ def identity(node: Any) -> tuple[str, str, str]:
     container, name = (node.attr[attribute].s.decode() for attribute in ("container", "shared_name"))
     # The kernels of reference variables go by their node where they have no other name; VarHandleOp's do not.
     return kind, container, name or (node.name if kind == "ref" else "")
-
-
-def node_name(edge: str) -> str:
-    """The node that an input of a NodeDef, or a tensor's name, is of."""
-    return edge.removeprefix("^").partition(":")[0]
 
 
 def ancestors(nodes: Mapping[str, Any], names: Iterable[str]) -> set[str]:
