@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from mpspool import __version__
+from mpspool.router.fronts.rest_api import TIMEOUT
 
 PATH = "/openapi.json"
 
@@ -92,6 +93,12 @@ _PARAMETERS = {
     },
     "label": {"name": "label", "in": "path", "required": True, "schema": _NAME},
 }
+_TIMEOUT = {
+    "name": TIMEOUT,
+    "in": "header",
+    "description": "Milliseconds that an answer may take; never more than the server lets others take.",
+    "schema": {"type": "integer", "minimum": 1, "maximum": 999_999_999},
+}
 # What a path may say of the version, and which parameters that has.
 _CHOICES = {"": [], "/versions/{version}": ["version"], "/labels/{label}": ["label"]}
 
@@ -105,7 +112,8 @@ def _operation(summary: str, answer: dict[str, Any], body: dict[str, Any] | None
         code: {"description": text, "content": _content(_ref("Error"))} for code, text in _ERRORS.items()
     }
     answers = {"200": {"description": "The answer.", "content": _content(answer)}, **errors}
-    request = {"requestBody": {"required": True, "content": _content(body)}} if body else {}
+    posted = {"parameters": [_TIMEOUT], "requestBody": {"required": True, "content": _content(body)}}
+    request = posted if body else {}
     return {"summary": summary, **request, "responses": answers}
 
 

@@ -53,7 +53,7 @@ _CORS = {
 }
 _ENCODINGS = {"": "identity", "x-gzip": "gzip"}
 # The header with a request's own deadline: gRPC has grpc-timeout for it, HTTP nothing.
-_TIMEOUT = "x-mpspool-timeout-ms"
+TIMEOUT = "x-mpspool-timeout-ms"
 _MILLISECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
 # Of a request whose body was asked for.
 _ASKED = "asked"
@@ -344,13 +344,13 @@ def _refusal(error: PoolError, headers: Mapping[str, str]) -> web.Response:
 
 def _own_timeout_ms(request: web.Request) -> int:
     """0 for none. Raises PoolError."""
-    text = request.headers.get(_TIMEOUT)
+    text = request.headers.get(TIMEOUT)
     if text is None:
         return 0
     if not _MILLISECONDS.fullmatch(text) or not (timeout_ms := int(text)):
         raise PoolError(
             Code.INVALID_ARGUMENT,
-            f"The header {_TIMEOUT} is {cut(text)!r}: it must be a whole number of milliseconds from 1 to 999999999",
+            f"The header {TIMEOUT} is {cut(text)!r}: it must be a whole number of milliseconds from 1 to 999999999",
         )
     return timeout_ms
 
