@@ -132,7 +132,7 @@ def test_connections_that_take_nothing_are_ended_and_a_slow_one_is_not(fronts: F
         answer = client.call(message(bytes(300_000)))
         assert answer.code is Code.OK
         assert answer.body == message(bytes(300_000))
-        assert len(links) == 2
+        until(lambda: len(links) == 2)
         assert len(slow.answer(number).body) == size + 5
         assert slow.answers[number].code is Code.OK
         assert fronts.grpc.listener.complaints.counts["ENHANCE_YOUR_CALM"] == 1
