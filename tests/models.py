@@ -148,12 +148,15 @@ def _batches_itself(tf: Any, path: str) -> None:
     """Each call waits half a second for others, within the graph, unless it has 8 rows."""
 
     class Batches(tf.Module):
+        def __init__(self) -> None:
+            self.ones = tf.Variable(tf.ones([2**19]))  # enough to be shared
+
         @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
         def predict(self, x: Any) -> Any:
             joined = tf.nondifferentiable_batch_function(
                 num_batch_threads=1, max_batch_size=8, batch_timeout_micros=500_000
             )
-            return {"y": joined(lambda x: x + 1.0)(x)}
+            return {"y": joined(lambda x: x + self.ones[0])(x)}
 
     batches = Batches()
     tf.saved_model.save(batches, path, signatures={"serving_default": batches.predict})

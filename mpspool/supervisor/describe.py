@@ -117,8 +117,8 @@ def batches_itself(batch_function: Mapping[str, Any]) -> str:
     """What it means here that a model forms batches within its graph, and what to do."""
     name, rows = batch_function["name"], batch_function["max_batch_size"]
     return (
-        f"{name} (BatchFunction) is to join calls to batches of up to {rows:,} rows within the graph: a worker runs one call at a"
-        " time, so it joins none and waits for none; for batches set batching: on"
+        f"{name} is to join calls to batches of up to {rows:,} rows within the graph: a worker runs one call at a"
+        f" time, so it joins none, and waits for none but with engine: tf2; for batches set batching: {{max_batch_size: {rows}}}"
     )
 
 

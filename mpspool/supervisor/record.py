@@ -17,6 +17,7 @@ from mpspool.core import control, output_file
 from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import ask
+from mpspool.supervisor.counted import counted
 
 # The router tells something ten times a second.
 _SILENCE_S = 10.0
@@ -183,8 +184,9 @@ class _Trace:
         models = ", ".join(f"{name} {count:,}" for name, count in self.models.most_common())
         mark = f", SIMULATED {self._simulated}" if self._simulated else ""
         rate = self.count / self.length_s if self.length_s else 0.0
-        requests = "1 request" if self.count == 1 else f"{self.count:,} requests"
-        lines = [f"{requests} in {_short(self.length_s)} s, {_short(rate)} a second: {models}{mark}"]
+        lines = [
+            f"{counted(self.count, 'request')} in {_short(self.length_s)} s, {_short(rate)} a second: {models}{mark}"
+        ]
         if self._dropped:
             lines.append(
                 f"{self._dropped:,} more came faster than they could be kept, and are not in the trace"

@@ -1,6 +1,6 @@
-"""Batches that a model forms within its graph, by BatchFunction: `tf.nondifferentiable_batch_function`.
+"""Batches that a model forms within its graph: by BatchFunction, which is `tf.nondifferentiable_batch_function`, or by Batch.
 
-The op joins calls that run at the same time in one process. A worker runs one after another: a call of fewer rows than a batch
+Such an op joins calls that run at the same time in one process. A worker runs one after another: a call of fewer rows than a batch
 of the op has would wait for others until the op's own timeout is over, and none would come.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from mpspool.worker.kernels import nodes_run
 
-_OP = "BatchFunction"
+_OPS = ("BatchFunction", "Batch")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def batch_functions(meta_graph: Any, signatures: Iterable[Any]) -> list[BatchFun
     found = [
         BatchFunction(node.name, node.attr["max_batch_size"].i, node.attr["batch_timeout_micros"].i)
         for node in nodes_run(graph, signatures)
-        if node.op == _OP and node.attr["batch_timeout_micros"].i > 0
+        if node.op in _OPS and node.attr["batch_timeout_micros"].i > 0
     ]
     return sorted(found, key=lambda one: (-one.batch_timeout_micros, one.name))
 
@@ -57,4 +57,4 @@ def stop_waiting(meta_graph: Any) -> None:
 
 def _nodes(graph: Any) -> Iterator[Any]:
     functions = (function.node_def for function in graph.library.function)
-    return (node for node in itertools.chain(graph.node, *functions) if node.op == _OP)
+    return (node for node in itertools.chain(graph.node, *functions) if node.op in _OPS)

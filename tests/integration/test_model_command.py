@@ -236,7 +236,7 @@ def test_check_reads_every_model(model_dir: ModelDir, tmp_path: Path) -> None:
     waiting = ("--model", f"waiting={model_dir('batches_itself')}")
     done = cli("start", *good, *waiting, "--check")
     assert (
-        "warning: models.waiting: batch/BatchFunction (BatchFunction) is to join calls to batches of up to 8 rows"
+        "warning: models.waiting: batch/BatchFunction is to join calls to batches of up to 8 rows"
         in done.stderr
     )
     told = "It can start, with the warnings above; nothing was started."  # nobody can reach it

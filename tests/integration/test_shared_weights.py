@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -162,6 +163,20 @@ def test_reasons(model_dir: ModelDir, segments: Segments) -> None:
     }
     # 64 x 4 of 3 types of one byte, 4 of two, 3 of four, 4 of eight and one of 16; and `unshaped`.
     assert report.shared_bytes == 64 * 4 * (3 * 1 + 4 * 2 + 3 * 4 + 4 * 8 + 16) + 32 * 2 * 4
+
+
+def test_a_batch_within_the_graph_is_not_waited_for(model_dir: ModelDir, segments: Segments) -> None:
+    """As where the weights are private."""
+    base_path = model_dir("batches_itself")
+    loaded = load(settings(base_path, shared="on"), segment=segments(base_path))
+    assert loaded.weights().shared_variables == 1
+
+    def took_s() -> float:
+        began_s = time.monotonic()
+        loaded.run("serving_default", {"x": np.zeros(2, np.float32)}, ["y"])
+        return time.monotonic() - began_s
+
+    assert min(took_s() for _ in range(5)) < 0.5
 
 
 def test_updates_are_private(model_dir: ModelDir, segments: Segments) -> None:

@@ -180,8 +180,8 @@ def test_a_model_says_that_it_batches_within_its_graph(capsys: pytest.CaptureFix
     """Up to how many rows, and what to do."""
     one = {"name": "batch/BatchFunction", "max_batch_size": 1024, "batch_timeout_micros": 2500}
     text = " ".join(model_text(capsys, batch_functions=[one]).split())
-    assert "batch/BatchFunction (BatchFunction) is to join calls to batches of up to 1,024 rows" in text
-    assert "set batching: on" in text
+    assert "batch/BatchFunction is to join calls to batches of up to 1,024 rows" in text
+    assert "set batching: {max_batch_size: 1024}" in text
 
 
 def test_a_model_shows_its_state_and_error(capsys: pytest.CaptureFixture[str]) -> None:

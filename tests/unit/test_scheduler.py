@@ -624,7 +624,7 @@ def test_a_full_queue_makes_room_for_what_is_more_urgent(batching: BatchingSetti
     with pytest.raises(PoolError, match="is full"):
         arrives(b"3", -1)
     assert not left()
-    arrives(b"4", 0)
+    fourth = arrives(b"4", 0)
     (refused,) = left()
     assert refused.entry is second
     assert refused.error.code is Code.UNAVAILABLE
@@ -632,6 +632,13 @@ def test_a_full_queue_makes_room_for_what_is_more_urgent(batching: BatchingSetti
     assert str(refused.error).endswith(text)
     arrives(b"5", 7)
     assert [order.entry for order in left()] == [first]
+    item = entry(b"late")
+    item.priority, item.rows, item.kind, item.arrived_ns = 6, 1, ("", b"", b""), 6 * 10**9
+    with pytest.raises(PoolError, match="is full"):
+        scheduler.arrive(item, item.arrived_ns)  # what has waited for six seconds goes before it
+    item.arrived_ns -= 1
+    scheduler.arrive(item, item.arrived_ns)
+    assert [order.entry for order in left()] == [fourth]
     with pytest.raises(PoolError, match="is full"):
         arrives(b"6", 0)
     assert not left()
@@ -1104,9 +1111,12 @@ class Pool(RuleBasedStateMachine):
         else:
             for priority in range(-1, 3):
                 first = entry()
-                first.priority = priority
+                first.priority, first.arrived_ns = priority, self.now
                 leaving = list(room.leaving_for(first, 1))
-                assert set(leaving) == {item for item in waiting if item.priority < priority}
+                before = {
+                    item: (priority - item.priority) * 10**9 for item in waiting if item.priority < priority
+                }
+                assert set(leaving) == {item for item in before if self.now - item.arrived_ns < before[item]}
                 assert leaving == sorted(leaving, key=lambda item: item.priority)
 
     @invariant()

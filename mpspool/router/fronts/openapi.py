@@ -93,7 +93,7 @@ _PARAMETERS = {
     },
     "label": {"name": "label", "in": "path", "required": True, "schema": _NAME},
 }
-_TIMEOUT = {
+_TIMEOUT: dict[str, Any] = {
     "name": TIMEOUT,
     "in": "header",
     "description": "Milliseconds that an answer may take; never more than the server lets others take.",
@@ -112,9 +112,13 @@ def _operation(summary: str, answer: dict[str, Any], body: dict[str, Any] | None
         code: {"description": text, "content": _content(_ref("Error"))} for code, text in _ERRORS.items()
     }
     answers = {"200": {"description": "The answer.", "content": _content(answer)}, **errors}
-    posted = {"parameters": [_TIMEOUT], "requestBody": {"required": True, "content": _content(body)}}
-    request = posted if body else {}
-    return {"summary": summary, **request, "responses": answers}
+    operation: dict[str, Any] = {"summary": summary, "responses": answers}
+    if body:
+        operation |= {
+            "parameters": [_TIMEOUT],
+            "requestBody": {"required": True, "content": _content(body)},
+        }
+    return operation
 
 
 def document() -> dict[str, Any]:

@@ -23,7 +23,7 @@ def check_room(queue: Queue, parts: Sequence[Entry]) -> Sequence[tuple[Entry, Po
 
     Returns:
         Those that have to leave for it: where clients share fairly, of another that has more waiting than its part, else of
-        lower priority; and for want of what it would have been refused, if they could not.
+        lower priority that it goes before; and for want of what it would have been refused, if they could not.
 
     Raises:
         PoolError: they do not.

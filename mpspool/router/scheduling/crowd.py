@@ -1,6 +1,6 @@
 """What waits where room is limited, and which of it leaves for a newcomer when it is full. Pure.
 
-Where clients share, what those have waiting who have most; where they do not, what is less urgent.
+Where clients share, what those have waiting who have most; where they do not, what a more urgent one goes before.
 """
 
 from __future__ import annotations
@@ -35,10 +35,16 @@ class Room:
 
 
 class Ranks(Room):
-    """By priority: what has less than a newcomer leaves for it, of the least the last first."""
+    """By priority: what has less than a newcomer leaves for it, of the least the last first; not what has waited for as long as
+    the difference is worth, so that nobody starves in a queue that stays full.
 
-    def __init__(self) -> None:
+    Args:
+        step_s: of waiting, that a step of priority goes before.
+    """
+
+    def __init__(self, step_s: float) -> None:
         self._ranks: dict[int, dict[Entry, None]] = {}
+        self._step_ns = step_s * 1e9
 
     def add(self, entry: Entry, much: int = 1) -> None:  # noqa: ARG002
         rank = self._ranks.get(entry.priority)
@@ -55,9 +61,15 @@ class Ranks(Room):
 
     def leaving_for(self, first: Entry, much: int) -> Iterator[Entry]:  # noqa: ARG002
         for priority in sorted(self._ranks):
-            if priority >= first.priority:
+            steps = first.priority - priority
+            if steps <= 0:
                 return
-            yield from reversed(self._ranks[priority])
+            since_ns = first.arrived_ns - steps * self._step_ns
+            for entry in reversed(self._ranks[priority]):
+                if entry.arrived_ns > since_ns:
+                    yield entry
+                elif not entry.sent_ns:  # all before it came earlier, but for what came back from a worker
+                    break
 
 
 class _Part:

@@ -89,24 +89,38 @@ _EXAMPLES = {
 }
 
 
+_SAVED_MODEL = "said by the SavedModel itself"
 # What people know from Triton's config.pbtxt, and what says it here: as in docs/triton.md, in fewer words.
 _TRITON = {
     "allow_timeout_override": "always so: a call's own deadline counts, by REST the header x-mpspool-timeout-ms",
+    "backend": _SAVED_MODEL,
+    "default_model_filename": _SAVED_MODEL,
     "default_priority_level": "0, of requests without the metadata x-mpspool-priority",
     "default_queue_policy": "max_queued_requests, max_enqueued_batches, grpc_timeout_ms and rest_timeout_ms",
     "default_timeout_microseconds": "grpc_timeout_ms and rest_timeout_ms, of the pool",
     "dynamic_batching": "batching",
     "ensemble_scheduling": "nothing: clients ask one model after another, or one SavedModel has both",
+    "host_policy": "cpusets",
+    "input": _SAVED_MODEL,
     "instance_group": "contexts_per_gpu, or cpu_slots",
+    "max_batch_size": "batching.max_batch_size",
     "max_queue_delay_microseconds": "batch_timeout_micros, or adaptive",
     "max_queue_size": "max_queued_requests, and where requests are batched max_enqueued_batches",
+    "model_transaction_policy": "nothing: each request has one answer",
     "model_warmup": "assets.extra/tf_serving_warmup_requests in a version's folder, which mpspool capture writes",
+    "optimization": "nothing: the graph runs as it was saved, with TensorFlow's own optimizers",
+    "output": _SAVED_MODEL,
+    "parameters": "intra_op_threads, inter_op_threads and saved_model_tags",
+    "passive": "nothing",
+    "platform": _SAVED_MODEL,
     "preferred_batch_size": "nothing: a batch takes what waits, up to max_batch_size",
     "preserve_ordering": "nothing: each answer goes as soon as it is there",
     "priority_levels": "the metadata x-mpspool-priority of each request, and the larger goes first",
     "priority_queue_policy": "nothing: all priorities are in one queue, and in a full one the lowest makes way",
+    "profile": "nothing",
     "rate_limiter": "scheduling.running_per_device",
     "response_cache": "nothing: each request is run",
+    "secondary_devices": "nothing",
     "sequence_batching": "nothing: any worker may run a request",
     "timeout_action": "always REJECT: who cannot be answered by its deadline is told DEADLINE_EXCEEDED",
 }

@@ -38,8 +38,8 @@ E = TypeVar("E", bound=Engine)
 _NODE = "\n\t [[{{"
 _MOST_TOLD = 3
 _ONE_CALL = (
-    "each call waits there for others (BatchFunction), and a worker runs one at a time: export the model without it and set"
-    " batching: on, or with batch_timeout_micros=0"
+    "each call waits there for others (BatchFunction), and a worker runs one at a time: export the model with"
+    " batch_timeout_micros=0, or without it"
 )
 _UNREGISTERED_OP = re.compile(r"Op type not registered '([^']+)'")
 
