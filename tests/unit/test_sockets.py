@@ -9,7 +9,7 @@ import socket
 
 import pytest
 
-from mpspool.router.fronts import rest, sockets
+from mpspool.router.fronts import sockets
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_connections(monkeypatch: pytest.MonkeyPatch, files: int, wanted: int, f
         ("localhost", OSError("no more"), "localhost:8501: no more"),
     ],
 )
-def test_why_there_is_no_rest(host: str, error: OSError, told: str) -> None:
+def test_why_a_port_cannot_be_had(host: str, error: OSError, told: str) -> None:
     """The address as people write it; of a name that stands for nothing, what the resolver says."""
-    problem = rest._cannot_bind(host, 8501, error)
+    problem = sockets.cannot_bind("rest_port", host, 8501, error)
     assert str(problem) == f"rest_port: cannot listen on {told}"

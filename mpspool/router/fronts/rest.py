@@ -7,7 +7,7 @@ from typing import Protocol
 from aiohttp import web
 
 from mpspool.core import log
-from mpspool.core.errors import Code, Problem, StartError
+from mpspool.core.errors import Code, StartError
 from mpspool.core.settings import RouterSettings
 from mpspool.router.fronts import openapi, sockets
 from mpspool.router.fronts.rest_api import Recorder, RestApi, error_document
@@ -75,7 +75,7 @@ class RestFront:
             self.port = await self.listener.start(server, self._host, self.port)
         except OSError as error:
             await self._runner.cleanup()
-            raise StartError([_cannot_bind(self._host, self.port, error)]) from error
+            raise StartError([sockets.cannot_bind("rest_port", self._host, self.port, error)]) from error
 
     async def close(self) -> None:
         """Closes the port and ends all connections, once what runs is answered."""
@@ -137,8 +137,3 @@ class RestFront:
 
 async def _when_admitted(_request: web.Request) -> None:
     """What asks whether its body may come is told so by RestApi."""
-
-
-def _cannot_bind(host: str, port: int, error: OSError) -> Problem:
-    why = error.strerror or str(error)  # of a name that stands for nothing, errno is none of the system's
-    return Problem("rest_port", f"cannot listen on {sockets.shown(host, port)}: {why}")

@@ -10,6 +10,8 @@ import socket
 import sys
 import termios
 
+from mpspool.core.errors import Problem
+
 # In the kernel's queue, until we accept them.
 BACKLOG = 1024
 # Files that may be open and are none for clients: for workers, each of which takes a few, and whatever else is read.
@@ -62,6 +64,12 @@ def _bind(family: int, address: tuple[object, ...], port: int) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+def cannot_bind(key: str, host: str, port: int, error: OSError) -> Problem:
+    """What bind() raised for the port of a key, as people are told it."""
+    why = error.strerror or str(error)  # of a name that stands for nothing, errno is none of the system's
+    return Problem(key, f"cannot listen on {shown(host, port)}: {why}")
 
 
 def unsent(transport: asyncio.BaseTransport) -> int:

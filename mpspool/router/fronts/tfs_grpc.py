@@ -167,7 +167,7 @@ class GrpcFront:
             if self.port or not self._socket_path:
                 self.port = await self._server.start(self._host, self.port)
         except OSError as error:
-            raise StartError([_cannot_bind(sockets.shown(self._host, self.port))]) from error
+            raise StartError([sockets.cannot_bind("grpc_port", self._host, self.port, error)]) from error
         try:
             if self._socket_path:
                 await self._server.start_at(self._socket_path)
@@ -377,9 +377,3 @@ def _check_fields(fields: Sequence[str]) -> None:
     for field in fields:
         if field != tfs.SIGNATURE_DEF:
             raise PoolError(Code.INVALID_ARGUMENT, f"Metadata field {field} is not supported")
-
-
-def _cannot_bind(address: str) -> Problem:
-    return Problem(
-        "grpc_port", f"cannot listen on {address}: it is in use, or not an address of this machine"
-    )
