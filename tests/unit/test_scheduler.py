@@ -25,12 +25,12 @@ from mpspool.core.ids import ModelVersion
 from mpspool.core.progress import WHOLE
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.scheduling.batching import split
-from mpspool.router.scheduling.crowd import Crowd, Room
 from mpspool.router.scheduling.entry import Entry
 from mpspool.router.scheduling.load import Batch, Limits
 from mpspool.router.scheduling.placement import DISPATCHES
 from mpspool.router.scheduling.policy import Policy, Sjf, edf, fifo
 from mpspool.router.scheduling.queues import Queue, QueueRules
+from mpspool.router.scheduling.room import Crowd, Room
 from mpspool.router.scheduling.scheduler import PoolRules, Refuse, Scheduler, Send
 from mpspool.router.scheduling.suspicion import MAX_REMEMBERED, REMEMBERED_NS, Blame, Standing, Suspicions
 

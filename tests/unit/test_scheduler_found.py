@@ -16,12 +16,12 @@ from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.scheduling import next_dispatch
-from mpspool.router.scheduling.crowd import Crowd
 from mpspool.router.scheduling.entry import Entry
 from mpspool.router.scheduling.fair_share import FairShare
 from mpspool.router.scheduling.load import Batch, Limits
 from mpspool.router.scheduling.policy import Sjf, edf
 from mpspool.router.scheduling.queues import Queue, QueueRules
+from mpspool.router.scheduling.room import Crowd
 from mpspool.router.scheduling.scheduler import PoolRules, Refuse, Scheduler, Send
 from mpspool.router.scheduling.turns import Turns
 

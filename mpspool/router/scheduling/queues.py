@@ -15,12 +15,12 @@ from mpspool.core.ids import ModelVersion
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.scheduling import batching
 from mpspool.router.scheduling.cost import CostTable
-from mpspool.router.scheduling.crowd import Crowd, Ranks, Room
 from mpspool.router.scheduling.entry import Entry, Kind
 from mpspool.router.scheduling.fair_share import Lanes
 from mpspool.router.scheduling.line import FairLine, Line
 from mpspool.router.scheduling.placement import Placement
 from mpspool.router.scheduling.policy import Policy, fifo, is_time
+from mpspool.router.scheduling.room import Crowd, Ranks, Room
 
 # What a client makes up (an output_filter) makes no more lines than this; beyond, requests run one by one. Where clients share fairly,
 # such a part of them each.
