@@ -644,6 +644,34 @@ def test_a_full_queue_makes_room_for_what_is_more_urgent(batching: BatchingSetti
     assert not left()
 
 
+def test_a_full_queue_of_clients_makes_room_for_what_is_more_urgent() -> None:
+    """Of whoever has most waiting the last of the least urgent leaves; and for a client's own what that goes before."""
+    scheduler = make(max_requests=3, fair=True)
+
+    def arrives(client: str, priority: int) -> Entry:
+        item = entry(client.encode())
+        item.client, item.priority = client, priority
+        scheduler.arrive(item, 0)
+        return item
+
+    def left() -> list[tuple[Entry, str]]:
+        orders = [order for order in scheduler.dispatch(0) if isinstance(order, Refuse)]
+        return [(order.entry, str(order.error).split("; ")[1]) for order in orders]
+
+    first, _, last = (arrives("a", priority) for priority in (-9, 9, -9))
+    with pytest.raises(PoolError, match="is full"):
+        arrives("a", -9)
+    arrives("b", 0)
+    assert left() == [(last, "the place of this one went to another client (scheduling.fair_by)")]
+    arrives("a", 1)
+    assert left() == [
+        (first, "the place of this one went to one of higher priority (scheduling.priority_key)")
+    ]
+    with pytest.raises(PoolError, match="is full"):
+        arrives("b", 0)
+    assert not left()
+
+
 def test_abandon_refuses_all_that_wait_or_run() -> None:
     """At the end of the grace time nothing wanted is left."""
     scheduler = make()
@@ -805,7 +833,7 @@ class Pool(RuleBasedStateMachine):
         assert self.keys[first] not in self.quarantined
         out = {other for other in self.wanted if other.over}
         for other in out:
-            assert other.client != first.client if self.rules.fair else other.priority < first.priority
+            assert (other.client != first.client and self.rules.fair) or other.priority < first.priority
         self.wanted -= out
         self.put_out |= out
         self.wanted.update(parts)

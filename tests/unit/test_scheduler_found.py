@@ -494,7 +494,7 @@ def test_a_suspect_waits_for_room_on_its_device() -> None:
 @given(st.lists(st.tuples(st.sampled_from("uvw"), st.integers(0, 4), st.booleans()), max_size=60))
 def test_who_has_most_is_known(steps: list[tuple[str, int, bool]]) -> None:
     """For every order in which entries come (of so many rows) and go (the client's oldest, of 0), and in which it is asked for."""
-    crowd = Crowd()
+    crowd = Crowd(1.0)
     waiting: dict[str, list[Entry]] = {client: [] for client in "uvwx"}
     for client, rows, asked in [*steps, ("u", 0, True)]:
         if rows:

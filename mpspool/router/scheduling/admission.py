@@ -22,8 +22,8 @@ def check_room(queue: Queue, parts: Sequence[Entry]) -> Sequence[tuple[Entry, Po
     """Whether a new request, or all parts of one, fit. Where more wait than may, as when a worker was lost, no more leave than come.
 
     Returns:
-        Those that have to leave for it: where clients share fairly, of another that has more waiting than its part, else of
-        lower priority that it goes before; and for want of what it would have been refused, if they could not.
+        Those that have to leave for it: where clients share fairly, of another that has more waiting than its part, and of its
+        own client's, or where clients do not share, of lower priority that it goes before; and for want of what it would have been refused, if they could not.
 
     Raises:
         PoolError: they do not.
@@ -103,11 +103,15 @@ def _is_full(queue: Queue, of_parts: str = "") -> PoolError:
     return PoolError(Code.UNAVAILABLE, text, Lack.REQUESTS)
 
 
-def made_room(error: PoolError, *, fair: bool) -> PoolError:
-    """What is told to one that had to leave, of what the other would have been told: without that one's own figures."""
+def made_room(error: PoolError, *, another: bool) -> PoolError:
+    """What is told to one that had to leave for a request of another client, or of higher priority, of what that would have been told:
+    without that one's own figures.
+    """
     full = error.message.partition(";")[0]
     whom = (
-        "another client (scheduling.fair_by)" if fair else "one of higher priority (scheduling.priority_key)"
+        "another client (scheduling.fair_by)"
+        if another
+        else "one of higher priority (scheduling.priority_key)"
     )
     text = f"{full}; the place of this one went to {whom}; try again later"
     return PoolError(error.code, text, error.lack)

@@ -121,7 +121,8 @@ class Queue:
         self.room = self._new_room()
 
     def _new_room(self) -> Room:
-        return Crowd() if self.rules.fair else Ranks(self.rules.priority_s)
+        make = Crowd if self.rules.fair else Ranks
+        return make(self.rules.priority_s)
 
     # -- arrival ----------------------------------------------------------------------------------
 

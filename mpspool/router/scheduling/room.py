@@ -1,6 +1,7 @@
 """What waits where room is limited, and which of it leaves for a newcomer when it is full. Pure.
 
-Where clients share, what those have waiting who have most; where they do not, what a more urgent one goes before.
+Where clients share, what those have waiting who have most; of the same client, and where they do not, what a more urgent one
+goes before.
 """
 
 from __future__ import annotations
@@ -40,24 +41,39 @@ class Ranks(Room):
 
     Args:
         step_s: of waiting, that a step of priority goes before.
+
+    Attributes:
+        much: all of it.
     """
 
     def __init__(self, step_s: float) -> None:
-        self._ranks: dict[int, dict[Entry, None]] = {}
+        self._ranks: dict[int, dict[Entry, int]] = {}
         self._step_ns = step_s * 1e9
+        self.much = 0
 
-    def add(self, entry: Entry, much: int = 1) -> None:  # noqa: ARG002
+    def add(self, entry: Entry, much: int = 1) -> None:
         rank = self._ranks.get(entry.priority)
         if rank is None:
             rank = self._ranks[entry.priority] = {}
-        rank[entry] = None
+        rank[entry] = much
+        self.much += much
 
     def discard(self, entry: Entry) -> None:
         rank = self._ranks.get(entry.priority)
         if rank is not None and entry in rank:
-            del rank[entry]
+            self.much -= rank.pop(entry)
             if not rank and entry.priority:
                 del self._ranks[entry.priority]
+
+    def beyond(self, keeps: int) -> Iterator[Entry]:
+        """Of the least priority the last first, what there is beyond so much."""
+        spare = self.much - keeps
+        for priority in sorted(self._ranks):
+            for entry, much in reversed(self._ranks[priority].items()):
+                spare -= much
+                if spare < 0:
+                    return
+                yield entry
 
     def leaving_for(self, first: Entry, much: int) -> Iterator[Entry]:  # noqa: ARG002
         for priority in sorted(self._ranks):
@@ -73,21 +89,25 @@ class Ranks(Room):
 
 
 class _Part:
-    """What waits of one client, in the order of arrival, and how much that is; listed as so much or more, by that serial number."""
+    """What waits of one client; listed as so much or more, by that serial number."""
 
-    __slots__ = ("entries", "listed", "much", "serial")
+    __slots__ = ("listed", "serial", "waiting")
 
-    def __init__(self) -> None:
-        self.entries: dict[Entry, int] = {}
-        self.much = 0
+    def __init__(self, step_s: float) -> None:
+        self.waiting = Ranks(step_s)
         self.listed = 0
         self.serial = -1
 
 
 class Crowd(Room):
-    """By client. A change, and to ask who has most, cost the logarithm of the clients."""
+    """By client. A change, and to ask who has most, cost the logarithm of the clients.
 
-    def __init__(self) -> None:
+    Args:
+        step_s: of waiting, that a step of priority goes before among those of one client.
+    """
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
         self._parts: dict[str, _Part] = {}
         # The one with most is at the front once those have left that are listed as more than they are. What has
         # another number than its part is over: each is listed once.
@@ -97,15 +117,14 @@ class Crowd(Room):
     def of(self, client: str) -> int:
         """How much waits of a client."""
         part = self._parts.get(client)
-        return part.much if part is not None else 0
+        return part.waiting.much if part is not None else 0
 
     def add(self, entry: Entry, much: int = 1) -> None:
         part = self._parts.get(entry.client)
         if part is None:
-            part = self._parts[entry.client] = _Part()
-        part.entries[entry] = much
-        part.much += much
-        if part.much > part.listed:
+            part = self._parts[entry.client] = _Part(self._step_s)
+        part.waiting.add(entry, much)
+        if part.waiting.much > part.listed:
             self._list(part)
             if len(self._listed) > 2 * len(self._parts) + _SLACK:
                 self._listed = []
@@ -114,21 +133,22 @@ class Crowd(Room):
 
     def discard(self, entry: Entry) -> None:
         part = self._parts.get(entry.client)
-        if part is not None and entry in part.entries:
-            part.much -= part.entries.pop(entry)
-            if not part.entries:
+        if part is not None:
+            part.waiting.discard(entry)
+            if not part.waiting.much:
                 del self._parts[entry.client]
 
     def leaving_for(self, first: Entry, much: int) -> Iterator[Entry]:
-        """From the last on, what waits of whoever has most, then of who has second most, and so on. Each keeps as much as the
-        newcomer's client has with it.
+        """What waits of whoever has most, then of who has second most, and so on, each from its least priority's last on. Each
+        keeps as much as the newcomer's client has with it; and then of that client's what the newcomer goes before.
         """
         keeps = self.of(first.client) + much
         part = self._most()
-        if part is None or part.much <= keeps:
-            return
-        for other in self._largest(_GIVERS):
-            yield from _spare(other, keeps)
+        if part is not None and part.waiting.much > keeps:
+            for other in self._largest(_GIVERS):
+                yield from other.waiting.beyond(keeps)
+        if (own := self._parts.get(first.client)) is not None:
+            yield from own.waiting.leaving_for(first, much)
 
     def _largest(self, count: int) -> list[_Part]:
         """As many of those that have most."""
@@ -142,26 +162,16 @@ class Crowd(Room):
         return found
 
     def _list(self, part: _Part) -> None:
-        part.listed, part.serial = part.much, next(self._serial)
-        heapq.heappush(self._listed, (-part.much, part.serial, part))
+        part.listed, part.serial = part.waiting.much, next(self._serial)
+        heapq.heappush(self._listed, (-part.listed, part.serial, part))
 
     def _most(self) -> _Part | None:
         while self._listed:
             _, serial, part = self._listed[0]
             listed = serial == part.serial
-            if listed and part.much == part.listed:
+            if listed and part.waiting.much == part.listed:
                 return part
             heapq.heappop(self._listed)
-            if listed and part.much:
+            if listed and part.waiting.much:
                 self._list(part)
         return None
-
-
-def _spare(part: _Part, keeps: int) -> Iterator[Entry]:
-    """From the last on, what it has beyond so much."""
-    spare = part.much - keeps
-    for entry, weight in reversed(part.entries.items()):
-        spare -= weight
-        if spare < 0:
-            return
-        yield entry

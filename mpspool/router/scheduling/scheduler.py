@@ -235,7 +235,9 @@ class Scheduler:
         for entry in parts:
             queue.place(entry)
         for other, error in leaving:
-            self._orders.append(Refuse(other, admission.made_room(error, fair=queue.rules.fair)))
+            self._orders.append(
+                Refuse(other, admission.made_room(error, another=other.client != first.client))
+            )
             self._end(other)
         for entry in parts:
             self._wanted += 1
