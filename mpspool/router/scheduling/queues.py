@@ -26,6 +26,9 @@ from mpspool.router.scheduling.room import Crowd, Ranks, Room
 # such a part of them each.
 _MAX_LINES = 64
 _LINES_PART = 4
+# Of so many signatures it is kept that nothing of them waits, which costs less than to make it anew for each request; their names
+# are a client's to make up.
+_MAX_SIGNATURES = 16
 # As many choices of outputs as a worker remembers.
 _MAX_APART = 1024
 # Of the bodies that were answered last, those that are kept: 4 MiB a version at most.
@@ -92,7 +95,7 @@ class Queue:
         lines: in which all wait but suspects, by kind and by whether they are long.
         shares: where clients share fairly, their accounts.
         passed: those with a negative priority in the lines, whom others pass.
-        enqueued: by signature, what waits to be run in batches.
+        enqueued: by signature, what waits to be run in batches, be it nothing.
         room: what waits in the lines.
     """
 
@@ -347,8 +350,9 @@ class Queue:
                     enqueued.rows -= entry.rows
                     enqueued.filling -= entry.fills
                     enqueued.room.discard(entry)
-                    enqueued.room_filling.discard(entry)
-                    if not enqueued.count:
+                    if entry.fills:
+                        enqueued.room_filling.discard(entry)
+                    if not enqueued.count and len(self.enqueued) > _MAX_SIGNATURES:
                         del self.enqueued[entry.signature]
                 if not line.count:
                     self.lines.pop((line.kind, line.long), None)
