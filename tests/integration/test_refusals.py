@@ -240,23 +240,31 @@ def test_a_refusal(pool: LightPool, case: Refusal) -> None:
 @pytest.mark.parametrize(("model", "room", "lack"), [("plain", 3, Lack.REQUESTS), ("small", 4, Lack.BATCHES)])
 def test_what_is_more_urgent_takes_a_place(pool: LightPool, model: str, room: int, lack: Lack) -> None:
     """In a full queue the last of the lowest priority leaves for it, and is told so; what is as urgent is refused."""
+    _, left = full_queue(pool, model, room, lack, {"x_mpspool_priority": "-1"}, {})
+    assert "the place of this one went to one of higher priority (scheduling.priority_key)" in left
+    pool.learn(model)
+
+
+def full_queue(
+    pool: LightPool, model: str, room: int, lack: Lack, many: dict[str, str], newcomer: dict[str, str]
+) -> list[str]:
+    """What two are told that are refused: one more of those that fill a queue, by their metadata, and who leaves for a newcomer."""
     before = refusals(pool, model)
     asked = [pool.values(1) for _ in range(room)]
-    more, urgent = pool.values(1), pool.values(1)
+    more, other = pool.values(1), pool.values(1)
     with pool.busy(model):
-        calls = [pool.queue(model, x, x_mpspool_priority="-1") for x in asked]
-        refused = [pool.send(model, more, x_mpspool_priority="-1")]
+        calls = [pool.queue(model, x, **many) for x in asked]
+        refused = [pool.send(model, more, **many)]
         assert refused[0].code() is grpc.StatusCode.UNAVAILABLE
-        calls.append(pool.send(model, urgent))
+        calls.append(pool.send(model, other, **newcomer))
         refused.append(calls.pop(room - 1))
         assert refused[1].code() is grpc.StatusCode.UNAVAILABLE
-        left = "the place of this one went to one of higher priority (scheduling.priority_key)"
-        assert left in refused[1].details()
         assert pool.waiting(model) == room
         assert refusals(pool, model) - before == Counter({lack: 2})
-    assert [answer(call) for call in calls] == [half(x) for x in [*asked[:-1], urgent]]
+    assert [answer(call) for call in calls] == [half(x) for x in [*asked[:-1], other]]
     assert not pool.began(model, asked[-1])
-    pool.learn(model)
+    assert not pool.began(model, more)
+    return [call.details() for call in refused]
 
 
 def test_a_deadline_that_passes_in_the_queue(pool: LightPool) -> None:
@@ -460,21 +468,6 @@ def test_who_fills_a_queue_leaves_for_another(
     fair: LightPool, model: str, room: int, lack: Lack, text: str
 ) -> None:
     """Where clients share, who has most waiting is refused more, and the last of that gives its place to another client."""
-    before = refusals(fair, model)
-    asked = [fair.values(1) for _ in range(room)]
-    more, other = fair.values(1), fair.values(1)
-    with fair.busy(model):
-        calls = [fair.queue(model, x, x_tenant="flood") for x in asked]
-        refused = [fair.send(model, more, x_tenant="flood")]
-        assert refused[0].code() is grpc.StatusCode.UNAVAILABLE
-        calls.append(fair.send(model, other, x_tenant="other"))
-        refused.append(calls.pop(room - 1))
-        assert refused[1].code() is grpc.StatusCode.UNAVAILABLE
-        left = "; the place of this one went to another client (scheduling.fair_by); try again later"
-        assert [call.details() for call in refused] == [text, text.partition(";")[0] + left]
-        assert fair.waiting(model) == room
-        assert refusals(fair, model) - before == Counter({lack: 2})
-    answers = [half(x) for x in [*asked[:-1], other]]
-    assert [answer(call) for call in calls] == answers
-    assert not fair.began(model, asked[-1])
-    assert not fair.began(model, more)
+    told = full_queue(fair, model, room, lack, {"x_tenant": "flood"}, {"x_tenant": "other"})
+    left = "; the place of this one went to another client (scheduling.fair_by); try again later"
+    assert told == [text, text.partition(";")[0] + left]
