@@ -16,6 +16,7 @@ from typing import NamedTuple
 # By folder of this package; those of a folder but for its __init__.py. hatch_build.py compiles them as one library.
 MODULES = (
     "core/envelope.py",
+    "core/frames.py",
     "core/http2_frames.py",
     "core/inbox.py",
     "core/progress.py",
@@ -36,6 +37,7 @@ MODULES = (
     "router/fronts/tfs_grpc.py",
     "router/fronts/http2/*.py",
     "router/metrics/buckets.py",
+    "router/metrics/exposition.py",
     "router/metrics/requests.py",
     "router/scheduling/admission.py",
     "router/scheduling/batching.py",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import heapq
 import itertools
 import math
@@ -23,10 +22,6 @@ from mpspool.router.scheduling.policy import Own
 from mpspool.router.scheduling.scheduler import Refuse, Scheduler
 
 _TICK_NS = 100_000_000
-# A body says nothing but how long it is, and longer ones cost memory only.
-_LONGEST_BODY = 1 << 20
-
-body_of = functools.lru_cache(maxsize=1024)(bytes)
 
 
 @dataclass(slots=True)
@@ -148,11 +143,10 @@ class Simulation:
             self._arrive_next()
         self._under_way += 1
         service = self._services[request.model]
-        next(self._routers[request.model]).arrive(_job(request, service, self.now_ns, self._batching))
+        next(self._routers[request.model]).arrive(Job(request, service, self.now_ns, batching=self._batching))
 
     def end(self, job: Job, outcome: Outcome) -> None:
         """A request has its answer or its refusal."""
-        assert job.request is not None
         self._under_way -= 1
         self.record.ended.append(
             Ended(job.request, outcome, self.now_ns / 1e9, job.alone_ns / 1e9, job.overlap_ns / 1e9)
@@ -209,24 +203,6 @@ class Simulation:
 
     def _answer(self, run: Run, at_ns: int) -> None:
         self.at(at_ns + self._link_ns, run.worker.result, run)
-
-
-def _job(request: Request, service: Service, now_ns: int, batching: bool) -> Job:
-    alone_us = service.alone_ns(request.rows) / 1000
-    return Job(
-        service.version,
-        request.signature,
-        body_of(min(request.bytes, _LONGEST_BODY)),
-        now_ns,
-        now_ns + int(request.deadline_ms * 1e6) if request.deadline_ms else 0,
-        rows=request.rows if batching and service.batching else 0,
-        kind=(request.signature, b"", b""),
-        priority=request.priority,
-        client=request.client,
-        request=request,
-        service=service,
-        factor=request.cost_us / alone_us if request.cost_us else 1.0,
-    )
 
 
 class _Router:

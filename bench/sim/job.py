@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass
 
 from bench.sim.service import Service
 from bench.sim.trace import Request
 from mpspool.router.scheduling.entry import Entry
+
+# A body says nothing but how long it is, and longer ones cost memory only.
+_LONGEST_BODY = 1 << 20
+
+_body = functools.lru_cache(maxsize=1024)(bytes)
 
 
 class Outcome(enum.IntEnum):
@@ -25,25 +31,40 @@ class Outcome(enum.IntEnum):
     REFUSED_FULL = 3
 
 
-@dataclass(eq=False)  # slots would hide those of a compiled Entry
 class Job(Entry):
     """What the scheduler is given.
 
-    Attributes:
+    Args:
         request: as it arrived.
         service: what it is for.
+        now_ns: the time.
+        batching: the setup joins requests.
+
+    Attributes:
+        request: the same.
         factor: its times are so many times the service's.
         alone_ns: what it took of a worker's time beside what others cost it on the device.
         overlap_ns: what those did.
         late: the worker found its deadline passed and did not run it.
     """
 
-    request: Request | None = None
-    service: Service | None = None
-    factor: float = 1.0
-    alone_ns: float = 0.0
-    overlap_ns: float = 0.0
-    late: bool = False
+    def __init__(self, request: Request, service: Service, now_ns: int, *, batching: bool) -> None:
+        super().__init__(
+            service.version,
+            request.signature,
+            _body(min(request.bytes, _LONGEST_BODY)),
+            now_ns,
+            now_ns + int(request.deadline_ms * 1e6) if request.deadline_ms else 0,
+            rows=request.rows if batching and service.batching else 0,
+            kind=(request.signature, b"", b""),
+            priority=request.priority,
+            client=request.client,
+        )
+        self.request = request
+        alone_us = service.alone_ns(request.rows) / 1000
+        self.factor = request.cost_us / alone_us if request.cost_us else 1.0
+        self.alone_ns = self.overlap_ns = 0.0
+        self.late = False
 
 
 @dataclass(frozen=True, slots=True)

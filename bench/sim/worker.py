@@ -44,7 +44,6 @@ class Run:
                 self.worker.ended(self, now_ns)
                 return
             job = self.jobs[self._step]
-            assert job.request is not None
             rows, factor = job.request.rows, job.factor
         if not rows:
             self.worker.ended(self, now_ns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 # supervisord splits "group:name" and writes names into file names; "%" starts its own expansions.
 _UNSAFE = re.compile(r"[^A-Za-z0-9_@.+-]")
@@ -18,8 +18,7 @@ def escape(name: str) -> str:
     return _UNSAFE.sub(lambda match: "".join(f"~{byte:02x}" for byte in match[0].encode()), name)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class ModelVersion:
+class ModelVersion(NamedTuple):
     """One version of one model: what TensorFlow Serving calls a servable id."""
 
     name: str

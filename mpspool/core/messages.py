@@ -12,8 +12,6 @@ answers an unknown worker with WhoAreYou, and what carries an old epoch or dispa
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from mpspool.core.inbox import Place
@@ -21,9 +19,6 @@ from mpspool.core.weights import WeightsReport
 
 PROTOCOL = 5
 INLINE_MAX_BYTES = 16 * 1024
-_BORROW_BYTES = 64 * 1024
-# zmq.h
-_NOBLOCK, _SNDMORE = 1, 2
 
 
 class LoadReport(msgspec.Struct, frozen=True):
@@ -166,22 +161,6 @@ def inline(body: bytes, frames: list[bytes]) -> bytes | None:
         return body
     frames.append(body)
     return None
-
-
-def send(socket: Any, parts: list[bytes]) -> None:
-    """Sends the parts of one message through a ZeroMQ socket, without waiting.
-
-    As send_multipart() does; but that joins pyzmq's flags, which are enums, for every part but the last, and that
-    costs more than the send.
-
-    Raises:
-        zmq.ZMQError: it cannot be sent now, no part of it.
-    """
-    # Our memory instead of a copy: dear for short parts.
-    copy = all(len(part) < _BORROW_BYTES for part in parts)
-    for part in parts[:-1]:
-        socket.send(part, _NOBLOCK | _SNDMORE, copy)
-    socket.send(parts[-1], _NOBLOCK, copy)
 
 
 def worker_identity(worker: str, generation: int) -> bytes:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from mpspool.core import tfs
 from mpspool.core.envelope import (
@@ -26,6 +26,9 @@ _MERGED = frozenset({Method.CLASSIFY, Method.REGRESS})
 EXAMPLES = frozenset({Method.CLASSIFY, Method.REGRESS, Method.MULTI_INFERENCE})
 # Characters of a signature's name, and bytes of an output_filter.
 _NAME = 512
+# A class is asked for its members more slowly.
+_PREDICT: Final = Method.PREDICT
+_MULTI_INFERENCE: Final = Method.MULTI_INFERENCE
 
 
 class Asked(NamedTuple):
@@ -39,7 +42,7 @@ class Asked(NamedTuple):
         if self.told is not None:
             return self.told._replace(signature_name=rest_signature(body))
         spec = peek(body, self.method)
-        if self.method is Method.MULTI_INFERENCE:
+        if self.method is _MULTI_INFERENCE:
             names = [name or tfs.DEFAULT_SIGNATURE for name in peek_signatures(body)]
             spec = spec._replace(signature_name=", ".join(names))
         return spec
@@ -51,7 +54,7 @@ class Asked(NamedTuple):
     def signature(self, spec: ModelSpecPeek) -> str:
         """What its cost is known by: requests of one method and signature cost alike."""
         name = kept_name(spec.signature_name, _NAME) or tfs.DEFAULT_SIGNATURE
-        if self.method is Method.PREDICT:
+        if self.method is _PREDICT:
             return name
         return f"{'REST ' if self.method.is_rest else ''}{self.method.api} {name}"
 
@@ -70,7 +73,7 @@ class Asked(NamedTuple):
             batching: its model version's.
             examples: of examples().
         """
-        if self.method is Method.PREDICT:
+        if self.method is _PREDICT:
             rows, outputs, inputs = peek_rows(body, padded=batching.pad_variable_length_inputs)
             if rows > batching.run_rows:
                 if names_twice(body):  # by its parts, rows of another tensor would be asked for
@@ -87,6 +90,6 @@ class Asked(NamedTuple):
 
 def rows_of(method: Method, body: bytes, examples: int) -> int:
     """How many rows a request that has so many examples has, as far as can be told; 0 where it has none."""
-    if method is Method.PREDICT:
+    if method is _PREDICT:
         return peek_rows(body)[0]
     return rest_rows(body) if method.is_rest else examples

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -53,6 +52,10 @@ _NOBODYS = ModelVersion("", 0)
 _GONE_VERSIONS = 5
 # Of a worker that has promised nothing yet.
 _STARTING = frozenset({WorkerState.STARTING, WorkerState.LOADING, WorkerState.WARMING})
+# A class is asked for its members more slowly.
+_OK: Final = Code.OK
+_DEADLINE_EXCEEDED: Final = Code.DEADLINE_EXCEEDED
+_CODES: Final = {code.value: code for code in Code}
 
 
 class _MovedError(Exception):
@@ -239,8 +242,8 @@ class Dataplane:
                 time.monotonic_ns(),
                 deadline_ns,
                 asked.method,
-                priority=self._callers.priority(head.metadata),
-                client=self._callers.client(head.metadata, head.peer),
+                self._callers.priority(head.metadata),
+                self._callers.client(head.metadata, head.peer),
                 future=self._loop.create_future(),
                 named=spec.version is not None or spec.label is not None,
                 admission=admission,
@@ -310,7 +313,7 @@ class Dataplane:
             whole.let_go()
             self._refused(whole.method, whole.model, error)
             raise
-        parts = [self._part(whole, rows) for rows in ranges]
+        parts = [whole.of_rows(start, stop, self._loop.create_future()) for start, stop in ranges]
         whole.admission.share(len(parts))
         try:
             return await self._await_parts(whole, parts)
@@ -321,11 +324,6 @@ class Dataplane:
         except asyncio.CancelledError:
             self._count(whole, "", abandoned(whole, time.monotonic_ns()), None)
             raise
-
-    def _part(self, whole: Pending, rows: tuple[int, int]) -> Pending:
-        return dataclasses.replace(
-            whole, rows=rows[1] - rows[0], part=rows, future=self._loop.create_future()
-        )
 
     async def _await_parts(self, whole: Pending, parts: list[Pending]) -> bytes:
         """The first that fails ends them all. Raises _MovedError, too."""
@@ -624,7 +622,7 @@ class Dataplane:
     def _on_result(self, worker: Worker, result: messages.Result, frames: list[bytes]) -> None:
         worker.unpack(result.dispatch)
         # DEADLINE_EXCEEDED is how a worker answers what it has not run.
-        ran = any(outcome.code != Code.DEADLINE_EXCEEDED for outcome in result.outcomes)
+        ran = any(outcome.code != _DEADLINE_EXCEEDED for outcome in result.outcomes)
         now_ns = time.monotonic_ns()
         device = self._scheduler.device(worker.name)
         batch = self._scheduler.finished(worker.name, result.dispatch, ran, now_ns)
@@ -647,12 +645,13 @@ class Dataplane:
     ) -> None:
         """Counts what was run, and answers each request of it that is still wanted."""
         device.ran(result.busy_us / 1e6, batch.alone)
-        self._overview.task_log.add(str(worker.id), result.began_ns, result.busy_us, len(batch.entries))
+        slot = str(worker.id)
+        self._overview.task_log.add(slot, result.began_ns, result.busy_us, len(batch.entries))
         for recording in self._recordings:
             recording.ran(batch, result)
         worker.served += len(batch.entries)
         worker.busy_us += result.busy_us
-        model = worker.id.model_version
+        model = batch.entries[0].model
         costs = self._scheduler.costs
         if result.runs:
             self._count_runs(model, result)
@@ -668,7 +667,7 @@ class Dataplane:
             if not entry.over:
                 charged_us = result.busy_us if len(result.runs) == 1 else took_us
                 effective_s = charged_us * batch.alone / 1e6
-                self._answer(entry, worker, outcome, body, effective_s, together=batch.together)
+                self._answer(entry, slot, outcome, body, effective_s, together=batch.together)
         if result.apart and self._scheduler.keep_apart(batch.entries[0]):
             logger.info("requests are not joined", model=str(model), signature=batch.entries[0].signature)
 
@@ -682,7 +681,7 @@ class Dataplane:
     def _answer(
         self,
         entry: Entry,
-        worker: Worker,
+        slot: str,
         outcome: messages.Outcome,
         body: bytes,
         effective_s: float,
@@ -690,22 +689,22 @@ class Dataplane:
         together: bool,
     ) -> None:
         assert isinstance(entry, Pending)
-        code = Code(outcome.code)
-        if self._captures and code is Code.OK and entry.part is None:
+        code = _CODES[outcome.code]
+        if self._captures and code is _OK and entry.part is None:
             for capture in self._captures:
                 capture.answered(entry.model, entry.method, entry.body)
-        self._scheduler.answered(entry, ran=code is not Code.DEADLINE_EXCEEDED)
+        self._scheduler.answered(entry, ran=code is not _DEADLINE_EXCEEDED)
         if entry.part is None:
             rows = entry.rows if together else 0
-            self._count(entry, str(worker.id), code, outcome, effective_s, rows)
-            if entry.examples and code is Code.OK:
+            self._count(entry, slot, code, outcome, effective_s, rows)
+            if entry.examples and code is _OK:
                 self._recorder.examples(entry.model.name, entry.model.version, entry.examples)
         else:
             # Without the answer, which this would keep for as long as the scheduler knows the entry.
             entry.outcome, entry.effective_s = msgspec.structs.replace(outcome, body=None), effective_s
         if entry.future.done():
             return  # cancelled, and its task has not run yet
-        if code is not Code.OK:
+        if code is not _OK:
             entry.future.set_exception(PoolError(code, outcome.message))
         elif entry.part is None:
             entry.future.set_result(body)
@@ -897,7 +896,7 @@ def _answered_rows(entries: Sequence[Entry], result: messages.Result) -> int:
     Not those of a request that is wrong, or late, which cost next to nothing; its signature may be made up, too.
     """
     return sum(
-        entry.rows for entry, outcome in zip(entries, result.outcomes, strict=True) if outcome.code == Code.OK
+        entry.rows for entry, outcome in zip(entries, result.outcomes, strict=True) if outcome.code == _OK
     )
 
 

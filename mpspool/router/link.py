@@ -10,16 +10,12 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from mpspool.core import log, messages
+from mpspool.core import frames, log, messages
 
 logger = log.get("link")
 
 # A worker holds as many dispatches as it has credits, and a few words beside.
 _SEND_HIGH_WATER = 64
-# Plain integers: pyzmq's are enums, which cost more than the call.
-_NOBLOCK = int(zmq.NOBLOCK)
-_POLLIN = int(zmq.POLLIN)
-_EVENTS = int(zmq.EVENTS)
 Receiver = Callable[[bytes, messages.FromWorker, list[bytes]], None]
 
 
@@ -49,15 +45,14 @@ class Link:
         self._loop.add_reader(self._fd, self._on_readable)
         self._loop.call_soon(self._on_readable)
 
-    def send(self, identity: bytes, message: messages.FromRouter, frames: list[bytes]) -> bool:
+    def send(self, identity: bytes, message: messages.FromRouter, bodies: list[bytes]) -> bool:
         """False where the worker cannot be reached any more."""
         try:
-            messages.send(self._socket, [identity, messages.encode(message), *frames])
+            frames.send(self._socket, [identity, messages.encode(message), *bodies])
         except zmq.ZMQError as error:
             logger.warning("unreachable", worker=identity.decode(), error=str(error))
             return False
-        # ZeroMQ's descriptor is edge-triggered and a send may swallow the edge of a receive.
-        if self._readable():
+        if frames.arrived(self._socket):
             self._loop.call_soon(self._on_readable)
         return True
 
@@ -66,22 +61,19 @@ class Link:
         self._on_readable()
 
     def _on_readable(self) -> None:
-        while not self._socket.closed and self._readable():
-            identity, *parts = self._socket.recv_multipart(_NOBLOCK)
+        while not self._socket.closed and frames.arrived(self._socket):
+            identity, *parts = frames.receive(self._socket)
             if parts:
                 self._take(identity, parts[0], parts[1:])
 
-    def _readable(self) -> bool:
-        return bool(int(self._socket.getsockopt(_EVENTS)) & _POLLIN)
-
-    def _take(self, identity: bytes, head: bytes, frames: list[bytes]) -> None:
+    def _take(self, identity: bytes, head: bytes, bodies: list[bytes]) -> None:
         try:
             message = messages.decode_from_worker(head)
         except msgspec.MsgspecError as error:
             logger.warning("not understood", worker=identity.decode(errors="replace"), error=str(error))
             return
         try:
-            self._receive(identity, message, frames)
+            self._receive(identity, message, bodies)
         except Exception:  # the descriptor is edge-triggered: what is behind it would be read when more comes
             logger.exception("a message was not taken in", worker=identity.decode(errors="replace"))
 

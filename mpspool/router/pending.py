@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from mpspool.core import messages
 from mpspool.core.errors import Code, PoolError
+from mpspool.core.ids import ModelVersion
+from mpspool.core.methods import Method
 from mpspool.router.memory import Admission
 from mpspool.router.scheduling.entry import Entry
 
@@ -30,7 +31,6 @@ class Head(Protocol):
         """Who sent it, as "127.0.0.1:1234"."""
 
 
-@dataclass(slots=True, eq=False)
 class Pending(Entry):
     """A request, or some rows of one, that somebody awaits.
 
@@ -41,13 +41,44 @@ class Pending(Entry):
         kept_bytes: of the answer to some rows, which waits for the others.
     """
 
-    future: asyncio.Future[bytes] = field(kw_only=True)
-    named: bool = field(kw_only=True)
-    admission: Admission = field(kw_only=True)
     examples: int = 0
     outcome: messages.Outcome | None = None
     effective_s: float = 0.0
     kept_bytes: int = 0
+
+    def __init__(
+        self,
+        model: ModelVersion,
+        signature: str,
+        body: bytes,
+        arrived_ns: int,
+        deadline_ns: int,
+        method: Method,
+        priority: int,
+        client: str,
+        *,
+        future: asyncio.Future[bytes],
+        named: bool,
+        admission: Admission,
+    ) -> None:
+        super().__init__(
+            model, signature, body, arrived_ns, deadline_ns, method, priority=priority, client=client
+        )
+        self.future = future
+        self.named = named
+        self.admission = admission
+
+    def of_rows(self, start: int, stop: int, future: asyncio.Future[bytes]) -> Pending:
+        """Those rows of it, which somebody awaits by themselves."""
+        part = Pending(
+            *(self.model, self.signature, self.body, self.arrived_ns, self.deadline_ns, self.method),
+            *(self.priority, self.client),
+            future=future,
+            named=self.named,
+            admission=self.admission,
+        )
+        part.rows, part.kind, part.part = stop - start, self.kind, (start, stop)
+        return part
 
     def let_go(self) -> None:
         """Nobody holds its bytes any more."""

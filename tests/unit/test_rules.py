@@ -36,7 +36,8 @@ def test_a_policy_that_cannot_be_had_does_not_stop_the_router() -> None:
         queue = rules.queue_rules(settings(), QueueSettings(policy="nosuch:policy"), None)
     assert isinstance(queue.policy, Own)
     assert "nosuch" in queue.policy.error
-    entry = Entry(ModelVersion("a", 1), "", b"", 0, arrived_s=3.5)
+    entry = Entry(ModelVersion("a", 1), "", b"", 0)
+    entry.arrived_s = 3.5
     assert (queue.policy(entry), queue.policy.failures) == (3.5, 1)
     assert [line["policy"] for line in logs] == ["nosuch:policy"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mypy_extensions import mypyc_attr
@@ -24,7 +23,6 @@ def kept_name(name: str, most: int) -> str:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # the simulator has one
-@dataclass(slots=True, eq=False)
 class Entry:
     """One request on its way, or some rows of a large one. The scheduler owns every field from `size` on.
 
@@ -61,17 +59,6 @@ class Entry:
         over: nobody waits for its answer any more.
     """
 
-    model: ModelVersion
-    signature: str
-    body: bytes
-    arrived_ns: int
-    deadline_ns: int = 0
-    method: Method = Method.PREDICT
-    rows: int = 0
-    kind: Kind | None = None
-    part: tuple[int, int] | None = None
-    priority: int = 0
-    client: str = ""
     size: int = 0
     arrived_s: float = 0.0
     start_s: float = 0.0
@@ -92,6 +79,33 @@ class Entry:
     waiting: bool = False
     held: bool = False
     over: bool = False
+
+    # Written out, for that of a dataclass is not compiled.
+    def __init__(
+        self,
+        model: ModelVersion,
+        signature: str,
+        body: bytes,
+        arrived_ns: int,
+        deadline_ns: int = 0,
+        method: Method = Method.PREDICT,
+        rows: int = 0,
+        kind: Kind | None = None,
+        part: tuple[int, int] | None = None,
+        priority: int = 0,
+        client: str = "",
+    ) -> None:
+        self.model = model
+        self.signature = signature
+        self.body = body
+        self.arrived_ns = arrived_ns
+        self.deadline_ns = deadline_ns
+        self.method = method
+        self.rows = rows
+        self.kind = kind
+        self.part = part
+        self.priority = priority
+        self.client = client
 
     @property
     def deadline_s(self) -> float:

@@ -79,14 +79,9 @@ def _asked(found: policy.Policy, model: str) -> float:
 def _sample(model: str) -> Entry:
     name, _, version = model.rpartition("@")
     now_ns = time.monotonic_ns()
-    return Entry(
-        ModelVersion(name, int(version)),
-        tfs.DEFAULT_SIGNATURE,
-        b"",
-        now_ns,
-        size=_BYTES,
-        arrived_s=now_ns / 1e9,
-    )
+    sample = Entry(ModelVersion(name, int(version)), tfs.DEFAULT_SIGNATURE, b"", now_ns)
+    sample.size, sample.arrived_s = _BYTES, now_ns / 1e9
+    return sample
 
 
 def main(reference: str, *models: str) -> int:

@@ -25,6 +25,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.ids import ModelVersion
@@ -69,8 +70,7 @@ class PoolRules:
     long_us: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Order: these requests, as this dispatch, to this worker; `together` as one batch."""
 
     worker: str
@@ -79,8 +79,7 @@ class Send:
     together: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Refuse:
+class Refuse(NamedTuple):
     """Order: answer this request with an error."""
 
     entry: Entry
