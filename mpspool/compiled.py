@@ -16,10 +16,10 @@ from typing import NamedTuple
 # By folder of this package; those of a folder but for its __init__.py. hatch_build.py compiles them as one library.
 MODULES = (
     "core/envelope.py",
-    "core/frames.py",
     "core/http2_frames.py",
     "core/inbox.py",
     "core/progress.py",
+    "core/zmq_frames.py",
     "router/arrivals.py",
     "router/asked.py",
     "router/dataplane.py",

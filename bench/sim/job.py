@@ -41,7 +41,7 @@ class Job(Entry):
         batching: the setup joins requests.
 
     Attributes:
-        request: the same.
+        request: as it arrived.
         factor: its times are so many times the service's.
         alone_ns: what it took of a worker's time beside what others cost it on the device.
         overlap_ns: what those did.

@@ -18,7 +18,7 @@ def escape(name: str) -> str:
     return _UNSAFE.sub(lambda match: "".join(f"~{byte:02x}" for byte in match[0].encode()), name)
 
 
-class ModelVersion(NamedTuple):
+class ModelVersion(NamedTuple):  # hashed and compared in C, several times for each request
     """One version of one model: what TensorFlow Serving calls a servable id."""
 
     name: str

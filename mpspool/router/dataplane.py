@@ -52,7 +52,7 @@ _NOBODYS = ModelVersion("", 0)
 _GONE_VERSIONS = 5
 # Of a worker that has promised nothing yet.
 _STARTING = frozenset({WorkerState.STARTING, WorkerState.LOADING, WorkerState.WARMING})
-# A class is asked for its members more slowly.
+# A class is asked for its members, and for one by its value, more slowly.
 _OK: Final = Code.OK
 _DEADLINE_EXCEEDED: Final = Code.DEADLINE_EXCEEDED
 _CODES: Final = {code.value: code for code in Code}
@@ -345,7 +345,7 @@ class Dataplane:
         last = max(parts, key=lambda part: part.sent_ns)
         whole.sent_ns = last.sent_ns
         effective_s = sum(part.effective_s for part in parts)
-        self._count(whole, "", Code.OK, last.outcome, effective_s, whole.rows)
+        self._count(whole, "", _OK, last.outcome, effective_s, whole.rows)
         for capture in self._captures:
             capture.answered(whole.model, whole.method, whole.body)
         if whole.examples:
@@ -645,8 +645,8 @@ class Dataplane:
     ) -> None:
         """Counts what was run, and answers each request of it that is still wanted."""
         device.ran(result.busy_us / 1e6, batch.alone)
-        slot = str(worker.id)
-        self._overview.task_log.add(slot, result.began_ns, result.busy_us, len(batch.entries))
+        worker_id = str(worker.id)
+        self._overview.task_log.add(worker_id, result.began_ns, result.busy_us, len(batch.entries))
         for recording in self._recordings:
             recording.ran(batch, result)
         worker.served += len(batch.entries)
@@ -667,7 +667,7 @@ class Dataplane:
             if not entry.over:
                 charged_us = result.busy_us if len(result.runs) == 1 else took_us
                 effective_s = charged_us * batch.alone / 1e6
-                self._answer(entry, slot, outcome, body, effective_s, together=batch.together)
+                self._answer(entry, worker_id, outcome, body, effective_s, together=batch.together)
         if result.apart and self._scheduler.keep_apart(batch.entries[0]):
             logger.info("requests are not joined", model=str(model), signature=batch.entries[0].signature)
 
@@ -681,7 +681,7 @@ class Dataplane:
     def _answer(
         self,
         entry: Entry,
-        slot: str,
+        worker_id: str,
         outcome: messages.Outcome,
         body: bytes,
         effective_s: float,
@@ -696,7 +696,7 @@ class Dataplane:
         self._scheduler.answered(entry, ran=code is not _DEADLINE_EXCEEDED)
         if entry.part is None:
             rows = entry.rows if together else 0
-            self._count(entry, slot, code, outcome, effective_s, rows)
+            self._count(entry, worker_id, code, outcome, effective_s, rows)
             if entry.examples and code is _OK:
                 self._recorder.examples(entry.model.name, entry.model.version, entry.examples)
         else:

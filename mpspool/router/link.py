@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from mpspool.core import frames, log, messages
+from mpspool.core import log, messages, zmq_frames
 
 logger = log.get("link")
 
@@ -45,14 +45,14 @@ class Link:
         self._loop.add_reader(self._fd, self._on_readable)
         self._loop.call_soon(self._on_readable)
 
-    def send(self, identity: bytes, message: messages.FromRouter, bodies: list[bytes]) -> bool:
+    def send(self, identity: bytes, message: messages.FromRouter, frames: list[bytes]) -> bool:
         """False where the worker cannot be reached any more."""
         try:
-            frames.send(self._socket, [identity, messages.encode(message), *bodies])
+            zmq_frames.send(self._socket, [identity, messages.encode(message), *frames])
         except zmq.ZMQError as error:
             logger.warning("unreachable", worker=identity.decode(), error=str(error))
             return False
-        if frames.arrived(self._socket):
+        if zmq_frames.arrived(self._socket):
             self._loop.call_soon(self._on_readable)
         return True
 
@@ -61,19 +61,19 @@ class Link:
         self._on_readable()
 
     def _on_readable(self) -> None:
-        while not self._socket.closed and frames.arrived(self._socket):
-            identity, *parts = frames.receive(self._socket)
+        while not self._socket.closed and zmq_frames.arrived(self._socket):
+            identity, *parts = zmq_frames.receive(self._socket)
             if parts:
                 self._take(identity, parts[0], parts[1:])
 
-    def _take(self, identity: bytes, head: bytes, bodies: list[bytes]) -> None:
+    def _take(self, identity: bytes, head: bytes, frames: list[bytes]) -> None:
         try:
             message = messages.decode_from_worker(head)
         except msgspec.MsgspecError as error:
             logger.warning("not understood", worker=identity.decode(errors="replace"), error=str(error))
             return
         try:
-            self._receive(identity, message, bodies)
+            self._receive(identity, message, frames)
         except Exception:  # the descriptor is edge-triggered: what is behind it would be read when more comes
             logger.exception("a message was not taken in", worker=identity.decode(errors="replace"))
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 import zmq
 
-from mpspool.core import frames, log, messages
+from mpspool.core import log, messages, zmq_frames
 from mpspool.core.inbox import Inbox, Place
 from mpspool.core.messages import Dispatch, Hello, LoadReport, Outcome
 from mpspool.core.states import WorkerState
@@ -132,18 +132,18 @@ class Link:
 
     def _take_all(self, stopping: Callable[[], bool]) -> bool:
         """Handles what has arrived. False once nothing is to follow: after a Goodbye, or where the router is new and we leave."""
-        while frames.arrived(self._socket):
-            head, *bodies = frames.receive(self._socket)
-            if not self._take(messages.decode_from_router(head), bodies):
+        while zmq_frames.arrived(self._socket):
+            head, *frames = zmq_frames.receive(self._socket)
+            if not self._take(messages.decode_from_router(head), frames):
                 return False
             if stopping() and not self._leave():
                 return False
         return True
 
-    def _take(self, message: messages.FromRouter, bodies: list[bytes]) -> bool:
+    def _take(self, message: messages.FromRouter, frames: list[bytes]) -> bool:
         if isinstance(message, Dispatch):
             if message.epoch == self._epoch:
-                self._on_dispatch(message, bodies)
+                self._on_dispatch(message, frames)
         elif isinstance(message, messages.Welcome):
             self._epoch = message.epoch
         elif isinstance(message, messages.WhoAreYou):
@@ -157,10 +157,10 @@ class Link:
             raise RefusedError(message.reason)
         return True
 
-    def _on_dispatch(self, dispatch: Dispatch, long_bodies: list[bytes]) -> None:
+    def _on_dispatch(self, dispatch: Dispatch, frames: list[bytes]) -> None:
         began_ns = time.monotonic_ns()
-        rest = iter(long_bodies)
-        bodies = [self._body(request.body, rest) for request in dispatch.requests]
+        long_bodies = iter(frames)
+        bodies = [self._body(request.body, long_bodies) for request in dispatch.requests]
         answers: list[bytes] = []
         ran = self._run(dispatch, bodies, answers)
         busy_us = (time.monotonic_ns() - began_ns) // 1000
@@ -169,10 +169,10 @@ class Link:
         )
         self._send(result, answers)
 
-    def _body(self, body: bytes | Place | None, rest: Iterator[bytes]) -> bytes:
+    def _body(self, body: bytes | Place | None, frames: Iterator[bytes]) -> bytes:
         if isinstance(body, bytes):
             return body
-        return next(rest) if body is None else self._inbox.body(body)
+        return next(frames) if body is None else self._inbox.body(body)
 
     def _say_hello(self) -> None:
         signatures = b"" if self._epoch else self._signatures
@@ -185,9 +185,9 @@ class Link:
             return self._send(messages.Leaving(self._epoch), []) and bool(self._epoch)
         return True
 
-    def _send(self, message: messages.FromWorker, bodies: list[bytes]) -> bool:
+    def _send(self, message: messages.FromWorker, frames: list[bytes]) -> bool:
         try:
-            frames.send(self._socket, [messages.encode(message), *bodies])
+            zmq_frames.send(self._socket, [messages.encode(message), *frames])
         except zmq.Again:
             return False
         return True

@@ -382,6 +382,29 @@ def test_a_request_without_a_deadline_has_none_to_pass() -> None:
     assert abandoned(Entry(ModelVersion("m", 1), "", b"", 10**9), 2 * 10**9) is Code.CANCELLED
 
 
+def test_a_part_is_as_the_whole_but_for_its_rows(tmp_path: Path) -> None:
+    """Whose it is, how urgent, until when, and what it holds."""
+
+    async def story(scene: Scene) -> None:
+        futures = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        whole = Pending(
+            *(ModelVersion("m", 1), "s", b"body", 7, 9, Method.CLASSIFY, 3, "client"),
+            future=futures[0],
+            named=True,
+            admission=scene.dataplane.memory.admit(4),
+        )
+        whole.rows, whole.kind = 700, ("s", b"", b"")
+        part = whole.of_rows(100, 400, futures[1])
+        theirs = "model signature body arrived_ns deadline_ns method priority client kind named admission"
+        for name in theirs.split():
+            assert getattr(part, name) == getattr(whole, name), name
+        assert (part.rows, part.part, part.future) == (300, (100, 400), futures[1])
+        assert (whole.rows, whole.part, whole.future) == (700, None, futures[0])
+        whole.let_go()
+
+    play(tmp_path, story)
+
+
 def test_a_deadline_travels_to_the_worker(tmp_path: Path) -> None:
     """It is the worker's to look at once more, just before it runs the request."""
 

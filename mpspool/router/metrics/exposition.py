@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -37,7 +37,8 @@ SLOT_STATES = (
 )
 
 # A class is asked for its members more slowly.
-_OK, _NOT_FOUND = Code.OK, Code.NOT_FOUND
+_OK: Final = Code.OK
+_NOT_FOUND: Final = Code.NOT_FOUND
 
 
 class Observed(Protocol):
@@ -206,7 +207,7 @@ class Metrics:
         """
         found = self._look_ups.setdefault(model, tfs_metrics.LookUps())
         found.codes[code] = found.codes.get(code, 0) + 1
-        if code is Code.OK:
+        if code is _OK:
             found.answered.observe(total_s * 1e6)
 
     def forget(self, model: str, version: int) -> None:

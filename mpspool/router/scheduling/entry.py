@@ -24,7 +24,7 @@ def kept_name(name: str, most: int) -> str:
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # the simulator has one
 class Entry:
-    """One request on its way, or some rows of a large one. The scheduler owns every field from `size` on.
+    """One request on its way, or some rows of a large one. The scheduler owns every field that it is not made with.
 
     The body is let go when the request is over and no worker holds it any more: until then a worker may
     be lost to it. `size` stays its length in bytes.

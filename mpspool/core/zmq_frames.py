@@ -1,7 +1,7 @@
 """The frames of a message through a ZeroMQ socket, without waiting.
 
-As pyzmq's own send_multipart(), recv_multipart() and getsockopt(EVENTS); but those make enums of its flags and options for each
-frame, and ask the socket whether more follow, and that costs more than what is sent.
+As pyzmq's own send_multipart(), recv_multipart() and getsockopt(EVENTS); but those make enums of their flags and options for each
+frame, and that costs more than what is sent.
 """
 
 from __future__ import annotations
@@ -30,12 +30,15 @@ def send(socket: Any, parts: list[bytes]) -> None:
 
 
 def arrived(socket: Any) -> bool:
-    """Whether a message is there. To be asked until none is, and after a send: the descriptor is edge-triggered, and a send may swallow the edge."""
+    """Whether a message is there, for a socket that is open.
+
+    To be asked until none is, and after a send: the descriptor is edge-triggered, and a send may swallow the edge.
+    """
     return bool(zmq.zmq_poll([(socket, _POLLIN)], 0))
 
 
 def receive(socket: Any) -> list[bytes]:
-    """The parts of a message that has arrived."""
+    """The parts of a message that has arrived. Raises zmq.Again where none has."""
     frame = socket.recv(_NOBLOCK, False)
     parts: list[bytes] = [frame.bytes]
     while frame.more:
