@@ -162,9 +162,8 @@ class Simulation:
 
     def send(self, worker: Worker, run: Run) -> None:
         self.record.dispatches += 1
-        if run.order.together:
-            rows = sum(job.rows for job in run.jobs)
-            self.record.batches.setdefault(worker.service.name, []).append(rows)
+        if run.batches:
+            self.record.batches.setdefault(worker.service.name, []).extend(run.batches)
         worker.send(run, self.now_ns + self._link_ns)
 
     @property
