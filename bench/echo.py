@@ -175,7 +175,7 @@ def _worker(run_dir: RunDir, worker: WorkerId, answers: Mapping[int, bytes]) -> 
     def run(dispatch: Dispatch, bodies: list[bytes], frames: list[bytes]) -> Ran:
         outcomes = []
         for index, body in enumerate(bodies):
-            page.start(dispatch.dispatch, index, index + 1)
+            page.start(dispatch.dispatch, index)
             page.finish()
             outcomes.append(Outcome(Code.OK, messages.inline(answers[len(body)], frames)))
         return Ran(outcomes, [], False)

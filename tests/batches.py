@@ -27,19 +27,17 @@ POISON = 13.0
 
 
 # What a page says between requests, as told.
-IDLE = None
-DISPATCH = 5
+IDLE = (0, 0)
 
 
 class Page:
-    """A progress page that keeps what it was told to run, from and up to, IDLE after each."""
+    """A progress page that keeps what it was told: dispatch and index, IDLE after each."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[int, int] | None] = []
+        self.told: list[tuple[int, int]] = []
 
-    def start(self, dispatch: int, first: int, end: int) -> None:
-        assert dispatch == DISPATCH
-        self.told.append((first, end))
+    def start(self, dispatch: int, index: int) -> None:
+        self.told.append((dispatch, index))
 
     def finish(self) -> None:
         self.told.append(IDLE)
@@ -83,7 +81,7 @@ class Bench:
     def run(self, *asked: Ask | bytes, together: bool = True) -> list[Outcome]:
         asks = [Ask(one) if isinstance(one, bytes) else one for one in asked]
         requests = [Request(None, one.deadline_ns, one.rows, method=one.method) for one in asks]
-        dispatch = Dispatch(1, DISPATCH, requests, together)
+        dispatch = Dispatch(1, 5, requests, together)
         self.frames = []
         self.ran = self.runner.run(dispatch, [one.body for one in asks], self.frames)
         return self.ran.outcomes

@@ -162,8 +162,9 @@ class Simulation:
 
     def send(self, worker: Worker, run: Run) -> None:
         self.record.dispatches += 1
-        if run.batches:
-            self.record.batches.setdefault(worker.service.name, []).extend(run.batches)
+        if run.order.together:
+            rows = sum(job.rows for job in run.jobs)
+            self.record.batches.setdefault(worker.service.name, []).append(rows)
         worker.send(run, self.now_ns + self._link_ns)
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from bench.sim.device import Device
 from bench.sim.job import Job
@@ -12,13 +12,12 @@ from mpspool.router.scheduling.scheduler import Send
 
 
 class Run:
-    """A dispatch on its way through a worker, in steps: batches, or requests one by one.
+    """A dispatch on its way through a worker.
 
     Attributes:
         worker: whose it is.
         order: what it was told.
-        jobs: all that it brought.
-        batches: rows of each batch, as they were sent.
+        jobs: those that run, one by one or together.
         busy_ns: of the worker's time, so far.
         ran: anything was run.
     """
@@ -27,29 +26,28 @@ class Run:
         self.worker = worker
         self.order = order
         self.jobs: list[Job] = order.entries  # type: ignore[assignment]  # what arrived were Jobs
-        batching = worker.service.batching if order.together else None
-        steps = _batches(self.jobs, batching.run_rows) if batching else [[job] for job in self.jobs]
-        self.batches = [sum(job.rows for job in step) for step in steps] if batching else []
         self.busy_ns = 0.0
         self.ran = False
-        self._steps = deque(steps)
-        self._running: list[Job] = []
+        self._step = 0
         self._began_ns = 0
         self._device_ns = self._after_ns = self._alone_ns = 0.0
 
     def begin(self, now_ns: int) -> None:
-        """Its next step of which anybody is in time starts at `now_ns`, which may be to come."""
-        self._running = []
-        while self._steps and not self._running:
-            self._running = [job for job in self._steps.popleft() if not _is_late(job, now_ns)]
-        if not self._running:
+        """Its next step starts at `now_ns`, which may be to come."""
+        service = self.worker.service
+        if self.order.together:
+            rows, factor = self._gather(now_ns)
+        else:
+            while self._step < len(self.jobs) and self._is_late(self.jobs[self._step], now_ns):
+                self._step += 1
+            if self._step == len(self.jobs):
+                self.worker.ended(self, now_ns)
+                return
+            job = self.jobs[self._step]
+            rows, factor = job.request.rows, job.factor
+        if not rows:
             self.worker.ended(self, now_ns)
             return
-        service = self.worker.service
-        rows = sum(job.request.rows for job in self._running)
-        factor = self._running[0].factor
-        if len(self._running) > 1:  # the mean of theirs
-            factor = sum(job.request.rows * job.factor for job in self._running) / rows
         self.ran = True
         self._began_ns = now_ns
         before_ns = factor * service.before.ns(rows)
@@ -57,6 +55,16 @@ class Run:
         self._after_ns = factor * service.after.ns(rows)
         self._alone_ns = before_ns + self._device_ns + self._after_ns
         self.worker.enter(self, now_ns + int(before_ns))
+
+    def _gather(self, now_ns: int) -> tuple[int, float]:
+        """The rows of a batch, and its factor: the mean of theirs."""
+        on_time = [job for job in self.jobs if not self._is_late(job, now_ns)]
+        rows = sum(job.rows for job in on_time)
+        return rows, sum(job.rows * job.factor for job in on_time) / rows if rows else 1.0
+
+    def _is_late(self, job: Job, now_ns: int) -> bool:
+        job.late = bool(job.deadline_ns) and job.deadline_ns <= now_ns
+        return job.late
 
     def enter(self, now_ns: int) -> None:
         """Its CPU time before is over."""
@@ -67,28 +75,15 @@ class Run:
         end_ns = now_ns + int(self._after_ns)
         took_ns = end_ns - self._began_ns
         self.busy_ns += took_ns
-        for job in self._running:
-            job.alone_ns = self._alone_ns
-            job.overlap_ns = took_ns - self._alone_ns
-        self.begin(end_ns)
-
-
-def _batches(jobs: Sequence[Job], most_rows: int) -> list[list[Job]]:
-    """As a worker joins them, which are all of one kind."""
-    batches: list[list[Job]] = []
-    rows = 0
-    for job in jobs:
-        if not batches or rows + job.rows > most_rows:
-            batches.append([])
-            rows = 0
-        batches[-1].append(job)
-        rows += job.rows
-    return batches
-
-
-def _is_late(job: Job, now_ns: int) -> bool:
-    job.late = bool(job.deadline_ns) and job.deadline_ns <= now_ns
-    return job.late
+        for job in self.jobs if self.order.together else self.jobs[self._step : self._step + 1]:
+            if not job.late:
+                job.alone_ns = self._alone_ns
+                job.overlap_ns = took_ns - self._alone_ns
+        self._step += 1
+        if self.order.together or self._step == len(self.jobs):
+            self.worker.ended(self, end_ns)
+        else:
+            self.begin(end_ns)
 
 
 class Worker:

@@ -15,18 +15,11 @@ import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 _SIZE = 4096
-_DISPATCH, _FIRST, _END, _STARTED_NS, _BEAT_NS = range(5)
-
-
-class Running(NamedTuple):
-    """What of a dispatch runs: the requests from `first` up to `end` of it, at once."""
-
-    dispatch: int
-    first: int
-    end: int
+_DISPATCH, _INDEX, _STARTED_NS, _BEAT_NS = range(4)
+# In place of an index: all of a dispatch that has no outcome yet runs at once.
+WHOLE = 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +27,14 @@ class Progress:
     """One reading of the page.
 
     Attributes:
-        running: what the worker runs; None while it is idle.
-        started_ns: when that was started.
+        dispatch: the dispatch being run, 0 when idle.
+        index: which request of it is running; the ones before it have finished. WHOLE where they run together.
+        started_ns: when that request was started.
         beat_ns: the last heartbeat.
     """
 
-    running: Running | None
+    dispatch: int
+    index: int
     started_ns: int
     beat_ns: int
 
@@ -61,12 +56,11 @@ class ProgressWriter:
     def beat(self) -> None:
         self._words[_BEAT_NS] = time.monotonic_ns()
 
-    def start(self, dispatch: int, first: int, end: int) -> None:
-        """Call just before these requests of a dispatch are parsed, or run: from here on each may be what kills us."""
+    def start(self, dispatch: int, index: int) -> None:
+        """Call just before the request is parsed: from here on it may be what kills us."""
         words = self._words
-        words[_DISPATCH] = 0  # a reader between the stores sees "idle", never what does not go together
-        words[_FIRST] = first
-        words[_END] = end
+        words[_DISPATCH] = 0  # a reader between the stores sees "idle", never a wrong pair
+        words[_INDEX] = index
         words[_STARTED_NS] = time.monotonic_ns()
         words[_DISPATCH] = dispatch
 
@@ -93,9 +87,7 @@ class ProgressReader:
 
     def read(self) -> Progress:
         words = self._words
-        dispatch = words[_DISPATCH]
-        running = Running(dispatch, words[_FIRST], words[_END]) if dispatch else None
-        return Progress(running, words[_STARTED_NS], words[_BEAT_NS])
+        return Progress(words[_DISPATCH], words[_INDEX], words[_STARTED_NS], words[_BEAT_NS])
 
     def close(self) -> None:
         self._words.release()

@@ -41,7 +41,7 @@ def hung(
             return ""
         if silent_ns > beat_timeout_ns * (STARVED_FACTOR if found.is_starved else 1):
             return f"no heartbeat for {silent_ns / 1e9:.1f} s (process state {found.state})"
-    if progress.running is None:
+    if not progress.dispatch:
         return ""
     running_s = (now_ns - progress.started_ns) / 1e9
     limit_s = max(hang_timeout_s, COST_FACTOR * (predicted_us or 0) / 1e6)

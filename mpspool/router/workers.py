@@ -17,7 +17,7 @@ from mpspool.core import log, messages, process
 from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.inbox import InboxWriter, Place
 from mpspool.core.messages import INLINE_MAX_BYTES
-from mpspool.core.progress import ProgressReader, Running
+from mpspool.core.progress import ProgressReader
 from mpspool.core.states import WorkerState
 from mpspool.core.weights import WeightsReport
 from mpspool.router.link import Link
@@ -98,14 +98,15 @@ class Worker:
         if self.inbox is not None:
             self.inbox.close()
 
-    def running(self) -> Running | None:
-        """What it runs, or ran when it died; None while it is idle."""
-        return self.progress.read().running
+    def running(self) -> tuple[int, int] | None:
+        """The (dispatch, index) that it runs, or ran when it died; None while it is idle."""
+        progress = self.progress.read()
+        return (progress.dispatch, progress.index) if progress.dispatch else None
 
     def running_s(self, now_ns: int) -> float:
         """How long it has been running its request; 0 while it is idle."""
         progress = self.progress.read()
-        return max(0, now_ns - progress.started_ns) / 1e9 if progress.running else 0.0
+        return max(0, now_ns - progress.started_ns) / 1e9 if progress.dispatch else 0.0
 
 
 class Workers:

@@ -14,7 +14,7 @@ import numpy as np
 from mpspool.core import log, messages
 from mpspool.core.errors import Code, PoolError, cut
 from mpspool.core.messages import INLINE_MAX_BYTES, Dispatch, Outcome, Request
-from mpspool.core.progress import ProgressWriter
+from mpspool.core.progress import WHOLE, ProgressWriter
 from mpspool.core.settings import BatchingSettings
 from mpspool.worker.batch import Batching, Unsplittable, part, unsplittable
 from mpspool.worker.call import Call, Kind
@@ -123,7 +123,7 @@ class Runner:
         """One request's answer, or why it has none."""
         if _expired(dispatch.requests[index], time.monotonic_ns()):
             return _EXPIRED
-        self._progress.start(dispatch.dispatch, index, index + 1)
+        self._progress.start(dispatch.dispatch, index)
         outcome = _try(answer, functools.partial(self._go_on, dispatch, index))
         self._progress.finish()
         return outcome
@@ -132,7 +132,7 @@ class Runner:
         """See GoOn."""
         if _expired(dispatch.requests[index], time.monotonic_ns()):
             raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded while the request was run")
-        self._progress.start(dispatch.dispatch, index, index + 1)
+        self._progress.start(dispatch.dispatch, index)
 
     def _read_and_run(self, request: Request, body: bytes, go_on: GoOn, *, together: bool) -> Outcome:
         start = time.perf_counter_ns()
@@ -206,7 +206,7 @@ class Runner:
 
     def _together(self, dispatch: Dispatch, bodies: Sequence[bytes]) -> list[Outcome]:
         start = time.perf_counter_ns()
-        self._progress.start(dispatch.dispatch, 0, len(bodies))
+        self._progress.start(dispatch.dispatch, WHOLE)
         outcomes, calls = self._read_all(dispatch, bodies)
         read_ns = (time.perf_counter_ns() - start) // max(1, len(bodies))
         self._progress.finish()
@@ -292,8 +292,7 @@ class Runner:
         """The outcomes of one run; None where it is none of several, or failed."""
         if len(calls) < 2 or _key(next(iter(calls.values())).kind) in self._apart:
             return None if calls else {}
-        first, *_, last = calls  # in order; of requests of several kinds others may be between them
-        self._progress.start(dispatch.dispatch, first, last + 1)
+        self._progress.start(dispatch.dispatch, WHOLE)
         outcomes = self._try_together(list(calls.values()), read_ns)
         self._progress.finish()
         if not outcomes:

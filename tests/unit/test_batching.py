@@ -10,12 +10,10 @@ from hypothesis import strategies as st
 
 from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.ids import ModelVersion
-from mpspool.core.progress import Running
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.scheduling import batching
 from mpspool.router.scheduling.entry import Entry
 from mpspool.router.scheduling.load import Limits
-from mpspool.router.scheduling.policy import find
 from mpspool.router.scheduling.queues import QueueRules
 from mpspool.router.scheduling.scheduler import PoolRules, Refuse, Scheduler, Send
 
@@ -784,111 +782,6 @@ def test_larger_batches_than_were_seen_are_tried_in_a_crowd() -> None:
         ask(scheduler, 4, at_ns=at, deadline_ns=20 * MS)
     scheduler.join("w", MODEL, 1)
     assert rows(scheduler.dispatch(0)) == [64]
-
-
-def crowd(costs_ms: dict[int, float], rules: QueueRules, workers: int = 1, count: int = 20) -> Scheduler:
-    """So many requests of two rows wait for workers whose batches have four."""
-    scheduler = learned(make(0, max_batch_size=4), costs_ms)
-    scheduler.govern(MODEL, rules)
-    for _ in range(count):
-        ask(scheduler, 2)
-    for number in range(workers):
-        scheduler.join(f"w{number}", MODEL, 1)
-    return scheduler
-
-
-FOURS = BatchingSettings(max_batch_size=4)
-
-
-@pytest.mark.parametrize(
-    ("batch_ms", "rules", "workers", "sent"),
-    [
-        (0.5, QueueRules(batching=FOURS), 1, [32]),  # 4 ms of them
-        (0.1, QueueRules(batching=FOURS), 1, [40]),  # all that wait
-        (0.1, QueueRules(batching=FOURS), 2, [20, 20]),  # of these each worker has its part
-        (0.1, QueueRules(batching=FOURS), 11, [4] * 10),
-        (5.0, QueueRules(batching=FOURS), 1, [8]),  # a quarter of what its worker is to do, to full batches
-        (5.0, QueueRules(batching=FOURS, policy=find("sjf", 10.0)), 1, [4]),
-        (5.0, QueueRules(batching=FOURS, fair=True), 1, [4]),
-        (0.5, QueueRules(batching=FOURS, policy=find("sjf", 10.0)), 1, [32]),
-        (9.0, QueueRules(batching=FOURS), 1, [4]),  # two are more than 16 ms
-        (0.1, QueueRules(batching=BatchingSettings(max_batch_size=4, batch_timeout_us=10**6)), 1, [40]),
-    ],
-)
-def test_full_batches_travel_together_while_they_are_short(
-    batch_ms: float, rules: QueueRules, workers: int, sent: list[int]
-) -> None:
-    """Several to a dispatch, as short requests without batching."""
-    assert rows(crowd({4: batch_ms}, rules, workers).dispatch(0)) == sent
-
-
-def test_batches_of_unknown_cost_travel_alone() -> None:
-    assert rows(crowd({}, QueueRules(batching=FOURS)).dispatch(0)) == [4]
-
-
-def test_a_batch_that_is_not_full_does_not_travel_with_full_ones() -> None:
-    """It may grow, and what is full does not wait for it."""
-    timed = QueueRules(batching=BatchingSettings(max_batch_size=4, batch_timeout_us=2_000))
-    scheduler = crowd({4: 0.1}, timed, count=9)
-    (send,) = scheduler.dispatch(0)
-    assert rows([send]) == [16]
-    scheduler.finished(send.worker, send.dispatch)
-    assert scheduler.dispatch(MS) == []
-    assert rows(scheduler.dispatch(2 * MS)) == [2]
-
-
-@pytest.mark.parametrize(("left_ms", "sent"), [(40, 32), (16, 16), (7, 4)])
-def test_batches_that_travel_together_take_an_eighth_of_the_time_that_their_first_has(
-    left_ms: int, sent: int
-) -> None:
-    """They make nobody late who would have been in time alone."""
-    scheduler = learned(make(0, max_batch_size=4), {4: 0.5})
-    for _ in range(20):
-        ask(scheduler, 2, deadline_ns=left_ms * MS)
-    scheduler.join("w", MODEL, 1)
-    (send,) = scheduler.dispatch(0)
-    assert isinstance(send, Send)
-    assert rows([send]) == [sent]
-
-
-def test_batches_that_travel_together_take_as_long_as_all_of_them() -> None:
-    """For sure: by that it is known when their worker will be free, and who can be in time behind them."""
-    scheduler = learned(crowd({4: 0.5}, QueueRules(batching=FOURS), count=16), {4: 0.5})
-    (send,) = scheduler.dispatch(0)
-    assert rows([send]) == [32]
-    with pytest.raises(PoolError, match=r"what runs now another 4\.0 ms"):
-        ask(scheduler, 2, deadline_ns=4 * MS)
-
-
-def test_batches_for_the_slow_lane_travel_alone() -> None:
-    """And what others cost, by which long ones are told, is what each of them does."""
-    rules = QueueRules(batching=FOURS)
-    scheduler = Scheduler(PoolRules(limits=Limits(long=1)), rules)
-    for _ in range(2):
-        scheduler.costs.observe(MODEL, "", 0, 1_000, rows=4)
-        scheduler.costs.observe(MODEL, "long", 0, 1_600, rows=4)
-    for name in "ab":
-        scheduler.join(name, MODEL, 1, "gpu0")
-    for signature in ("", "long"):
-        for _ in range(8):
-            ask(scheduler, 2, signature=signature)
-        sends = scheduler.dispatch(0)
-        assert rows(sends) == ([8, 8] if not signature else [4])
-        for send in sends:
-            scheduler.finished(send.worker, send.dispatch)
-
-
-def test_only_the_batch_that_ran_is_suspected() -> None:
-    """Of three in a dispatch the first had run and the third had not begun when their worker was lost."""
-    scheduler = learned(make(0, max_batch_size=4), {4: 0.1})
-    for number in range(6):
-        scheduler.arrive(Entry(MODEL, "", bytes([number]), 0, rows=2, kind=("", b"", b"")), 0)
-    scheduler.join("w", MODEL, 1)
-    (send,) = scheduler.dispatch(0)
-    assert isinstance(send, Send)
-    assert rows([send]) == [12]
-    scheduler.lost(send.worker, Running(send.dispatch, 2, 4), 0)
-    assert [entry.suspect for entry in send.entries] == [False, False, True, True, False, False]
 
 
 def test_a_batch_is_long_by_what_it_costs_itself() -> None:

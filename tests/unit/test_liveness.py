@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpspool.core.process import ProcessStat
-from mpspool.core.progress import Progress, Running
+from mpspool.core.progress import Progress
 from mpspool.router.liveness import hung
 
 S = 10**9
@@ -29,7 +29,7 @@ def stat(state: str) -> ProcessStat:
 )
 def test_silence_is_judged_by_what_the_kernel_says(state: str, silent_s: float, is_hung: bool) -> None:
     """No heartbeat for a second condemns a process that could have run, not one that was not let."""
-    page = Progress(None, 0, NOW - int(silent_s * S))
+    page = Progress(0, 0, 0, NOW - int(silent_s * S))
     assert bool(hung(page, lambda: stat(state), NOW, None, 30)) is is_hung
 
 
@@ -41,11 +41,11 @@ def test_lack_of_progress_condemns_a_beating_worker(
     running_s: float, predicted_us: float | None, timeout_s: float, is_hung: bool
 ) -> None:
     """A request may run for max(10 x its predicted cost, hang_timeout_s), however well the worker beats."""
-    page = Progress(Running(7, 0, 1), NOW - int(running_s * S), NOW)
+    page = Progress(7, 0, NOW - int(running_s * S), NOW)
     assert bool(hung(page, lambda: stat("S"), NOW, predicted_us, timeout_s)) is is_hung
 
 
 def test_an_idle_or_dead_worker_does_not_hang() -> None:
     """Idle is not stuck, and a process that is gone is for the pidfd to report."""
-    assert not hung(Progress(None, 0, NOW), lambda: stat("S"), NOW, None, 1)
-    assert not hung(Progress(None, 0, 0), lambda: None, NOW, None, 1)
+    assert not hung(Progress(0, 0, 0, NOW), lambda: stat("S"), NOW, None, 1)
+    assert not hung(Progress(0, 0, 0, 0), lambda: None, NOW, None, 1)

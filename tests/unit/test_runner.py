@@ -16,6 +16,7 @@ from mpspool.core.errors import Code, PoolError
 from mpspool.core.join import join
 from mpspool.core.messages import Request
 from mpspool.core.methods import Method
+from mpspool.core.progress import WHOLE
 from mpspool.worker import run_sizes
 from mpspool.worker.call import Call
 from mpspool.worker.device_failure import DeviceFailedError
@@ -165,7 +166,7 @@ def test_a_device_that_failed_ends_it() -> None:
     with pytest.raises(DeviceFailedError):
         bench.run(asking(1), asking(2))
     assert len(bench.engine.calls) == 1
-    assert bench.page.told[-1] == (0, 2)
+    assert bench.page.told[-1] == (5, WHOLE)
 
 
 def test_deadlines() -> None:
@@ -201,7 +202,7 @@ def test_deadlines_between_runs() -> None:
     outcomes = bench.run(asking(1), asking(2), *late, asking(6))
     assert [outcome.code for outcome in outcomes] == [Code.OK] * 2 + [Code.DEADLINE_EXCEEDED] * 3 + [Code.OK]
     assert bench.fed == [[1, 2], [6]]
-    assert bench.page.told == [(0, 6), IDLE, (0, 2), IDLE, (5, 6), IDLE]
+    assert bench.page.told == [(5, WHOLE), IDLE, (5, WHOLE), IDLE, (5, 5), IDLE]
 
 
 def test_a_deadline_between_two_halves() -> None:
@@ -270,7 +271,7 @@ def test_the_page_is_idle_after_a_run_that_failed_late() -> None:
         soon_ns = time.monotonic_ns() + 5 * 10**7
         outcomes = bench.run(*[Ask(asking(1), deadline_ns=soon_ns)] * count)
         assert {outcome.code for outcome in outcomes} == {Code.DEADLINE_EXCEEDED}
-        assert bench.page.told == [(0, count), IDLE, (0, count), IDLE]
+        assert bench.page.told == [(5, WHOLE), IDLE, (5, WHOLE), IDLE]
 
 
 def test_one_that_is_left_of_a_half_is_no_half_that_failed() -> None:
@@ -331,7 +332,7 @@ def test_two_runs_where_these_are_sooner() -> None:
 
     bench.page.told.clear()
     bench.run(*FOUR)
-    assert bench.page.told == [(0, 4), IDLE, (0, 2), IDLE, (2, 4), IDLE]
+    assert bench.page.told == [(5, WHOLE), IDLE, (5, WHOLE), IDLE, (5, WHOLE), IDLE]
     # What has expired is in neither, and one bad request fails alone.
     outcomes = bench.run(Ask(FOUR[0], deadline_ns=1), *FOUR)
     assert [outcome.code for outcome in outcomes] == [Code.DEADLINE_EXCEEDED, *[Code.OK] * 4]
@@ -448,20 +449,17 @@ def test_a_request_that_shares_no_run_by_its_inputs_keeps_nobody_apart() -> None
 
 
 def test_what_the_page_tells() -> None:
-    """From which to which request of the dispatch: of those that share a run the first and the last, and what is between them."""
+    """WHOLE while requests run together, a request's index while it runs alone."""
     bench = Bench(half, max_batch_size=2)
     bench.run(asking(1), b"\xff", asking(2), asking(3))
-    assert bench.page.told == [(0, 4), IDLE, (0, 3), IDLE, (3, 4), IDLE]
-    bench.page.told.clear()
-    bench.run(*[asking(number) for number in range(6)])
-    assert bench.page.told == [(0, 6), IDLE, (0, 2), IDLE, (2, 4), IDLE, (4, 6), IDLE]
+    assert bench.page.told == [(5, WHOLE), IDLE, (5, WHOLE), IDLE, (5, 3), IDLE]
     bench.page.told.clear()
     bench.run(asking(1), asking(POISON))
-    assert bench.page.told == [(0, 2), IDLE, (0, 2), IDLE, (0, 1), IDLE, (1, 2), IDLE]
+    assert bench.page.told == [(5, WHOLE), IDLE, (5, WHOLE), IDLE, (5, 0), IDLE, (5, 1), IDLE]
     bench.page.told.clear()
     bench.run(asking(1))
     bench.run(asking(1), asking(2), together=False)
-    assert bench.page.told == [(0, 1), IDLE, (0, 1), IDLE, (1, 2), IDLE]
+    assert bench.page.told == [(5, 0), IDLE, (5, 0), IDLE, (5, 1), IDLE]
 
 
 def test_times() -> None:
@@ -522,7 +520,7 @@ def test_each_run_of_a_request_has_its_own_time_on_the_page() -> None:
     bench = Bench(half, max_batch_size=4, max_execution_batch_size=2)
     bench.run(Ask(FOUR_BY_REST, method=Method.REST_PREDICT), asking(5))
     assert bench.fed == [[1, 2], [3, 4], [5]]
-    assert bench.page.told == [(0, 2), IDLE, *[(0, 1)] * 4, IDLE, (1, 2), IDLE]
+    assert bench.page.told == [(5, WHOLE), IDLE, *[(5, 0)] * 4, IDLE, (5, 1), IDLE]
 
 
 def test_a_deadline_between_the_runs_of_a_request() -> None:

@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
-from mpspool.core.progress import Running
+from mpspool.core.progress import WHOLE
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.scheduling.batching import split
 from mpspool.router.scheduling.entry import Entry
@@ -214,7 +214,7 @@ def test_only_the_started_request_is_suspect_and_reruns_alone() -> None:
     scheduler.join("a", MODEL, 1)
     entries = arrive(scheduler, b"1", b"2", b"3")
     (send,) = scheduler.dispatch(0)
-    scheduler.lost("a", Running(send.dispatch, 1, 2), 0)
+    scheduler.lost("a", (send.dispatch, 1), 0)
     scheduler.join("b", MODEL, 2)
     scheduler.join("c", MODEL, 2)
     worker_of = {item: send.worker for send in scheduler.dispatch(0) for item in send.entries}
@@ -232,7 +232,7 @@ def test_a_suspect_waits_until_its_worker_is_empty() -> None:
     scheduler.join("b", MODEL, 1)
     (_first, _second) = arrive(scheduler, b"1", b"2")
     sends = {send.worker: send for send in scheduler.dispatch(0)}
-    scheduler.lost("a", Running(sends["a"].dispatch, 0, 1), 0)
+    scheduler.lost("a", (sends["a"].dispatch, 0), 0)
     arrive(scheduler, b"3")
     assert scheduler.dispatch(0) == []
     scheduler.finished("b", sends["b"].dispatch)
@@ -249,14 +249,14 @@ def test_a_suspect_may_take_as_long_as_it_was_predicted_to() -> None:
         scheduler.join(name, MODEL, 1)
         (send,) = scheduler.dispatch(0)
         assert scheduler.predicted_us(name) == 20e6
-        scheduler.lost(name, Running(send.dispatch, 0, 1), 0)
+        scheduler.lost(name, (send.dispatch, 0), 0)
 
 
 def lose(scheduler: Scheduler, name: str, now_ns: int = 0) -> list[Refuse]:
     """A worker joins, is sent what there is, starts the first of it and is lost at now_ns."""
     scheduler.join(name, MODEL, 1)
     (send,) = [send for send in scheduler.dispatch(0) if send.worker == name]
-    return scheduler.lost(name, Running(send.dispatch, 0, 1), now_ns)
+    return scheduler.lost(name, (send.dispatch, 0), now_ns)
 
 
 def refused_at(scheduler: Scheduler, body: bytes, now_ns: int) -> bool:
@@ -303,12 +303,12 @@ def test_a_client_that_gives_up_does_not_hide_what_ended_the_worker(how: str) ->
 
     cheap(scheduler)
     send = ask_and_go("a")
-    assert scheduler.lost("a", Running(send.dispatch, 0, 1), 6) == []
+    assert scheduler.lost("a", (send.dispatch, 0), 6) == []
     send = ask_and_go("b")
     arrive(scheduler, b"1", b"2")
     scheduler.join("c", MODEL, 1)
     assert {send.worker for send in scheduler.dispatch(6)} == {"c"}, "it runs alone"
-    assert scheduler.lost("b", Running(send.dispatch, 0, 1), 7) == []
+    assert scheduler.lost("b", (send.dispatch, 0), 7) == []
     assert refused_at(scheduler, b"p", 7)
     assert not refused_at(scheduler, b"q", 7)
 
@@ -334,7 +334,7 @@ def test_all_with_the_body_of_a_suspect_wait_for_its_trial() -> None:
     scheduler.join("b", MODEL, 2)
     scheduler.join("c", MODEL, 2)
     (send,) = scheduler.dispatch(0)
-    refusals = scheduler.lost(send.worker, Running(send.dispatch, 0, 1), 0)
+    refusals = scheduler.lost(send.worker, (send.dispatch, 0), 0)
     assert {refusal.entry for refusal in refusals} == {*copies, *late}
     assert scheduler.unfinished() == 0
 
@@ -367,7 +367,7 @@ def test_what_waits_is_gone_through_once_for_all_that_a_worker_was_lost_to(
         suspect(queue, bodies)
 
     monkeypatch.setattr(Queue, "suspect", counted)
-    assert scheduler.lost("a", Running(send.dispatch, 0, 3), 0) == []
+    assert scheduler.lost("a", (send.dispatch, WHOLE), 0) == []
     assert gone_through == [3]
     assert [entry.suspect for entry in waiting] == [True, False, True, False, True]
     assert list(queue.suspects) == [*first, waiting[0], waiting[2], waiting[4]]
@@ -380,13 +380,13 @@ def test_those_that_were_sent_before_the_suspicion_share_it_when_they_come_back(
         scheduler.join(name, MODEL, 1)
     copies = arrive(scheduler, b"p", b"p", b"p", b"p")
     sends = scheduler.dispatch(0)
-    scheduler.lost(sends[0].worker, Running(sends[0].dispatch, 0, 1), 0)
+    scheduler.lost(sends[0].worker, (sends[0].dispatch, 0), 0)
     scheduler.lost(sends[1].worker, None, 0)
     assert [item.suspect for item in copies] == [True, True, False, False]
     scheduler.join("e", MODEL, 1)
     (alone,) = scheduler.dispatch(0)
-    assert len(scheduler.lost("e", Running(alone.dispatch, 0, 1), 0)) == 2
-    for send, started in ((sends[2], Running(sends[2].dispatch, 0, 1)), (sends[3], None)):
+    assert len(scheduler.lost("e", (alone.dispatch, 0), 0)) == 2
+    for send, started in ((sends[2], (sends[2].dispatch, 0)), (sends[3], None)):
         assert [refusal.entry for refusal in scheduler.lost(send.worker, started, 0)] == send.entries
 
 
@@ -405,13 +405,13 @@ def test_what_has_been_answered_is_no_suspect_the_first_time() -> None:
     answer_one(scheduler, b"probe")
     (first,) = arrive(scheduler, b"probe")
     (send,) = scheduler.dispatch(10)
-    assert scheduler.lost(send.worker, Running(send.dispatch, 0, 1), 20, Blame.PERHAPS) == []
+    assert scheduler.lost(send.worker, (send.dispatch, 0), 20, Blame.PERHAPS) == []
     (twin,) = arrive(scheduler, b"probe")
     assert [item.suspect for item in (first, twin)] == [False, False]
     (send,) = scheduler.dispatch(30)
     assert send.entries == [first]
     scheduler.join("c", MODEL, 1)
-    assert scheduler.lost(send.worker, Running(send.dispatch, 0, 1), 40, Blame.PERHAPS) == []
+    assert scheduler.lost(send.worker, (send.dispatch, 0), 40, Blame.PERHAPS) == []
     assert [item.suspect for item in (first, twin)] == [True, True]
 
 
@@ -425,10 +425,10 @@ def test_all_that_ran_when_a_device_failed_are_excused_alike() -> None:
     sends = scheduler.dispatch(10)
     assert len(sends) == 3
     for number, send in enumerate(sends[:2]):
-        scheduler.lost(send.worker, Running(send.dispatch, 0, 1), 20 + number, Blame.PERHAPS)
+        scheduler.lost(send.worker, (send.dispatch, 0), 20 + number, Blame.PERHAPS)
     assert not any(item.suspect for item in copies)
     answered = copies.index(sends[2].entries[0])
-    scheduler.lost(sends[2].worker, Running(sends[2].dispatch, 0, 1), 30, Blame.SURELY)
+    scheduler.lost(sends[2].worker, (sends[2].dispatch, 0), 30, Blame.SURELY)
     assert copies[answered].suspect
 
 
@@ -438,7 +438,7 @@ def test_what_ran_beside_the_cause_is_not_blamed() -> None:
     scheduler.join("a", MODEL, 1)
     (item,) = arrive(scheduler, b"new")
     (send,) = scheduler.dispatch(0)
-    scheduler.lost("a", Running(send.dispatch, 0, 1), 0, Blame.NONE)
+    scheduler.lost("a", (send.dispatch, 0), 0, Blame.NONE)
     assert (item.suspect, item.deaths) == (False, 0)
 
 
@@ -457,7 +457,7 @@ def test_a_request_that_was_never_answered_is_a_suspect() -> None:
     scheduler.answered(other, ran=True)
     (item,) = arrive(scheduler, b"probe")
     (send,) = scheduler.dispatch(0)
-    scheduler.lost("a", Running(send.dispatch, 0, 1), 0, Blame.PERHAPS)
+    scheduler.lost("a", (send.dispatch, 0), 0, Blame.PERHAPS)
     assert item.suspect
 
 
@@ -539,7 +539,7 @@ def test_a_suspect_not_started_again_gets_no_second_death() -> None:
     (suspect,) = arrive(scheduler, b"p")
     scheduler.join("a", MODEL, 1)
     (send,) = scheduler.dispatch(0)
-    scheduler.lost("a", Running(send.dispatch, 0, 1), 0)
+    scheduler.lost("a", (send.dispatch, 0), 0)
     scheduler.join("b", MODEL, 1)
     scheduler.dispatch(0)
     assert scheduler.lost("b", None, 0) == []
@@ -556,7 +556,7 @@ def test_one_suspect_at_a_time_in_the_pool() -> None:
         scheduler.arrive(entry(name.encode(), model), 0)
     sends = {send.worker: send for send in scheduler.dispatch(0)}
     for name, send in sends.items():
-        scheduler.lost(name, Running(send.dispatch, 0, 1), 0)
+        scheduler.lost(name, (send.dispatch, 0), 0)
     scheduler.join("c", MODEL, 1)
     scheduler.join("d", OTHER, 1)
     (running,) = scheduler.dispatch(0)
@@ -915,7 +915,7 @@ class Pool(RuleBasedStateMachine):
             assert len(self.held[send.worker]) <= self.credits[send.worker], "sent without a credit"
             assert send.entries, "an empty dispatch"
             if send.together:
-                self._fits(send.entries)
+                assert sum(item.rows for item in send.entries) <= self.most_rows, "more rows than a batch has"
                 assert len({(item.model, item.kind) for item in send.entries}) == 1, "not of one kind"
                 assert all(item.rows for item in send.entries), "a request that shares no batch"
                 assert not any(item.kind[:2] in self.apart[item.model] for item in send.entries), "kept apart"
@@ -943,14 +943,6 @@ class Pool(RuleBasedStateMachine):
         assert not self.put_out, "one that had to leave is not told"
         copies = self._in_flight()
         assert len(copies) == len(set(map(id, copies))), "one request in two places"
-
-    def _fits(self, entries: list[Entry]) -> None:
-        """A batch, or several that together are short, and are not for a slow lane."""
-        rows = sum(item.rows for item in entries)
-        if rows > self.most_rows:
-            cost_us = self.scheduler.costs.predict(entries[0].model, "", 0, rows)
-            assert cost_us is not None, "more rows than a batch has, and nobody knows what that takes"
-            assert cost_us <= 16_000, "more rows than a batch has, and not short"
 
     def _domain(self, send: Send) -> str:
         return self.domains[send.worker]
@@ -1004,14 +996,8 @@ class Pool(RuleBasedStateMachine):
     def worker_dies(self, data: st.DataObject, running: bool, blame: Blame) -> None:
         name = self._pick(data, lambda name: True)
         sends = self.held[name]
-        if not (running and sends):
-            self._die(name, None, blame)
-            return
-        last = len(sends[0].entries)
-        first = data.draw(st.integers(0, last - 1))
-        self._die(
-            name, (first, data.draw(st.integers(first + 1, last)) if sends[0].together else first + 1), blame
-        )
+        index = data.draw(st.integers(0, len(sends[0].entries) - 1)) if running and sends else None
+        self._die(name, index, blame)
 
     def _excused(self, guilty: Entry, key: Key) -> bool:
         if guilty.deaths:
@@ -1022,16 +1008,16 @@ class Pool(RuleBasedStateMachine):
             return True
         return guilty.sent_ns <= self.excuses.get(key, -1)
 
-    def _die(self, name: str, run: tuple[int, int] | None, blame: Blame = Blame.SURELY) -> None:
-        """Whoever it was running, from and up to, is blamed, whether its client still waits or not."""
+    def _die(self, name: str, index: int | None, blame: Blame = Blame.SURELY) -> None:
+        """Whoever it was running is blamed, whether its client still waits or not."""
         sends = self.held.pop(name)
         last = self.serves[name] not in {self.serves[other] for other in self.held}
         if last or name in self.leaving:  # what takes its place may be able to join them
             self.apart[self.serves[name]].clear()
         before = {item: item.deaths for send in sends for item in send.entries}
         guilty: list[Entry] = []
-        if run is not None and blame is not Blame.NONE:
-            guilty = sends[0].entries[slice(*run)]
+        if index is not None and blame is not Blame.NONE:
+            guilty = sends[0].entries if sends[0].together else [sends[0].entries[index]]
         for item in guilty:
             key = self.keys[item]
             if sends[0] is self.trial:
@@ -1042,8 +1028,8 @@ class Pool(RuleBasedStateMachine):
             elif key not in self.quarantined:
                 self.suspects.add(key)
         self._end_trial(sends)
-        running = None if run is None else Running(sends[0].dispatch, *run)
-        for refusal in self.scheduler.lost(name, running, self.now, blame):
+        started = None if index is None else (sends[0].dispatch, WHOLE if sends[0].together else index)
+        for refusal in self.scheduler.lost(name, started, self.now, blame):
             assert self.keys[refusal.entry] in self.quarantined
             self._answer(refusal.entry, "refused")
         for item, deaths in before.items():
@@ -1184,7 +1170,7 @@ class Pool(RuleBasedStateMachine):
         if not hasattr(self, "scheduler"):
             return
         for name in list(self.held):
-            self._die(name, (0, 1) if self.held[name] else None)
+            self._die(name, 0 if self.held[name] else None)
         self.leaving.clear()
         self.worker_joins(MODEL, 1, "g")
         self.worker_joins(OTHER, 2, "h")

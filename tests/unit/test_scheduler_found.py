@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
-from mpspool.core.progress import Running
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.scheduling import next_dispatch
 from mpspool.router.scheduling.entry import Entry
@@ -443,7 +442,7 @@ def test_a_lost_worker_makes_room_on_its_device() -> None:
     assert isinstance(running, Send)
     pool.arrive(Entry(OTHER, "", b"y", 0), 0)
     assert pool.dispatch(0) == []
-    pool.lost("a", Running(running.dispatch, 0, 1), 0)
+    pool.lost("a", (running.dispatch, 0), 0)
     assert [send.worker for send in pool.dispatch(0) if isinstance(send, Send)] == ["b"]
 
 
@@ -484,7 +483,7 @@ def test_a_suspect_waits_for_room_on_its_device() -> None:
     assert isinstance(first, Send)
     pool.arrive(Entry(MODEL, "", b"y", 0), 0)
     assert pool.dispatch(0) == []
-    pool.lost(first.worker, Running(first.dispatch, 0, 1), 0)
+    pool.lost(first.worker, (first.dispatch, 0), 0)
     sent = [send for _ in range(3) for send in pool.dispatch(0) if isinstance(send, Send)]
     assert len(sent) == 1
     pool.finished(sent[0].worker, sent[0].dispatch)
@@ -545,11 +544,11 @@ def test_a_trial_that_ends_for_want_of_a_worker_lets_the_next_begin() -> None:
         pool.join(name, model, 1)
     pool.arrive(Entry(OTHER, "", b"waits", 0), 0)
     (send,) = sends()
-    pool.lost("o", Running(send.dispatch, 0, 1), 0)
+    pool.lost("o", (send.dispatch, 0), 0)
     for body in (b"is tried", b"runs"):
         pool.arrive(Entry(MODEL, "", body, 0), 0)
     first, _ = sends()
-    pool.lost(first.worker, Running(first.dispatch, 0, 1), 0)
+    pool.lost(first.worker, (first.dispatch, 0), 0)
     assert sends() == [], "it is to run where another still runs"
     pool.join("p", OTHER, 1)
     assert sends() == []
@@ -569,7 +568,7 @@ def test_a_version_that_has_gone_is_not_made_again_by_a_trial_on_its_device() ->
     pool.arrive(Entry(OTHER, "", b"x", 0), 0)
     (beside,) = pool.dispatch(0)
     assert isinstance(beside, Send)
-    pool.lost(send.worker, Running(send.dispatch, 0, 1), 0)
+    pool.lost(send.worker, (send.dispatch, 0), 0)
     assert pool.dispatch(0) == []  # the device is emptied for it
     pool.lost("o", None, 0)
     pool.forget(OTHER)
@@ -590,7 +589,7 @@ def _on_a_trial(busy: bool) -> tuple[Scheduler, Send]:
     if busy:
         pool.arrive(Entry(OTHER, "", b"x", 0), 0)
         assert len(pool.dispatch(0)) == 1
-    pool.lost(send.worker, Running(send.dispatch, 0, 1), 0)
+    pool.lost(send.worker, (send.dispatch, 0), 0)
     sends = [order for order in pool.dispatch(0) if isinstance(order, Send)]
     assert len(sends) == (not busy)
     return pool, sends[0] if sends else send
@@ -643,7 +642,7 @@ def test_suspects_that_are_over_are_no_part_of_what_waits() -> None:
     pool.arrive(Entry(MODEL, "", b"p", 0), 0)
     (send,) = pool.dispatch(0)
     assert isinstance(send, Send)
-    pool.lost("a", Running(send.dispatch, 0, 1), 0)
+    pool.lost("a", (send.dispatch, 0), 0)
     pool.hold_suspects = True
     for _ in range(50):
         one = Entry(MODEL, "", b"p", 0)
@@ -865,7 +864,7 @@ def test_nothing_is_sent_ahead_of_a_suspect(limits: Limits, cost_us: int) -> Non
     (send,) = scheduler.dispatch(now_ns)
     assert isinstance(send, Send)
     scheduler.cancel(send.entries[0])
-    scheduler.lost(send.worker, Running(send.dispatch, 0, 1), now_ns)
+    scheduler.lost(send.worker, (send.dispatch, 0), now_ns)
     scheduler.join("c", MODEL, 2, "cpu")
     for _ in range(20):
         scheduler.arrive(Entry(MODEL, "", b"x", now_ns), now_ns)

@@ -179,16 +179,6 @@ def test_requests_of_a_batch_end_together() -> None:
     assert [one.latency_s for one in record.ended] == pytest.approx([0.007] * 8)
 
 
-def test_full_batches_of_a_dispatch_run_one_after_the_other() -> None:
-    """Once it is known that they are short; their requests are answered with the last of them."""
-    short = dataclasses.replace(BATCHED, device=Linear(1))
-    requests = [Request(time=at, model="batched") for at in [0.0] * 8 + [1.0] * 16]
-    record = simulate(Replay(requests), Pool(1, (short,), link_us=0.0))
-    assert record.batches == {"batched": [8, 8, 8]}
-    assert record.dispatches == 2
-    assert [one.latency_s for one in record.ended] == pytest.approx([0.001] * 8 + [0.002] * 16)
-
-
 def test_apart_each_worker_makes_its_own_batches() -> None:
     """The same eight, divided over two workers: two batches of four."""
     requests = [Request(time=0.0, model="batched") for _ in range(8)]

@@ -105,7 +105,7 @@ def take(queue: Queue, line: Line, now_ns: int, begin_ns: int, share: int, long:
     together = settings is not None and line.kind is not None
     if settings is not None and together:
         full = line.rows >= settings.run_rows
-        entries, cost_us, sure_us = _take_batches(queue, line, settings, now_ns, begin_ns, share, long)
+        entries, cost_us, sure_us = _take_batch(queue, line, settings, now_ns, begin_ns, long)
         if full and batching.waits(settings):  # else the rest has waited long enough, as what was taken
             line.renew(settings.run_rows)
     else:
@@ -160,55 +160,22 @@ def _leave_late(
     return 0
 
 
-def _plan_batches(
-    queue: Queue, line: Line, settings: BatchingSettings, entry: Entry, most: int, begin_ns: int, share: int
-) -> tuple[int, float]:
-    """Rows of the next batches where this request is the first of them, and the seconds that it needs then."""
-    if most == settings.run_rows:
-        most *= _batches_together(queue, line, settings, entry, begin_ns, share)
+def _plan_batch(queue: Queue, line: Line, entry: Entry, most: int, begin_ns: int) -> tuple[int, float]:
+    """Rows of the next batch where this request is the first of it, and the seconds that it needs then."""
     if not queue.rules.refuse_late or not entry.deadline_ns:
         return most, 0.0
+    settings = queue.rules.batching
     cost_s = _least_s(queue, entry)
     whole_s = _surely_s(entry, max(cost_s, _least_us(queue, line, most) / 1e6))
     if begin_ns + whole_s * 1e9 <= entry.deadline_ns:
         return most, whole_s
     rows = most
     # What is left of a batch that is not full would wait for its timeout.
-    if not batching.waits(settings):
+    if settings is not None and not batching.waits(settings):
         rows = _rows_in_time(queue, line, entry, most)
     if line.rows - entry.rows < rows * queue.placement.open_count:
         return most, cost_s
     return rows, _surely_s(entry, max(cost_s, _least_us(queue, line, rows) / 1e6))
-
-
-def _batches_together(
-    queue: Queue, line: Line, settings: BatchingSettings, entry: Entry, begin_ns: int, share: int
-) -> int:
-    """How many full batches travel together where this request is the first of them: as short requests do, see _plan_short()."""
-    mine = share * line.rows // (line.count * settings.run_rows)
-    if mine < 2 or line.rows < 2 * settings.run_rows or line.slow:
-        return 1
-    each_us = queue.costs.predict(queue.model, line.signature, 0, settings.run_rows)
-    if not each_us:
-        return 1
-    held = queue.placement.rows / max(1, queue.placement.open_count) / settings.run_rows
-    most_us = _together_us(queue, each_us, mine + held)
-    if queue.rules.refuse_late and entry.deadline_ns:
-        most_us = min(most_us, (entry.deadline_ns - begin_ns) / 1e3 / _GIVEN_PART)
-    return max(1, min(mine, line.rows // settings.run_rows, int(most_us / each_us)))
-
-
-def _together_us(queue: Queue, each_us: float, to_do: float) -> float:
-    """What travels together costs no more than that.
-
-    Args:
-        queue: whose.
-        each_us: what each of it costs.
-        to_do: how many of them each worker is to do, what it holds included.
-    """
-    if queue.rules.policy is not fifo or queue.rules.fair:
-        return COALESCE_US
-    return max(COALESCE_US, min(_COALESCE_QUEUED_US, each_us * to_do / _COALESCE_PART))
 
 
 def _rows_in_time(queue: Queue, line: Line, entry: Entry, most: int) -> int:
@@ -238,13 +205,8 @@ def _least_s(queue: Queue, entry: Entry) -> float:
 
 
 def _least_us(queue: Queue, line: Line, rows: int) -> float:
-    """What so many rows, at least one, cost for sure: larger batches than were seen are tried, but several are several."""
-    least_us = queue.costs.at_least(queue.model, line.signature, 0, rows)
-    settings = queue.rules.batching
-    if settings is None or rows < 2 * settings.run_rows:
-        return least_us
-    each_us = queue.costs.at_least(queue.model, line.signature, 0, settings.run_rows)
-    return max(least_us, rows // settings.run_rows * each_us)
+    """What a batch of so many rows, at least one, costs for sure: larger ones than were seen are tried."""
+    return queue.costs.at_least(queue.model, line.signature, 0, rows)
 
 
 def _is_too_long(queue: Queue, line: Line, rows: int, more: int, whole: int, left_us: float) -> bool:
@@ -255,23 +217,13 @@ def _is_too_long(queue: Queue, line: Line, rows: int, more: int, whole: int, lef
     return rows * _least_us(queue, line, whole) >= _NEARLY * whole * cost_us
 
 
-def _take_batches(
-    queue: Queue,
-    line: Line,
-    settings: BatchingSettings,
-    now_ns: int,
-    begin_ns: int,
-    share: int,
-    long: bool,
+def _take_batch(
+    queue: Queue, line: Line, settings: BatchingSettings, now_ns: int, begin_ns: int, long: bool
 ) -> tuple[list[Entry], float | None, float]:
-    """The requests of a batch, or of several full ones that travel together, and the microseconds that they cost, as predicted and for sure."""
+    """The requests of a batch, and the microseconds that it costs, as predicted and for sure."""
     most = _rows_to_take(queue, line, settings, long)
     most = _leave_late(
-        queue,
-        line,
-        now_ns,
-        begin_ns,
-        lambda entry: _plan_batches(queue, line, settings, entry, most, begin_ns, share),
+        queue, line, now_ns, begin_ns, lambda entry: _plan_batch(queue, line, entry, most, begin_ns)
     )
     if queue.late:
         return [], 0.0, 0.0
@@ -354,7 +306,10 @@ def _take_short(
 def _plan_short(queue: Queue, line: Line, entry: Entry, share: int) -> tuple[int, float]:
     """Microseconds of the next dispatch where this request is the first of it, and the seconds that it needs then."""
     cost_us = queue.costs.predict(queue.model, entry.signature, entry.size)
-    most_us = _together_us(queue, cost_us or 0.0, share + queue.placement.held_each())
+    most_us = COALESCE_US
+    if cost_us is not None and queue.rules.policy is fifo and not queue.rules.fair:
+        part = (share + queue.placement.held_each()) / _COALESCE_PART
+        most_us = max(most_us, min(_COALESCE_QUEUED_US, cost_us * part))
     if not queue.rules.refuse_late or not entry.deadline_ns or cost_us is None or not _least_s(queue, entry):
         return int(most_us), 0.0
     if line.count <= queue.placement.open_count:

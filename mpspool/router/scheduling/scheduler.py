@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.ids import ModelVersion
-from mpspool.core.progress import Running
+from mpspool.core.progress import WHOLE
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.scheduling import admission, next_dispatch
 from mpspool.router.scheduling.cost import CostTable
@@ -375,13 +375,13 @@ class Scheduler:
             self._queue(worker.model).placement.settle(worker)
 
     def lost(
-        self, name: str, running: Running | None, now_ns: int, blame: Blame = Blame.SURELY
+        self, name: str, started: tuple[int, int] | None, now_ns: int, blame: Blame = Blame.SURELY
     ) -> list[Refuse]:
         """A worker died or hangs.
 
         Args:
             name: the worker's.
-            running: what it was running, if anything.
+            started: the (dispatch, index) that it was running, if any; index WHOLE for all of it.
             now_ns: the time.
             blame: what that says against what it was running.
         """
@@ -405,11 +405,7 @@ class Scheduler:
                 self._end_trial()
             for index, entry in enumerate(batch.entries):
                 entry.held = False
-                ran = (
-                    running is not None
-                    and running.dispatch == dispatch
-                    and running.first <= index < running.end
-                )
+                ran = started is not None and started[0] == dispatch and started[1] in (index, WHOLE)
                 if ran and blame is not Blame.NONE:
                     blamed.append((entry, batch.suspect))
                 elif entry.over:
@@ -646,10 +642,8 @@ class Scheduler:
 
     def _send(self, queue: Queue, worker: WorkerLoad, batch: Batch, now_ns: int) -> Send:
         dispatch = next(self._dispatches)
-        settings = queue.rules.batching
-        if batch.together and settings is not None and batch.sure_us and self._rules.limits.long:
-            rows = min(batch.rows, settings.run_rows)  # of several that travel together, one
-            self._learn(self.costs.at_least(queue.model, batch.entries[0].signature, 0, rows))
+        if batch.together and batch.sure_us and self._rules.limits.long:
+            self._learn(batch.sure_us)
         worker.take(dispatch, batch, now_ns)
         queue.placement.settle(worker)
         for entry in batch.entries:

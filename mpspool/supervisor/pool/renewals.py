@@ -227,7 +227,7 @@ class Renewals:
     def _runs_a_request(self, worker: WorkerId, generation: int) -> bool:
         page = self._run.progress_file(worker.program, generation)
         with contextlib.suppress(OSError), contextlib.closing(ProgressReader(page)) as progress:
-            return progress.read().running is not None
+            return bool(progress.read().dispatch)
         return False  # it has gone
 
     async def _ready(self, worker: WorkerId, slot: Slot, after: int) -> bool:
