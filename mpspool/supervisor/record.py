@@ -116,13 +116,18 @@ def _told(run: RunDir, for_s: float) -> Generator[Message, None, None]:
 def _devices(run: RunDir, models: Counter[str]) -> str:
     """Options of bench.sim: as many devices as these models have in the pool, and workers on each; "" where it has gone.
 
-    The workers are those of each model where all devices have the same; otherwise as many as any device has.
+    The workers are those of each model where all devices have the same; otherwise as many as any device has. Of several versions
+    of a model one is counted: another may be about to take its place.
     """
     devices: dict[str, Counter[str]] = {}
+    counts: Counter[tuple[str, str, int]] = Counter()
     with contextlib.suppress(ControlError, ValueError):
-        for worker in control.call(run.pool_control, "status")["workers"]:
-            if worker["model"] in models:
-                devices.setdefault(worker["device"], Counter())[worker["model"]] += 1
+        workers = control.call(run.pool_control, "status")["workers"]
+        counts.update((worker["device"], worker["model"], worker["version"]) for worker in workers)
+    for (device, model, _), count in counts.items():
+        if model in models:
+            each = devices.setdefault(device, Counter())
+            each[model] = max(each[model], count)
     if not devices:
         return ""
     slots, *others = devices.values()

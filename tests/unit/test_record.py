@@ -41,7 +41,7 @@ def run() -> Iterator[RunDir]:
 def recorded(
     run: RunDir, pieces: list[Message], output: Path, *args: str, workers: tuple[str, ...] = ()
 ) -> tuple[Result, list[Message]]:
-    """The command on a router that tells this, in a pool with these workers, each a device and a model, and two of an idle model; and what that was asked."""
+    """The command on a router that tells this, in a pool with these workers, each a device and a model, of version 1 or as it says, and two of an idle model; and what that was asked."""
     asked = []
 
     async def arrivals(request: Message) -> AsyncIterator[Message]:
@@ -50,8 +50,12 @@ def recorded(
             yield one
 
     async def status(_: Message) -> AsyncIterator[Message]:
-        there = [one.split(" ", 1) for one in (*workers, "gpu0 idle", "gpu7 idle")]
-        yield {"workers": [{"device": device, "model": model} for device, model in there]}
+        there = []
+        for one in (*workers, "gpu0 idle", "gpu7 idle"):
+            device, name = one.split(" ", 1)
+            model, _, version = name.partition("@")
+            there.append({"device": device, "model": model, "version": int(version or 1)})
+        yield {"workers": there}
 
     async def scenario() -> Result:
         server = ControlServer(run.router_control, {"arrivals": arrivals})
@@ -92,6 +96,10 @@ def test_what_is_told_is_a_trace(run: RunDir, tmp_path: Path) -> None:
         (("gpu0 a", "gpu0 a", "gpu0 b", "gpu1 a", "gpu1 b", "gpu1 b"), "--gpus 2 --slots 3"),
         (("gpu0 a", "gpu1 b"), "--gpus 2 --slots 1"),
         (("gpu0 a", "gpu0 a"), "--gpus 1 --slots 2"),
+        (
+            ("gpu0 a", "gpu0 a", "gpu0 b", "gpu0 a@2"),
+            "--gpus 1 --slots a=2,b=1",
+        ),  # which takes the other's place
     ],
 )
 def test_the_workers_of_each_model_are_said_where_all_devices_have_the_same(

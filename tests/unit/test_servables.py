@@ -383,6 +383,21 @@ def test_versions_do_not_push_a_gpu_beyond_what_mps_takes(run: RunDir, base: Pat
         pool.go_through(story)
 
 
+def test_where_nothing_is_older_what_comes_is_told(run: RunDir, base: Path) -> None:
+    """A bad release is on its way: to hear that there is no older folder would not help."""
+
+    async def story(pool: Watching) -> None:
+        assert "there is no older folder" in (await pool.servables.rollback({"model": "m"}))["error"]
+        export(base, 2)
+        await pool.until(lambda: ModelVersion("m", 2) in dict(pool.servables))
+        assert (
+            "version 2 of m is meant to take over" in (await pool.servables.rollback({"model": "m"}))["error"]
+        )
+
+    with watching(run, base) as pool:
+        pool.go_through(story)
+
+
 def test_slot_by_slot_a_version_needs_no_more_than_there_is(run: RunDir, base: Path) -> None:
     """Its workers take the places of the other's: MPS never has more clients than before."""
 

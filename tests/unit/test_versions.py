@@ -434,13 +434,22 @@ def test_what_was_loaded_by_hand_answers_only_what_asks_for_it() -> None:
     assert [versions.weight(version) for version in versions] == [90, 10]
 
 
+def test_a_version_that_comes_has_no_part_yet() -> None:
+    """Where that is all that is in the way, it is said."""
+    versions = model(1, 2, policy=VersionPolicy(all=True))
+    versions.step({2: READY}, 0.0)
+    said = "version 1 of m is not served yet, try again once it is AVAILABLE; what is served: 2"
+    assert versions.why_no_route({1, 2}) == said
+    assert versions.why_no_route({1, 5}) == "version 1, 5 of m is not served; what is served: 2"
+
+
 def test_a_route_holds_until_one_of_its_versions_goes() -> None:
     """Then the policy counts again; labels and rules for others stay."""
     versions = model(1, 2, policy=VersionPolicy(all=True))
     versions.step({2: READY}, 0.0)
     versions.step({1: READY, 2: READY}, 0.0)
     assert versions.why_no_route({1, 2}) == ""
-    assert "version 3 of m is not served; what is served: 1, 2" in versions.why_no_route({2, 3})
+    assert versions.why_no_route({2, 3}) == "version 3 of m is not served; what is served: 1, 2"
     given = Route(weights={1: 50, 2: 50}, labels={"old": 1}, metadata=[("x-new", "yes", 2)])
     versions.route = Route(labels={"new": 2}).over(given)
     assert not versions.step({1: READY, 2: READY}, 0.0)

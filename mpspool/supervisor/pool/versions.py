@@ -466,7 +466,8 @@ class Versions:
         if not missing:
             return ""
         there = ", ".join(map(str, serving)) or "none"
-        return f"version {', '.join(map(str, missing))} of {self.name} is not served; what is served: {there}"
+        yet = " yet, try again once it is AVAILABLE" if self.aspired().issuperset(missing) else ""
+        return f"version {', '.join(map(str, missing))} of {self.name} is not served{yet}; what is served: {there}"
 
     # -- what is next -----------------------------------------------------------------------------
 
