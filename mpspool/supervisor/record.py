@@ -126,8 +126,8 @@ def _devices(run: RunDir, models: Counter[str]) -> str:
         counts.update((worker["device"], worker["model"], worker["version"]) for worker in workers)
     for (device, model, _), count in counts.items():
         if model in models:
-            each = devices.setdefault(device, Counter())
-            each[model] = max(each[model], count)
+            mine = devices.setdefault(device, Counter())
+            mine[model] = max(mine[model], count)
     if not devices:
         return ""
     slots, *others = devices.values()
