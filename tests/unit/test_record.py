@@ -96,16 +96,13 @@ def test_what_is_told_is_a_trace(run: RunDir, tmp_path: Path) -> None:
         (("gpu0 a", "gpu0 a", "gpu0 b", "gpu1 a", "gpu1 b", "gpu1 b"), "--gpus 2 --slots 3"),
         (("gpu0 a", "gpu1 b"), "--gpus 2 --slots 1"),
         (("gpu0 a", "gpu0 a"), "--gpus 1 --slots 2"),
-        (
-            ("gpu0 a", "gpu0 a", "gpu0 b", "gpu0 a@2"),
-            "--gpus 1 --slots a=2,b=1",
-        ),  # which takes the other's place
+        (("gpu0 a", "gpu0 a", "gpu0 b", "gpu0 a@2"), "--gpus 1 --slots a=2,b=1"),
     ],
 )
 def test_the_workers_of_each_model_are_said_where_all_devices_have_the_same(
     run: RunDir, tmp_path: Path, workers: tuple[str, ...], said: str
 ) -> None:
-    """As many as any device has otherwise, and where a model of the trace has gone."""
+    """As many as any device has otherwise, and where a model of the trace has gone; those of a version that takes another's place are not both counted."""
     output = tmp_path / "t.jsonl"
     done, _ = recorded(run, [piece(*ROWS), ENDED], output, workers=workers)
     assert f"--trace {output} {said}\n" in done.stdout

@@ -480,7 +480,8 @@ class Servables:
         if what == "rollback":
             routed = versions.routed()
             number = routed.number if routed else None
-            if why := _no_way_back(versions, number, there):
+            why = _no_way_back(versions, number, there)
+            if why and routed:
                 why = _comes(versions) or why
             to = max(_back_to(versions, number, there)) if number is not None and not why else None
         else:
