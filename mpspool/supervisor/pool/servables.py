@@ -481,8 +481,6 @@ class Servables:
             routed = versions.routed()
             number = routed.number if routed else None
             why = _no_way_back(versions, number, there)
-            if why and routed:
-                why = _comes(versions) or why
             to = max(_back_to(versions, number, there)) if number is not None and not why else None
         else:
             why = _not_there(name, number, {*there, *(version.number for version in versions)})
@@ -585,6 +583,8 @@ def _no_way_back(versions: Versions, number: int | None, there: Collection[int])
         return f"no version of {versions.name} is served: there is nothing to go back from"
     if _back_to(versions, number, there):
         return ""
+    if comes := _comes(versions):
+        return comes
     older, specific = {other for other in there if other < number}, versions.policy.specific
     if held := sorted(older & versions.unloaded):
         name = versions.name
