@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from mpspool.cli.common import SECONDS, examples, fail, main, refuse, run_dir_option
+from mpspool.core.ids import ModelVersion
 from mpspool.core.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -264,25 +265,39 @@ def _announce_detached(settings: PoolSettings) -> Callable[[str], None]:
     return announce
 
 
+def _versions(
+    _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[ModelVersion, ...]:
+    from mpspool.supervisor.versions_command import parse
+
+    found = [(value, *parse(value)) for value in values]
+    if bad := [value for value, _, number in found if number is None]:
+        raise click.BadParameter(f"{bad[0]!r} names no version; write NAME@VERSION, such as ranker@8")
+    return tuple(ModelVersion(name, number) for _, name, number in found if number is not None)
+
+
 @main.command(
     epilog=examples(
         "mpspool start pool.yaml --detach && mpspool wait --timeout 60",
+        "mv .8 /models/ranker/8 && mpspool wait ranker@8    # until it is served, or why it is not",
     ),
 )
+@click.argument("versions", nargs=-1, metavar="[NAME@VERSION]...", callback=_versions)
 @run_dir_option
 @click.option(
     "--timeout", type=SECONDS, default=300.0, show_default=True, metavar="S", help="How long to wait."
 )
-def wait(run: RunDir, timeout: float) -> None:
-    """Wait until every model is served, by all its workers.
+def wait(run: RunDir, versions: tuple[ModelVersion, ...], timeout: float) -> None:
+    """Wait until every model, or each of these versions, is served by all its workers.
 
-    Of several versions of a model the newest is waited for; the others are loaded after it.
-    It waits for a pool that is not there yet, too. Exit status 0 when all is ready; 1, with the reason,
-    when the time is over, when the pool has failed or when a worker was given up.
+    Of several versions of a model that are there the newest is waited for; the others are loaded after it. One
+    that has just been published is not there until the pool has looked: name it. It waits for a pool that is
+    not there yet, too. Exit status 0 when all is ready; 1, with the reason, when the time is over, when the pool
+    has failed, when a worker was given up or the version is refused.
     """
     from mpspool.supervisor import ask
 
-    if reason := ask.why_not_ready(run, timeout, lambda text: click.echo(text, err=True)):
+    if reason := ask.why_not_ready(run, versions, timeout, lambda text: click.echo(text, err=True)):
         fail(reason)
 
 

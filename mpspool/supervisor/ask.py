@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ import msgspec
 
 from mpspool.core import control, settings
 from mpspool.core.control import ControlError, Message
+from mpspool.core.ids import ModelVersion
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import ModelSettings, PoolSettings, TlsSettings
-from mpspool.core.states import PoolState, VersionPhase
-from mpspool.supervisor import lock, programs, report
+from mpspool.core.states import VersionPhase
+from mpspool.supervisor import lock, programs, readiness, report
 from mpspool.supervisor.pool.versions import RECORDS, Records, Versions
 from mpspool.supervisor.ports import client_address
 
@@ -94,16 +95,19 @@ def why_no_router(run: RunDir, error: Exception, until_s: float) -> str:
     return f"the router of the pool of process {pid} does not answer ({error}); see `{look}`"
 
 
-def why_not_ready(run: RunDir, timeout_s: float, say: Callable[[str], object]) -> str:
-    """Waits until every slot is READY, also while there is no pool yet.
+def why_not_ready(
+    run: RunDir, wanted: Collection[ModelVersion], timeout_s: float, say: Callable[[str], object]
+) -> str:
+    """Waits until a pool is ready, also while there is none yet.
 
     Args:
         run: where the pool is, or will be.
+        wanted: the versions that are to be served; without any, the newest of every model.
         timeout_s: how long to wait.
         say: told once that there is no pool yet.
 
     Returns:
-        "" when all are READY; else why they are not: the time is over, a slot is FATAL, or the pool
+        "" when it is; else why not: the time is over, readiness.verdict() says that it will not be, or the pool
         that was there has failed. One that was told to end has not: the next one is waited for.
     """
     end = time.monotonic() + timeout_s
@@ -111,7 +115,7 @@ def why_not_ready(run: RunDir, timeout_s: float, say: Callable[[str], object]) -
     last: Message | None = None
     while time.monotonic() < end:
         for last in _statuses(run, end):
-            if (verdict := _verdict(last)) is not None:
+            if (verdict := readiness.verdict(last, wanted)) is not None:
                 return verdict
             seen = last["pool"]["pid"]
         holder = lock.holder(run)
@@ -125,7 +129,7 @@ def why_not_ready(run: RunDir, timeout_s: float, say: Callable[[str], object]) -
             say(f"{no_pool(run)}; waiting for one")
         seen = seen or holder
         time.sleep(_POLL_S)
-    what = report.unready(last) if last else no_pool(run)
+    what = readiness.unready(last, wanted) if last else no_pool(run)
     return f"not ready after {timeout_s:g} s: {what}"
 
 
@@ -139,13 +143,6 @@ def _statuses(run: RunDir, end: float) -> Iterator[Message]:
             yield item
             if time.monotonic() > end:
                 return
-
-
-def _verdict(found: Message) -> str | None:
-    """Empty for ready, a reason for never, None for not yet."""
-    if fatal := report.fatal(found):
-        return "; ".join(fatal)
-    return "" if found["pool"]["state"] == PoolState.RUNNING.value else None
 
 
 def stop(run: RunDir, timeout_s: float) -> str:

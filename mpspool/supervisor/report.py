@@ -254,7 +254,7 @@ def _orders(status: Status) -> list[tuple[str, str]]:
             told.append((name, f"unloaded by hand; `mpspool load {name}` has it back"))
         for number in said.get("unloaded", ()):
             one = str(ModelVersion(name, number))
-            told.append((one, f"left out by hand; `mpspool load {one}` has it back"))
+            told.append((one, f"left out by hand; after `mpspool load {name}` what version_policy means counts again"))
         told += [(str(ModelVersion(name, number)), "loaded by hand") for number in said.get("loaded", ())]
     return told
 
@@ -352,28 +352,6 @@ def for_scripts(status: Status) -> Status:
             for kind in ("workers", "processes")
         },
     }
-
-
-def unready(status: Status) -> str:
-    """Who is not READY yet, and why where that is known."""
-    waiting = [
-        f"{process['name']}: {process['error']}" for process in status["processes"] if process.get("error")
-    ]
-    waiting += [
-        describe(worker) for worker in status["workers"] if worker["state"] != WorkerState.READY.value
-    ]
-    return "; ".join(waiting) or f"the pool is {status['pool']['state']}"
-
-
-def describe(worker: Status) -> str:
-    """One worker's state, with the last error where there was one."""
-    error = f" ({worker['error']})" if worker.get("error") else ""
-    return f"{worker['id']} is {worker['state']}{error}"
-
-
-def fatal(status: Status) -> list[str]:
-    """Every slot that was given up, with its reason."""
-    return [describe(worker) for worker in status["workers"] if worker["state"] == SlotState.FATAL.value]
 
 
 def changes(before: Status | None, after: Status) -> Iterator[str]:

@@ -83,12 +83,15 @@ def status_over_grpc(pool: Pool, version: int) -> Any:
 
 
 def test_a_new_version_takes_over(pool: Pool, base: Path, load: LoadStarter) -> None:
-    """No request fails; the old version's processes, programs and files are gone."""
+    """No request fails; `wait` tells when it is served; the old version's processes, programs and files are gone."""
     old = newest(base)
     before = {worker["pid"] for worker in pool.workers().values()}
     running = load(pool, MODEL)
     pool.serves_on()
     publish(base, base / str(old), old + 1)
+    done = cli("wait", f"{MODEL}@{old + 1}", "--run-dir", pool.run_dir, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert states(pool)[old + 1] == "AVAILABLE"
     serves(pool, old + 1)
     pool.serves_on()
     running.end_clean()
@@ -129,7 +132,7 @@ def test_a_version_that_is_being_copied_waits(pool: Pool, base: Path, load: Load
 def test_a_corrupt_version_is_never_served(
     pool: Pool, base: Path, load: LoadStarter, how: str, tmp_path: Path
 ) -> None:
-    """The old one serves on; GetModelStatus, the status, the log and a metric say why; copied whole, it takes over."""
+    """The old one serves on; GetModelStatus, the status, `wait`, the log and a metric say why; copied whole, it takes over."""
     old = newest(base)
     running = load(pool, MODEL)
     pool.serves_on()
@@ -142,6 +145,14 @@ def test_a_corrupt_version_is_never_served(
     publish(base, source, old + 1)
     why = error(pool, old + 1)
     assert states(pool) == {old: "AVAILABLE", old + 1: "END"}
+    for named, rc, said in [
+        ([], 1, f"{MODEL}@{old + 1} is not served: {why}"),
+        ([f"{MODEL}@{old + 1}"], 1, f"{MODEL}@{old + 1} is not served: {why}"),
+        ([f"{MODEL}@{old}"], 0, ""),
+        ([f"{MODEL}@{old + 2}", "--timeout", 0.5], 1, f"{MODEL}@{old + 2} is not there; there is {MODEL}@{old}"),
+    ]:
+        done = cli("wait", *named, "--run-dir", pool.run_dir)
+        assert (done.returncode, said in done.stderr) == (rc, True), done.stderr
     there = {"model": MODEL, "version": str(old + 1)}
     assert metric(pool, "mpspool_model_version_state", **there) == 50
     assert metric(pool, "mpspool_model_version_error", **there, error=escaped(why)) == 1

@@ -74,7 +74,9 @@ def test_what_is_drawn_is_what_ran(pool: Pool, tmp_path: Path, load: Callable[..
     for device in found["devices"]:
         assert {model["model"] for model in device["models"]} == {"half@1", "other@1"}
         assert device["busy_s"] == pytest.approx(busy_s[device["device"]], rel=0.03)
-        assert device["effective_s"] == pytest.approx(effective_s[device["device"]], rel=0.3)
+        # To the router what it has not heard of runs on, beside the others: on a busy machine it counts less.
+        most = device["effective_s"] * 1.3
+        assert device["busy_s"] / device["max_running"] * 0.97 < effective_s[device["device"]] < most
         assert sum(model["effective_s"] for model in device["models"]) == pytest.approx(device["effective_s"])
         assert 1 <= device["max_running"] <= 4
 

@@ -73,6 +73,13 @@ def test_help_teaches_by_example(command: str) -> None:
     assert f"mpspool {command}" in done.output.split("Examples:")[1]
 
 
+def test_wait_takes_versions() -> None:
+    """Without a version a name says nothing that `wait` alone does not."""
+    done = CliRunner().invoke(main, ["wait", "ranker@8", "ranker"])
+    assert done.exit_code == 2
+    assert "'ranker' names no version; write NAME@VERSION, such as ranker@8" in done.stderr
+
+
 def test_start_names_every_problem_and_starts_nothing() -> None:
     """Each problem has its own line; the exit status is 2, and no run folder is made."""
     with short_dir() as root:
@@ -756,7 +763,7 @@ def test_the_status_says_which_labels_are_refused(capsys: pytest.CaptureFixture[
     ("said", "line"),
     [
         ({"off": True}, "m: unloaded by hand; `mpspool load m` has it back"),
-        ({"unloaded": [7]}, "m@7: left out by hand; `mpspool load m@7` has it back"),
+        ({"unloaded": [7]}, "m@7: left out by hand; after `mpspool load m` what version_policy means counts again"),
         ({"loaded": [8]}, "m@8: loaded by hand"),
     ],
 )
