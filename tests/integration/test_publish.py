@@ -155,8 +155,9 @@ def _mappings_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def only_offer(bench: Bench) -> tuple[Offer, int]:
-    [(message, descriptor)] = bench.pool.offers
-    assert message == Offer(MODEL.name, MODEL.version)
+    """Given again where nobody took it in time, as on a busy machine."""
+    assert all(message == Offer(MODEL.name, MODEL.version) for message, _ in bench.pool.offers)
+    message, descriptor = bench.pool.offers[-1]
     assert descriptor is not None
     return message, descriptor
 
