@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from io import FileIO
 from pathlib import Path
 
@@ -114,13 +115,14 @@ def _told(run: RunDir, for_s: float) -> Generator[Message, None, None]:
 
 
 def _devices(run: RunDir, models: Counter[str]) -> str:
-    """Options of bench.sim: as many devices as these models have in the pool, and workers on each; "" where it has gone.
+    """Options of bench.sim: as many devices as these models have in the pool, workers on each, and CPUs; "" where it has gone.
 
     The workers are those of each model where all devices have the same; otherwise as many as any device has. Of several versions
     of a model one is counted: another may be about to take its place.
     """
     devices: dict[str, Counter[str]] = {}
     counts: Counter[tuple[str, str, int]] = Counter()
+    workers: list[Message] = []
     with contextlib.suppress(ControlError, ValueError):
         workers = control.call(run.pool_control, "status")["workers"]
         counts.update((worker["device"], worker["model"], worker["version"]) for worker in workers)
@@ -130,13 +132,23 @@ def _devices(run: RunDir, models: Counter[str]) -> str:
             mine[model] = max(mine[model], count)
     if not devices:
         return ""
+    most = max(_cpus(device, workers) for device in devices)
+    parallel = f" --parallel {most}" if most else ""
     slots, *others = devices.values()
     # A comma in a name would part it.
     alike = all(other == slots for other in others) and slots.keys() == models.keys()
     if alike and not any("," in name for name in slots):
         each = ",".join(f"{name}={count}" for name, count in slots.items())
-        return f" --gpus {len(devices)} --slots {shlex.quote(each)}"
-    return f" --gpus {len(devices)} --slots {max(each.total() for each in devices.values())}"
+        return f" --gpus {len(devices)} --slots {shlex.quote(each)}{parallel}"
+    return f" --gpus {len(devices)} --slots {max(each.total() for each in devices.values())}{parallel}"
+
+
+def _cpus(device: str, workers: Sequence[Message]) -> int:
+    """Those that its workers are pinned to, or all of the machine; 0 for a GPU."""
+    if not device.startswith("cpu"):
+        return 0
+    sets = [worker["cpus"] for worker in workers if worker["device"] == device]
+    return len({cpu for cpus in sets for cpu in cpus}) if all(sets) else len(os.sched_getaffinity(0))
 
 
 class _Trace:

@@ -254,7 +254,9 @@ def _orders(status: Status) -> list[tuple[str, str]]:
             told.append((name, f"unloaded by hand; `mpspool load {name}` has it back"))
         for number in said.get("unloaded", ()):
             one = str(ModelVersion(name, number))
-            told.append((one, f"left out by hand; after `mpspool load {name}` what version_policy means counts again"))
+            told.append(
+                (one, f"left out by hand; after `mpspool load {name}` what version_policy means counts again")
+            )
         told += [(str(ModelVersion(name, number)), "loaded by hand") for number in said.get("loaded", ())]
     return told
 

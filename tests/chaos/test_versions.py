@@ -149,7 +149,11 @@ def test_a_corrupt_version_is_never_served(
         ([], 1, f"{MODEL}@{old + 1} is not served: {why}"),
         ([f"{MODEL}@{old + 1}"], 1, f"{MODEL}@{old + 1} is not served: {why}"),
         ([f"{MODEL}@{old}"], 0, ""),
-        ([f"{MODEL}@{old + 2}", "--timeout", 0.5], 1, f"{MODEL}@{old + 2} is not there; there is {MODEL}@{old}"),
+        (
+            [f"{MODEL}@{old + 2}", "--timeout", 0.5],
+            1,
+            f"{MODEL}@{old + 2} is not there; there is {MODEL}@{old}",
+        ),
     ]:
         done = cli("wait", *named, "--run-dir", pool.run_dir)
         assert (done.returncode, said in done.stderr) == (rc, True), done.stderr

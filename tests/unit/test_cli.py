@@ -763,7 +763,10 @@ def test_the_status_says_which_labels_are_refused(capsys: pytest.CaptureFixture[
     ("said", "line"),
     [
         ({"off": True}, "m: unloaded by hand; `mpspool load m` has it back"),
-        ({"unloaded": [7]}, "m@7: left out by hand; after `mpspool load m` what version_policy means counts again"),
+        (
+            {"unloaded": [7]},
+            "m@7: left out by hand; after `mpspool load m` what version_policy means counts again",
+        ),
         ({"loaded": [8]}, "m@8: loaded by hand"),
     ],
 )

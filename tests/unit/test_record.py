@@ -41,7 +41,7 @@ def run() -> Iterator[RunDir]:
 def recorded(
     run: RunDir, pieces: list[Message], output: Path, *args: str, workers: tuple[str, ...] = ()
 ) -> tuple[Result, list[Message]]:
-    """The command on a router that tells this, in a pool with these workers, each a device and a model, of version 1 or as it says, and two of an idle model; and what that was asked."""
+    """The command on a router that tells this, in a pool with these workers, each a device and a model, of version 1 or as it says, and two of an idle model, each pinned to two CPUs; and what that was asked."""
     asked = []
 
     async def arrivals(request: Message) -> AsyncIterator[Message]:
@@ -51,10 +51,11 @@ def recorded(
 
     async def status(_: Message) -> AsyncIterator[Message]:
         there = []
-        for one in (*workers, "gpu0 idle", "gpu7 idle"):
+        for cpu, one in enumerate((*workers, "gpu0 idle", "gpu7 idle")):
             device, name = one.split(" ", 1)
             model, _, version = name.partition("@")
-            there.append({"device": device, "model": model, "version": int(version or 1)})
+            place = {"device": device, "cpus": [cpu, cpu + 1]}
+            there.append({"model": model, "version": int(version or 1), **place})
         yield {"workers": there}
 
     async def scenario() -> Result:
@@ -97,12 +98,14 @@ def test_what_is_told_is_a_trace(run: RunDir, tmp_path: Path) -> None:
         (("gpu0 a", "gpu1 b"), "--gpus 2 --slots 1"),
         (("gpu0 a", "gpu0 a"), "--gpus 1 --slots 2"),
         (("gpu0 a", "gpu0 a", "gpu0 b", "gpu0 a@2"), "--gpus 1 --slots a=2,b=1"),
+        (("cpu0 a", "cpu0 b"), "--gpus 1 --slots a=1,b=1 --parallel 3"),
+        (("cpu0 a", "cpu0 a", "cpu1 a"), "--gpus 2 --slots 2 --parallel 3"),
     ],
 )
 def test_the_workers_of_each_model_are_said_where_all_devices_have_the_same(
     run: RunDir, tmp_path: Path, workers: tuple[str, ...], said: str
 ) -> None:
-    """As many as any device has otherwise, and where a model of the trace has gone; those of a version that takes another's place are not both counted."""
+    """As many as any device has otherwise, and where a model of the trace has gone; those of a version that takes another's place are not both counted. CPU slots run at full speed on as many CPUs as they have."""
     output = tmp_path / "t.jsonl"
     done, _ = recorded(run, [piece(*ROWS), ENDED], output, workers=workers)
     assert f"--trace {output} {said}\n" in done.stdout
