@@ -279,7 +279,7 @@ def _versions(
 @main.command(
     epilog=examples(
         "mpspool start pool.yaml --detach && mpspool wait --timeout 60",
-        "mv .8 /models/ranker/8 && mpspool wait ranker@8    # until it is served, or why it is not",
+        "mv /models/ranker/.8 /models/ranker/8 && mpspool wait ranker@8    # until it is served, or why not",
     ),
 )
 @click.argument("versions", nargs=-1, metavar="[NAME@VERSION]...", callback=_versions)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from mpspool.core.ids import ModelVersion
 from mpspool.core.states import ModelVersionState, PoolState, SlotState, WorkerState
+from mpspool.supervisor.report import GOING, by_version, refusal
 
 Status = Mapping[str, Any]
 
 _AVAILABLE = ModelVersionState.AVAILABLE.name
-_GOING = {ModelVersionState.UNLOADING.name, ModelVersionState.END.name}
 
 
 def verdict(status: Status, wanted: Collection[ModelVersion] = ()) -> str | None:
@@ -22,20 +22,23 @@ def verdict(status: Status, wanted: Collection[ModelVersion] = ()) -> str | None
         wanted: the versions.
 
     Returns:
-        "" for ready; None for not yet; else why it will not be: a worker was given up, or a version is refused.
+        "" for ready; None for not yet, or not any more; else why not: a worker was given up, or a version is refused, though
+        it may be tried again.
     """
-    workers, versions = _workers(status, wanted), _versions(status)
+    state = status["pool"]["state"]
+    if state == PoolState.STOPPING.value:
+        return None
+    workers, versions = _workers(status, wanted), by_version(status)
     awaited = {one: versions.get(one, {}) for one in wanted or _newest(versions)}
     given_up = [_described(worker) for worker in workers if worker["state"] == SlotState.FATAL.value]
-    if never := given_up or list(_refused(awaited)):
+    if never := given_up or [why for one, version in awaited.items() if (why := refusal(one, version))]:
         return "; ".join(never)
-    all_ready = (
-        all(worker["state"] == WorkerState.READY.value for worker in workers)
-        if wanted
-        else status["pool"]["state"] == PoolState.RUNNING.value
-    )
-    available = all(version.get("state") == _AVAILABLE for version in awaited.values())
-    return "" if all_ready and available else None
+    ready = all(version.get("state") == _AVAILABLE for version in awaited.values())
+    if wanted:
+        ready = ready and all(worker["state"] == WorkerState.READY.value for worker in workers)
+    else:
+        ready = ready and state == PoolState.RUNNING.value
+    return "" if ready else None
 
 
 def unready(status: Status, wanted: Collection[ModelVersion] = ()) -> str:
@@ -43,11 +46,11 @@ def unready(status: Status, wanted: Collection[ModelVersion] = ()) -> str:
     waiting = [
         f"{process['name']}: {process['error']}" for process in status["processes"] if process.get("error")
     ]
-    workers, versions = _workers(status, wanted), _versions(status)
+    workers, versions = _workers(status, wanted), by_version(status)
     waiting += [_described(worker) for worker in workers if worker["state"] != WorkerState.READY.value]
     for one in wanted or _newest(versions):
         if one not in versions:
-            waiting.append(f"{one} is not there; {_beside(versions, one.name)}")
+            waiting.append(f"{one} is not there; {_beside(status, one.name)}")
         elif versions[one]["state"] != _AVAILABLE:
             waiting.append(f"{one} is {versions[one]['state']}")
     return "; ".join(waiting) or f"the pool is {status['pool']['state']}"
@@ -67,32 +70,25 @@ def _workers(status: Status, wanted: Collection[ModelVersion]) -> list[Status]:
     ]
 
 
-def _versions(status: Status) -> dict[ModelVersion, Status]:
-    return {
-        ModelVersion(model["name"], version["version"]): version
-        for model in status["models"]
-        for version in model["versions"]
-    }
-
-
 def _newest(versions: Mapping[ModelVersion, Status]) -> list[ModelVersion]:
-    """Of each model, leaving aside those on their way out."""
+    """Of each model, of those that stay; where all are on their way out, for another or for good, the last of them."""
     newest: dict[str, ModelVersion] = {}
-    for one, version in sorted(versions.items()):
-        if version["error"] or version["state"] not in _GOING:
-            newest[one.name] = one
+    for one in sorted(versions, key=lambda one: (_stays(versions[one]), one)):
+        newest[one.name] = one
     return list(newest.values())
 
 
-def _refused(versions: Mapping[ModelVersion, Status]) -> Iterator[str]:
-    """Those that are not served, or not to requests that name no version, and why."""
-    for one, version in versions.items():
-        if error := version.get("error"):
-            yield f"{one} is {'not served to all' if version['state'] == _AVAILABLE else 'not served'}: {error}"
+def _stays(version: Status) -> bool:
+    return version["state"] not in GOING or bool(version["error"])
 
 
-def _beside(versions: Mapping[ModelVersion, Status], name: str) -> str:
+def _beside(status: Status, name: str) -> str:
     """What there is where a version is missing."""
-    if numbers := sorted(one.version for one in versions if one.name == name):
-        return f"there is {', '.join(str(ModelVersion(name, number)) for number in numbers)}"
-    return f"the pool's models: {', '.join(sorted({one.name for one in versions})) or 'none'}"
+    models = {
+        model["name"]: sorted(version["version"] for version in model["versions"])
+        for model in status["models"]
+    }
+    if name not in models:
+        return f"the pool's models: {', '.join(sorted(models)) or 'none'}"
+    there = ", ".join(str(ModelVersion(name, number)) for number in models[name])
+    return f"there is {there}" if there else f"{name} has no version"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shlex
 import time
 from collections import Counter
@@ -17,7 +16,7 @@ import click
 from mpspool.core import control, output_file
 from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import ask
+from mpspool.supervisor import ask, cpus
 from mpspool.supervisor.counted import counted
 
 # The router tells something ten times a second.
@@ -132,8 +131,7 @@ def _devices(run: RunDir, models: Counter[str]) -> str:
             mine[model] = max(mine[model], count)
     if not devices:
         return ""
-    most = max(_cpus(device, workers) for device in devices)
-    parallel = f" --parallel {most}" if most else ""
+    parallel = _parallel([worker for worker in workers if worker["model"] in models])
     slots, *others = devices.values()
     # A comma in a name would part it.
     alike = all(other == slots for other in others) and slots.keys() == models.keys()
@@ -143,12 +141,15 @@ def _devices(run: RunDir, models: Counter[str]) -> str:
     return f" --gpus {len(devices)} --slots {max(each.total() for each in devices.values())}{parallel}"
 
 
-def _cpus(device: str, workers: Sequence[Message]) -> int:
-    """Those that its workers are pinned to, or all of the machine; 0 for a GPU."""
-    if not device.startswith("cpu"):
-        return 0
-    sets = [worker["cpus"] for worker in workers if worker["device"] == device]
-    return len({cpu for cpus in sets for cpu in cpus}) if all(sets) else len(os.sched_getaffinity(0))
+def _parallel(workers: Sequence[Message]) -> str:
+    """On CPU slots, how many CPUs a device has: those that its workers are pinned to, or all that there are; "" where a GPU runs some."""
+    places: dict[str, list[Sequence[int]]] = {}
+    for worker in workers:
+        places.setdefault(worker["device"], []).append(worker["cpus"])
+    if not all(device.startswith("cpu") for device in places):
+        return ""
+    pinned = [len(set().union(*sets)) for sets in places.values() if all(sets)]
+    return f" --parallel {max(pinned) if len(pinned) == len(places) else cpus.read_topology().cores}"
 
 
 class _Trace:

@@ -33,6 +33,9 @@ _NUMBERS = (
 # Of the gRPC port.
 _TLS = {"off": "", "server": " (TLS)", "mutual": " (TLS, clients need a certificate)"}
 
+# Of a version that is on its way out.
+GOING = frozenset({ModelVersionState.UNLOADING.name, ModelVersionState.END.name})
+
 # Of a slot whose worker has ended.
 _ENDED = {SlotState.EMPTY.value, SlotState.BACKOFF.value, SlotState.FATAL.value}
 
@@ -370,8 +373,7 @@ def changes(before: Status | None, after: Status) -> Iterator[str]:
             for device in after.get("devices", [])
             if device["state"] == DomainState.LOST.value
         }
-        gone = (ModelVersionState.UNLOADING.name, ModelVersionState.END.name)
-        leaving = {one for one, version in _by_version(after).items() if version["state"] in gone}
+        leaving = {one for one, version in by_version(after).items() if version["state"] in GOING}
         for worker in after["workers"]:
             version = worker.get("model"), worker.get("version")
             comes_back = (
@@ -381,39 +383,45 @@ def changes(before: Status | None, after: Status) -> Iterator[str]:
         for process in after["processes"]:
             yield from _process_changes(processes.get(process["name"], {}), process)
         if before is not None:
-            yield from _version_changes(_by_version(before), _by_version(after))
+            yield from _version_changes(by_version(before), by_version(after))
             said = _stray(before)
             yield from (f"{name}: {text}" for name, text in _stray(after) if (name, text) not in said)
     if before is None or _standing(before) != _standing(after):
         yield from _pool_changes(after)
 
 
-def _by_version(status: Status) -> dict[tuple[str, int], Status]:
+def by_version(status: Status) -> dict[ModelVersion, Status]:
     return {
-        (model["name"], version["version"]): version
+        ModelVersion(model["name"], version["version"]): version
         for model in status.get("models", ())
         for version in model["versions"]
     }
 
 
+def refusal(one: ModelVersion, version: Status) -> str:
+    """That a version is not served, or not to requests that name none, and why; "" where it is."""
+    if not (error := version.get("error", "")):
+        return ""
+    what = "not served to all" if version["state"] == ModelVersionState.AVAILABLE.name else "not served"
+    return f"{one} is {what}: {error}"
+
+
 def _version_changes(
-    before: Mapping[tuple[str, int], Status], after: Mapping[tuple[str, int], Status]
+    before: Mapping[ModelVersion, Status], after: Mapping[ModelVersion, Status]
 ) -> Iterator[str]:
     """What comes beside a version that there was, what fails, and what goes."""
-    models = {name for name, _ in before}
+    models = {one.name for one in before}
     loading = (ModelVersionState.START.name, ModelVersionState.LOADING.name)
-    for (name, number), version in after.items():
-        was, model = before.get((name, number), {}), ModelVersion(name, number)
-        state, error = version["state"], version.get("error", "")
-        if not was and name in models and state in loading:
-            yield f"{model} has come, and is loaded"
-        if state == ModelVersionState.AVAILABLE.name != was.get("state") and (was or name in models):
-            yield f"{model} AVAILABLE"
-        if error and error != was.get("error", ""):
-            what = "not served to all" if state == ModelVersionState.AVAILABLE.name else "not served"
-            yield f"{model} is {what}: {error}"
-    for name, number in before.keys() - after.keys():
-        yield f"{ModelVersion(name, number)} has gone"
+    for one, version in after.items():
+        was, state = before.get(one, {}), version["state"]
+        if not was and one.name in models and state in loading:
+            yield f"{one} has come, and is loaded"
+        if state == ModelVersionState.AVAILABLE.name != was.get("state") and (was or one.name in models):
+            yield f"{one} AVAILABLE"
+        if version.get("error", "") != was.get("error", "") and (told := refusal(one, version)):
+            yield told
+    for one in before.keys() - after.keys():
+        yield f"{one} has gone"
 
 
 def _process_changes(before: Status, after: Status) -> Iterator[str]:

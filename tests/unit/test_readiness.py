@@ -62,6 +62,12 @@ REFUSED: Version = (2, "END", "cut short")
         (status(SERVED, (2, "UNLOADING", ""), (3, "END", ""), v1="READY"), (), ""),
         (status(REFUSED, (3, "AVAILABLE", ""), v3="READY"), (), ""),
         (status((1, "LOADING", ""), (2, "AVAILABLE", ""), v1="STARTING", v2="READY"), (), ""),
+        (
+            status((1, "UNLOADING", ""), v1="READY"),
+            (),
+            None,
+        ),  # for another, which is loaded when it has gone, or for good
+        (status(SERVED, pool="STOPPING", v1="READY"), (), None),
         # No version of a model: it has been unloaded, or its folder is still empty.
         (status(), (), ""),
         # By name.
@@ -69,6 +75,7 @@ REFUSED: Version = (2, "END", "cut short")
         (status(SERVED, REFUSED, v1="READY"), (2,), "m@2 is not served: cut short"),
         (status(SERVED, REFUSED, v1="READY"), (1, 2), "m@2 is not served: cut short"),
         (status(SERVED, v1="READY"), (2,), None),
+        (status(SERVED, pool="STOPPING", v1="READY"), (1,), None),
         (status(SERVED, (2, "AVAILABLE", ""), v1="READY", v2="STARTING"), (2,), None),
         (status(SERVED, (2, "AVAILABLE", ""), pool="STARTING", v1="STARTING", v2="READY"), (2,), ""),
         (status(SERVED, (2, "AVAILABLE", ""), v1="FATAL", v2="READY"), (2,), ""),
@@ -76,6 +83,7 @@ REFUSED: Version = (2, "END", "cut short")
     ],
 )
 def test_the_verdict(found: dict[str, Any], wanted: Collection[int], expected: str | None) -> None:
+    """By the pool's state and the newest of each model, or by the versions that are named alone."""
     assert verdict(found, [ModelVersion("m", number) for number in wanted]) == expected
 
 
@@ -86,6 +94,7 @@ def test_the_verdict(found: dict[str, Any], wanted: Collection[int], expected: s
         (status(SERVED, (2, "START", ""), v1="READY"), None, "m@2 is START"),
         (status(pool="STARTING"), None, "the pool is STARTING"),
         (status(SERVED, v1="STARTING"), ModelVersion("m", 2), "m@2 is not there; there is m@1"),
+        (status(), ModelVersion("m", 2), "m@2 is not there; m has no version"),
         (status(SERVED), ModelVersion("n", 2), "n@2 is not there; the pool's models: m"),
         (
             status(SERVED, (2, "LOADING", ""), v1="STARTING", v2="BACKOFF"),
@@ -100,4 +109,5 @@ def test_the_verdict(found: dict[str, Any], wanted: Collection[int], expected: s
     ],
 )
 def test_what_is_waited_for(found: dict[str, Any], wanted: ModelVersion | None, expected: str) -> None:
+    """When the time is over: who is not READY, and what is there in the place of what is missing."""
     assert unready(found, [wanted] if wanted else []) == expected

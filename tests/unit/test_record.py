@@ -100,6 +100,8 @@ def test_what_is_told_is_a_trace(run: RunDir, tmp_path: Path) -> None:
         (("gpu0 a", "gpu0 a", "gpu0 b", "gpu0 a@2"), "--gpus 1 --slots a=2,b=1"),
         (("cpu0 a", "cpu0 b"), "--gpus 1 --slots a=1,b=1 --parallel 3"),
         (("cpu0 a", "cpu0 a", "cpu1 a"), "--gpus 2 --slots 2 --parallel 3"),
+        (("cpu0 a", "cpu0 a", "cpu0 other"), "--gpus 1 --slots 2 --parallel 3"),
+        (("cpu0 a", "gpu0 b"), "--gpus 2 --slots 1"),
     ],
 )
 def test_the_workers_of_each_model_are_said_where_all_devices_have_the_same(

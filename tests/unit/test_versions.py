@@ -724,6 +724,18 @@ def test_two_versions_that_failed_are_not_loaded_in_turns() -> None:
     assert phases(versions) == {1: SERVING, 2: FAILED, 3: FAILED}
 
 
+def test_nobody_asks_why_one_failed_that_the_policy_does_not_name() -> None:
+    """Another policy names what serves: what had failed under the former is forgotten, and not loaded."""
+    versions = model(7)
+    versions.found = found(7, 8)
+    settle(versions, {7: READY}, ends={8: BROKEN})
+    assert phases(versions) == {7: SERVING, 8: FAILED}
+    versions.policy = VersionPolicy(specific=(7,))
+    settle(versions, {7: READY})
+    assert phases(versions) == {7: SERVING}
+    assert not versions.step({7: READY}, 1.0)
+
+
 def test_a_version_with_a_worker_less_does_not_take_over() -> None:
     """Where the other has them all."""
     versions = model(1)

@@ -515,7 +515,8 @@ class Versions:
             return True
         if version.number not in self.found:
             return bool(self.found)
-        return newer and version.number not in meant | self.loaded
+        # Of a policy that names versions none takes the place of another that fails.
+        return (newer or bool(self.policy.specific)) and version.number not in meant | self.loaded
 
     def _judge_loading(self, version: Version, fact: Fact, now: float) -> bool:
         if self._is_unloaded(version):
