@@ -107,7 +107,7 @@ def why_not_ready(
         say: told once that there is no pool yet.
 
     Returns:
-        "" when it is; else why not: the time is over, readiness.verdict() says that it will not be, or the pool
+        "" when it is; else why not: the time is over, readiness.verdict() says so, or the pool
         that was there has failed. One that was told to end has not: the next one is waited for.
     """
     end = time.monotonic() + timeout_s

@@ -142,7 +142,7 @@ def _devices(run: RunDir, models: Counter[str]) -> str:
 
 
 def _parallel(workers: Sequence[Message]) -> str:
-    """On CPU slots, how many CPUs a device has: those that its workers are pinned to, or all that there are; "" where a GPU runs some."""
+    """On CPU slots, how many CPUs a device has: those that its workers are pinned to, else the machine's cores; "" where a GPU runs some."""
     places: dict[str, list[Sequence[int]]] = {}
     for worker in workers:
         places.setdefault(worker["device"], []).append(worker["cpus"])

@@ -62,11 +62,8 @@ REFUSED: Version = (2, "END", "cut short")
         (status(SERVED, (2, "UNLOADING", ""), (3, "END", ""), v1="READY"), (), ""),
         (status(REFUSED, (3, "AVAILABLE", ""), v3="READY"), (), ""),
         (status((1, "LOADING", ""), (2, "AVAILABLE", ""), v1="STARTING", v2="READY"), (), ""),
-        (
-            status((1, "UNLOADING", ""), v1="READY"),
-            (),
-            None,
-        ),  # for another, which is loaded when it has gone, or for good
+        # But where all go, for another that is loaded after them or for good, it is not over.
+        (status((1, "UNLOADING", ""), v1="READY"), (), None),
         (status(SERVED, pool="STOPPING", v1="READY"), (), None),
         # No version of a model: it has been unloaded, or its folder is still empty.
         (status(), (), ""),
