@@ -68,6 +68,11 @@ class Topology:
         return None if self.quota is None else max(1, math.ceil(self.quota / slots))
 
 
+def pinned(sets: Sequence[Sequence[int]]) -> int:
+    """How many CPUs there are for workers that are pinned to these; 0 where one is not pinned."""
+    return len({cpu for cpus in sets for cpu in cpus}) if all(sets) else 0
+
+
 def parse_cpusets(text: str) -> list[list[int]]:
     """Reads "2-4;5-7" or "2,3,4;5,6,7": sets apart by ";", numbers and ranges within one by ",".
 

@@ -123,15 +123,15 @@ def _devices(run: RunDir, models: Counter[str]) -> str:
     counts: Counter[tuple[str, str, int]] = Counter()
     workers: list[Message] = []
     with contextlib.suppress(ControlError, ValueError):
-        workers = control.call(run.pool_control, "status")["workers"]
+        there = control.call(run.pool_control, "status")["workers"]
+        workers = [worker for worker in there if worker["model"] in models]
         counts.update((worker["device"], worker["model"], worker["version"]) for worker in workers)
     for (device, model, _), count in counts.items():
-        if model in models:
-            mine = devices.setdefault(device, Counter())
-            mine[model] = max(mine[model], count)
+        mine = devices.setdefault(device, Counter())
+        mine[model] = max(mine[model], count)
     if not devices:
         return ""
-    parallel = _parallel([worker for worker in workers if worker["model"] in models])
+    parallel = _parallel(workers)
     slots, *others = devices.values()
     # A comma in a name would part it.
     alike = all(other == slots for other in others) and slots.keys() == models.keys()
@@ -143,13 +143,13 @@ def _devices(run: RunDir, models: Counter[str]) -> str:
 
 def _parallel(workers: Sequence[Message]) -> str:
     """On CPU slots, how many CPUs a device has: those that its workers are pinned to, else the machine's cores; "" where a GPU runs some."""
-    places: dict[str, list[Sequence[int]]] = {}
+    sets: dict[str, list[Sequence[int]]] = {}
     for worker in workers:
-        places.setdefault(worker["device"], []).append(worker["cpus"])
-    if not all(device.startswith("cpu") for device in places):
+        sets.setdefault(worker["device"], []).append(worker["cpus"])
+    if not all(device.startswith("cpu") for device in sets):
         return ""
-    pinned = [len(set().union(*sets)) for sets in places.values() if all(sets)]
-    return f" --parallel {max(pinned) if len(pinned) == len(places) else cpus.read_topology().cores}"
+    pinned = [cpus.pinned(mine) for mine in sets.values()]
+    return f" --parallel {max(pinned) if all(pinned) else cpus.read_topology().cores}"
 
 
 class _Trace:

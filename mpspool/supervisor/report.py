@@ -106,9 +106,8 @@ def _errors(status: Status) -> list[tuple[str, str]]:
     named += [(process["name"], process) for process in status["processes"]]
     said = [what["error"] for _, what in named if what.get("error")]
     models = [
-        (str(ModelVersion(model["name"], version["version"])), version)
-        for model in status["models"]
-        for version in model["versions"]
+        (str(one), version)
+        for one, version in by_version(status).items()
         if not any(words in version["error"] for words in said)
     ]
     return [(name, what["error"]) for name, what in [*models, *named] if what.get("error")]
@@ -228,9 +227,8 @@ def _shares(weights: Status) -> str:
 
 def _excesses(status: Status) -> list[tuple[str, str]]:
     return [
-        (str(ModelVersion(model["name"], version["version"])), told)
-        for model in status["models"]
-        for version in model["versions"]
+        (str(one), told)
+        for one, version in by_version(status).items()
         if (told := excess(version.get("weights", {})))
     ]
 
@@ -239,11 +237,10 @@ def _policies(status: Status) -> list[tuple[str, str]]:
     """Those that fail."""
     return [
         (
-            str(ModelVersion(model["name"], version["version"])),
+            str(one),
             f"the policy {version['policy']} fails, and requests go in the order of arrival: {version['policy_error']}",
         )
-        for model in status["models"]
-        for version in model["versions"]
+        for one, version in by_version(status).items()
         if "policy_error" in version
     ]
 

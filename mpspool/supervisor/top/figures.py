@@ -17,6 +17,7 @@ from typing import Any
 
 from mpspool.core.ids import ModelVersion
 from mpspool.core.states import WorkerState
+from mpspool.supervisor.cpus import pinned
 
 Status = Mapping[str, Any]
 
@@ -296,7 +297,7 @@ def _cpus(device: str, sample: Sample) -> int:
     """Those that the workers are pinned to; all where one is not."""
     assert sample.status is not None
     sets = [worker["cpus"] for worker in sample.status["workers"] if worker["device"] == device]
-    return len({cpu for cpus in sets for cpu in cpus}) if all(sets) else sample.cpus
+    return pinned(sets) or sample.cpus
 
 
 # -- models ---------------------------------------------------------------------------------------
