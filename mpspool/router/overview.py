@@ -58,6 +58,7 @@ class Overview:
                     "state": version.state.name,
                     "error": version.error(),
                     "queued": self._scheduler.queued(version.model),
+                    "queued_limit": self._scheduler.queued_limit(version.model),
                     "queued_slow": self._scheduler.queued_slow(version.model),
                     "batch_rows": batching.run_rows if batching else 0,
                     "policy_failures": own.failures if own else 0,

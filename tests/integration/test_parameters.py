@@ -354,3 +354,25 @@ def test_slow_lane_and_slow_ms(shared: LightPool) -> None:
         assert answer(shared.send("second", quick)) == half(quick)
         assert not shared.began("second", two)
     assert [answer(call) for call in calls] == [half(one), half(two)]
+
+
+def test_the_slow_lane_is_the_device_s(shared: LightPool) -> None:
+    """What another model's long one is in is no room for this one's, which goes elsewhere or waits; a quick one goes at once."""
+    for model in ("second", "both"):
+        for _ in range(2):
+            shared.learn(model, "slow")
+    shared.learn("both")
+    other, elsewhere, later, quick = (shared.values(1) for _ in range(4))
+    with shared.held(elsewhere):
+        with shared.held(other):
+            calls = [shared.send("second", other, "slow")]
+            until(lambda: shared.began("second", other), 10, "another model's long one runs")
+            calls.append(shared.send("both", elsewhere, "slow"))
+            until(lambda: shared.began("both", elsewhere), 10, "one runs on the other device")
+            calls.append(shared.queue("both", later, "slow"))
+            assert answer(shared.send("both", quick)) == half(quick)
+            assert not shared.began("both", later)
+        until(lambda: shared.began("both", later), 10, "the other model's has ended, and there is room for it")
+    assert [answer(call) for call in calls] == [half(x) for x in (other, elsewhere, later)]
+    gpus = {run.values[0]: run.worker.split(".")[1] for run in shared.runs("both")}
+    assert [gpus[float(x[0])] for x in (elsewhere, later, quick)] == ["gpu0", "gpu1", "gpu1"]

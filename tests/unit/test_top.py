@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,9 +59,13 @@ def status(*workers: dict[str, Any], **fields: Any) -> dict[str, Any]:
 
 
 def router(
-    *reports: tuple[str, int, float, float], epoch: int = 7, queued: int = 0, generation: int = 1
+    *reports: tuple[str, int, float, float],
+    epoch: int = 7,
+    queued: int = 0,
+    generation: int = 1,
+    refused: Sequence[tuple[str, str, int]] = (),
 ) -> Any:
-    """Its snapshot; of each worker (id, served, busy, running)."""
+    """Its snapshot; of each worker (id, served, busy, running); refused as (model, version, count)."""
     return {
         "epoch": epoch,
         "models": [{"name": "half", "versions": [{"version": 1, "queued": queued}]}],
@@ -74,6 +79,10 @@ def router(
                 "running_s": running_s,
             }
             for name, served, busy_s, running_s in reports
+        ],
+        "refusals": [
+            {"model": model, "version": version, "reason": "queue_requests", "count": count}
+            for model, version, count in refused
         ],
     }
 
@@ -274,6 +283,30 @@ def test_a_frame_of_80_columns() -> None:
     assert all(text in lines[11] for text in ("100.0", "40%]", "50%", "182M"))
     assert lines[-1].startswith(" q quit")
     assert not lines[-1].endswith("…")
+
+
+def test_refusals_are_shown_while_there_are_some() -> None:
+    """By model in its table, of all above it, by the second; neither says anything of them where there are none."""
+    told = status(worker("half@1.cpu0.0"), worker("other@1.cpu0.0"))
+    before = router((ONE, 0, 0.0, 0.0), refused=[("half", "1", 5), ("half", "1", 1)])
+    after = router((ONE, 0, 0.0, 0.0), refused=[("half", "1", 25), ("half", "1", 1), ("", "", 10)])
+    found = figures(pair(before, after, told=told))
+    assert [model.refused for model in found.models] == [10.0, 0.0]
+    assert found.total.refused == 15.0
+    lines = plain(frame(found, 80, 24))
+    assert "queued 0   refused 15.0/s   p50" in lines[1]
+    assert [line.split()[-1] for line in lines[6:9]] == ["REFUSED/S", "10.0", "0"]
+    quiet = figures(pair(after, after, told=told))
+    assert quiet.total.refused == 0.0
+    assert "refused" not in "\n".join(plain(frame(quiet, 80, 24))).lower()
+
+
+def test_a_new_router_has_refused_nothing_yet() -> None:
+    """Its counts begin with 0: between it and the one before there is no rate."""
+    before = router((ONE, 0, 0.0, 0.0), refused=[("half", "1", 500)])
+    after = router((ONE, 0, 0.0, 0.0), epoch=8, refused=[("half", "1", 3)])
+    assert figures(pair(before, after)).total.refused is None
+    assert figures(pair(after, after)[:1]).total.refused is None
 
 
 def test_a_wide_frame_shows_more() -> None:

@@ -357,6 +357,11 @@ class _SnapshotCollector(Collector):
         queued = GaugeMetricFamily(
             "mpspool_queued_requests", "Requests that wait for a worker.", labels=VERSION
         )
+        queued_limit = GaugeMetricFamily(
+            "mpspool_queued_requests_limit",
+            "max_queued_requests: requests beyond so many that wait are refused.",
+            labels=VERSION,
+        )
         queued_slow = GaugeMetricFamily(
             "mpspool_queued_slow_requests", "Of those, requests that wait for the slow lane.", labels=VERSION
         )
@@ -370,11 +375,13 @@ class _SnapshotCollector(Collector):
             if version["error"]:
                 error.add_metric((*labels, version["error"]), 1)
             queued.add_metric(labels, version["queued"])
+            queued_limit.add_metric(labels, version["queued_limit"])
             queued_slow.add_metric(labels, version["queued_slow"])
             failures.add_metric(labels, version["policy_failures"])
         yield state
         yield error
         yield queued
+        yield queued_limit
         yield queued_slow
         yield failures
 

@@ -764,6 +764,10 @@ class Scheduler:
         """Requests that wait, not counting those in flight."""
         return self._queue(model).length
 
+    def queued_limit(self, model: ModelVersion) -> int:
+        """How many may wait."""
+        return self._queue(model).rules.max_requests
+
     def queued_slow(self, model: ModelVersion) -> int:
         """Of those, how many wait for the slow lane."""
         return self._queue(model).lined_slow

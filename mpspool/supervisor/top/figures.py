@@ -110,7 +110,11 @@ class DeviceFigures:
 
 @dataclass(frozen=True, slots=True)
 class ModelFigures:
-    """One model version, or all of them. Quantiles are of the last samples, in seconds."""
+    """One model version, or all of them. Quantiles are of the last samples, in seconds.
+
+    Attributes:
+        refused: requests a second that there was no room or time for.
+    """
 
     name: str
     state: str = ""
@@ -120,6 +124,7 @@ class ModelFigures:
     queued: int = 0
     running: float | None = None
     rate: float | None = None
+    refused: float | None = None
     p50_s: float | None = None
     p99_s: float | None = None
 
@@ -327,6 +332,7 @@ def _models(samples: Sequence[Sample], workers: Sequence[WorkerFigures]) -> list
                     queued=queued.get((model["name"], version["version"]), 0),
                     running=total(worker.busy for worker in mine),
                     rate=rate,
+                    refused=_refused(samples, (model["name"], version["version"])),
                     p50_s=p50_s,
                     p99_s=p99_s,
                 )
@@ -345,6 +351,7 @@ def _total(
         queued=sum(model.queued for model in models),
         running=total(worker.busy for worker in workers),
         rate=rate,
+        refused=_refused(samples, None),
         p50_s=p50_s,
         p99_s=p99_s,
     )
@@ -352,6 +359,24 @@ def _total(
 
 def _ready(workers: Sequence[WorkerFigures]) -> int:
     return sum(worker.state == WorkerState.READY.value for worker in workers)
+
+
+def _refused(samples: Sequence[Sample], version: tuple[str, int] | None) -> float | None:
+    """A second, between the last two samples of one router: of a model's version, or of all, and of no version."""
+    last, before = samples[-1], samples[-2] if len(samples) > 1 else None
+    if before is None or not _epoch(last) or _epoch(last) != _epoch(before) or last.at <= before.at:
+        return None
+    return max(0, _refusals(last, version) - _refusals(before, version)) / (last.at - before.at)
+
+
+def _refusals(sample: Sample, version: tuple[str, int] | None) -> int:
+    assert sample.router is not None
+    asked = None if version is None else (version[0], str(version[1]))
+    return sum(
+        one["count"]
+        for one in sample.router["refusals"]
+        if asked is None or asked == (one["model"], one["version"])
+    )
 
 
 def _latency(samples: Sequence[Sample], model: str | None) -> tuple[float | None, float | None, float | None]:

@@ -113,6 +113,7 @@ def _header(figures: Figures, width: int, clock: str) -> list[Text]:
         (f"{_number(total.rate)} req/s", "bold"),
         "   ",
         (f"queued {total.queued}", "yellow" if total.queued else ""),
+        (f"   refused {_number(total.refused)}/s" if total.refused else "", "red"),
         f"   p50 {_time(total.p50_s)}   p99 {_time(total.p99_s)}",
         f"   running {_number(total.running)}   in flight {figures.in_flight}",
     )
@@ -160,7 +161,7 @@ def _device_columns(devices: Sequence[DeviceFigures], width: int) -> list[_Colum
 
 
 def _model_columns(models: Sequence[ModelFigures]) -> list[_Column]:
-    return [
+    columns = [
         _Column("MODEL", [Text(model.name) for model in models], elastic=True),
         _Column("STATE", [_state(model.state) for model in models], least=9),
         _Column("READY", [Text(f"{model.ready}/{model.slots}") for model in models], right=True, rank=4),
@@ -170,6 +171,9 @@ def _model_columns(models: Sequence[ModelFigures]) -> list[_Column]:
         _Column("RUNNING", [Text(_number(model.running)) for model in models], right=True, rank=3),
         _Column("QUEUED", [_count(model.queued) for model in models], right=True),
     ]
+    if any(model.refused for model in models):
+        columns.append(_Column("REFUSED/S", [_refused(model.refused) for model in models], right=True))
+    return columns
 
 
 def _worker_columns(workers: Sequence[WorkerFigures], place: str) -> list[_Column]:
@@ -243,6 +247,10 @@ def _state(state: str) -> Text:
 
 def _count(count: int) -> Text:
     return Text(str(count), style="yellow" if count else "")
+
+
+def _refused(rate: float | None) -> Text:
+    return Text(_number(rate) if rate else "0", style="red" if rate else "")
 
 
 def _bar(share: float | None, width: int) -> Text:
