@@ -71,6 +71,8 @@ def reload(
         origin.save(run, begun)
     for line in table(answer["lines"]):
         say(line)
+    if not answer["lines"] and (overruled := _overruled(begun)):
+        say(f"{begun.file} has no say in {', '.join(overruled)}: what the start was told goes before it")
     if timeout_s is not None and not check:
         _wait(run, answer, timeout_s, warn)
 
@@ -81,6 +83,20 @@ def table(lines: Sequence[tuple[str, str]]) -> list[str]:
         return ["nothing has changed"]
     width = max(len(who) for who, _ in lines)
     return [f"{who:<{width}}  {what}" for who, what in lines]
+
+
+def _overruled(begun: origin.Origin) -> list[str]:
+    """Settings that stand in the file, and that a flag or variable of the start gives as well."""
+    from mpspool.supervisor.config.environment import read_environment
+    from mpspool.supervisor.config.layers import dotted
+    from mpspool.supervisor.config.pool_file import read_file
+    from mpspool.supervisor.config.schema import pool_fields
+
+    if not begun.file:
+        return []
+    variables = read_environment(begun.environ, pool_fields()).sources
+    told = {*begun.flags, *map(dotted, variables)}
+    return [name for name in map(dotted, read_file(Path(begun.file)).sources) if name in told]
 
 
 def _origin(run: RunDir) -> origin.Origin:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -142,6 +143,7 @@ models:
     assert "expected normal or below_normal" in change(pool, "--priority", "high", status=1)
     assert shown(pool)[first]["next"]["pinned_memory_bytes"] == 0
     done = cli("mps", "show", "--run-dir", pool.run_dir)
+    assert re.match(r"gpu0: MPS daemon on \S+ SIMULATED\n", done.stdout)
     assert "below_normal" in done.stdout
     assert "the same" in done.stdout
 

@@ -117,6 +117,15 @@ def test_no_version_folder(tmp_path: Path) -> None:
     assert str(tmp_path / "1") in text
 
 
+def test_a_folder_of_models(tmp_path: Path) -> None:
+    """The first of them that has versions is named."""
+    (tmp_path / "assets").mkdir()
+    model = export(tmp_path / "half", "1")
+    assert refused(tmp_path) == (
+        f"no version folder in {tmp_path}, but in {model}: a base_path is one model's own; give that"
+    )
+
+
 def test_a_saved_model_in_the_place_of_its_parent(tmp_path: Path) -> None:
     """The common slip of naming the SavedModel itself is recognised."""
     text = refused(export(tmp_path, "export") / "export")

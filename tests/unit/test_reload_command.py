@@ -6,11 +6,13 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from mpspool.core.control import ControlServer, Message
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import reload_command
+from mpspool.supervisor.origin import Origin
 from mpspool.supervisor.reload_command import ReloadError
 from tests.conftest import short_dir
 
@@ -52,3 +54,19 @@ def test_what_failed_before_is_a_warning() -> None:
     assert warnings_of(answer, settings="mine", failed=[before]) == ["warning: as before: m@2: corrupt"]
     with pytest.raises(ReloadError, match=r"^n@1: corrupt$"):
         warnings_of(answer, settings="mine", failed=[before, now])
+
+
+def test_what_stands_in_the_file_in_vain() -> None:
+    """A setting that a flag or a variable of the start gives, too; not those that only one of them has."""
+    with short_dir() as root:
+        file = Path(root) / "pool.yaml"
+        file.write_text("cpu_slots: 2\nbatching: {max_batch_size: 8, enabled: true}\nmodels: {m: {base_path: /m}}\n")
+        told = Origin(
+            folder=root,
+            file=str(file),
+            flags={"cpu_slots": 4, "grpc_port": 1, "model": ["n=/n"]},
+            environ={"MPSPOOL_BATCHING": "on", "MPSPOOL_LOG_LEVEL": "info", "PATH": "/bin"},
+        )
+        assert reload_command._overruled(told) == ["cpu_slots", "batching.enabled"]
+        assert not reload_command._overruled(msgspec.structs.replace(told, flags={}, environ={}))
+        assert not reload_command._overruled(msgspec.structs.replace(told, file=""))

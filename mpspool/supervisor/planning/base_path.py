@@ -13,6 +13,10 @@ from mpspool.supervisor.saved_model import check_saved_model
 from mpspool.supervisor.version_folders import SAVED_MODEL_FILES, is_number, version_folders
 
 
+# Of a folder without versions, how many beneath it are looked into for one that has some.
+_LOOKED_INTO = 100
+
+
 class BasePathError(Exception):
     """A base_path that cannot be served; the text names the folder and the remedy."""
 
@@ -133,6 +137,11 @@ def _no_version(base_path: Path) -> BasePathError:
             )
         return BasePathError(
             f"{base_path} is itself a SavedModel, but should hold version folders; move it to {base_path / '1'}"
+        )
+    beneath = [base_path / name for name in _folders(base_path)[:_LOOKED_INTO]]
+    if model := next((folder for folder in beneath if version_folders(folder, _folders(folder))), None):
+        return NoVersionError(
+            f"no version folder in {base_path}, but in {model}: a base_path is one model's own; give that"
         )
     return NoVersionError(
         f"no version folder in {base_path}; a SavedModel belongs in a folder named by a number, such as {base_path / '1'}"

@@ -77,7 +77,12 @@ class Renewals:
         return {
             "mps": self._config.mps,
             "daemons": [
-                {"device": daemon.device, "pipe_dir": daemon.pipe_dir, "external": daemon.external}
+                {
+                    "device": daemon.device,
+                    "pipe_dir": daemon.pipe_dir,
+                    "external": daemon.external,
+                    "simulated": daemon.simulated,
+                }
                 for daemon in self._config.mps_daemons
             ],
             "workers": [self._shown(worker) for worker in self._under_mps()],
