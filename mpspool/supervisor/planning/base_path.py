@@ -12,7 +12,6 @@ from mpspool.supervisor.config.explain import nearest
 from mpspool.supervisor.saved_model import check_saved_model
 from mpspool.supervisor.version_folders import SAVED_MODEL_FILES, is_number, version_folders
 
-
 # Of a folder without versions, how many beneath it are looked into for one that has some.
 _LOOKED_INTO = 100
 
