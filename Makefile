@@ -110,7 +110,7 @@ lock: $(VENV)/.dev
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "mpspool needs Python 3.11, 3.12 or 3.13 (TensorFlow 2.21 has no wheel for 3.14):" \
 		"install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV) || { rm -f $@; echo "$(PYTHON) cannot make a virtual environment: on Debian and Ubuntu it" \
+	@$(PYTHON) -m venv $(VENV) || { rm -f $@; echo "$(PYTHON) cannot make a virtual environment: on Debian and Ubuntu it" \
 		"needs apt-get install $(notdir $(PYTHON))-venv; then run make $(MAKECMDGOALS) again" >&2; exit 1; }
 
 $(VENV)/.runtime: constraints.txt pyproject.toml | $(VENV)/bin/python

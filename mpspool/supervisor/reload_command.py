@@ -13,7 +13,7 @@ import msgspec
 from mpspool.core.control import ControlError, Message
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import ask, lock, origin
+from mpspool.supervisor import ask, lock, origin, report
 
 _ANSWER_S = 30.0
 _POLL_S = 0.1
@@ -83,6 +83,16 @@ def table(lines: Sequence[tuple[str, str]]) -> list[str]:
         return ["nothing has changed"]
     width = max(len(who) for who, _ in lines)
     return [f"{who:<{width}}  {what}" for who, what in lines]
+
+
+def _failing_policies(run: RunDir, changed: Sequence[str]) -> list[str]:
+    """Of models that were changed. What can be imported here need not be there in the router, which has the start's environment."""
+    told = report.failing_policies(_call(run, "status"))
+    return [
+        f"{one}: {text} (the router imports it, with the environment of the start)"
+        for one, text in told
+        if one.partition("@")[0] in changed
+    ]
 
 
 def _overruled(begun: origin.Origin) -> list[str]:
@@ -156,6 +166,7 @@ def _wait(run: RunDir, answer: Message, timeout_s: float, warn: Say) -> None:
         waits = found["waits"]
         if not waits:
             failed = [text for _, text in found["failed"] if text not in before]
+            failed += _failing_policies(run, answer["changed"])
             if failed:
                 raise ReloadError("; ".join(failed))
             for _, text in found["failed"]:

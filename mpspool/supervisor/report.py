@@ -69,7 +69,7 @@ def print_status(status: Status) -> None:
     for rows in blocks:
         console.print()
         console.print(table(rows))
-    parts = (_excesses, _policies, _refusals, _orders, _stray, _errors)
+    parts = (_excesses, failing_policies, _refusals, _orders, _stray, _errors)
     if told := [line for part in parts for line in part(status)]:
         console.print()
     for name, text in told:
@@ -233,8 +233,8 @@ def _excesses(status: Status) -> list[tuple[str, str]]:
     ]
 
 
-def _policies(status: Status) -> list[tuple[str, str]]:
-    """Those that fail."""
+def failing_policies(status: Status) -> list[tuple[str, str]]:
+    """Of which version, and what is said of a policy that fails."""
     return [
         (
             str(one),

@@ -372,7 +372,9 @@ def test_the_slow_lane_is_the_device_s(shared: LightPool) -> None:
             calls.append(shared.queue("both", later, "slow"))
             assert answer(shared.send("both", quick)) == half(quick)
             assert not shared.began("both", later)
-        until(lambda: shared.began("both", later), 10, "the other model's has ended, and there is room for it")
+        until(
+            lambda: shared.began("both", later), 10, "the other model's has ended, and there is room for it"
+        )
     assert [answer(call) for call in calls] == [half(x) for x in (other, elsewhere, later)]
     gpus = {run.values[0]: run.worker.split(".")[1] for run in shared.runs("both")}
     assert [gpus[float(x[0])] for x in (elsewhere, later, quick)] == ["gpu0", "gpu1", "gpu1"]

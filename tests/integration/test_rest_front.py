@@ -72,6 +72,20 @@ def test_a_body_goes_as_it_came(fronts: Fronts) -> None:
     assert fronts.dataplane.memory.used == 0
 
 
+@pytest.mark.parametrize(
+    "asked", ["GET /v1/models/half", "GET /none", "GET /metrics", "no http", f"POST {PATH}"]
+)
+def test_no_answer_says_what_the_server_is_made_of(fronts: Fronts, asked: str) -> None:
+    """Nor do errors, what is no HTTP, and answers that count until they are taken."""
+    body = bytes(2**20) if asked.startswith("POST") else b""
+    head = f"{asked} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+    with connect(fronts) as client:
+        client.sendall(head.encode() + body)
+        answer = everything(client).partition(b"\r\n\r\n")[0].split(b"\r\n")
+    assert answer[0].startswith(b"HTTP/1.")
+    assert [line for line in answer if line.startswith(b"Server:")] == [b"Server: mpspool"]
+
+
 def test_a_header_that_comes_twice(fronts: Fronts) -> None:
     """Both values count, as of gRPC's metadata: neither takes the place of the other, whatever their order."""
     assert post(fronts, b"x", "X-Tenant: a", "Accept: b", "x-tenant: c")[0] == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from urllib.error import HTTPError
@@ -152,3 +153,22 @@ def test_a_policy_that_is_not_there_starts_nothing(model_dir: Callable[[str], Pa
     done = cli("start", "--model", model, "--run-dir", tmp_path / "r", "--policy", "os:nope", "--check")
     assert done.returncode == 2
     assert "scheduling.policy: in --policy: module os has no attribute nope; name a function" in done.stderr
+
+
+def test_a_policy_that_the_router_cannot_have_fails_the_reload(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """It can be imported where `mpspool reload` is called, and that is not where it is asked."""
+    (tmp_path / "mine.py").write_text("def late(waiting):\n    return -waiting.arrived_s\n")
+    file = tmp_path / "pool.yaml"
+    text = f"models: {{half_plus_two: {model_dir('half_plus_two')}}}\ncpu_slots: 1\n"
+    file.write_text(text)
+    pool = start_pool(file).wait()
+    file.write_text(f"{text}scheduling: {{policy: 'mine:late'}}\n")
+    done = cli("reload", "--run-dir", pool.run_dir, env={**os.environ, "PYTHONPATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert done.stdout == "half_plus_two  scheduling.policy holds at once\n"
+    assert (
+        "half_plus_two@1: the policy mine:late fails, and requests go in the order of arrival: ModuleNotFoundError: No module named "
+        "'mine' (the router imports it, with the environment of the start)"
+    ) in done.stderr

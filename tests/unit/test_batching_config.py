@@ -523,6 +523,10 @@ def test_a_text_that_cannot_be_read(tmp_path: Path, make: str) -> None:
         path.write_bytes(b"\xff\xfe\x00")
     (line,) = refused(tmp_path, "models: {half: x}", {"batching_parameters_file": str(path)})
     assert line.startswith(f"{path}: ")
+    assert line.endswith(" (batching.parameters_file in --batching-parameters-file)")
+    (line,) = refused(tmp_path, "models: {half: x}\nbatching: {parameters_file: b.txt}")
+    assert line.startswith(f"{path}: ")
+    assert line.endswith(" (batching.parameters_file in pool.yaml line 2)")
 
 
 def test_the_field_numbers_are_tensorflow_servings() -> None:
@@ -711,8 +715,8 @@ def test_what_a_model_makes_of_the_pools_is_refused_at_the_model(tmp_path: Path)
     )
     assert refused(tmp_path, text) == [
         (
-            "models.a.batching.max_batch_size: in pool.yaml line 2: allowed_batch_sizes ends with 128, and max_batch_size is"
-            " 64: the last must be the same; end it with 64, or set max_batch_size to 128"
+            "models.a.batching.max_batch_size: in pool.yaml line 2: allowed_batch_sizes of the pool ends with 128, and max_batch_size"
+            " is 64: the last must be the same; end it with 64, or set max_batch_size to 128, or give the model its own: [] for any size"
         )
     ]
 
@@ -760,6 +764,12 @@ def test_a_wait_that_never_happens_is_said(tmp_path: Path) -> None:
     """An adaptive batch waits for a worker, and for nothing else."""
     made = planned(read(tmp_path, "models: {a: x}\nbatching: {adaptive: true, batch_timeout_micros: 5}"))
     assert made.warnings == ["batching.batch_timeout_micros has no effect with adaptive: true"]
+    text = (
+        "models: {a: {base_path: x, batching: {adaptive: true}}, b: x}\nbatching: {batch_timeout_micros: 5}"
+    )
+    assert planned(read(tmp_path, text)).warnings == [
+        "batching.batch_timeout_micros has no effect with models.a.batching.adaptive: true"
+    ]
 
 
 def test_a_wait_that_nobody_meant_is_said(tmp_path: Path) -> None:

@@ -257,6 +257,12 @@ def test_what_holds_at_once_has_the_users_words() -> None:
     ]
 
 
+def test_one_model_s_bytes_are_told_once() -> None:
+    """How many there are, and that nobody has said how many, is one key."""
+    new = pool(model(queue=QueueSettings(max_queued_bytes=7, shares_bytes=True)))
+    assert compare(pool(model()), new).lines() == [("m", "max_queued_bytes holds at once")]
+
+
 def test_what_is_done_to_workers_is_told() -> None:
     """Slots that come, go and are renewed, by their names, and keys for which all come anew."""
     old = model(slots=3)

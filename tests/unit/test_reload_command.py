@@ -24,8 +24,11 @@ def warnings_of(answer: Message, **found: Any) -> list[str]:
     async def reloaded(_request: Message) -> Message:
         return {"waits": [], "served": [], **found}
 
+    async def status(_request: Message) -> Message:
+        return {"models": []}
+
     async def story(run: RunDir) -> None:
-        control = ControlServer(run.pool_control, {"reloaded": reloaded})
+        control = ControlServer(run.pool_control, {"reloaded": reloaded, "status": status})
         await control.start()
         try:
             await asyncio.to_thread(reload_command._wait, run, answer, 60.0, told.append)
@@ -60,7 +63,9 @@ def test_what_stands_in_the_file_in_vain() -> None:
     """A setting that a flag or a variable of the start gives, too; not those that only one of them has."""
     with short_dir() as root:
         file = Path(root) / "pool.yaml"
-        file.write_text("cpu_slots: 2\nbatching: {max_batch_size: 8, enabled: true}\nmodels: {m: {base_path: /m}}\n")
+        file.write_text(
+            "cpu_slots: 2\nbatching: {max_batch_size: 8, enabled: true}\nmodels: {m: {base_path: /m}}\n"
+        )
         told = Origin(
             folder=root,
             file=str(file),

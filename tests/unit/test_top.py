@@ -274,7 +274,7 @@ def test_a_frame_of_80_columns() -> None:
     assert all(len(line) <= 80 for line in lines)
     assert lines[0].startswith("mpspool RUNNING  4 of 4 READY  MPS simulated  SIMULATED gpus")
     assert lines[0].endswith("12:34:56")
-    assert lines[1] == "400.0 req/s   queued 0   p50 1.7ms   p99 9.7ms   running 1.60   in flight 4"
+    assert lines[1] == "400.0 req/s   queued 0   p50 1.7ms   p99 9.7ms   in flight 4   running 1.60"
     assert lines[3].split()[:2] == ["DEVICE", "STATE"]
     assert "gpu0   SERVING" in lines[4]
     assert all(text in lines[4] for text in ("40%]", "52%]", "12.3G/80.0G]", "54C"))

@@ -22,6 +22,7 @@ from mpspool.core.errors import Code, Lack, PoolError, cut
 from mpspool.core.methods import Method
 from mpspool.core.settings import RouterSettings
 from mpspool.router.asked import Asked
+from mpspool.router.fronts import rest_listener
 from mpspool.router.fronts.inflate import ENCODINGS, inflate
 from mpspool.router.fronts.rest_body import Body
 from mpspool.router.fronts.rest_path import Wanted, wanted
@@ -56,7 +57,7 @@ _ENCODINGS = {"": "identity", "x-gzip": "gzip"}
 TIMEOUT = "x-mpspool-timeout-ms"
 _MILLISECONDS = re.compile(r"[0-9]{1,9}", re.ASCII)
 # Of a request whose body was asked for.
-_ASKED = "asked"
+_ASKED = web.RequestKey("asked", bool)
 # Model versions whose metadata is kept as it is printed.
 _MOST_DESCRIBED = 32
 
@@ -164,6 +165,7 @@ class RestApi:
         waiting.watch(taking)
         try:
             with contextlib.suppress(ConnectionError):  # it has gone
+                rest_listener.name(answer)
                 await answer.prepare(request)
                 await answer.write_eof()
         finally:

@@ -45,6 +45,11 @@ def least_of(size: int) -> int:
     return _GRPCS.least(size)
 
 
+def name(answer: web.StreamResponse) -> None:
+    """To be called before an answer begins to be sent: aiohttp says what the server is made of where it has no name."""
+    answer.headers["Server"] = "mpspool"
+
+
 class RestListener:
     """Takes connections for an aiohttp server. One whose client takes nothing of an answer, or too little, is closed.
 
@@ -209,6 +214,7 @@ class _Connection(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """What comes behind a request for another protocol is read when that has its answer."""
+        name(resp)
         found = await super().finish_response(request, resp, start_time)
         self._look()
         return found

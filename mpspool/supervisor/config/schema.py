@@ -471,7 +471,8 @@ def _with_parameters(*layers: Layer) -> list[Layer]:
         section = told[index].values.get("batching")
         if isinstance(section, dict) and (named := section.get("parameters_file")):
             if not why_no_text(str(named)):  # refused with the other values
-                told[index] = _below(told[index], _read_parameters(str(named)))
+                source = source_of(told[index].sources, ("batching", "parameters_file"))
+                told[index] = _below(told[index], _read_parameters(str(named), source))
             break
     return told
 
@@ -483,12 +484,12 @@ def _below(layer: Layer, parameters: Layer) -> Layer:
     return both
 
 
-def _read_parameters(file: str) -> Layer:
+def _read_parameters(file: str, source: Source) -> Layer:
     layer = Layer()
     try:
         values, lines = read_batching_file(Path(file))
     except BatchingFileError as error:
-        layer.problems.append(Problem(file, str(error)))
+        layer.problems.append(Problem(file, f"{error} (batching.parameters_file in {source})"))
         layer.left_out.add("batching")
         return layer
     for name, value in values.items():

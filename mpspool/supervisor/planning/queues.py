@@ -189,8 +189,13 @@ def _conflicts(found: Batching) -> Iterable[Problem]:
     else:
         sizes = f"max_batch_size is {most}{default}"
         must = f"the last must be the same; end it with {most}, or set max_batch_size to {last}"
-    text = f"allowed_batch_sizes ends with {last}, and {sizes}: {must}"
-    yield Problem(_path(found, "allowed_batch_sizes", "max_batch_size", "max_execution_batch_size"), text)
+    path = _path(found, "allowed_batch_sizes", "max_batch_size", "max_execution_batch_size")
+    whose = ""
+    if _path(found, "allowed_batch_sizes") != path:
+        whose = " of the pool"
+        must += ", or give the model its own: [] for any size"
+    text = f"allowed_batch_sizes{whose} ends with {last}, and {sizes}: {must}"
+    yield Problem(path, text)
 
 
 def _path(found: Batching, *names: str) -> str:
@@ -310,7 +315,9 @@ def _batching_warnings(found: Batching) -> Iterable[str]:
     if values.max_execution_batch_size and not values.enable_large_batch_splitting:
         yield f"{paths['max_execution_batch_size']} has no effect without enable_large_batch_splitting: true"
     if values.adaptive and values.batch_timeout_micros:
-        yield f"{paths['batch_timeout_micros']} has no effect with adaptive: true"
+        timeout, adaptive = paths["batch_timeout_micros"], paths["adaptive"]
+        same = timeout.removesuffix("batch_timeout_micros") == adaptive.removesuffix("adaptive")
+        yield f"{timeout} has no effect with {'adaptive' if same else adaptive}: true"
     elif values.batch_timeout_micros > _LONG_WAIT_US:
         yield (
             f"{paths['batch_timeout_micros']} are {values.batch_timeout_micros / 1e6:.0f} s: so long a request may wait for its"

@@ -75,6 +75,7 @@ _WORKER = (
     "batching",
 )
 _PUBLISHED = ("custom_ops", "saved_model_tags", "weights")
+_QUEUE_KEYS = {"policy": "scheduling.policy", "shares_bytes": "max_queued_bytes"}
 # What is read once for each version, when it is found.
 _FOUND = {"version_batching": "batching, with batching.per_model"}
 _SLOT = ("cpus", "start", "share", "mps_pipe", "gpu_uuid", "simulated")
@@ -240,10 +241,8 @@ def _compare_models(old: ModelSettings, new: ModelSettings) -> tuple[ModelChange
         told=[_KEYS.get(key, key) for key in _differing(old, new, _TOLD)],
         renewed=_differing(old, new, workers),
     )
-    found.told += [
-        {"policy": "scheduling.policy"}.get(key, key)
-        for key in _differing(old.queue, new.queue, old.queue.__struct_fields__)
-    ]
+    queue = _differing(old.queue, new.queue, old.queue.__struct_fields__)
+    found.told += dict.fromkeys(_QUEUE_KEYS.get(key, key) for key in queue)
     before, after = _slots(old), _slots(new)
     found.slots_added = [place for place in after if place not in before]
     found.slots_removed = [place for place in before if place not in after]

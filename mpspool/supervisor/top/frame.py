@@ -109,15 +109,18 @@ def _header(figures: Figures, width: int, clock: str) -> list[Text]:
     )
     if pool.get("simulated"):
         title.append(f"  SIMULATED {pool['simulated']}", style="bold yellow")
-    sums = Text.assemble(
-        (f"{_number(total.rate)} req/s", "bold"),
-        "   ",
-        (f"queued {total.queued}", "yellow" if total.queued else ""),
-        (f"   refused {_number(total.refused)}/s" if total.refused else "", "red"),
-        f"   p50 {_time(total.p50_s)}   p99 {_time(total.p99_s)}",
-        f"   running {_number(total.running)}   in flight {figures.in_flight}",
-    )
-    return [_spread(title, Text(clock), width), sums]
+    sums = [
+        Text(f"{_number(total.rate)} req/s", "bold"),
+        Text(f"queued {total.queued}", "yellow" if total.queued else ""),
+        *([Text(f"refused {_number(total.refused)}/s", "red")] if total.refused else ()),
+        Text(f"p50 {_time(total.p50_s)}"),
+        Text(f"p99 {_time(total.p99_s)}"),
+        Text(f"in flight {figures.in_flight}"),
+        Text(f"running {_number(total.running)}"),
+    ]
+    while len(line := Text("   ").join(sums)) > width:
+        sums.pop()
+    return [_spread(title, Text(clock), width), line]
 
 
 def _spread(left: Text, right: Text, width: int) -> Text:
