@@ -80,8 +80,9 @@ def print_shares(found: Message) -> None:
         console.print(f"no worker of this pool runs under MPS (MPS {found['mps']})", markup=False)
         return
     for daemon in found["daemons"]:
-        whose = ", not ours" if daemon["external"] else " SIMULATED" if daemon["simulated"] else ""
-        console.print(f"{daemon['device']}: MPS daemon on {daemon['pipe_dir']}{whose}", markup=False)
+        whose = ", not ours" if daemon["external"] else ""
+        what = " SIMULATED" if daemon["simulated"] else ""
+        console.print(f"{daemon['device']}: MPS daemon on {daemon['pipe_dir']}{whose}{what}", markup=False)
     console.print()
     titles = ("worker", "gen", "threads", "memory", "priority", "next generation")
     console.print(table([titles, *map(_row, found["workers"])]))

@@ -59,6 +59,7 @@ def reload(
         if file is not None:
             begun = msgspec.structs.replace(begun, file=str(file.absolute()), arguments=None, watched="")
         over = _call(run, "reloaded")["settings"]
+        failing = [] if timeout_s is None or check else _failing_policies(run)
         settings, warnings = _read(begun, models, say)
         for line in warnings:
             warn(f"warning: {line}")
@@ -71,10 +72,10 @@ def reload(
         origin.save(run, begun)
     for line in table(answer["lines"]):
         say(line)
-    if not answer["lines"] and (overruled := _overruled(begun)):
-        say(f"{begun.file} has no say in {', '.join(overruled)}: what the start was told goes before it")
+    if not answer["lines"] and (names := _overruled(begun)):
+        say(f"{begun.file} has no say in {', '.join(names)}: what the start was told goes before it")
     if timeout_s is not None and not check:
-        _wait(run, answer, timeout_s, warn)
+        _wait(run, answer, timeout_s, warn, failing)
 
 
 def table(lines: Sequence[tuple[str, str]]) -> list[str]:
@@ -85,28 +86,18 @@ def table(lines: Sequence[tuple[str, str]]) -> list[str]:
     return [f"{who:<{width}}  {what}" for who, what in lines]
 
 
-def _failing_policies(run: RunDir, changed: Sequence[str]) -> list[str]:
-    """Of models that were changed. What can be imported here need not be there in the router, which has the start's environment."""
-    told = report.failing_policies(_call(run, "status"))
-    return [
-        f"{one}: {text} (the router imports it, with the environment of the start)"
-        for one, text in told
-        if one.partition("@")[0] in changed
-    ]
-
-
 def _overruled(begun: origin.Origin) -> list[str]:
-    """Settings that stand in the file, and that a flag or variable of the start gives as well."""
-    from mpspool.supervisor.config.environment import read_environment
-    from mpspool.supervisor.config.layers import dotted
-    from mpspool.supervisor.config.pool_file import read_file
-    from mpspool.supervisor.config.schema import pool_fields
+    from mpspool.supervisor.config.schema import overruled
 
-    if not begun.file:
-        return []
-    variables = read_environment(begun.environ, pool_fields()).sources
-    told = {*begun.flags, *map(dotted, variables)}
-    return [name for name in map(dotted, read_file(Path(begun.file)).sources) if name in told]
+    return overruled(Path(begun.file), begun.flags, begun.environ) if begun.file else []
+
+
+def _failing_policies(run: RunDir) -> list[str]:
+    """What is said of them, of whichever models. What can be imported here need not be there in the router."""
+    return [
+        f"{one}: {text} (the router asks it, with the environment of the start)"
+        for one, text in report.failing_policies(_call(run, "status"))
+    ]
 
 
 def _origin(run: RunDir) -> origin.Origin:
@@ -154,10 +145,10 @@ def _call(
         raise ReloadError(str(error)) from error
 
 
-def _wait(run: RunDir, answer: Message, timeout_s: float, warn: Say) -> None:
-    """Until all is as it should be, but for what failed before and was not touched. Raises ReloadError."""
+def _wait(run: RunDir, answer: Message, timeout_s: float, warn: Say, failing: Sequence[str] = ()) -> None:
+    """Until all is as it should be, but for what failed before and was not touched, policies (`failing`) included. Raises ReloadError."""
     end = time.monotonic() + timeout_s
-    before = {text for model, text in answer["failed"] if model not in answer["changed"]}
+    before = set(failing) | {text for model, text in answer["failed"] if model not in answer["changed"]}
     waits: Sequence[str] = ("the pool process does not answer",)
     while time.monotonic() < end:
         found = _call(run, "reloaded")
@@ -165,11 +156,10 @@ def _wait(run: RunDir, answer: Message, timeout_s: float, warn: Say) -> None:
             raise ReloadError("another configuration has been taken up meanwhile, in place of this one")
         waits = found["waits"]
         if not waits:
-            failed = [text for _, text in found["failed"] if text not in before]
-            failed += _failing_policies(run, answer["changed"])
-            if failed:
-                raise ReloadError("; ".join(failed))
-            for _, text in found["failed"]:
+            failed = [text for _, text in found["failed"]] + _failing_policies(run)
+            if new := [text for text in failed if text not in before]:
+                raise ReloadError("; ".join(new))
+            for text in failed:
                 warn(f"warning: as before: {text}")
             return
         time.sleep(_POLL_S)

@@ -170,5 +170,5 @@ def test_a_policy_that_the_router_cannot_have_fails_the_reload(
     assert done.stdout == "half_plus_two  scheduling.policy holds at once\n"
     assert (
         "half_plus_two@1: the policy mine:late fails, and requests go in the order of arrival: ModuleNotFoundError: No module named "
-        "'mine' (the router imports it, with the environment of the start)"
+        "'mine' (the router asks it, with the environment of the start)"
     ) in done.stderr

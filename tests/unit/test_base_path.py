@@ -118,8 +118,9 @@ def test_no_version_folder(tmp_path: Path) -> None:
 
 
 def test_a_folder_of_models(tmp_path: Path) -> None:
-    """The first of them that has versions is named."""
-    (tmp_path / "assets").mkdir()
+    """The first of them that has a version is named; not what has numbers alone."""
+    (tmp_path / "a_day" / "2026").mkdir(parents=True)
+    (tmp_path / "a_file").touch()
     model = export(tmp_path / "half", "1")
     assert refused(tmp_path) == (
         f"no version folder in {tmp_path}, but in {model}: a base_path is one model's own; give that"

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from mpspool.core.control import ControlServer, Message
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import reload_command
-from mpspool.supervisor.origin import Origin
+from mpspool.supervisor.config.schema import overruled
 from mpspool.supervisor.reload_command import ReloadError
 from tests.conftest import short_dir
 
 
-def warnings_of(answer: Message, **found: Any) -> list[str]:
+def warnings_of(
+    answer: Message, *, failing: Sequence[str] = (), models: Sequence[Message] = (), **found: Any
+) -> list[str]:
     """What it warns of where a pool that gave this answer to a reload says `found` from then on. Raises ReloadError."""
     told: list[str] = []
 
@@ -25,13 +28,13 @@ def warnings_of(answer: Message, **found: Any) -> list[str]:
         return {"waits": [], "served": [], **found}
 
     async def status(_request: Message) -> Message:
-        return {"models": []}
+        return {"models": models}
 
     async def story(run: RunDir) -> None:
         control = ControlServer(run.pool_control, {"reloaded": reloaded, "status": status})
         await control.start()
         try:
-            await asyncio.to_thread(reload_command._wait, run, answer, 60.0, told.append)
+            await asyncio.to_thread(reload_command._wait, run, answer, 60.0, told.append, failing)
         finally:
             await control.close()
 
@@ -59,19 +62,35 @@ def test_what_failed_before_is_a_warning() -> None:
         warnings_of(answer, settings="mine", failed=[before, now])
 
 
-def test_what_stands_in_the_file_in_vain() -> None:
+def test_a_policy_that_has_come_to_fail_is_an_error() -> None:
+    """One that failed before, of whatever model, is a warning."""
+    answer = {"settings": "mine", "failed": [], "changed": []}
+    text = "a@b@1: the policy mine:late fails, and requests go in the order of arrival: KeyError (the router asks it, with the environment of the start)"
+    failing = {"version": 1, "policy": "mine:late", "policy_error": "KeyError"}
+    told = {"settings": "mine", "failed": [], "models": [{"name": "a@b", "versions": [failing]}]}
+    with pytest.raises(ReloadError, match=f"^{re.escape(text)}$"):
+        warnings_of(answer, **told)
+    assert warnings_of(answer, failing=[text], **told) == [f"warning: as before: {text}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "environ", "names"),
+    [
+        ("cpu_slots: 2", {"cpu_slots": 4, "grpc_port": 1, "model": ["n=/n"]}, {}, ["cpu_slots"]),
+        ("cpu_slots: 2", {"grpc_port": 1}, {"MPSPOOL_LOG_LEVEL": "info", "PATH": "/bin"}, []),
+        ("batching: {max_batch_size: 8}", {"enable_batching": True}, {}, []),
+        ("batching: on", {"enable_batching": True}, {}, ["batching.enabled"]),
+        ("batching: {enabled: off}", {}, {"MPSPOOL_BATCHING": "on"}, ["batching.enabled"]),
+        ("scheduling: {policy: edf, aging: 1}", {"policy": "sjf"}, {}, ["scheduling.policy"]),
+        ("mps: {active_thread_percentage: 50}", {"mps": "own"}, {}, []),
+        ("mps: off", {"mps": "own"}, {}, ["mps.mode"]),
+        ("mps: own", {}, {"ENABLE_MPS": "1"}, []),
+    ],
+)
+def test_what_stands_in_the_file_in_vain(
+    tmp_path: Path, text: str, flags: dict[str, Any], environ: dict[str, str], names: list[str]
+) -> None:
     """A setting that a flag or a variable of the start gives, too; not those that only one of them has."""
-    with short_dir() as root:
-        file = Path(root) / "pool.yaml"
-        file.write_text(
-            "cpu_slots: 2\nbatching: {max_batch_size: 8, enabled: true}\nmodels: {m: {base_path: /m}}\n"
-        )
-        told = Origin(
-            folder=root,
-            file=str(file),
-            flags={"cpu_slots": 4, "grpc_port": 1, "model": ["n=/n"]},
-            environ={"MPSPOOL_BATCHING": "on", "MPSPOOL_LOG_LEVEL": "info", "PATH": "/bin"},
-        )
-        assert reload_command._overruled(told) == ["cpu_slots", "batching.enabled"]
-        assert not reload_command._overruled(msgspec.structs.replace(told, flags={}, environ={}))
-        assert not reload_command._overruled(msgspec.structs.replace(told, file=""))
+    file = tmp_path / "pool.yaml"
+    file.write_text(f"models: {{m: /m}}\n{text}\n")
+    assert overruled(file, flags, environ) == names

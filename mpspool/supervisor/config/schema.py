@@ -375,6 +375,25 @@ def read_config(
     return config, Findings(layer.problems, layer.left_out, places)
 
 
+def overruled(file: Path, flags: Mapping[str, object], environ: Mapping[str, str]) -> list[str]:
+    """The pool's fields that stand in the file in vain, for a flag or a variable says them, too; arguments as read_config()."""
+    values = read_file(file).values
+    for section, spread in (("mps", as_mode), ("batching", as_batching)):
+        if section in values:
+            values[section] = spread(values[section])
+    variables = read_environment(environ, pool_fields()).sources
+    # It asks for no less than the file does.
+    told = {dotted(location) for location, source in variables.items() if source.name != ENABLE_MPS}
+    told |= {FLAG_FIELDS.get(name, name) for name in flags}
+    return [name for name in pool_fields() if name in told and _stands(values, name)]
+
+
+def _stands(values: object, name: str) -> bool:
+    """Whether the field, "section.field" of a section, is said there."""
+    key, _, rest = name.partition(".")
+    return isinstance(values, dict) and key in values and (not rest or _stands(values[key], rest))
+
+
 def _validate(layer: Layer, entries: list[Entry]) -> PoolConfig | None:
     """None, and what is wrong among the layer's problems and no longer among its values."""
     try:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from mpspool.supervisor.config.explain import nearest
 from mpspool.supervisor.saved_model import check_saved_model
-from mpspool.supervisor.version_folders import SAVED_MODEL_FILES, is_number, version_folders
+from mpspool.supervisor.version_folders import SAVED_MODEL_FILES, is_number, is_saved_model, version_folders
 
-# Of a folder without versions, how many beneath it are looked into for one that has some.
+# Of what is in a folder without versions, how much is looked into for a model.
 _LOOKED_INTO = 100
 
 
@@ -122,9 +122,17 @@ def _no_such_path(folder: Path) -> BasePathError:
     return NoVersionError(f"no such path: {folder} ({there} is there, {missing} is not); {remedy}")
 
 
+def _has_versions(folder: Path) -> bool:
+    return any(map(is_saved_model, version_folders(folder, _listed(folder)).values()))
+
+
 def _folders(there: Path) -> list[str]:
+    return [name for name in _listed(there) if (there / name).is_dir()]
+
+
+def _listed(there: Path) -> list[str]:
     with contextlib.suppress(OSError):
-        return sorted(name for name in os.listdir(there) if (there / name).is_dir())
+        return sorted(os.listdir(there))
     return []
 
 
@@ -137,8 +145,8 @@ def _no_version(base_path: Path) -> BasePathError:
         return BasePathError(
             f"{base_path} is itself a SavedModel, but should hold version folders; move it to {base_path / '1'}"
         )
-    beneath = [base_path / name for name in _folders(base_path)[:_LOOKED_INTO]]
-    if model := next((folder for folder in beneath if version_folders(folder, _folders(folder))), None):
+    beneath = [base_path / name for name in _listed(base_path)[:_LOOKED_INTO]]
+    if model := next(filter(_has_versions, beneath), None):
         return NoVersionError(
             f"no version folder in {base_path}, but in {model}: a base_path is one model's own; give that"
         )

@@ -175,7 +175,8 @@ def _model_columns(models: Sequence[ModelFigures]) -> list[_Column]:
         _Column("QUEUED", [_count(model.queued) for model in models], right=True),
     ]
     if any(model.refused for model in models):
-        columns.append(_Column("REFUSED/S", [_refused(model.refused) for model in models], right=True))
+        cells = [_refused(model.refused) for model in models]
+        columns.append(_Column("REFUSED/S", cells, right=True, rank=1))
     return columns
 
 
