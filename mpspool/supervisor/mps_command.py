@@ -9,7 +9,7 @@ from mpspool.core.control import ControlError, Message
 from mpspool.core.errors import Problem
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import ask, lock, shares
-from mpspool.supervisor.report import a_console, table
+from mpspool.supervisor.report import a_console, mark, table
 
 # By option, the field of shares.Override and what reads it.
 _READERS: Mapping[str, tuple[str, Callable[[object], tuple[int, ...]]]] = {
@@ -81,8 +81,8 @@ def print_shares(found: Message) -> None:
         return
     for daemon in found["daemons"]:
         whose = ", not ours" if daemon["external"] else ""
-        what = " SIMULATED" if daemon["simulated"] else ""
-        console.print(f"{daemon['device']}: MPS daemon on {daemon['pipe_dir']}{whose}{what}", markup=False)
+        text = f"{daemon['device']}: MPS daemon on {daemon['pipe_dir']}{whose}{mark(daemon)}"
+        console.print(text, markup=False)
     console.print()
     titles = ("worker", "gen", "threads", "memory", "priority", "next generation")
     console.print(table([titles, *map(_row, found["workers"])]))

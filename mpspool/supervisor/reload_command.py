@@ -54,12 +54,14 @@ def reload(
     """
     # The models are given by the pool process, which waits for this: it does not begin again meanwhile.
     again = (ControlError, ValueError) if models is None else ()
+    if check:  # there is nothing to wait for
+        timeout_s = None
     while True:
         begun = _origin(run)
         if file is not None:
             begun = msgspec.structs.replace(begun, file=str(file.absolute()), arguments=None, watched="")
         over = _call(run, "reloaded")["settings"]
-        failing = [] if timeout_s is None or check else _failing_policies(run)
+        failing = [] if timeout_s is None else _failing_policies(run)
         settings, warnings = _read(begun, models, say)
         for line in warnings:
             warn(f"warning: {line}")
@@ -74,7 +76,7 @@ def reload(
         say(line)
     if not answer["lines"] and (names := _overruled(begun)):
         say(f"{begun.file} has no say in {', '.join(names)}: what the start was told goes before it")
-    if timeout_s is not None and not check:
+    if timeout_s is not None:
         _wait(run, answer, timeout_s, warn, failing)
 
 
@@ -145,7 +147,7 @@ def _call(
         raise ReloadError(str(error)) from error
 
 
-def _wait(run: RunDir, answer: Message, timeout_s: float, warn: Say, failing: Sequence[str] = ()) -> None:
+def _wait(run: RunDir, answer: Message, timeout_s: float, warn: Say, failing: Sequence[str]) -> None:
     """Until all is as it should be, but for what failed before and was not touched, policies (`failing`) included. Raises ReloadError."""
     end = time.monotonic() + timeout_s
     before = set(failing) | {text for model, text in answer["failed"] if model not in answer["changed"]}

@@ -80,7 +80,7 @@ def _stand_ins(pool: Status) -> str:
     """Its MPS, and that the pool runs on stand-ins where it does."""
     if pool["mps"] == "simulated":
         return "MPS SIMULATED"
-    return f"MPS {pool['mps']}{_mark(pool)}"
+    return f"MPS {pool['mps']}{mark(pool)}"
 
 
 def _scheduling(pool: Status) -> str:
@@ -170,7 +170,7 @@ def _devices(devices: Iterable[Status]) -> list[tuple[str, ...]]:
     """ECC: uncorrected errors since the driver was loaded. Xids: each with how often it came, where more than once."""
     return [("device", "state", "use", "GB", "of", "temp", "W", "ECC", "Xids")] + [
         (
-            device["device"] + _mark(device),
+            device["device"] + mark(device),
             device["state"],
             _or_dash(device["utilisation"], "{:.0%}"),
             _or_dash(device["memory_used_bytes"], "{:.1f}", per=1e9),
@@ -288,7 +288,7 @@ def _workers(status: Status, *, narrow: bool) -> list[tuple[str, ...]]:
     titles = ("worker", "state", "pid", "gen", "restarts", "in flight", "served", "PSS MB", "own MB", "cpus")
     rows = [
         (
-            worker["id"] + _mark(worker),
+            worker["id"] + mark(worker),
             worker["state"],
             _pid(worker["pid"]),
             str(worker["generation"]),
@@ -323,7 +323,7 @@ def size(count: int) -> str:
 
 def _processes(status: Status) -> list[tuple[str, ...]]:
     return [("process", "state", "pid")] + [
-        (process["name"] + _mark(process), process["state"], _pid(process["pid"]))
+        (process["name"] + mark(process), process["state"], _pid(process["pid"]))
         for process in status["processes"]
     ]
 
@@ -332,7 +332,7 @@ def _pid(pid: int) -> str:
     return str(pid) if pid else "-"
 
 
-def _mark(what: Status) -> str:
+def mark(what: Status) -> str:
     return " SIMULATED" if what.get("simulated") else ""
 
 
@@ -437,7 +437,7 @@ def _device_changes(before: Status, after: Status) -> Iterator[str]:
     state, was = DomainState(after["state"]), before.get("state", DomainState.SERVING.value)
     if state.value == was:
         return
-    name = f"{after['device']}{_mark(after)}"
+    name = f"{after['device']}{mark(after)}"
     match state:
         case DomainState.FAULTED:
             yield f"{name} FAULTED: {after['error']}; all its workers are ended and started again"
@@ -461,7 +461,7 @@ def _worker_changes(before: Status | None, after: Status, where: str, *, comes_b
             yield f"{after['id']} {_end(after)}; it is started again"
     if state == WorkerState.READY.value and after["pid"]:  # else it is about to go
         cpus = f", CPUs {format_cpus(after['cpus'])}" if after["cpus"] else ""
-        yield f"{after['id']} READY (pid {after['pid']}{cpus}){_mark(after)}"
+        yield f"{after['id']} READY (pid {after['pid']}{cpus}){mark(after)}"
     elif state == SlotState.BACKOFF.value or (state == SlotState.EMPTY.value and generation):
         later = " later" if state == SlotState.BACKOFF.value else ""
         yield f"{after['id']} {_end(after)}" + (f"; it is started again{later}" if comes_back else "")
@@ -489,7 +489,7 @@ def _ready(status: Status) -> int:
 def _pool_changes(after: Status) -> Iterator[str]:
     state, workers, ready = PoolState(after["pool"]["state"]), after["workers"], _ready(after)
     if state is PoolState.RUNNING:
-        yield f"ready: {ready} of {len(workers)} workers READY, {_fronts(after['pool'])}{_mark(after['pool'])}"
+        yield f"ready: {ready} of {len(workers)} workers READY, {_fronts(after['pool'])}{mark(after['pool'])}"
     elif state is PoolState.DEGRADED:
         yield f"degraded: {ready} of {len(workers)} workers READY"
 

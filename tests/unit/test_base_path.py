@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -125,6 +126,21 @@ def test_a_folder_of_models(tmp_path: Path) -> None:
     assert refused(tmp_path) == (
         f"no version folder in {tmp_path}, but in {model}: a base_path is one model's own; give that"
     )
+
+
+def test_a_folder_beneath_that_nobody_may_look_into(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no model, and what is looked for goes on behind it; nor is it suggested for a name that is not there."""
+    closed, real = export(tmp_path / "closed", "1"), os.stat
+    model = export(tmp_path / "half", "1")
+
+    def stat(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+        if str(path).startswith(f"{closed}/"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert f"but in {model}: " in refused(tmp_path)
+    assert refused(closed / "2").startswith("no such path: ")
 
 
 def test_a_saved_model_in_the_place_of_its_parent(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ These modules alone import pydantic: import them where they are used, not at the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -378,13 +378,10 @@ def read_config(
 def overruled(file: Path, flags: Mapping[str, object], environ: Mapping[str, str]) -> list[str]:
     """The pool's fields that stand in the file in vain, for a flag or a variable says them, too; arguments as read_config()."""
     values = read_file(file).values
-    for section, spread in (("mps", as_mode), ("batching", as_batching)):
-        if section in values:
-            values[section] = spread(values[section])
-    variables = read_environment(environ, pool_fields()).sources
-    # It asks for no less than the file does.
-    told = {dotted(location) for location, source in variables.items() if source.name != ENABLE_MPS}
-    told |= {FLAG_FIELDS.get(name, name) for name in flags}
+    _spread(values, as_batching)
+    sources = read_environment(environ, pool_fields()).sources | _read_flags(flags).sources
+    # ENABLE_MPS asks for no less than the file does.
+    told = {dotted(location) for location, source in sources.items() if source.name != ENABLE_MPS}
     return [name for name in pool_fields() if name in told and _stands(values, name)]
 
 
@@ -431,9 +428,7 @@ def _merge(
     below = Layer() if file is None else read_file(file)
     if serving is not None:
         below, environ = serving.below, serving.environ
-    for section, spread in (("mps", as_mode), ("batching", as_asked_for)):
-        if section in below.values:
-            below.values[section] = spread(below.values[section])
+    _spread(below.values, as_asked_for)
     folder = here if file is None else file.absolute().parent
     entries = take_entries(below, folder)
     for entry in entries:
@@ -459,6 +454,13 @@ def _merge(
     if not layer.complete:
         layer.left_out |= set(PoolConfig.model_fields) - set(layer.values)
     return layer, entries
+
+
+def _spread(values: dict[str, object], batching: Callable[[object], object]) -> None:
+    """Has sections stand as such that a file says in a word; that of batching by this function."""
+    for section, spread in (("mps", as_mode), ("batching", batching)):
+        if section in values:
+            values[section] = spread(values[section])
 
 
 def _is_per_model(layer: Layer) -> bool:

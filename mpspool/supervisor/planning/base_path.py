@@ -123,11 +123,13 @@ def _no_such_path(folder: Path) -> BasePathError:
 
 
 def _has_versions(folder: Path) -> bool:
-    return any(map(is_saved_model, version_folders(folder, _listed(folder)).values()))
+    with contextlib.suppress(OSError):  # nobody may look
+        return any(map(is_saved_model, version_folders(folder, _listed(folder)).values()))
+    return False
 
 
 def _folders(there: Path) -> list[str]:
-    return [name for name in _listed(there) if (there / name).is_dir()]
+    return [name for name in _listed(there) if os.path.isdir(there / name)]
 
 
 def _listed(there: Path) -> list[str]:
@@ -137,7 +139,7 @@ def _listed(there: Path) -> list[str]:
 
 
 def _no_version(base_path: Path) -> BasePathError:
-    if any((base_path / name).exists() for name in SAVED_MODEL_FILES):
+    if is_saved_model(base_path):
         if is_number(base_path.name):
             return BasePathError(
                 f"{base_path} is one version of a model; give {base_path.parent}, the folder that holds it"
