@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from bench.sim.cell import Cell, Key, Task, run_all
 from bench.sim.figures import Figures, NothingArrivedError
-from bench.sim.scenario import Options, OptionsError, Scenario
+from bench.sim.scenario import Options, OptionsError, Scenario, shown
 from bench.sim.trace import TraceError
 from mpspool.router.scheduling import policy
 
@@ -54,6 +54,15 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         type=Path,
         help="requests to be played (JSON lines, as of `mpspool record`, or .csv) instead of a scenario",
     )
+    add(
+        "--config",
+        type=Path,
+        action="append",
+        default=[],
+        dest="configs",
+        metavar="POOL.yaml",
+        help="judge what this pool file says on the --trace, beside the policies; may be given several times",
+    )
     add("--gpus", type=_whole, default=0, help="devices; default: the scenario's, 8 for a trace")
     add(
         "--slots",
@@ -80,6 +89,9 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(argv)
     if options.trace and options.scenario:
         parser.error("--trace is played instead of a scenario: leave --scenario out")
+    options.configs = tuple(dict.fromkeys(options.configs))
+    if options.configs and not options.trace:
+        parser.error("--config is judged on a --trace: give one, as of `mpspool record`")
     options.scenarios = options.scenario.split(",") if options.scenario else list(SCENARIOS)
     if unknown := set(options.scenarios) - set(SCENARIOS):
         parser.error(f"{', '.join(sorted(unknown))}: none of {', '.join(SCENARIOS)}")
@@ -211,12 +223,15 @@ def _write(
 
 def _failures(found: Mapping[Key, Any], options: Options) -> list[str]:
     """What a policy of a user's own could not say: those rows are not its own."""
-    failed = [one for one in found.values() if isinstance(one, Figures) and one.policy_failures]
+    failed = {key: one for key, one in found.items() if isinstance(one, Figures) and one.policy_failures}
     if not failed:
         return []
-    worst = max(failed, key=lambda one: one.policy_failures)
+    key, worst = max(failed.items(), key=lambda item: item[1].policy_failures)
+    name = next(
+        (f"A policy in {shown(file)}" for file in options.configs if shown(file) in key), options.policy
+    )
     text = (
-        f"**{options.policy} failed on up to {worst.policy_failures} requests of a cell, which went in the order of arrival: "
+        f"**{name} failed on up to {worst.policy_failures} requests of a cell, which went in the order of arrival: "
         f"{worst.policy_error}**"
     )
     return [text, ""]
@@ -226,7 +241,11 @@ def _as_json(found: Mapping[Key, Any], options: Options) -> str:
     """A line for each cell."""
     silent = Options()
     said = {
-        name: value if isinstance(value, dict) else str(value)
+        name: value
+        if isinstance(value, dict)
+        else [*map(str, value)]
+        if isinstance(value, tuple)
+        else str(value)
         for name, value in dataclasses.asdict(options).items()
         if value or value != getattr(silent, name)
     }

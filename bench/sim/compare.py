@@ -75,6 +75,12 @@ def told(pool: Pool) -> Iterator[str]:
     yield f"With batching, a batch has {most} rows at most{why} and waits only while every worker is busy."
 
 
+def told_of(setup: Setup, workers: Mapping[str, int]) -> str:
+    """What a row of a pool file runs on."""
+    own = ", ".join(f"{name} {count}" for name, count in workers.items())
+    return f"{setup.title} is as that file says{f', with its own workers on each device ({own})' if own else ''}."
+
+
 def _count(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 

@@ -12,12 +12,12 @@ from typing import Any
 
 from bench.sim.arrivals import Load
 from bench.sim.device import Device
-from bench.sim.job import Ended, Job, Outcome
+from bench.sim.job import Ended, Job, Outcome, Whole
 from bench.sim.service import Pool, Service
 from bench.sim.setup import Setup
 from bench.sim.trace import Request
 from bench.sim.worker import Run, Worker
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.router.scheduling.policy import Own
 from mpspool.router.scheduling.scheduler import Refuse, Scheduler
 
@@ -70,7 +70,7 @@ class Simulation:
         self._serial = itertools.count()
         self._pumps: list[_Router] = []
         self._services = {service.name: service for service in pool.services}
-        self._batching = setup.batching
+        self._batching = {service.name: setup.batching_of(service) for service in pool.services}
         self._link_ns = int(pool.link_us * 1000)
         devices = [Device[Run](f"gpu{n}", pool.parallel, pool.loss) for n in range(pool.gpus)]
         self.record = Record(devices, [])
@@ -89,7 +89,8 @@ class Simulation:
         whole = None if setup.apart else _Router(self, setup.scheduler(pool.services))
         rounds: dict[str, list[_Router]] = {service.name: [] for service in pool.services}
         for service, device, name in places:
-            worker = Worker(name, service, device, self._enter, self._answer)
+            batching = self._batching[service.name]
+            worker = Worker(name, service, batching, device, self._enter, self._answer)
             router = whole or _Router(self, setup.scheduler(pool.services))
             router.join(worker, pool.credits)
             if router not in self._all:
@@ -119,9 +120,9 @@ class Simulation:
         self.record.end_s = self.now_ns / 1e9
         self.record.wall_s = time.thread_time() - start_s
         self.record.scheduler_s = sum(router.spent_ns for router in self._all) / 1e9
-        version = next(iter(self._services.values())).version
-        for router in self._all:
-            policy = router.scheduler.policy(version)
+        versions = [service.version for service in self._services.values()]
+        policies = [router.scheduler.policy(version) for router in self._all for version in versions]
+        for policy in {id(policy): policy for policy in policies}.values():
             if isinstance(policy, Own):
                 self.record.policy_failures += policy.failures
                 self.record.policy_error = self.record.policy_error or policy.error
@@ -142,16 +143,16 @@ class Simulation:
         if leads:
             self._arrive_next()
         self._under_way += 1
-        service = self._services[request.model]
-        next(self._routers[request.model]).arrive(Job(request, service, self.now_ns, batching=self._batching))
+        service, batching = self._services[request.model], self._batching[request.model]
+        next(self._routers[request.model]).arrive(Whole(request, service, batching, self.now_ns))
 
-    def end(self, job: Job, outcome: Outcome) -> None:
+    def end(self, whole: Whole, outcome: Outcome) -> None:
         """A request has its answer or its refusal."""
         self._under_way -= 1
-        self.record.ended.append(
-            Ended(job.request, outcome, self.now_ns / 1e9, job.alone_ns / 1e9, job.overlap_ns / 1e9)
-        )
-        if (request := self._load.after(job.request, self.now_ns / 1e9)) is not None:
+        alone_s = sum(job.alone_ns for job in whole.jobs) / 1e9
+        overlap_s = sum(job.overlap_ns for job in whole.jobs) / 1e9
+        self.record.ended.append(Ended(whole.request, outcome, self.now_ns / 1e9, alone_s, overlap_s))
+        if (request := self._load.after(whole.request, self.now_ns / 1e9)) is not None:
             self.at(max(self.now_ns + 1, int(request.time * 1e9)), self._arrive, (request, False))
 
     # -- routers ----------------------------------------------------------------------------------
@@ -221,19 +222,30 @@ class _Router:
         self._workers[worker.name] = worker
         self.scheduler.join(worker.name, worker.service.version, credits_, worker.device.name)
 
-    def arrive(self, job: Job) -> None:
+    def arrive(self, whole: Whole) -> None:
         start_ns = time.thread_time_ns()
         self._refuse(self.scheduler.expire(self._simulation.now_ns))
         try:
-            stirs = self.scheduler.arrive(job, self._simulation.now_ns)
+            stirs = self._take_in(whole.jobs)
         except PoolError as error:
             late = error.code is Code.DEADLINE_EXCEEDED
-            self._simulation.end(job, Outcome.REFUSED_LATE if late else Outcome.REFUSED_FULL)
+            self._simulation.end(whole, Outcome.REFUSED_LATE if late else Outcome.REFUSED_FULL)
             return
         finally:
             self.spent_ns += time.thread_time_ns() - start_ns
         if stirs or 0 < self._look_ns <= self._simulation.now_ns:
             self._pump_soon()
+
+    def _take_in(self, jobs: list[Job]) -> bool:
+        """What has come at this moment fills no queue while workers are idle: it is sent first. Raises PoolError."""
+        now_ns = self._simulation.now_ns
+        try:
+            return self.scheduler.arrive_in_parts(jobs, now_ns, evict=not self._pumping)
+        except PoolError as error:
+            if not self._pumping or error.lack not in (Lack.REQUESTS, Lack.BATCHES):
+                raise
+        self.pump()
+        return self.scheduler.arrive_in_parts(jobs, now_ns)
 
     def tick(self, _: object) -> None:
         simulation = self._simulation
@@ -286,7 +298,7 @@ class _Router:
                 scheduler.costs.observe(job.model, job.signature, job.size, cost_us)
             if not job.over:
                 scheduler.answered(job, ran=not job.late)
-                self._simulation.end(job, Outcome.EXPIRED if job.late else Outcome.ANSWERED)
+                self._end(job, Outcome.EXPIRED if job.late else Outcome.ANSWERED)
         self.spent_ns += time.thread_time_ns() - start_ns
         self._pump_soon()
 
@@ -294,4 +306,15 @@ class _Router:
         for refusal in refusals:
             assert isinstance(refusal.entry, Job)
             late = refusal.error.code is Code.DEADLINE_EXCEEDED
-            self._simulation.end(refusal.entry, Outcome.EXPIRED if late else Outcome.REFUSED_FULL)
+            self._end(refusal.entry, Outcome.EXPIRED if late else Outcome.REFUSED_FULL)
+
+    def _end(self, job: Job, outcome: Outcome) -> None:
+        """The first part that fails ends the whole."""
+        whole = job.whole
+        if whole.ended or (outcome is Outcome.ANSWERED and not whole.answered):
+            return
+        whole.ended = True
+        for part in whole.jobs:
+            if not part.over:
+                self.scheduler.cancel(part)
+        self._simulation.end(whole, outcome)

@@ -6,8 +6,12 @@ import enum
 import functools
 from dataclasses import dataclass
 
+import msgspec
+
 from bench.sim.service import Service
 from bench.sim.trace import Request
+from mpspool.core.settings import BatchingSettings
+from mpspool.router.scheduling.batching import split
 from mpspool.router.scheduling.entry import Entry
 
 # A body says nothing but how long it is, and longer ones cost memory only.
@@ -31,35 +35,83 @@ class Outcome(enum.IntEnum):
     REFUSED_FULL = 3
 
 
+class Whole:
+    """A request as it arrived, and what the scheduler is given for it.
+
+    Args:
+        request: as it arrived.
+        service: what it is for.
+        batching: how the setup joins and divides its requests; None for not at all.
+        now_ns: the time.
+
+    Attributes:
+        request: as it arrived.
+        jobs: one, or one for each part that it runs in.
+        ended: it has its answer, or never will.
+
+    Raises:
+        PoolError: it has more rows than a request may have.
+    """
+
+    __slots__ = ("ended", "jobs", "request")
+
+    def __init__(
+        self, request: Request, service: Service, batching: BatchingSettings | None, now_ns: int
+    ) -> None:
+        self.request = request
+        self.ended = False
+        parts = [request]
+        if batching is not None and len(ranges := split(request.rows, batching)) > 1:
+            parts = [_part(request, stop - start) for start, stop in ranges]
+        self.jobs = [Job(self, part, service, now_ns, batching=batching is not None) for part in parts]
+
+    @property
+    def answered(self) -> bool:
+        """Every part is."""
+        return all(job.over for job in self.jobs)
+
+
+def _part(request: Request, rows: int) -> Request:
+    share = rows / request.rows
+    return msgspec.structs.replace(
+        request, rows=rows, bytes=int(request.bytes * share), cost_us=request.cost_us * share
+    )
+
+
 class Job(Entry):
     """What the scheduler is given.
 
     Args:
-        request: as it arrived.
+        whole: whose it is.
+        request: as it arrived, or the part of it that this is.
         service: what it is for.
         now_ns: the time.
         batching: the setup joins requests.
 
     Attributes:
-        request: as it arrived.
+        whole: whose it is.
+        request: as it arrived, or the part of it that this is.
         factor: its times are so many times the service's.
         alone_ns: what it took of a worker's time beside what others cost it on the device.
         overlap_ns: what those did.
         late: the worker found its deadline passed and did not run it.
     """
 
-    def __init__(self, request: Request, service: Service, now_ns: int, *, batching: bool) -> None:
+    def __init__(
+        self, whole: Whole, request: Request, service: Service, now_ns: int, *, batching: bool
+    ) -> None:
         super().__init__(
             service.version,
             request.signature,
             _body(min(request.bytes, _LONGEST_BODY)),
             now_ns,
             now_ns + int(request.deadline_ms * 1e6) if request.deadline_ms else 0,
-            rows=request.rows if batching and service.batching else 0,
+            rows=request.rows if batching else 0,
             kind=(request.signature, b"", b""),
             priority=request.priority,
             client=request.client,
         )
+        self.whole = whole
         self.request = request
         alone_us = service.alone_ns(request.rows) / 1000
         self.factor = request.cost_us / alone_us if request.cost_us else 1.0
@@ -75,7 +127,8 @@ class Ended:
         request: as it arrived.
         outcome: how it ended.
         at_s: when.
-        alone_s, overlap_s: of a worker's time, as in Job; what is left of its latency it waited.
+        alone_s, overlap_s: of workers' time, as in Job, of all parts; what is left of its latency it waited: less than none where
+            parts ran side by side for longer than it did.
     """
 
     request: Request

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +25,7 @@ class Options:
     Attributes:
         policy: to be judged beside the scenario's own.
         trace: to be played.
+        configs: pool files, to be judged on the trace beside the policies.
         gpus, slots: devices, and workers on each.
         slots_of: those of each model of the trace, in place of slots.
         seconds: of simulated time, for each cell.
@@ -34,6 +36,7 @@ class Options:
 
     policy: str = ""
     trace: Path | None = None
+    configs: tuple[Path, ...] = ()
     gpus: int = 0
     slots: int = 0
     slots_of: Mapping[str, int] = field(default_factory=dict, hash=False)
@@ -85,6 +88,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 def _row(cells: Sequence[str]) -> str:
     """Names may have the mark that ends a cell."""
     return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |"
+
+
+def shown(file: Path) -> str:
+    """Its name may have bytes that are no text."""
+    return os.fsencode(file).decode(errors="replace")
 
 
 def ms(value: float) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from bench.sim.service import Service
+from mpspool.core.settings import BatchingSettings, QueueSettings
 from mpspool.router.scheduling import policy as policies
 from mpspool.router.scheduling.load import Limits
 from mpspool.router.scheduling.queues import QueueRules
@@ -27,6 +29,7 @@ class Setup:
         fair, priority_s, refuse_late, max_requests: as in QueueRules.
         batching: services that batch do.
         apart: each worker has a queue of its own behind a load balancer that goes round.
+        models: by service, what its queue is told in place of policy, max_requests and batching, and how it batches.
     """
 
     title: str
@@ -42,22 +45,35 @@ class Setup:
     max_requests: int = 10_000
     batching: bool = True
     apart: bool = False
+    models: Mapping[str, tuple[QueueSettings, BatchingSettings | None]] = field(
+        default_factory=dict, hash=False
+    )
+
+    def batching_of(self, service: Service) -> BatchingSettings | None:
+        """How its requests are joined; None where they run one by one."""
+        if service.name in self.models:
+            return self.models[service.name][1]
+        return service.batching if self.batching else None
 
     def scheduler(self, services: tuple[Service, ...]) -> Scheduler:
         """The router's own, told so."""
         rules = PoolRules(self.dispatch, Limits(self.running, self.long), self.long_us)
+        queue = QueueSettings(policy=self.policy, max_queued_requests=self.max_requests)
         order = policies.find(self.policy, self.aging)
-        scheduler = Scheduler(rules, self._queue_rules(order, None))
+        scheduler = Scheduler(rules, self._queue_rules(order, queue, None))
         for service in services:
-            batching = service.batching if self.batching else None
-            scheduler.govern(service.version, self._queue_rules(order, service if batching else None))
+            told, _ = self.models.get(service.name, (queue, None))
+            of_model = order if told.policy == self.policy else policies.find(told.policy, self.aging)
+            scheduler.govern(service.version, self._queue_rules(of_model, told, self.batching_of(service)))
         return scheduler
 
-    def _queue_rules(self, order: policies.Policy, service: Service | None) -> QueueRules:
+    def _queue_rules(
+        self, order: policies.Policy, queue: QueueSettings, batching: BatchingSettings | None
+    ) -> QueueRules:
         return QueueRules(
             policy=order,
-            max_requests=self.max_requests,
-            batching=service.batching if service else None,
+            max_requests=queue.max_queued_requests,
+            batching=batching,
             priority_s=self.priority_s,
             fair=self.fair,
             refuse_late=self.refuse_late,

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from bench.sim.device import Device
 from bench.sim.job import Job
 from bench.sim.service import Service
+from mpspool.core.settings import BatchingSettings
+from mpspool.router.scheduling.batching import padding_of
 from mpspool.router.scheduling.scheduler import Send
 
 
@@ -57,10 +59,14 @@ class Run:
         self.worker.enter(self, now_ns + int(before_ns))
 
     def _gather(self, now_ns: int) -> tuple[int, float]:
-        """The rows of a batch, and its factor: the mean of theirs."""
+        """The rows of a batch, padding included, and its factor: the mean of theirs."""
         on_time = [job for job in self.jobs if not self._is_late(job, now_ns)]
         rows = sum(job.rows for job in on_time)
-        return rows, sum(job.rows * job.factor for job in on_time) / rows if rows else 1.0
+        if not rows:
+            return 0, 1.0
+        batching = self.worker.batching
+        padding = padding_of(rows, batching) if batching else 0
+        return rows + padding, sum(job.rows * job.factor for job in on_time) / rows
 
     def _is_late(self, job: Job, now_ns: int) -> bool:
         job.late = bool(job.deadline_ns) and job.deadline_ns <= now_ns
@@ -92,6 +98,7 @@ class Worker:
     Args:
         name: as the scheduler calls it.
         service: what it runs.
+        batching: how requests were joined; None for not at all.
         device: where.
         enter: calls a Run's enter() at a time.
         answer: called with a Run and when it ended, which may be to come.
@@ -107,11 +114,13 @@ class Worker:
         self,
         name: str,
         service: Service,
+        batching: BatchingSettings | None,
         device: Device[Run],
         enter: Callable[[Run, int], None],
         answer: Callable[[Run, int], None],
     ) -> None:
         self.name, self.service, self.device, self.enter = name, service, device, enter
+        self.batching = batching
         self.ran_s = 0.0
         self._answer = answer
         self._waiting: deque[tuple[int, Run]] = deque()

@@ -91,7 +91,29 @@ def examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
 
 
+class Commands(click.Group):
+    """Says where an option goes that stands before the command and is the command's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        words = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            of = [name for name, command in self.commands.items() if _has(command, error.option_name)]
+            if not of:
+                raise
+            name = next((word for word in words if word in of), of[0])
+            raise click.UsageError(
+                f"{error.option_name} goes behind the command: mpspool {name} {error.option_name}", ctx
+            ) from error
+
+
+def _has(command: click.Command, option: str) -> bool:
+    return any(option in parameter.opts for parameter in command.params)
+
+
 @click.group(
+    cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=examples(
         "mpspool start --model half_plus_two=/models/half_plus_two     # stays in the foreground",

@@ -50,6 +50,20 @@ def test_imports_stay_light(module: str, forbidden: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--run-dir", "/tmp/x", "status"], "--run-dir goes behind the command: mpspool status --run-dir"),
+        (["--gpus", "0,2"], "--gpus goes behind the command: mpspool start --gpus"),
+        (["--frobnicate"], "No such option '--frobnicate'"),
+    ],
+)
+def test_an_option_before_its_command_is_told_where_it_goes(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2
+    assert said in done.output
+
+
+@pytest.mark.parametrize(
     "command",
     [
         "start",

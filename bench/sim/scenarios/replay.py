@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from bench.sim import compare
+from bench.sim import compare, pool_file
 from bench.sim.arrivals import Replay
 from bench.sim.cell import Cell, Key, Task
-from bench.sim.scenario import Options, OptionsError
+from bench.sim.scenario import Options, OptionsError, shown
 from bench.sim.service import Linear, Pool, Service, divide
+from bench.sim.setup import Setup
 from bench.sim.trace import Request, read
 
 TITLE = "A trace under every policy"
@@ -27,17 +29,21 @@ def tasks(options: Options) -> dict[Key, Task]:
     services = of_trace(recorded)
     _check(options.slots_of, [service.name for service in services])
     trace = with_costs(recorded, services)
-    pool = _pool(options, trace, services)
+    configured = _configured(options, recorded)
+    pool = _pool(options, trace, services, configured)
     speed = _speed(options, trace)
     seconds = min(options.seconds or math.inf, trace[-1].time / speed + 1e-6)
+    cells = [(setup, dataclasses.replace(pool, slots=workers or pool.slots)) for setup, workers in configured]
     setups = compare.setups(
         pool,
         options.policy,
         deadlines=len({one.deadline_ms for one in trace}) > 1,
         clients=len({one.client for one in trace}) > 1,
     )
+    cells += [(setup, pool) for setup in setups]
     return {
-        (setup.title,): Cell(pool, setup, Replay(trace, speed), seconds, options.seed) for setup in setups
+        (setup.title,): Cell(pool, setup, Replay(trace, speed), seconds, options.seed)
+        for setup, pool in cells
     }
 
 
@@ -65,12 +71,25 @@ def _check(slots_of: Mapping[str, int], models: Sequence[str]) -> None:
         )
 
 
-def _pool(options: Options, trace: Iterable[Request], services: tuple[Service, ...]) -> Pool:
-    """Slots as they were said of each model, or by load."""
+def _configured(options: Options, trace: Sequence[Request]) -> list[tuple[Setup, dict[str, int]]]:
+    """What each pool file says; its workers only where no others were asked for. Raises OptionsError."""
+    found = [pool_file.read(file, trace) for file in options.configs]
+    said = bool(options.slots or options.slots_of)
+    return [(setup, {} if said else workers) for setup, workers in found]
+
+
+def _pool(
+    options: Options,
+    trace: Iterable[Request],
+    services: tuple[Service, ...],
+    configured: Iterable[tuple[Setup, dict[str, int]]],
+) -> Pool:
+    """Slots as they were said of each model, as the first pool file has them, or by load."""
+    workers = next((workers for _, workers in configured if workers), None)
     return Pool(
         options.gpus or 8,
         services,
-        dict(options.slots_of) or divide(options.slots or 8, loads_of(trace)),
+        dict(options.slots_of) or workers or divide(options.slots or 8, loads_of(trace)),
         parallel=compare.parallel(options),
         loss=compare.loss(options),
     )
@@ -127,13 +146,14 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
     )
     rate = len(recorded) / length_s
     assert options.trace is not None
-    # It may have bytes that are no text.
-    file = os.fsencode(options.trace.name).decode(errors="replace")
-    yield f"{file}: {len(recorded)} requests in {_short(length_s)} s, {_short(rate)} a second: {models}."
+    yield f"{shown(Path(options.trace.name))}: {len(recorded)} requests in {_short(length_s)} s, {_short(rate)} a second: {models}."
     if options.rate:
         yield f"Played {speed:.3g} times as fast, {options.rate:g} a second."
     yield ""
-    yield from compare.told(_pool(options, with_costs(recorded, services), services))
+    configured = _configured(options, recorded)
+    yield from compare.told(_pool(options, with_costs(recorded, services), services, configured))
+    for setup, workers in configured:
+        yield compare.told_of(setup, workers)
     clients = len({one.client for one in recorded}) > 1
     yield from compare.rows({key[0]: figures for key, figures in found.items()}, fairness=clients)
 
