@@ -32,6 +32,8 @@ JUDGE_S = 0.1
 # old through no fault of theirs: they get twice this long to beat again.
 _PAUSE_NS = 500_000_000
 _HANG_TIMEOUT_S = 30.0
+# Bodies that are no longer stay in a dispatch's message, however many they are: to place them costs more than to copy them.
+_SHORT_BYTES = 1024
 
 
 @dataclass(slots=True, eq=False)
@@ -73,18 +75,24 @@ class Worker:
         return self.identity.decode()
 
     def pack(self, dispatch: int, bodies: list[bytes]) -> tuple[list[bytes | Place | None], list[bytes]]:
-        """What stands for each body in a dispatch's message, and the frames that follow it."""
+        """What stands for each body in a dispatch's message, and the frames that follow it.
+
+        Bodies that together are long go to the inbox.
+        """
         packed: list[bytes | Place | None] = list(bodies)
         frames: list[bytes] = []
-        long = [index for index, body in enumerate(bodies) if len(body) > INLINE_MAX_BYTES]
-        if long:
-            places: Sequence[Place | None] = [None] * len(long)
-            if self.inbox is not None:
-                places = self.inbox.put(dispatch, [bodies[index] for index in long])
-            for index, place in zip(long, places, strict=True):
+        if sum(map(len, bodies)) <= INLINE_MAX_BYTES:
+            return packed, frames
+        placed = [index for index, body in enumerate(bodies) if len(body) > _SHORT_BYTES]
+        places: Sequence[Place | None] = [None] * len(placed)
+        if self.inbox is not None and placed:
+            places = self.inbox.put(dispatch, [bodies[index] for index in placed])
+        for index, place in zip(placed, places, strict=True):
+            if place is not None:
                 packed[index] = place
-                if place is None:
-                    frames.append(bodies[index])
+            elif len(bodies[index]) > INLINE_MAX_BYTES:
+                packed[index] = None
+                frames.append(bodies[index])
         return packed, frames
 
     def unpack(self, dispatch: int) -> None:

@@ -12,6 +12,7 @@ import zmq
 
 from mpspool.core import tfs
 from mpspool.core.errors import Code
+from mpspool.core.ids import WorkerId
 from mpspool.core.inbox import REGION_BYTES, Inbox, InboxWriter
 from mpspool.core.messages import (
     INLINE_MAX_BYTES,
@@ -25,7 +26,9 @@ from mpspool.core.messages import (
     decode_from_worker,
     encode,
 )
+from mpspool.core.progress import ProgressReader, ProgressWriter
 from mpspool.core.states import WorkerState
+from mpspool.router.workers import Worker
 from mpspool.worker.link import Link as WorkerLink
 from mpspool.worker.link import Ran
 from tests.unit.test_dataplane import Scene, play, settle
@@ -122,6 +125,41 @@ def test_without_an_inbox_a_long_request_goes_in_a_frame(tmp_path: Path, path: s
         assert await task == b"answer"
 
     play(tmp_path, story)
+
+
+@pytest.fixture
+def worker(tmp_path: Path, writer: InboxWriter) -> Iterator[Worker]:
+    page = tmp_path / "progress"
+    with closing(ProgressWriter(page)), closing(ProgressReader(page)) as progress:
+        yield Worker(b"m@1.cpu0.0#1", WorkerId("m", 1, "cpu0", 0), 1, 0, 0, progress, writer)
+
+
+@pytest.mark.parametrize("with_inbox", [True, False])
+def test_bodies_that_together_are_long_lie_in_the_inbox(
+    inbox: Inbox, worker: Worker, with_inbox: bool
+) -> None:
+    """But those that are next to nothing; where there is no inbox, only what is long by itself goes in a frame."""
+    tiny, some, long = b"x" * 100, os.urandom(9000), os.urandom(INLINE_MAX_BYTES + 1)
+    if not with_inbox:
+        worker.inbox = None
+    assert worker.pack(1, [some, tiny]) == ([some, tiny], [])
+    assert worker.pack(2, [tiny] * 400) == ([tiny] * 400, [])
+    packed, frames = worker.pack(3, [some, tiny, long, some])
+    worker.unpack(3)
+    if not with_inbox:
+        assert (packed, frames) == ([some, tiny, None, some], [long])
+        return
+    assert frames == []
+    assert packed[1] == tiny
+    assert [inbox.body(place) for place in packed if isinstance(place, tuple)] == [some, long, some]
+
+
+def test_what_a_region_has_no_room_for_goes_in_the_message(inbox: Inbox, worker: Worker) -> None:
+    """In a frame where it is long."""
+    some, long = os.urandom(9000), os.urandom(REGION_BYTES - 9100)
+    packed, frames = worker.pack(1, [long, some, some, long])
+    assert (packed[2:], frames) == ([some, None], [long])
+    assert [inbox.body(place) for place in packed if isinstance(place, tuple)] == [long, some]
 
 
 def test_a_worker_reads_what_lies_in_its_inbox(tmp_path: Path) -> None:
