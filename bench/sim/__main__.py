@@ -240,15 +240,13 @@ def _failures(found: Mapping[Key, Any], options: Options) -> list[str]:
 def _as_json(found: Mapping[Key, Any], options: Options) -> str:
     """A line for each cell."""
     silent = Options()
-    said = {
-        name: value
-        if isinstance(value, dict)
-        else [*map(str, value)]
-        if isinstance(value, tuple)
-        else str(value)
+    said: dict[str, object] = {
+        name: value if isinstance(value, dict) else str(value)
         for name, value in dataclasses.asdict(options).items()
         if value or value != getattr(silent, name)
     }
+    if options.configs:
+        said["configs"] = [*map(str, options.configs)]
     cells = [
         json.dumps({"cell": list(key), "figures": _plain(one.as_dict() if isinstance(one, Figures) else one)})
         for key, one in found.items()

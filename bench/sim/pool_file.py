@@ -35,17 +35,18 @@ def read(file: Path, trace: Iterable[Request]) -> tuple[Setup, dict[str, int]]:
     for request in trace:
         largest[request.model] = max(request.rows, largest.get(request.model, 0))
     asked = {model.name: model for model in config.models if model.name in largest}
-    if missing := ", ".join(largest.keys() - asked.keys()):
+    if missing := largest.keys() - asked.keys():
         raise OptionsError(
-            f"{file} has no model {missing}, which the trace asks for; add it, or leave its requests out of the trace"
+            f"{file} has no model {', '.join(sorted(missing))}, which the trace asks for; add it, or leave its requests out of the trace"
         )
     if config.batching.per_model:
         raise OptionsError(
             f"{file}: with batching.per_model the folder of each version says how its requests are joined, which is not "
             "read here; say it in a copy of the file, under models.NAME.batching"
         )
-    queues = {name: _queue(file, config, model, largest[name]) for name, model in asked.items()}
     scheduling = config.scheduling
+    _check(file, "scheduling.policy", scheduling.policy)
+    queues = {name: _queue(file, config, model, largest[name]) for name, model in asked.items()}
     setup = Setup(
         shown(file),
         policy=scheduling.policy,
@@ -66,10 +67,7 @@ def _queue(
     file: Path, config: PoolConfig, model: ModelConfig, largest: int
 ) -> tuple[QueueSettings, BatchingSettings | None]:
     queue = queue_of(config, model, {})
-    try:
-        policies.find(queue.policy, config.scheduling.aging)
-    except (Exception, SystemExit) as error:
-        raise OptionsError(f"{file}: the policy of {model.name}: {policies.why(error)}") from error
+    _check(file, f"models.{model.name}.policy", queue.policy)
     found = batching(config, model, None)
     settings = found.settings() if found else None
     if settings and largest > settings.max_batch_size:
@@ -79,6 +77,14 @@ def _queue(
             "enable_large_batch_splitting and max_execution_batch_size, or leave them out of the trace"
         )
     return queue, settings
+
+
+def _check(file: Path, where: str, policy: str) -> None:
+    """Raises OptionsError: there is no such policy, or it cannot be imported."""
+    try:
+        policies.find(policy, 1.0)
+    except (Exception, SystemExit) as error:
+        raise OptionsError(f"{file}: {where} {policy}: {policies.why(error)}") from error
 
 
 def _workers(config: PoolConfig, asked: Mapping[str, ModelConfig]) -> dict[str, int]:

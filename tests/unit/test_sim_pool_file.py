@@ -98,7 +98,11 @@ def test_priorities_mean_something_where_the_file_has_a_key_for_them(tmp_path: P
         (f"{MODELS}polcy: sjf", "polcy: unknown key in pool.yaml line 2; known are"),
         (
             f"{MODELS}scheduling: {{policy: nowhere}}",
-            "the policy of ranker: LookupError: no policy 'nowhere'",
+            "scheduling.policy nowhere: LookupError: no policy 'nowhere'",
+        ),
+        (
+            MODELS.replace("/r", "/r, policy: no.where:x"),
+            "models.ranker.policy no.where:x: ModuleNotFoundError: ",
         ),
         (
             f"{MODELS}batching: {{max_batch_size: 8, allowed_batch_sizes: [4]}}",
