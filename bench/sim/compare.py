@@ -67,8 +67,7 @@ def told(pool: Pool) -> Iterator[str]:
     """What all of them run on."""
     slots = {service.name: pool.workers(service) for service in pool.services}
     each = " each" if pool.gpus > 1 else ""
-    divided = ", ".join(f"{name} {count}" for name, count in slots.items())
-    yield f"{_count(pool.gpus, 'device')} with {_count(sum(slots.values()), 'worker')}{each} ({divided})."
+    yield f"{_count(pool.gpus, 'device')} with {_count(sum(slots.values()), 'worker')}{each} ({_divided(slots)})."
     yield f"A device runs {pool.parallel:g} jobs at full speed, each overlap costs {pool.loss:.2g} of its speed."
     most = max(service.batching.max_batch_size for service in pool.services if service.batching)
     why = ", as the largest request has," if most > BATCHING.max_batch_size else ""
@@ -77,8 +76,12 @@ def told(pool: Pool) -> Iterator[str]:
 
 def told_of(setup: Setup, workers: Mapping[str, int]) -> str:
     """What a row of a pool file runs on."""
-    own = ", ".join(f"{name} {count}" for name, count in workers.items())
-    return f"{setup.title} is as that file says{f', with its own workers on each device ({own})' if own else ''}."
+    own = f", with its own workers on each device ({_divided(workers)})" if workers else ""
+    return f"{setup.title} is as that file says{own}."
+
+
+def _divided(workers: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in workers.items())
 
 
 def _count(number: int, what: str) -> str:

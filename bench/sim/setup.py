@@ -59,19 +59,15 @@ class Setup:
         """The router's own, told so."""
         rules = PoolRules(self.dispatch, Limits(self.running, self.long), self.long_us)
         queue = QueueSettings(policy=self.policy, max_queued_requests=self.max_requests)
-        order = policies.find(self.policy, self.aging)
-        scheduler = Scheduler(rules, self._queue_rules(order, queue, None))
+        scheduler = Scheduler(rules, self._queue_rules(queue, None))
         for service in services:
             told, _ = self.models.get(service.name, (queue, None))
-            of_model = order if told.policy == self.policy else policies.find(told.policy, self.aging)
-            scheduler.govern(service.version, self._queue_rules(of_model, told, self.batching_of(service)))
+            scheduler.govern(service.version, self._queue_rules(told, self.batching_of(service)))
         return scheduler
 
-    def _queue_rules(
-        self, order: policies.Policy, queue: QueueSettings, batching: BatchingSettings | None
-    ) -> QueueRules:
+    def _queue_rules(self, queue: QueueSettings, batching: BatchingSettings | None) -> QueueRules:
         return QueueRules(
-            policy=order,
+            policy=policies.find(queue.policy, self.aging),
             max_requests=queue.max_queued_requests,
             batching=batching,
             priority_s=self.priority_s,

@@ -179,15 +179,15 @@ def test_requests_of_a_batch_end_together() -> None:
     assert [one.latency_s for one in record.ended] == pytest.approx([0.007] * 8)
 
 
-def in_parts(**settings: Any) -> tuple[Service, BatchingSettings]:
+def in_parts(**settings: Any) -> Service:
     """Of 1 ms a row; a run has 4 rows."""
     batching = BatchingSettings(max_batch_size=20, max_execution_batch_size=4, **settings)
-    return Service("large", Linear(0, 1), batching=batching), batching
+    return Service("large", Linear(0, 1), batching=batching)
 
 
 def test_a_large_request_runs_in_parts_on_several_workers() -> None:
     """16 rows are four parts: on two workers in half the time, and one answer with the work of all."""
-    service, _ = in_parts()
+    service = in_parts()
     request = Request(time=0.0, model="large", rows=16, bytes=100)
     record = simulate(Replay([request]), Pool(2, (service,), link_us=0.0))
     assert record.batches == {"large": [4, 4, 4, 4]}
@@ -199,7 +199,7 @@ def test_a_large_request_runs_in_parts_on_several_workers() -> None:
 @pytest.mark.parametrize("deadline_ms", [0.0, 6.0])
 def test_a_request_in_parts_ends_once(deadline_ms: float) -> None:
     """Answered whole, or not at all: as one that has expired when its first part has, or is refused when no room is for all."""
-    service, _ = in_parts(max_enqueued_batches=100 if deadline_ms else 4)
+    service = in_parts(max_enqueued_batches=100 if deadline_ms else 4)
     requests = [
         Request(time=n / 200, model="large", rows=4 * (1 + n % 5), deadline_ms=deadline_ms)
         for n in range(400)
@@ -213,7 +213,7 @@ def test_a_request_in_parts_ends_once(deadline_ms: float) -> None:
 
 def test_padding_takes_its_time() -> None:
     """Three rows run as four where those are the sizes."""
-    service, _ = in_parts(allowed_batch_sizes=[2, 4])
+    service = in_parts(allowed_batch_sizes=[2, 4])
     record = simulate(Replay([Request(time=0.0, model="large", rows=3)]), Pool(1, (service,), link_us=0.0))
     assert [one.latency_s for one in record.ended] == pytest.approx([0.004])
     assert record.batches == {"large": [3]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from bench.sim.engine import Simulation
 from bench.sim.pool_file import read
 from bench.sim.service import Linear, Pool, Service
 from bench.sim.trace import Request
+from tests.unit.test_sim import cells
 
 TRACE = "".join(
     f'{{"time": {n / 1000}, "model": "{model}", "cost_us": 4000, "priority": {n % 2}}}\n'
@@ -23,18 +25,24 @@ TRACE = "".join(
 MODELS = "models: {ranker: {base_path: /r}, ocr: {base_path: /o}}\n"
 
 
-def play(folder: Path, text: str, *args: str, name: str = "pool.yaml") -> list[str]:
+def play(folder: Path, text: str, *args: str) -> list[str]:
     """The report's lines; what is played is more than the workers can do."""
     (folder / "t.jsonl").write_text(TRACE)
-    (folder / name).write_text(text)
-    files = ["--trace", str(folder / "t.jsonl"), "--config", str(folder / name), "--results", str(folder)]
+    (folder / "pool.yaml").write_text(text)
+    files = [
+        "--trace",
+        str(folder / "t.jsonl"),
+        "--config",
+        str(folder / "pool.yaml"),
+        "--results",
+        str(folder),
+    ]
     assert main([*files, "--gpus", "1", "--processes", "1", *args]) == 0
     return (folder / "trace.md").read_text().splitlines()
 
 
 def row(lines: list[str], title: str) -> dict[str, str]:
-    table = [[cell.strip() for cell in line[2:-2].split("|")] for line in lines if line[:1] == "|"]
-    return next(dict(zip(table[0], cells, strict=True)) for cells in table if cells[0] == title)
+    return next(row for row in cells("\n".join(lines)) if row[""] == title)
 
 
 def test_the_rules_of_a_pool_file_are_a_row(tmp_path: Path) -> None:
@@ -144,14 +152,28 @@ def test_a_pool_file_that_is_not_there_or_for_no_trace_is_said_so(
     assert "--config is judged on a --trace: give one, as of `mpspool record`" in capsys.readouterr().err
 
 
-def too_curious(waiting: object) -> float:
+def hopeless(waiting: object) -> float:
     """A policy that fails on each request."""
     return float(object())  # type: ignore[arg-type]
 
 
 def test_a_policy_of_a_pool_file_that_fails_is_said_so(tmp_path: Path) -> None:
     """Be it that of another model than the first."""
-    text = f"models: {{ranker: {{base_path: /r}}, ocr: {{base_path: /o, policy: '{__name__}:too_curious'}}}}"
+    text = f"models: {{ranker: {{base_path: /r}}, ocr: {{base_path: /o, policy: '{__name__}:hopeless'}}}}"
     lines = play(tmp_path, text)
     failed = f"**A policy in {tmp_path / 'pool.yaml'} failed on up to 400 requests of a cell, which went in the order"
     assert any(line.startswith(failed) for line in lines)
+
+
+def test_a_pool_file_comes_through_a_pipe(tmp_path: Path) -> None:
+    """It is read once, for what runs and for the report."""
+    (tmp_path / "t.jsonl").write_text(TRACE)
+    read_end, write_end = os.pipe()
+    os.write(write_end, MODELS.encode())
+    os.close(write_end)
+    files = ["--trace", str(tmp_path / "t.jsonl"), "--config", f"/dev/fd/{read_end}"]
+    try:
+        assert main([*files, "--gpus", "1", "--processes", "1", "--results", str(tmp_path)]) == 0
+    finally:
+        os.close(read_end)
+    assert f"/dev/fd/{read_end} is as that file says." in (tmp_path / "trace.md").read_text()

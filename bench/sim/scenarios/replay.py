@@ -25,11 +25,12 @@ TITLE = "A trace under every policy"
 
 def tasks(options: Options) -> dict[Key, Task]:
     _read.cache_clear()
+    _configured.cache_clear()
     recorded = _read(options)
     services = of_trace(recorded)
     _check(options.slots_of, [service.name for service in services])
     trace = with_costs(recorded, services)
-    configured = _configured(options, recorded)
+    configured = _configured(options)
     pool = _pool(options, trace, services, configured)
     speed = _speed(options, trace)
     seconds = min(options.seconds or math.inf, trace[-1].time / speed + 1e-6)
@@ -71,9 +72,10 @@ def _check(slots_of: Mapping[str, int], models: Sequence[str]) -> None:
         )
 
 
-def _configured(options: Options, trace: Sequence[Request]) -> list[tuple[Setup, dict[str, int]]]:
-    """What each pool file says; its workers only where no others were asked for. Raises OptionsError."""
-    found = [pool_file.read(file, trace) for file in options.configs]
+@functools.lru_cache(maxsize=1)
+def _configured(options: Options) -> list[tuple[Setup, dict[str, int]]]:
+    """What each pool file says; its workers only where no others were asked for. Once, as _read(). Raises OptionsError."""
+    found = [pool_file.read(file, _read(options)) for file in options.configs]
     said = bool(options.slots or options.slots_of)
     return [(setup, {} if said else workers) for setup, workers in found]
 
@@ -150,7 +152,7 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
     if options.rate:
         yield f"Played {speed:.3g} times as fast, {options.rate:g} a second."
     yield ""
-    configured = _configured(options, recorded)
+    configured = _configured(options)
     yield from compare.told(_pool(options, with_costs(recorded, services), services, configured))
     for setup, workers in configured:
         yield compare.told_of(setup, workers)
