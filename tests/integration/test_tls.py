@@ -657,7 +657,7 @@ def test_who_has_gone_is_not_waited_for(ca: Authority, server: Pair, monkeypatch
             client.close()
         until(lambda: not listener.links)
         listener.limits = Limits()
-        go_on.set()
+        started.loop.call_soon_threadsafe(go_on.set)  # behind what cancels their steps, a turn later
         Secure(started, context(ca, "h2")).socket.close()
         assert len({id(session) for session in shaken}) == 1, "steps of the last one alone"
 
