@@ -18,8 +18,8 @@ from typing import Any, cast
 from bench.sim.cell import Cell, Key, Task, run_all
 from bench.sim.figures import Figures, NothingArrivedError
 from bench.sim.scenario import Options, OptionsError, Scenario, shown
+from bench.sim.setup import unfit
 from bench.sim.trace import TraceError
-from mpspool.router.scheduling import policy
 
 # By name, and the module.
 SCENARIOS = {
@@ -109,11 +109,8 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         parser.error(
             "--rate, --parallel and --loss are for --trace and --scenario fleet: the others have their own"
         )
-    if options.policy:
-        try:
-            policy.find(options.policy, 1.0)
-        except (Exception, SystemExit) as error:
-            parser.error(f"--policy {options.policy}: {policy.why(error)}")
+    if options.policy and (why := unfit(options.policy)):
+        parser.error(f"--policy {options.policy}: {why}")
     return options
 
 
@@ -222,19 +219,20 @@ def _write(
 
 
 def _failures(found: Mapping[Key, Any], options: Options) -> list[str]:
-    """What a policy of a user's own could not say: those rows are not its own."""
-    failed = {key: one for key, one in found.items() if isinstance(one, Figures) and one.policy_failures}
-    if not failed:
-        return []
-    key, worst = max(failed.items(), key=lambda item: item[1].policy_failures)
-    name = next(
-        (f"A policy in {shown(file)}" for file in options.configs if shown(file) in key), options.policy
-    )
-    text = (
-        f"**{name} failed on up to {worst.policy_failures} requests of a cell, which went in the order of arrival: "
-        f"{worst.policy_error}**"
-    )
-    return [text, ""]
+    """What policies of a user's own could not say: those rows are not their own."""
+    files = {shown(file) for file in options.configs}
+    worst: dict[str, Figures] = {}
+    for key, one in found.items():
+        if isinstance(one, Figures) and one.policy_failures:
+            name = next((f"A policy in {part}" for part in key if part in files), options.policy)
+            if name not in worst or one.policy_failures > worst[name].policy_failures:
+                worst[name] = one
+    texts = [
+        f"**{name} failed on up to {one.policy_failures} requests of a cell, which went in the order of arrival: "
+        f"{one.policy_error}**"
+        for name, one in worst.items()
+    ]
+    return [line for text in texts for line in (text, "")]
 
 
 def _as_json(found: Mapping[Key, Any], options: Options) -> str:

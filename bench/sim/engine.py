@@ -72,6 +72,7 @@ class Simulation:
         self._services = {service.name: service for service in pool.services}
         self._batching = {service.name: setup.batching_of(service) for service in pool.services}
         self._link_ns = int(pool.link_us * 1000)
+        self._priorities = setup.priority_s > 0
         devices = [Device[Run](f"gpu{n}", pool.parallel, pool.loss) for n in range(pool.gpus)]
         self.record = Record(devices, [])
         self._routers: dict[str, Iterator[_Router]] = {}
@@ -143,8 +144,11 @@ class Simulation:
         if leads:
             self._arrive_next()
         self._under_way += 1
-        service, batching = self._services[request.model], self._batching[request.model]
-        next(self._routers[request.model]).arrive(Whole(request, service, batching, self.now_ns))
+        whole = Whole(request, self._services[request.model], self._batching[request.model], self.now_ns)
+        if not self._priorities:
+            for job in whole.jobs:
+                job.priority = 0
+        next(self._routers[request.model]).arrive(whole)
 
     def end(self, whole: Whole, outcome: Outcome) -> None:
         """A request has its answer or its refusal."""
@@ -163,9 +167,6 @@ class Simulation:
 
     def send(self, worker: Worker, run: Run) -> None:
         self.record.dispatches += 1
-        if run.order.together:
-            rows = sum(job.rows for job in run.jobs)
-            self.record.batches.setdefault(worker.service.name, []).append(rows)
         worker.send(run, self.now_ns + self._link_ns)
 
     @property
@@ -287,11 +288,12 @@ class _Router:
         """A worker says what became of a dispatch."""
         scheduler = self.scheduler
         start_ns = time.thread_time_ns()
-        batch = scheduler.finished(run.worker.name, run.order.dispatch, run.ran, self._simulation.now_ns)
-        assert batch is not None
+        scheduler.finished(run.worker.name, run.order.dispatch, run.ran, self._simulation.now_ns)
         first = run.jobs[0]
         if run.order.together and run.ran:
-            scheduler.costs.observe(first.model, first.signature, 0, run.busy_ns / 1000, batch.rows)
+            rows = sum(job.rows for job in run.jobs if not job.late)
+            scheduler.costs.observe(first.model, first.signature, 0, run.busy_ns / 1000, rows)
+            self._simulation.record.batches.setdefault(first.model.name, []).append(rows)
         for job in run.jobs:
             if not job.late and not run.order.together:
                 cost_us = (job.alone_ns + job.overlap_ns) / 1000

@@ -17,6 +17,9 @@ from mpspool.router.scheduling.entry import Entry
 # A body says nothing but how long it is, and longer ones cost memory only.
 _LONGEST_BODY = 1 << 20
 
+# How the router's record names the signatures of what it does not take apart: one worker runs its parts, in turn.
+_WHOLE = ("REST ", "MultiInference ")
+
 _body = functools.lru_cache(maxsize=1024)(bytes)
 
 
@@ -60,10 +63,15 @@ class Whole:
     ) -> None:
         self.request = request
         self.ended = False
-        parts = [request]
-        if batching is not None and len(ranges := split(request.rows, batching)) > 1:
-            parts = [_part(request, stop - start) for start, stop in ranges]
-        self.jobs = [Job(self, part, service, now_ns, batching=batching is not None) for part in parts]
+        if batching is None:
+            self.jobs = [Job(self, request, service, now_ns)]
+            return
+        ranges = split(request.rows, batching)
+        if len(ranges) == 1 or request.signature.startswith(_WHOLE):
+            self.jobs = [Job(self, request, service, now_ns, min(request.rows, batching.run_rows))]
+            return
+        parts = [_part(request, stop - start) for start, stop in ranges]
+        self.jobs = [Job(self, part, service, now_ns, part.rows) for part in parts]
 
     @property
     def answered(self) -> bool:
@@ -86,7 +94,7 @@ class Job(Entry):
         request: as it arrived, or the part of it that this is.
         service: what it is for.
         now_ns: the time.
-        batching: the setup joins requests.
+        rows: that count in a batch; 0 where it is not joined with others.
 
     Attributes:
         whole: whose it is.
@@ -97,16 +105,14 @@ class Job(Entry):
         late: the worker found its deadline passed and did not run it.
     """
 
-    def __init__(
-        self, whole: Whole, request: Request, service: Service, now_ns: int, *, batching: bool
-    ) -> None:
+    def __init__(self, whole: Whole, request: Request, service: Service, now_ns: int, rows: int = 0) -> None:
         super().__init__(
             service.version,
             request.signature,
             _body(min(request.bytes, _LONGEST_BODY)),
             now_ns,
             now_ns + int(request.deadline_ms * 1e6) if request.deadline_ms else 0,
-            rows=request.rows if batching else 0,
+            rows=rows,
             kind=(request.signature, b"", b""),
             priority=request.priority,
             client=request.client,

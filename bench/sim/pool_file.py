@@ -1,20 +1,34 @@
-"""A pool file as a way to schedule: what the router of such a pool is told, and the workers of each model."""
+"""A pool file as a way to schedule: what the router of such a pool is told, and where the workers of each model are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.sim.scenario import OptionsError, shown
-from bench.sim.setup import Setup
+from bench.sim.setup import Setup, unfit
 from bench.sim.trace import Request
 from mpspool.core.settings import BatchingSettings, QueueSettings
-from mpspool.router.scheduling import policy as policies
 from mpspool.supervisor.config.schema import ModelConfig, PoolConfig, read_config
+from mpspool.supervisor.config.values import DEFAULT_CONTEXTS_PER_GPU
 from mpspool.supervisor.planning.queues import batching, check_batching, queue_of
 
 
-def read(file: Path, trace: Iterable[Request]) -> tuple[Setup, dict[str, int]]:
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where the models run, as far as a pool file says it, and not the machine.
+
+    Attributes:
+        devices: how many; the CPU is one. 0: it does not say.
+        workers: by model, on each device. Empty: it does not say them of all.
+    """
+
+    devices: int = 0
+    workers: Mapping[str, int] = field(default_factory=dict)
+
+
+def read(file: Path, trace: Iterable[Request]) -> tuple[Setup, Placement]:
     """What the file says of the models that are asked for; neither flags nor the environment count.
 
     Args:
@@ -22,11 +36,11 @@ def read(file: Path, trace: Iterable[Request]) -> tuple[Setup, dict[str, int]]:
         trace: what is asked for.
 
     Returns:
-        The setup, called as the file is; and by model its workers on each device, empty where it does not say them of all.
+        The setup, called as the file is; and where the models run.
 
     Raises:
-        OptionsError: it is refused, lacks a model, takes no requests as large as some of these, or leaves what it means
-            to what is not in it.
+        OptionsError: it is refused, lacks a model, takes no requests as large as some of these, has models on different
+            devices, or leaves what it means to what is not in it.
     """
     config, findings = read_config(file, {}, {})
     if problems := findings.told(check_batching(config, {})):
@@ -60,7 +74,7 @@ def read(file: Path, trace: Iterable[Request]) -> tuple[Setup, dict[str, int]]:
         refuse_late=scheduling.refuse_late,
         models=queues,
     )
-    return setup, _workers(config, asked)
+    return setup, _placement(file, [config.resolved(model) for model in asked.values()])
 
 
 def _queue(
@@ -81,15 +95,42 @@ def _queue(
 
 def _check(file: Path, where: str, policy: str) -> None:
     """Raises OptionsError: there is no such policy, or it cannot be imported."""
-    try:
-        policies.find(policy, 1.0)
-    except (Exception, SystemExit) as error:
-        raise OptionsError(f"{file}: {where} {policy}: {policies.why(error)}") from error
+    if why := unfit(policy):
+        raise OptionsError(f"{file}: {where} {policy}: {why}")
 
 
-def _workers(config: PoolConfig, asked: Mapping[str, ModelConfig]) -> dict[str, int]:
-    """By model, on each device."""
-    resolved = {name: config.resolved(model) for name, model in asked.items()}
-    found = {name: model.cpu_slots or model.contexts_per_gpu for name, model in resolved.items()}
-    said = {name: count for name, count in found.items() if count}
-    return said if len(said) == len(asked) else {}
+def _placement(file: Path, models: list[ModelConfig]) -> Placement:
+    """Raises OptionsError: not all of them run on the same devices."""
+    said = {gpus: model.name for model in models if (gpus := _gpus(model)) != "auto"}
+    if len(said) > 1:
+        (some, one), (others, other) = [*said.items()][:2]
+        raise OptionsError(
+            f"{file} has {one} on {_told(some)} and {other} on {_told(others)}, and here each device has workers of every "
+            "model: give them the same gpus in a copy of the file"
+        )
+    gpus = next(iter(said), "auto")
+    devices = 1 if gpus == "none" else len(gpus) if isinstance(gpus, tuple) else 0
+    workers = {model.name: count for model in models if (count := _workers(model, gpus))}
+    return Placement(devices, workers if len(workers) == len(models) else {})
+
+
+def _gpus(model: ModelConfig) -> tuple[int, ...] | str:
+    """Which; "none" for the CPU, "auto" for what the machine has."""
+    if model.gpus is None:
+        return "none" if model.cpu_slots else "auto"
+    return model.gpus
+
+
+def _told(gpus: tuple[int, ...] | str) -> str:
+    if isinstance(gpus, tuple):
+        return f"gpus {','.join(map(str, gpus))}"
+    return "the CPU" if gpus == "none" else "all GPUs"
+
+
+def _workers(model: ModelConfig, gpus: tuple[int, ...] | str) -> int:
+    """On each device; 0 where that is the machine's to say."""
+    if gpus == "none":
+        return model.cpu_slots or 0
+    if gpus == "auto":
+        return model.contexts_per_gpu or model.cpu_slots or 0
+    return model.contexts_per_gpu or DEFAULT_CONTEXTS_PER_GPU

@@ -16,6 +16,15 @@ from mpspool.router.scheduling.scheduler import PoolRules, Scheduler
 AGING = 3.0
 
 
+def unfit(policy: str) -> str:
+    """Why it cannot be had, or imported; "" where it can."""
+    try:
+        policies.find(policy, 1.0)
+    except (Exception, SystemExit) as error:
+        return policies.why(error)
+    return ""
+
+
 @dataclass(frozen=True, slots=True)
 class Setup:
     """What is judged.
@@ -26,7 +35,8 @@ class Setup:
         aging: of sjf.
         dispatch: which worker is next.
         running, long, long_us: what may run on a device at once, and what is long.
-        fair, priority_s, refuse_late, max_requests: as in QueueRules.
+        fair, refuse_late, max_requests: as in QueueRules.
+        priority_s: as there; 0 where requests have no priorities.
         batching: services that batch do.
         apart: each worker has a queue of its own behind a load balancer that goes round.
         models: by service, what its queue is told in place of policy, max_requests and batching, and how it batches.

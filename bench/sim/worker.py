@@ -9,7 +9,6 @@ from bench.sim.device import Device
 from bench.sim.job import Job
 from bench.sim.service import Service
 from mpspool.core.settings import BatchingSettings
-from mpspool.router.scheduling.batching import padding_of
 from mpspool.router.scheduling.scheduler import Send
 
 
@@ -61,12 +60,12 @@ class Run:
     def _gather(self, now_ns: int) -> tuple[int, float]:
         """The rows of a batch, padding included, and its factor: the mean of theirs."""
         on_time = [job for job in self.jobs if not self._is_late(job, now_ns)]
-        rows = sum(job.rows for job in on_time)
+        rows = sum(job.request.rows for job in on_time)
         if not rows:
             return 0, 1.0
         batching = self.worker.batching
-        padding = padding_of(rows, batching) if batching else 0
-        return rows + padding, sum(job.rows * job.factor for job in on_time) / rows
+        padding = batching.padding(rows) if batching else 0
+        return rows + padding, sum(job.request.rows * job.factor for job in on_time) / rows
 
     def _is_late(self, job: Job, now_ns: int) -> bool:
         job.late = bool(job.deadline_ns) and job.deadline_ns <= now_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -99,17 +99,24 @@ class Commands(click.Group):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            of = [name for name, command in self.commands.items() if _has(command, error.option_name)]
+            option = error.option_name
+            typed = {word for word in words if word in self.commands}
+            of = [path for path in _with(option, self) if not typed or path[0] in typed]
             if not of:
                 raise
-            name = next((word for word in words if word in of), of[0])
+            path = next((path for path in of if set(path) <= set(words)), of[0])
             raise click.UsageError(
-                f"{error.option_name} goes behind the command: mpspool {name} {error.option_name}", ctx
+                f"{option} goes behind the command: mpspool {' '.join(path)} {option}", ctx
             ) from error
 
 
-def _has(command: click.Command, option: str) -> bool:
-    return any(option in parameter.opts for parameter in command.params)
+def _with(option: str, group: click.Group, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The commands that have it, each with the groups that it is in."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _with(option, command, (*before, name))
+        elif any(option in parameter.opts for parameter in command.params):
+            yield (*before, name)
 
 
 @click.group(

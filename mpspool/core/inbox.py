@@ -1,6 +1,6 @@
-"""The inbox: memory of a worker's that the router writes the long bodies of its requests to.
+"""The inbox: memory of a worker's that the router writes its requests' bodies to, where those of a dispatch are long together.
 
-Through a socket such a body is copied four times, and threads of both sides wake up for it; here it is written once and
+Through a socket they are copied four times, and threads of both sides wake up for them; here they are written once and
 read once. The worker makes the memory, which has no name in any file system, and so is gone with it; the router opens it
 by the worker's descriptor under /proc.
 

@@ -1,9 +1,9 @@
 """What a worker and the router say to each other: msgspec structs over ZeroMQ.
 
 A message is frame 0, one msgpack-encoded struct of this module, then raw payload frames. A request's
-or response's body lies in its struct while it is short, which saves the frame. A longer request's lies in the
-worker's inbox, and its place there is in the struct; where that has no room, and for a longer response, it is None there
-and the next payload frame. Neither side ever unpickles. PROTOCOL travels in Hello; a mismatch is refused.
+or response's body lies in its struct while it is short, which saves the frame. Where the requests of a
+dispatch are long together, theirs lie in the worker's inbox, and their places there are in the struct; a long one for
+which that has no room, and a longer response, is None there and the next payload frame. Neither side ever unpickles. PROTOCOL travels in Hello; a mismatch is refused.
 
 A DEALER is not told that its router was replaced, and a ROUTER drops what it cannot address. So
 the router's epoch is in every message: a worker answers an unknown epoch with Hello, the router
@@ -50,7 +50,7 @@ class Hello(msgspec.Struct, tag="hello", frozen=True):
     state: str
     credits: int
     progress: str
-    # What the router opens to write long bodies to; "" for none.
+    # What the router opens to write bodies to; "" for none.
     inbox: str = ""
     # Its device, where what fails there fails for every worker on it; else empty.
     domain: str = ""
@@ -75,6 +75,11 @@ class Outcome(msgspec.Struct, frozen=True, array_like=True):
     parse_us: int = 0
     run_us: int = 0
     encode_us: int = 0
+
+    @property
+    def took_us(self) -> int:
+        """Of the worker's time."""
+        return self.parse_us + self.run_us + self.encode_us
 
 
 class Result(msgspec.Struct, tag="result", frozen=True, omit_defaults=True):

@@ -5,12 +5,14 @@ The supervisor resolves file, flags and environment once and writes one JSON fil
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
+from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import FETCH_PREFIX, escape
 from mpspool.core.rundir import write_file
 
@@ -103,6 +105,19 @@ class BatchingSettings(msgspec.Struct, frozen=True, kw_only=True):
     def run_rows(self) -> int:
         """Rows of one run of the model, at most."""
         return self.max_execution_batch_size or self.max_batch_size
+
+    def padding(self, rows: int) -> int:
+        """How many rows a run of so many lacks to the next size allowed; 0 where it is larger than all."""
+        place = bisect_left(self.allowed_batch_sizes, rows)
+        return self.allowed_batch_sizes[place] - rows if place < len(self.allowed_batch_sizes) else 0
+
+    def check_size(self, rows: int) -> None:
+        """Raises PoolError: a request of so many rows is larger than one may be."""
+        if rows > self.max_batch_size:
+            raise PoolError(
+                Code.INVALID_ARGUMENT,
+                f"Task size {rows} is larger than maximum input batch size {self.max_batch_size}",
+            )
 
 
 class VersionBatching(msgspec.Struct, frozen=True, kw_only=True):

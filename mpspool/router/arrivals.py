@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from mpspool.core import tfs
-from mpspool.core.messages import Outcome, Result
+from mpspool.core.messages import Result
 from mpspool.router.asked import rows_of
 from mpspool.router.memory import Admission
 from mpspool.router.scheduling.entry import Entry
@@ -88,7 +88,7 @@ class Arrivals:
         for entry, outcome in done:
             row = self._rows.get(entry.admission)  # type: ignore[attr-defined]  # what arrives are the data plane's
             if row is not None:
-                took_us = result.busy_us * entry.rows / rows if joined else _took_us(outcome)
+                took_us = result.busy_us * entry.rows / rows if joined else outcome.took_us
                 row["cost_us"] = round(row.get("cost_us", 0.0) + took_us, 1)
 
     def pieces(self, *, last: bool = False) -> Iterator[dict[str, Any]]:
@@ -107,7 +107,3 @@ class Arrivals:
                 "dropped": self._dropped,
                 "simulated": self._simulated,
             }
-
-
-def _took_us(outcome: Outcome) -> int:
-    return outcome.parse_us + outcome.run_us + outcome.encode_us

@@ -33,7 +33,7 @@ from mpspool.router.models import Models, Version, VersionStatus, Wanted
 from mpspool.router.overview import Overview
 from mpspool.router.pending import Head, Pending, abandoned, shutting_down
 from mpspool.router.scheduling import rules
-from mpspool.router.scheduling.batching import padding_of, split
+from mpspool.router.scheduling.batching import split
 from mpspool.router.scheduling.entry import Entry
 from mpspool.router.scheduling.load import Batch, Device
 from mpspool.router.scheduling.scheduler import Refuse, Scheduler, Send
@@ -661,7 +661,7 @@ class Dataplane:
         long_bodies = iter(frames)
         for entry, outcome in zip(batch.entries, result.outcomes, strict=True):
             body = next(long_bodies) if outcome.body is None else outcome.body
-            took_us = outcome.parse_us + outcome.run_us + outcome.encode_us
+            took_us = outcome.took_us
             if outcome.run_us and not joined:
                 costs.observe(model, entry.signature, entry.size, took_us)
             if not entry.over:
@@ -675,7 +675,7 @@ class Dataplane:
         """Of what was sent to be joined."""
         settings = None if result.apart else self._scheduler.batching(model)
         for requests, rows, run_us in result.runs:
-            padding = padding_of(rows, settings) if settings is not None else 0
+            padding = settings.padding(rows) if settings is not None else 0
             self._recorder.batch(model.name, model.version, requests, rows, padding, run_us / 1e6)
 
     def _answer(

@@ -42,7 +42,7 @@ class Worker:
 
     Attributes:
         identity: its address on the link, one for each generation of a slot.
-        inbox: where long bodies go that it is sent; None where it cannot be opened.
+        inbox: where the bodies go that it is sent, see pack(); None where it cannot be opened.
         path: of its version's folder.
         engine: what runs its model, known once it is READY.
         weights: where its variables lie, known once it is READY.
@@ -278,5 +278,5 @@ def _inbox(hello: messages.Hello) -> InboxWriter | None:
     try:
         return InboxWriter(hello.inbox)
     except (OSError, ValueError) as error:
-        logger.warning("long requests go by the socket", worker=hello.worker, error=str(error))
+        logger.warning("bodies of requests go by the socket", worker=hello.worker, error=str(error))
         return None

@@ -116,8 +116,8 @@ class Batching:
     def __init__(self, settings: BatchingSettings) -> None:
         self.run_rows = settings.run_rows
         self.max_rows = settings.max_batch_size
-        self._allowed = settings.allowed_batch_sizes
-        self._sizes: set[int | None] = set(self._allowed)
+        self._settings = settings
+        self._sizes: set[int | None] = set(settings.allowed_batch_sizes)
         self._pads_inputs = settings.pad_variable_length_inputs
         self._numbers: dict[Hashable, int] = {}
         self._next_number = itertools.count()
@@ -154,9 +154,7 @@ class Batching:
         Raises:
             PoolError: it has more rows than a request may have.
         """
-        if rows > self.max_rows:
-            text = f"Task size {rows} is larger than maximum input batch size {self.max_rows}"
-            raise PoolError(Code.INVALID_ARGUMENT, text)
+        self._settings.check_size(rows)
         return [part(call, (at, min(at + self.run_rows, rows))) for at in range(0, rows, self.run_rows)]
 
     def _rows(self, kind: Kind, inputs: Mapping[str, Array]) -> int:
@@ -202,7 +200,7 @@ class Batching:
 
         And where memory would be filled with what nobody sent: a short list fills a large row.
         """
-        padding = self._lacking(rows)
+        padding = self._settings.padding(rows)
         if padding:
             for call in calls:
                 self.rows(call)  # of a part nobody has asked yet
@@ -212,15 +210,12 @@ class Batching:
                 return 0
         return padding
 
-    def _lacking(self, rows: int) -> int:
-        return next((size - rows for size in self._allowed if size >= rows), 0)
-
     def middle(self, rows: Sequence[int]) -> int:
         """Before which of several calls, of so many rows each, their run would be made two; 0 where one of the two would be nearly as large."""
         *before, total = itertools.accumulate(rows)
         larger, at = min((max(taken, total - taken), at) for at, taken in enumerate(before, start=1))
-        whole = total + self._lacking(total)
-        return at if larger + self._lacking(larger) < _MOST_OF_WHOLE * whole else 0
+        lacking = self._settings.padding
+        return at if larger + lacking(larger) < _MOST_OF_WHOLE * (total + lacking(total)) else 0
 
     def joined(self, calls: Sequence[Call], rows: int, padding: int) -> dict[str, Array]:
         """What a run is fed.

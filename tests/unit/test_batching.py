@@ -386,6 +386,23 @@ def test_what_cannot_be_joined_counts_as_batches_of_one() -> None:
     assert "currently 3 batches" in refusal(scheduler, 3)
 
 
+def test_what_an_idle_worker_takes_waits_in_no_batch() -> None:
+    """Ten requests that fill a batch wait for the slow lane; one that fills one, too, and is short is sent at once."""
+    rules = QueueRules(batching=BatchingSettings(max_batch_size=100, max_enqueued_batches=10))
+    scheduler = Scheduler(PoolRules(limits=Limits(long=1), long_us=80_000), rules)
+    learned(scheduler, {1: 1, 50: 50, 100: 100})
+    for name in "ab":
+        scheduler.join(name, MODEL, 1, "gpu0")
+    ask(scheduler, 99)
+    assert rows(scheduler.dispatch(0)) == [99]
+    for _ in range(10):
+        ask(scheduler, 99)
+    assert not scheduler.dispatch(0)
+    ask(scheduler, 51)
+    assert rows(scheduler.dispatch(0)) == [51]
+    assert "currently 10 batches" in refusal(scheduler, 51)
+
+
 def test_a_client_that_makes_up_kinds_gets_no_more_room() -> None:
     """All of a signature count, and as though they could share their batches: many shapes have as much room as one."""
     scheduler = make(max_batch_size=100, max_enqueued_batches=2)

@@ -789,18 +789,22 @@ def test_what_is_the_pools_is_said_where_a_model_says_it(tmp_path: Path) -> None
 def test_requests_that_never_fit_are_said(tmp_path: Path) -> None:
     """In more parts than may wait, and than idle workers take: clients would be told to try again for ever."""
 
-    def warnings(batches: int, slots: int) -> list[str]:
+    def warnings(slots: int, batches: int = 4, requests: int = 4) -> list[str]:
         batching = f"max_batch_size: 64, max_execution_batch_size: 16, max_enqueued_batches: {batches}"
-        text = f"models: {{a: {{base_path: x, cpu_slots: {slots}}}}}\nbatching: {{{batching}, enable_large_batch_splitting: true}}"
+        model = f"{{base_path: x, cpu_slots: {slots}, max_queued_requests: {requests}}}"
+        text = f"models: {{a: {model}}}\nbatching: {{{batching}, enable_large_batch_splitting: true}}"
         return planned(read(tmp_path, text)).warnings
 
     told = (
-        "batching.max_enqueued_batches is 1: requests of more than 16 rows are taken only while workers are idle%s"
+        "%s is 1: requests of more than 16 rows are taken only while workers are idle%s"
         " (max_batch_size is 64, in runs of up to 16); give 4 or more, or a smaller max_batch_size"
     )
-    assert warnings(1, 1) == [told % ", and of more than 32 never"]
-    assert warnings(1, 3) == [told % ""]
-    assert warnings(4, 1) == []
+    of_batches, of_requests = "batching.max_enqueued_batches", "models.a.max_queued_requests"
+    assert warnings(1, batches=1) == [told % (of_batches, ", and of more than 32 never")]
+    assert warnings(3, batches=1) == [told % (of_batches, "")]
+    assert warnings(1, requests=1) == [told % (of_requests, ", and of more than 32 never")]
+    assert warnings(3, requests=1) == [told % (of_requests, "")]
+    assert warnings(1) == []
 
 
 def test_a_batch_that_cannot_fill_is_said(tmp_path: Path) -> None:

@@ -54,6 +54,11 @@ def test_imports_stay_light(module: str, forbidden: tuple[str, ...]) -> None:
     [
         (["--run-dir", "/tmp/x", "status"], "--run-dir goes behind the command: mpspool status --run-dir"),
         (["--gpus", "0,2"], "--gpus goes behind the command: mpspool start --gpus"),
+        (
+            ["--run-dir", "/tmp/x", "mps", "set"],
+            "--run-dir goes behind the command: mpspool mps set --run-dir",
+        ),
+        (["--gpus", "0,2", "status"], "No such option '--gpus'"),
         (["--frobnicate"], "No such option '--frobnicate'"),
     ],
 )

@@ -196,6 +196,29 @@ def test_a_large_request_runs_in_parts_on_several_workers() -> None:
     assert (one.latency_s, one.alone_s, one.queue_s) == pytest.approx((0.008, 0.016, -0.008))
 
 
+@pytest.mark.parametrize("method", ["REST Predict", "MultiInference"])
+def test_what_the_router_does_not_take_apart_runs_on_one_worker(method: str) -> None:
+    """As long as it takes, and as a full batch."""
+    request = Request(time=0.0, model="large", signature=f"{method} serving_default", rows=16)
+    record = simulate(Replay([request]), Pool(2, (in_parts(),), link_us=0.0))
+    assert [one.latency_s for one in record.ended] == pytest.approx([0.016])
+    assert record.batches == {"large": [4]}
+
+
+def test_what_is_late_has_no_part_in_a_batch() -> None:
+    """It waits with its worker, behind a batch that takes three times as long as those before it did."""
+    service = Service("m", Linear(0, 1), batching=BatchingSettings(max_batch_size=8))
+    requests = [Request(time=n / 10, model="m", rows=8) for n in range(4)]
+    requests += [
+        Request(time=0.4, model="m", rows=8, cost_us=24_000),
+        Request(time=0.401, model="m", rows=4, deadline_ms=19),
+        Request(time=0.401, model="m", rows=4),
+    ]
+    record = simulate(Replay(requests), Pool(1, (service,), link_us=0.0))
+    assert record.batches == {"m": [8] * 5 + [4]}
+    assert Counter(one.outcome for one in record.ended) == {Outcome.ANSWERED: 6, Outcome.EXPIRED: 1}
+
+
 @pytest.mark.parametrize("deadline_ms", [0.0, 6.0])
 def test_a_request_in_parts_ends_once(deadline_ms: float) -> None:
     """Answered whole, or not at all: as one that has expired when its first part has, or is refused when no room is for all."""

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from bench.sim.__main__ import main
 from bench.sim.arrivals import Replay
 from bench.sim.engine import Simulation
-from bench.sim.pool_file import read
+from bench.sim.pool_file import Placement, read
 from bench.sim.service import Linear, Pool, Service
+from bench.sim.setup import Setup
 from bench.sim.trace import Request
+from mpspool.core.settings import BatchingSettings
+from mpspool.supervisor.config.scheduling import SchedulingConfig
 from tests.unit.test_sim import cells
 
 TRACE = "".join(
@@ -65,6 +70,44 @@ def test_the_rules_of_a_pool_file_are_a_row(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "trace.json").read_text())["options"]["configs"] == [title]
 
 
+def test_every_rule_of_a_pool_file_counts(tmp_path: Path) -> None:
+    """One that is new has to be read here, too."""
+    said = {
+        "policy": "edf",
+        "dispatch": "round_robin",
+        "aging": 7,
+        "running_per_device": 5,
+        "slow_lane": 2,
+        "slow_ms": 30,
+        "priority_key": "",
+        "fair_by": "peer",
+        "refuse_late": False,
+    }
+    assert said.keys() == SchedulingConfig.model_fields.keys()
+    file = tmp_path / "pool.yaml"
+    file.write_text(
+        f"max_queued_requests: 50\nscheduling: {json.dumps(said)}\n"
+        "models: {ranker: {base_path: /r, policy: sjf, batching: {max_batch_size: 8}}}\n"
+    )
+    setup, _ = read(file, [Request(time=0, model="ranker")])
+    queue, batching = setup.models["ranker"]
+    assert (queue.policy, queue.max_queued_requests) == ("sjf", 50)
+    assert batching == BatchingSettings(max_batch_size=8)
+    assert setup == Setup(
+        str(file),
+        policy="edf",
+        dispatch="round_robin",
+        aging=7,
+        running=5,
+        long=2,
+        long_us=30_000,
+        priority_s=0,
+        fair=True,
+        refuse_late=False,
+        models=setup.models,
+    )
+
+
 def test_it_runs_on_its_own_workers_unless_others_are_said(tmp_path: Path) -> None:
     """As do the policies, with those of the first file; where it does not say them of all, they are divided by load."""
     own = (
@@ -83,6 +126,42 @@ def test_it_runs_on_its_own_workers_unless_others_are_said(tmp_path: Path) -> No
     assert "1 device with 2 workers (ranker 1, ocr 1)." in lines
 
 
+@pytest.mark.parametrize(
+    ("text", "devices", "workers"),
+    [
+        ("{base_path: /r}", 0, {}),
+        ("{base_path: /r, contexts_per_gpu: 3}", 0, {"ranker": 3}),
+        ("{base_path: /r, cpu_slots: 2}", 1, {"ranker": 2}),
+        ("{base_path: /r, gpus: none, contexts_per_gpu: 3}", 1, {}),
+        ("{base_path: /r, gpus: all, contexts_per_gpu: 3, cpu_slots: 2}", 0, {"ranker": 3}),
+        ("{base_path: /r, gpus: [0, 2]}", 2, {"ranker": 4}),
+        ("{base_path: /r, gpus: auto, cpu_slots: 2}", 0, {"ranker": 2}),
+    ],
+)
+def test_where_it_runs(tmp_path: Path, text: str, devices: int, workers: dict[str, int]) -> None:
+    """As the pool would have it, where that does not depend on its machine."""
+    file = tmp_path / "pool.yaml"
+    file.write_text(f"models: {{ranker: {text}}}")
+    assert read(file, [Request(time=0, model="ranker")])[1] == Placement(devices, workers)
+
+
+def test_it_runs_on_its_own_devices_unless_others_are_said(tmp_path: Path) -> None:
+    text = "cpu_slots: 3\n" + MODELS
+    (tmp_path / "t.jsonl").write_text(TRACE)
+    file = tmp_path / "pool.yaml"
+    file.write_text(text)
+    args = ["--trace", str(tmp_path / "t.jsonl"), "--config", str(file), "--results", str(tmp_path)]
+    own = "with its own workers on each device (ranker 3, ocr 3)."
+    for more, told, devices in (
+        ([], f"{file} is as that file says, on 1 device, {own}", "1 device with 6 workers"),
+        (["--gpus", "2"], f"{file} is as that file says, {own}", "2 devices with 6 workers each"),
+    ):
+        assert main([*args, "--processes", "1", *more]) == 0
+        lines = (tmp_path / "trace.md").read_text().splitlines()
+        assert told in lines
+        assert f"{devices} (ranker 3, ocr 3)." in lines
+
+
 def test_priorities_mean_something_where_the_file_has_a_key_for_them(tmp_path: Path) -> None:
     requests = [Request(time=n / 1000, model="ranker", cost_us=4000, priority=n % 2) for n in range(300)]
     service = Service("ranker", Linear(4))
@@ -94,6 +173,24 @@ def test_priorities_mean_something_where_the_file_has_a_key_for_them(tmp_path: P
         ended = Simulation(pool, setup, Replay(requests), 1.0, 1).run().ended
         half = [one.request.priority for one in ended[: len(ended) // 2]]
         assert (sum(half) > 0.9 * len(half)) == goes_before
+
+
+def test_priorities_that_no_key_names_are_none(tmp_path: Path) -> None:
+    """All ends as where nobody has any: who is in time, and who is refused."""
+    draw = random.Random(1)
+    requests = [
+        Request(time=n / 400, model="ranker", cost_us=4000, priority=draw.randrange(-1, 2), deadline_ms=30)
+        for n in range(300)
+    ]
+    plain = [msgspec.structs.replace(request, priority=0) for request in requests]
+    pool = Pool(1, (Service("ranker", Linear(4)),))
+    file = tmp_path / "pool.yaml"
+    file.write_text(f"{MODELS}scheduling: {{priority_key: ''}}")
+    setup, _ = read(file, requests)
+    first, second = (Simulation(pool, setup, Replay(each), 1.0, 1).run() for each in (requests, plain))
+    assert [(one.at_s, one.outcome) for one in first.ended] == [
+        (one.at_s, one.outcome) for one in second.ended
+    ]
 
 
 @pytest.mark.parametrize(
@@ -119,6 +216,10 @@ def test_priorities_mean_something_where_the_file_has_a_key_for_them(tmp_path: P
         (
             f"{MODELS}batching: {{per_model: true}}",
             "with batching.per_model the folder of each version says how",
+        ),
+        (
+            MODELS.replace("/r", "/r, gpus: [0, 1]").replace("/o", "/o, cpu_slots: 1"),
+            "has ranker on gpus 0,1 and ocr on the CPU, and here each device has workers of every model",
         ),
         (
             f"{MODELS}batching: {{max_batch_size: 2}}",
@@ -163,6 +264,22 @@ def test_a_policy_of_a_pool_file_that_fails_is_said_so(tmp_path: Path) -> None:
     lines = play(tmp_path, text)
     failed = f"**A policy in {tmp_path / 'pool.yaml'} failed on up to 400 requests of a cell, which went in the order"
     assert any(line.startswith(failed) for line in lines)
+    other = tmp_path / "other.yaml"
+    other.write_text(text)
+    lines = play(tmp_path, text, "--config", str(other))
+    for file in ("pool.yaml", "other.yaml"):
+        assert sum(line.startswith(f"**A policy in {tmp_path / file} failed on up to") for line in lines) == 1
+
+
+def test_a_pool_file_is_not_called_as_a_policy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One of the two rows would be told as the other's."""
+    monkeypatch.chdir(tmp_path)
+    Path("t.jsonl").write_text(TRACE)
+    Path("sjf").write_text(MODELS)
+    assert main(["--trace", "t.jsonl", "--config", "sjf"]) == 2
+    assert "--config sjf: a policy has a row of that name; call the file otherwise" in capsys.readouterr().err
 
 
 def test_a_pool_file_comes_through_a_pipe(tmp_path: Path) -> None:

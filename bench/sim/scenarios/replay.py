@@ -15,6 +15,7 @@ import msgspec
 from bench.sim import compare, pool_file
 from bench.sim.arrivals import Replay
 from bench.sim.cell import Cell, Key, Task
+from bench.sim.pool_file import Placement
 from bench.sim.scenario import Options, OptionsError, shown
 from bench.sim.service import Linear, Pool, Service, divide
 from bench.sim.setup import Setup
@@ -34,13 +35,16 @@ def tasks(options: Options) -> dict[Key, Task]:
     pool = _pool(options, trace, services, configured)
     speed = _speed(options, trace)
     seconds = min(options.seconds or math.inf, trace[-1].time / speed + 1e-6)
-    cells = [(setup, dataclasses.replace(pool, slots=workers or pool.slots)) for setup, workers in configured]
+    cells = [(setup, _placed(pool, placement)) for setup, placement in configured]
     setups = compare.setups(
         pool,
         options.policy,
         deadlines=len({one.deadline_ms for one in trace}) > 1,
         clients=len({one.client for one in trace}) > 1,
     )
+    taken = [setup.title for setup in setups]
+    if clash := next((setup.title for setup, _ in cells if setup.title in taken), ""):
+        raise OptionsError(f"--config {clash}: a policy has a row of that name; call the file otherwise")
     cells += [(setup, pool) for setup in setups]
     return {
         (setup.title,): Cell(pool, setup, Replay(trace, speed), seconds, options.seed)
@@ -73,27 +77,38 @@ def _check(slots_of: Mapping[str, int], models: Sequence[str]) -> None:
 
 
 @functools.lru_cache(maxsize=1)
-def _configured(options: Options) -> list[tuple[Setup, dict[str, int]]]:
-    """What each pool file says; its workers only where no others were asked for. Once, as _read(). Raises OptionsError."""
+def _configured(options: Options) -> list[tuple[Setup, Placement]]:
+    """What each pool file says; of where it runs only what was not asked for. Once, as _read(). Raises OptionsError."""
     found = [pool_file.read(file, _read(options)) for file in options.configs]
-    said = bool(options.slots or options.slots_of)
-    return [(setup, {} if said else workers) for setup, workers in found]
+    slots_said = bool(options.slots or options.slots_of)
+    return [
+        (setup, Placement(0 if options.gpus else own.devices, {} if slots_said else own.workers))
+        for setup, own in found
+    ]
 
 
 def _pool(
     options: Options,
     trace: Iterable[Request],
     services: tuple[Service, ...],
-    configured: Iterable[tuple[Setup, dict[str, int]]],
+    configured: Iterable[tuple[Setup, Placement]],
 ) -> Pool:
-    """Slots as they were said of each model, as the first pool file has them, or by load."""
-    workers = next((workers for _, workers in configured if workers), None)
+    """Devices and slots as they were said, as the first pool file has them, or eight, and slots by load."""
+    devices = next((own.devices for _, own in configured if own.devices), 0)
+    workers = next((dict(own.workers) for _, own in configured if own.workers), None)
     return Pool(
-        options.gpus or 8,
+        options.gpus or devices or 8,
         services,
         dict(options.slots_of) or workers or divide(options.slots or 8, loads_of(trace)),
         parallel=compare.parallel(options),
         loss=compare.loss(options),
+    )
+
+
+def _placed(pool: Pool, placement: Placement) -> Pool:
+    """The pool, where a file says nothing else."""
+    return dataclasses.replace(
+        pool, gpus=placement.devices or pool.gpus, slots=dict(placement.workers) or pool.slots
     )
 
 
@@ -154,8 +169,8 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
     yield ""
     configured = _configured(options)
     yield from compare.told(_pool(options, with_costs(recorded, services), services, configured))
-    for setup, workers in configured:
-        yield compare.told_of(setup, workers)
+    for setup, placement in configured:
+        yield compare.told_of(setup, placement.devices, placement.workers)
     clients = len({one.client for one in recorded}) > 1
     yield from compare.rows({key[0]: figures for key, figures in found.items()}, fairness=clients)
 

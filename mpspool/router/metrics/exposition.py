@@ -113,9 +113,7 @@ class Metrics:
         """
         if not worker and code is _NOT_FOUND:
             model, version = "", 0
-        counts = self._versions.get((model, version))
-        if counts is None:
-            counts = self._versions[model, version] = VersionCounts()
+        counts = self._of(model, version)
         mine = counts.methods[method] or counts.method(method)
         mine.codes[code] = mine.codes.get(code, 0) + 1
         if total_s:
@@ -136,13 +134,17 @@ class Metrics:
             by_worker.codes[code] = by_worker.codes.get(code, 0) + 1
             by_worker.total_s += total_s
 
+    def _of(self, model: str, version: int) -> VersionCounts:
+        counts = self._versions.get((model, version))
+        if counts is None:
+            counts = self._versions[model, version] = VersionCounts()
+        return counts
+
     def batch(
         self, model: str, version: int, requests: int, rows: int, padding: int = 0, run_s: float = 0.0
     ) -> None:
         """Counts a run of what was sent to be joined: its requests, their rows, those added, and its time."""
-        counts = self._versions.get((model, version))
-        if counts is None:
-            counts = self._versions[model, version] = VersionCounts()
+        counts = self._of(model, version)
         counts.batch_requests.observe(requests)
         counts.batch_rows.observe(rows)
         counts.batch_runs.observe(run_s)
@@ -150,16 +152,12 @@ class Metrics:
 
     def examples(self, model: str, version: int, count: int) -> None:
         """Counts the examples of a request that finished() counts as answered."""
-        counts = self._versions.get((model, version))
-        if counts is None:
-            counts = self._versions[model, version] = VersionCounts()
+        counts = self._of(model, version)
         counts.examples.observe(count)
 
     def lacked(self, model: str, version: int, lack: Lack) -> None:
         """Says of a request that finished() counts for want of what it was refused."""
-        counts = self._versions.get((model, version))
-        if counts is None:
-            counts = self._versions[model, version] = VersionCounts()
+        counts = self._of(model, version)
         counts.lacks[lack] = counts.lacks.get(lack, 0) + 1
 
     def unkept(self, model: str, lack: Lack = Lack.ANSWERS) -> None:

@@ -61,6 +61,7 @@ def _room_for_rows(
     """
     rows, filling = (enqueued.rows, enqueued.filling) if enqueued else (0, 0)
     rows -= idle * settings.run_rows
+    filling -= idle
     more = sum(entry.rows for entry in parts)
     if batching.has_room(rows, filling, more, settings):
         return []

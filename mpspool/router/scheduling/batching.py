@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-
 from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.scheduling.line import Line
@@ -18,23 +16,12 @@ def split(rows: int, settings: BatchingSettings) -> list[tuple[int, int]]:
     Raises:
         PoolError: it has more rows than a request may have.
     """
-    if rows > settings.max_batch_size:
-        raise PoolError(
-            Code.INVALID_ARGUMENT,
-            f"Task size {rows} is larger than maximum input batch size {settings.max_batch_size}",
-        )
+    settings.check_size(rows)
     most = settings.run_rows
     if settings.allowed_batch_sizes:  # full ones need no padding
         return [(start, min(start + most, rows)) for start in range(0, rows, most)]
     parts = -(-rows // most)
     return [(rows * part // parts, rows * (part + 1) // parts) for part in range(parts)]
-
-
-def padding_of(rows: int, settings: BatchingSettings) -> int:
-    """How many rows a run of so many lacks to the next size allowed; 0 where it is larger than all."""
-    allowed = settings.allowed_batch_sizes
-    place = bisect_left(allowed, rows)
-    return allowed[place] - rows if place < len(allowed) else 0
 
 
 def fills(rows: int, settings: BatchingSettings) -> bool:
@@ -53,7 +40,7 @@ def has_room(waiting: int, filling: int, rows: int, settings: BatchingSettings) 
 
     Args:
         waiting: rows that do; fewer than none where workers are idle.
-        filling: requests among those of which each fills a batch.
+        filling: requests among those of which each fills a batch; in the same way
         rows: of the request.
         settings: what holds.
     """

@@ -294,7 +294,7 @@ def queue_warnings(
         lines += [
             *_batching_warnings(found),
             *_fill_warnings(found, model, asked[model.name]),
-            *_fit_warnings(found, model),
+            *_fit_warnings(found, model, asked[model.name]),
         ]
         if found.values.num_batch_threads:
             key = (found.paths["num_batch_threads"], found.values.num_batch_threads)
@@ -336,28 +336,35 @@ def _fill_warnings(found: Batching, model: ModelSettings, asked: ModelConfig) ->
     most, rows = model.queue.max_queued_requests, found.run_rows
     if not found.values.batch_timeout_micros or found.values.adaptive or most >= rows:
         return
-    prefix = f"models.{model.name}." if asked.max_queued_requests else ""
     size = "max_batch_size" if rows == found.values.max_batch_size else "max_execution_batch_size"
     yield (
-        f"{prefix}max_queued_requests is {most}, and batches have up to {rows} rows ({size}): requests of fewer than"
+        f"{_queued_requests(asked)} is {most}, and batches have up to {rows} rows ({size}): requests of fewer than"
         f" {-(-rows // most)} never fill one, and wait for batch_timeout_micros each time; raise the one, or lower the other"
     )
 
 
-def _fit_warnings(found: Batching, model: ModelSettings) -> Iterable[str]:
-    """Of a request in more batches than may wait: it fits while workers are idle that take the others, if at all."""
+def _queued_requests(asked: ModelConfig) -> str:
+    """Where it was said."""
+    return f"models.{asked.name}.max_queued_requests" if asked.max_queued_requests else "max_queued_requests"
+
+
+def _fit_warnings(found: Batching, model: ModelSettings, asked: ModelConfig) -> Iterable[str]:
+    """Of a request in more parts than batches or requests may wait: it fits while workers are idle that take the others, if at all."""
     values, rows = found.values, found.run_rows
-    batches = -(-values.max_batch_size // rows)
-    if batches <= values.max_enqueued_batches:
-        return
-    fit = rows * (values.max_enqueued_batches + len(model.slots))
-    never = f", and of more than {fit} never" if fit < values.max_batch_size else ""
-    path = found.paths.get("max_enqueued_batches", "max_enqueued_batches")
-    yield (
-        f"{path} is {values.max_enqueued_batches}: requests of more than"
-        f" {rows * values.max_enqueued_batches} rows are taken only while workers are idle{never} (max_batch_size is"
-        f" {values.max_batch_size}, in runs of up to {rows}); give {batches} or more, or a smaller max_batch_size"
-    )
+    parts = -(-values.max_batch_size // rows)
+    limits = {
+        found.paths.get("max_enqueued_batches", "max_enqueued_batches"): values.max_enqueued_batches,
+        _queued_requests(asked): model.queue.max_queued_requests,
+    }
+    for path, most in limits.items():
+        if parts <= most:
+            continue
+        fit = rows * (most + len(model.slots))
+        never = f", and of more than {fit} never" if fit < values.max_batch_size else ""
+        yield (
+            f"{path} is {most}: requests of more than {rows * most} rows are taken only while workers are idle{never} "
+            f"(max_batch_size is {values.max_batch_size}, in runs of up to {rows}); give {parts} or more, or a smaller max_batch_size"
+        )
 
 
 def _lane_warnings(config: PoolConfig, models: Sequence[ModelSettings]) -> Iterable[str]:
