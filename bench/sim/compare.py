@@ -74,11 +74,14 @@ def told(pool: Pool) -> Iterator[str]:
     yield f"With batching, a batch has {most} rows at most{why} and waits only while every worker is busy."
 
 
-def told_of(setup: Setup, devices: int, workers: Mapping[str, int]) -> str:
-    """What a row of a pool file runs on, as far as that is its own."""
+def told_of(setup: Setup, devices: int, workers: Mapping[str, int], *, others: bool) -> str:
+    """What a row of a pool file runs on, as far as that is its own; `others`: that is the file's to say."""
     where = f", on {_count(devices, 'device')}" if devices else ""
     own = f", with its own workers on each device ({_divided(workers)})" if workers else ""
-    return f"{setup.title} is as that file says{where}{own}."
+    lacks = (
+        ", which does not say the workers of each model: they are as above" if others and not workers else ""
+    )
+    return f"{setup.title} is as that file says{where}{own}{lacks}."
 
 
 def _divided(workers: Mapping[str, int]) -> str:

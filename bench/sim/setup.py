@@ -9,20 +9,23 @@ from bench.sim.service import Service
 from mpspool.core.settings import BatchingSettings, QueueSettings
 from mpspool.router.scheduling import policy as policies
 from mpspool.router.scheduling.load import Limits
+from mpspool.router.scheduling.probe import probe
 from mpspool.router.scheduling.queues import QueueRules
 from mpspool.router.scheduling.scheduler import PoolRules, Scheduler
+from mpspool.supervisor.config.scheduling import POLICIES
+from mpspool.supervisor.planning.policies import PolicyError, find_policy
 
 # What evens out how long jobs are; more makes an order of small differences in what alike ones have cost.
 AGING = 3.0
 
 
 def unfit(policy: str) -> str:
-    """Why it cannot be had, or imported; "" where it can."""
+    """Why it cannot be had, or imported, and what to do; "" where it can."""
     try:
-        policies.find(policy, 1.0)
-    except (Exception, SystemExit) as error:
-        return policies.why(error)
-    return ""
+        reference = find_policy(policy)
+    except PolicyError as error:
+        return str(error)
+    return "" if reference in POLICIES else probe(reference, ())
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ Only `time` and `model` must be there. `mpspool record` writes the like.
 from __future__ import annotations
 
 import csv
+import difflib
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -47,7 +48,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, for
     bytes: Annotated[int, _AT_LEAST_0] = 1000
     cost_us: Annotated[float, _AT_LEAST_0] = 0.0
     client: str = ""
-    priority: int = 0
+    priority: Annotated[int, msgspec.Meta(ge=-999, le=999)] = 0
     deadline_ms: Annotated[float, _AT_LEAST_0] = 0.0
 
 
@@ -79,7 +80,9 @@ def read(file: Path) -> list[Request]:
     try:
         found = list(_read_csv(file) if file.suffix == ".csv" else _read_lines(file))
     except OSError as error:
-        raise TraceError(f"cannot read {file}: {error.strerror or error}") from error
+        raise TraceError(
+            f"cannot read {file}: {error.strerror or error}; name another with --trace"
+        ) from error
     except (UnicodeDecodeError, csv.Error) as error:
         raise TraceError(f"{file} is no CSV: {error}; {_REMEDY}") from error
     if not found:
@@ -106,10 +109,17 @@ def _read_lines(file: Path) -> Iterator[Request]:
 def _read_csv(file: Path) -> Iterator[Request]:
     with file.open(newline="", encoding="utf-8-sig") as table:
         reader = csv.DictReader(table)
+        for name in reader.fieldnames or ():
+            if name and name not in Request.__struct_fields__:
+                near = difflib.get_close_matches(name, Request.__struct_fields__, 1)
+                meant = f"; did you mean {near[0]}?" if near else ""
+                raise TraceError(f"{file}, line 1: {name[:_SHOWN]!r} is no name of a trace{meant}; {_REMEDY}")
         for row in reader:
             text = ",".join(",".join(one) if isinstance(one, list) else one or "" for one in row.values())
             if None in row:
                 raise _not_one(file, reader.line_num, text, "more values than names")
+            if None in row.values():
+                raise _not_one(file, reader.line_num, text.rstrip(","), "fewer values than names")
             try:
                 found = msgspec.convert({k: v for k, v in row.items() if v}, Request, strict=False)
             except msgspec.ValidationError as error:

@@ -24,7 +24,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from bench.sim import __main__ as command
-from bench.sim import cell, compare, trace
+from bench.sim import cell, compare, costs, trace
 from bench.sim.__main__ import main
 from bench.sim.arrivals import Closed, Load, Open, Replay, Stream
 from bench.sim.cell import Capacity, Cell
@@ -615,7 +615,7 @@ def test_the_largest_request_of_a_trace_fits_into_a_batch(tmp_path: Path, larges
     why = ", as the largest request has," if largest > 32 else ""
     assert f"With batching, a batch has {largest} rows at most{why} and waits only" in play(tmp_path, text)
     requests = trace.read(tmp_path / "trace.jsonl")
-    sizes = [one.batching.max_batch_size for one in replay.of_trace(requests) if one.batching]
+    sizes = [one.batching.max_batch_size for one in costs.of_trace(requests) if one.batching]
     assert sizes == [largest, largest]
 
 
@@ -765,6 +765,60 @@ def test_a_trace_comes_through_a_pipe(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "3 requests in 0.8 s" in capsys.readouterr().out
 
 
+def test_what_a_batch_costs_is_told_by_requests_of_several_sizes(tmp_path: Path) -> None:
+    """The line through what they took: then batches are worth something. Of one size alone nobody knows, and the report says so."""
+    lines = [
+        {"time": n / 60, "model": "a", "rows": rows, "cost_us": 30_000 + 7_500 * (rows - 1)}
+        for n, rows in enumerate([1, 1, 1, 1, 4] * 60)
+    ]
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    found = play(tmp_path, text, "--gpus", "1", "--slots", "1", "--loss", "0")
+    assert (
+        "A batch of a takes 22.5 ms and 7.5 ms for each row, as requests of 1 to 4 rows did, and goes on so"
+        in found
+    )
+    rows = {row[""]: row for row in cells(found)}
+    assert float(rows["fifo"]["answers/s"]) < 35
+    assert float(rows["fifo, batching"]["answers/s"]) > 50
+    found = play(tmp_path, "".join(json.dumps({**line, "rows": 1}) + "\n" for line in lines))
+    assert (
+        "**What it saves to join requests of a is not known: the trace has the costs of one number of rows"
+        in found
+    )
+
+
+@pytest.mark.parametrize(
+    ("took_ms", "line"),
+    [
+        ({1: 8, 2: 7}, (7.5, 0)),
+        ({1: 1, 2: 4}, (0, 1.5)),
+        ({2: 8}, (0, 4)),
+        ({}, (0, 1)),
+    ],
+)
+def test_neither_part_of_a_cost_is_below_0(took_ms: dict[int, float], line: tuple[float, float]) -> None:
+    requests = [Request(time=0.0, model="a", rows=rows, cost_us=1000 * ms) for rows, ms in took_ms.items()]
+    (service,) = costs.of_trace([*requests, Request(time=1.0, model="a", rows=3)])
+    base_ms, row_ms = line
+    assert [service.alone_ns(rows) / MS for rows in (1, 9)] == pytest.approx(
+        [base_ms + row_ms, base_ms + 9 * row_ms]
+    )
+
+
+def test_a_cost_that_a_trace_lacks_is_that_of_its_like() -> None:
+    """Of the same model, signature and rows; the report says how many there are."""
+    requests = [
+        Request(time=0.0, model="a", rows=2, cost_us=9000),
+        Request(time=0.1, model="a", rows=2, signature="s", cost_us=4000),
+        Request(time=0.2, model="a", rows=1, cost_us=1000),
+        Request(time=0.3, model="a", rows=2),
+        Request(time=0.4, model="a", rows=2, signature="s"),
+    ]
+    services = costs.of_trace(requests)
+    assert [one.cost_us for one in costs.with_costs(requests, services)] == [9000, 4000, 1000, 9000, 4000]
+    assert [*costs.told(requests, services)][-1].startswith("2 of 5 requests have no cost_us: ")
+
+
 def test_what_a_trace_does_not_tell_is_taken_for_the_mean() -> None:
     """Of what it tells about the same model, by rows; of nothing, a millisecond."""
     requests = [
@@ -772,10 +826,10 @@ def test_what_a_trace_does_not_tell_is_taken_for_the_mean() -> None:
         Request(time=0.1, model="a"),
         Request(time=0.2, model="b"),
     ]
-    services = {one.name: one for one in replay.of_trace(requests)}
+    services = {one.name: one for one in costs.of_trace(requests)}
     assert [services[name].alone_ns(1) / MS for name in "ab"] == pytest.approx([4, 1])
-    told = replay.with_costs(requests, services.values())
-    assert replay.loads_of(told) == pytest.approx({"a": 12, "b": 1})
+    told = costs.with_costs(requests, services.values())
+    assert costs.loads_of(told) == pytest.approx({"a": 12, "b": 1})
 
 
 @pytest.mark.parametrize(
@@ -796,7 +850,14 @@ def test_what_a_trace_does_not_tell_is_taken_for_the_mean() -> None:
         ("t.csv", "time,model\n1,a\nsoon,a\n", "line 3, 'soon,a': Expected `float`"),
         ("t.csv", "time,model\nnan,a\n", "line 2, 'nan,a': time, cost_us or deadline_ms is not finite"),
         ("t.csv", "time,model\n1,a,b\n", "line 2, '1,a,b': more values than names"),
-        ("t.csv", "1,a\n2,a\n", "line 2, '2,a': Object contains unknown field `1`"),
+        ("t.csv", "time,model,rows\n1,a\n", "line 2, '1,a': fewer values than names"),
+        ("t.csv", "time,model,rws\n1,a,2\n", "line 1: 'rws' is no name of a trace; did you mean rows?"),
+        (
+            "t.jsonl",
+            '{"time": 1, "model": "a", "priority": 1000}\n',
+            "Expected `int` <= 999 - at `$.priority`",
+        ),
+        ("t.csv", "1,a\n2,a\n", "line 1: '1' is no name of a trace; a line is as"),
         (
             "t.jsonl",
             '{"time": 1, "model": "a"}\n{"time": 2, "model": "a", "deadline": 9}\n',
@@ -805,7 +866,7 @@ def test_what_a_trace_does_not_tell_is_taken_for_the_mean() -> None:
         (
             "t.csv",
             "time,model,deadline\n1,a,9\n",
-            "line 2, '1,a,9': Object contains unknown field `deadline`",
+            "line 1: 'deadline' is no name of a trace; did you mean deadline_ms?",
         ),
     ],
 )
@@ -848,8 +909,8 @@ def test_deadlines_of_a_fleet_differ_within_a_model() -> None:
 def test_a_policy_that_is_not_there_is_said_so(capsys: pytest.CaptureFixture[str]) -> None:
     """Before anything runs."""
     for name, said in (
-        ("nowhere", "no policy 'nowhere'"),
-        ("no.where:x", "ModuleNotFoundError: No module named"),
+        ("nowhere", "'nowhere' is neither built in ("),
+        ("no.where:x", "there is no module no; install it beside mpspool, or put its folder on PYTHONPATH"),
     ):
         with pytest.raises(SystemExit):
             main(["--policy", name])

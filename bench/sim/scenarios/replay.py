@@ -10,14 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from bench.sim import compare, pool_file
 from bench.sim.arrivals import Replay
 from bench.sim.cell import Cell, Key, Task
+from bench.sim.costs import loads_of, of_trace, told, with_costs
 from bench.sim.pool_file import Placement
 from bench.sim.scenario import Options, OptionsError, shown
-from bench.sim.service import Linear, Pool, Service, divide
+from bench.sim.service import Pool, Service, divide
 from bench.sim.setup import Setup
 from bench.sim.trace import Request, read
 
@@ -116,44 +115,6 @@ def _speed(options: Options, trace: Sequence[Request]) -> float:
     return options.rate * trace[-1].time / len(trace) if options.rate else 1.0
 
 
-def of_trace(trace: Sequence[Request]) -> tuple[Service, ...]:
-    """The services of a trace: of the time that it tells, four fifths are taken for the device's.
-
-    A pool refuses requests larger than a batch may be: the largest one here fits into a batch.
-    """
-    most = max(compare.BATCHING.max_batch_size, *(request.rows for request in trace))
-    batching = msgspec.structs.replace(compare.BATCHING, max_batch_size=most)
-    costs_ms: dict[str, list[float]] = {request.model: [] for request in trace}
-    for request in trace:
-        if request.cost_us:
-            costs_ms[request.model].append(request.cost_us / request.rows / 1000)
-    found = []
-    for name, costs in costs_ms.items():
-        each_ms = sum(costs) / len(costs) if costs else 1.0
-        device, before = Linear(0, 0.8 * each_ms), Linear(0, 0.2 * each_ms)
-        found.append(Service(name, device, before, batching=batching))
-    return tuple(found)
-
-
-def with_costs(trace: Iterable[Request], services: Iterable[Service]) -> list[Request]:
-    """Where it tells none, the mean of the service."""
-    by_name = {service.name: service for service in services}
-    return [
-        request
-        if request.cost_us
-        else msgspec.structs.replace(request, cost_us=by_name[request.model].alone_ns(request.rows) / 1000)
-        for request in trace
-    ]
-
-
-def loads_of(trace: Iterable[Request]) -> dict[str, float]:
-    """Milliseconds of a worker's time that are asked of each service."""
-    found: dict[str, float] = {}
-    for request in trace:
-        found[request.model] = found.get(request.model, 0.0) + request.cost_us / 1000
-    return found
-
-
 def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
     recorded = _read(options)
     services = of_trace(recorded)
@@ -169,8 +130,10 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
     yield ""
     configured = _configured(options)
     yield from compare.told(_pool(options, with_costs(recorded, services), services, configured))
+    others = not (options.slots or options.slots_of)
     for setup, placement in configured:
-        yield compare.told_of(setup, placement.devices, placement.workers)
+        yield compare.told_of(setup, placement.devices, placement.workers, others=others)
+    yield from told(recorded, services)
     clients = len({one.client for one in recorded}) > 1
     yield from compare.rows({key[0]: figures for key, figures in found.items()}, fairness=clients)
 
