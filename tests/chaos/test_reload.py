@@ -18,6 +18,7 @@ from pathlib import Path
 import grpc
 import pytest
 
+from mpspool.core import control
 from mpspool.core.rundir import RunDir
 from mpspool.core.states import ModelVersionState
 from mpspool.supervisor import versions_command
@@ -167,6 +168,23 @@ def test_workers_with_other_threads_come_anew(pool: Pool, file: File, load: Load
         assert after[name]["restarts"] == before[name]["restarts"] + 1
     pool.serves_on()
     running.end_clean()
+
+
+def test_how_long_a_batch_waits_holds_at_once(pool: Pool, file: File) -> None:
+    """For what waits already, too, and no worker comes anew."""
+    batching = {"max_batch_size": 64, "batch_timeout_micros": 600_000_000}
+    file.write({MODEL: {"batching": batching}})
+    reload(pool)
+    before = pool.workers()
+    with ThreadPoolExecutor() as asking:
+        asked = asking.submit(
+            cli, "predict", MODEL, "--run-dir", pool.run_dir, "--input", '{"x": [1, 2]}', "--timeout", 90
+        )
+        until(lambda: control.call(RunDir(pool.run_dir).router_control, "snapshot")["queued"] == 1)
+        file.write({MODEL: {"batching": {**batching, "batch_timeout_micros": 0}}})
+        assert reload(pool) == f"{MODEL}  batching.batch_timeout_micros holds at once\n"
+        assert json.loads(asked.result().stdout)["y"] == [2.5, 3.0]
+    assert alike(before, pool.workers()) == before.keys()
 
 
 def test_more_operations_at_once(pool: Pool, file: File, load: LoadStarter) -> None:

@@ -273,5 +273,15 @@ def test_what_is_done_to_workers_is_told() -> None:
         ("m", "slots come: gpu0.0"),
         ("m", "slots go: cpu0.2"),
     ]
+    waits = BatchingSettings(batch_timeout_us=5, max_enqueued_batches=7, adaptive=True)
+    assert compare(pool(model(batching=BatchingSettings())), pool(model(batching=waits))).lines() == [
+        ("m", "batching.batch_timeout_micros holds at once"),
+        ("m", "batching.max_enqueued_batches holds at once"),
+        ("m", "batching.adaptive holds at once"),
+    ]
+    larger = msgspec.structs.replace(waits, max_batch_size=7)
+    assert compare(pool(model(batching=waits)), pool(model(batching=larger))).lines() == [
+        ("m", "batching: its workers come anew"),
+    ]
     new = msgspec.structs.replace(new, batching=None)
     assert compare(pool(old), pool(new)).lines()[-1] == ("m", "cpus: the workers of cpu0.1 come anew")

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from mpspool.core.settings import (
+    BatchingSettings,
     ModelSettings,
     MpsSettings,
     PoolSettings,
@@ -74,6 +75,12 @@ _WORKER = (
     "check_method_names",
     "batching",
 )
+# Of batching, what the router alone goes by, as a person writes it.
+_WAITING = {
+    "batch_timeout_us": "batching.batch_timeout_micros",
+    "max_enqueued_batches": "batching.max_enqueued_batches",
+    "adaptive": "batching.adaptive",
+}
 _PUBLISHED = ("custom_ops", "saved_model_tags", "weights")
 _QUEUE_KEYS = {"policy": "scheduling.policy", "shares_bytes": "max_queued_bytes"}
 # What is read once for each version, when it is found.
@@ -187,7 +194,8 @@ def renews(running: WorkerSettings, model: ModelSettings, slot: SlotSettings) ->
         model: what the next one is given, as shares.settings_for() has it.
         slot: likewise.
     """
-    return bool(_differing(running.model, model, _WORKER) or _differing(running.slot, slot, _SLOT))
+    differs = _differing(_for_workers(running.model), _for_workers(model), _WORKER)
+    return bool(differs or _differing(running.slot, slot, _SLOT))
 
 
 def _compare_routers(old: RouterSettings, new: RouterSettings, changes: Changes) -> None:
@@ -239,8 +247,10 @@ def _compare_models(old: ModelSettings, new: ModelSettings) -> tuple[ModelChange
     workers = [key for key in _WORKER if key != "batching" or new.version_batching is None]
     found = ModelChanges(
         told=[_KEYS.get(key, key) for key in _differing(old, new, _TOLD)],
-        renewed=_differing(old, new, workers),
+        renewed=_differing(_for_workers(old), _for_workers(new), workers),
     )
+    if old.batching and new.batching and new.version_batching is None and "batching" not in found.renewed:
+        found.told += [_WAITING[key] for key in _differing(old.batching, new.batching, _WAITING)]
     queue = _differing(old.queue, new.queue, old.queue.__struct_fields__)
     found.told += dict.fromkeys(_QUEUE_KEYS.get(key, key) for key in queue)
     before, after = _slots(old), _slots(new)
@@ -250,6 +260,15 @@ def _compare_models(old: ModelSettings, new: ModelSettings) -> tuple[ModelChange
         if place in before and (keys := _differing(before[place], slot, _SLOT)):
             found.slots_renewed[place] = keys
     return found, refused
+
+
+def _for_workers(model: ModelSettings) -> ModelSettings:
+    """Without what of its batching no worker goes by."""
+    if model.batching is None:
+        return model
+    alike = BatchingSettings()
+    batching = msgspec.structs.replace(model.batching, **{key: getattr(alike, key) for key in _WAITING})
+    return msgspec.structs.replace(model, batching=batching)
 
 
 def _slots(model: ModelSettings) -> dict[Place, SlotSettings]:
