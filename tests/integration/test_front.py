@@ -29,6 +29,7 @@ from mpspool.router.fronts.rest import RestFront
 from mpspool.router.fronts.tfs_grpc import GrpcFront
 from mpspool.router.metrics.exposition import Metrics
 from tests.fakes.dataplane import SIGNATURES, FakeDataplane
+from tests.polling import until
 
 T = TypeVar("T")
 PREDICT = f"/{tfs.PREDICTION_SERVICE}/Predict"
@@ -108,13 +109,6 @@ def fronts() -> Iterator[Fronts]:
     started.close()
 
 
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < end, "did not come true"
-        time.sleep(0.005)
-
-
 def refused(work: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as caught:
         work()
@@ -192,9 +186,9 @@ def test_a_client_whose_connection_made_way_notices_nothing() -> None:
 
 def test_the_deadline_reaches_the_data_plane(fronts: Fronts) -> None:
     """A client's timeout arrives as CLOCK_MONOTONIC; none, and one of decades, arrive as 0."""
-    fronts.call(PREDICT, b"x", timeout_s=5)
+    fronts.call(PREDICT, b"x", timeout_s=50)
     left_s = (fronts.dataplane.deadlines[-1] - time.monotonic_ns()) / 1e9
-    assert 3 < left_s < 5.1  # gRPC rounds up what it sends
+    assert 30 < left_s < 51  # gRPC rounds up what it sends
     fronts.call(PREDICT, b"x", timeout_s=None)
     assert fronts.dataplane.deadlines[-1] == 0
     fronts.call(PREDICT, b"x", timeout_s=1e9)
@@ -225,7 +219,7 @@ def test_a_call_without_a_deadline_has_the_one_of_the_pool() -> None:
 def test_an_expired_deadline_ends_the_call(fronts: Fronts) -> None:
     """The client is told DEADLINE_EXCEEDED, and what still ran is cancelled."""
     fronts.call(PREDICT, b"connects")  # where that takes longer than the deadline, nothing is sent
-    code, _ = refused(lambda: fronts.call(PREDICT, b"wait", timeout_s=1))
+    code, _ = refused(lambda: fronts.call(PREDICT, b"wait", timeout_s=3))
     assert code is grpc.StatusCode.DEADLINE_EXCEEDED
     until(lambda: fronts.dataplane.cancelled == 1 and fronts.dataplane.waiting == 0)
 
@@ -244,7 +238,7 @@ def test_a_lost_connection_cancels_too(fronts: Fronts) -> None:
     until(lambda: fronts.dataplane.waiting == 1)
     fronts.channel.close()
     until(lambda: fronts.dataplane.cancelled == 1)
-    assert call.done()
+    until(call.done)
 
 
 @pytest.mark.parametrize("text", ["plain", "größer als 0", "x" * 1024])
@@ -539,7 +533,7 @@ def test_quiescing_does_not_wait_for_watchers(fronts: Fronts) -> None:
     assert next(watch).status == SERVING
     start = time.monotonic()
     fronts.run(fronts.grpc.quiesce(25))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
     assert next(watch).status == NOT_SERVING
 
 

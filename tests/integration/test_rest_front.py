@@ -135,7 +135,7 @@ def test_a_client_that_goes(fronts: Fronts) -> None:
 
 def test_room_is_asked_for_before_the_body_is_read(fronts: Fronts, monkeypatch: pytest.MonkeyPatch) -> None:
     """By its length where that is said, when it has begun; a body that does not come on does not hold its room for ever."""
-    monkeypatch.setattr(rest_body, "STALL_S", 0.5)
+    monkeypatch.setattr(rest_body, "STALL_S", 2.0)
     with begin(fronts, bytes(4096), size=100_000) as client:
         until(lambda: fronts.dataplane.memory.used == 100_000)
         assert client.recv(100).startswith(b"HTTP/1.1 504")
@@ -170,7 +170,7 @@ def test_a_body_has_to_come_at_a_rate(
     fronts: Fronts, monkeypatch: pytest.MonkeyPatch, piece: int, status: int
 ) -> None:
     """A tenth of it in the time that there is for one; a byte now and then does not do."""
-    monkeypatch.setattr(rest_body, "STALL_S", 0.5)
+    monkeypatch.setattr(rest_body, "STALL_S", 1.5)  # less than a hundred pieces take
     size = 1_000_000
     with begin(fronts, b"", size=size) as client:
         client.setblocking(False)
@@ -481,7 +481,7 @@ def test_connections_that_ask_nothing_give_way() -> None:
 
 def test_a_client_that_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer is dropped and no longer counts; one that takes it slowly gets it all."""
-    monkeypatch.setattr(rest_listener, "STALL_S", 1.0)
+    monkeypatch.setattr(rest_listener, "STALL_S", 3.0)
     size = 32 * 2**20
     with contextlib.closing(Fronts()) as fronts, capture_logs() as logs:
         memory = fronts.dataplane.memory

@@ -29,8 +29,9 @@ from mpspool.router.fronts.tfs_grpc import GrpcFront
 from mpspool.router.metrics.exposition import Metrics
 from tests.certificates import Authority, Pair, ssl_config
 from tests.fakes.dataplane import FakeDataplane
-from tests.integration.test_front import PREDICT, SERVING, Fronts, until
+from tests.integration.test_front import PREDICT, SERVING, Fronts
 from tests.integration.test_grpc_wire import HEAD, Raw, message
+from tests.polling import until
 
 OPTIONS = [
     ("grpc.max_send_message_length", -1),
@@ -398,7 +399,7 @@ def test_damaged_records(fronts: Fronts, ca: Authority) -> None:
 def test_endless_new_keys(ca: Authority, server: Pair) -> None:
     """A client that does nothing but ask for new keys is sent away."""
     with serving(tls=TlsSettings(**server.files())) as started:
-        started.grpc._server.listener.limits = Limits(control_bytes=1000)
+        started.grpc._server.listener.limits = Limits(control_bytes=100)
         where = f"127.0.0.1:{started.grpc.port}"
         with (
             capture_logs() as logs,
@@ -412,10 +413,13 @@ def test_endless_new_keys(ca: Authority, server: Pair) -> None:
         ):
             assert client.stdin is not None
             until(lambda: any(link._open for link in started.grpc._server.listener.links))
-            with contextlib.suppress(BrokenPipeError):
-                while not why(logs):
+
+            def sent_away() -> set[str]:
+                with contextlib.suppress(BrokenPipeError):
                     client.stdin.write(b"K\n")
-                    client.stdin.flush()
+                return why(logs)
+
+            until(sent_away)
             client.kill()
         assert why(logs) == {"it asks for too many new keys"}
 
@@ -456,9 +460,10 @@ def test_who_connects_and_says_nothing(ca: Authority, server: Pair) -> None:
 def test_who_says_nothing_after_the_handshake(ca: Authority, server: Pair) -> None:
     """The time is for what comes after it, too."""
     with serving(tls=TlsSettings(**server.files())) as started, secured(started, context(ca, "h2")) as found:
-        started.grpc._server.listener.limits = Limits(greeting_s=0.1)
-        for link in started.grpc._server.listener.links:
-            link.connection.limits = Limits(greeting_s=0.1)
+        listener = started.grpc._server.listener
+        (link,) = listener.links
+        until(lambda: link._open)  # the client is done with the handshake before the server is
+        listener.limits = link.connection.limits = Limits(greeting_s=0.1)
         assert told_when_it_ended(found)
 
 
