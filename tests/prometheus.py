@@ -45,18 +45,20 @@ class Prometheus:
         return False
 
     def ask(self, query: str) -> list[tuple[dict[str, str], float]]:
-        """Labels and value of each series that PromQL finds now."""
+        """Labels and value of each series that PromQL finds, once it finds any: after a page that came too late there is none for a while."""
+        return until(lambda: self._ask(query), 20, f"there is {query}")
+
+    def _ask(self, query: str) -> list[tuple[dict[str, str], float]]:
         with urllib.request.urlopen(
             f"{self._url}/api/v1/query?{urllib.parse.urlencode({'query': query})}", timeout=10
         ) as answer:
             found: dict[str, Any] = json.load(answer)
         return [(one["metric"], float(one["value"][1])) for one in found["data"]["result"]]
 
-    def value(self, query: str) -> float | None:
-        """Of the one series that it finds; None where there is none yet."""
-        found = self.ask(query)
-        assert len(found) < 2, found
-        return found[0][1] if found else None
+    def value(self, query: str) -> float:
+        """Of the one series that it finds."""
+        ((_, found),) = self.ask(query)
+        return found
 
 
 @contextlib.contextmanager
@@ -70,7 +72,7 @@ def scraping(port: int, path: str, folder: Path) -> Iterator[Prometheus]:
     """
     config = folder / "prometheus.yml"
     job = {"job_name": "pool", "metrics_path": path, "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
-    config.write_text(yaml.safe_dump({"global": {"scrape_interval": "500ms"}, "scrape_configs": [job]}))
+    config.write_text(yaml.safe_dump({"global": {"scrape_interval": "1s"}, "scrape_configs": [job]}))
     listens = free_port()
     log = folder / "prometheus.log"
     with log.open("w") as out:

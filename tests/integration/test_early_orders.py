@@ -88,7 +88,8 @@ class Start:
 
     def ends(self, status: int) -> None:
         """Waits for its end, and for everything else's."""
-        assert self.outer.wait(30) == status, self.output.read_text()
+        until(lambda: self.outer.poll() is not None, 30, "its end")
+        assert self.outer.returncode == status, self.output.read_text()
         until(lambda: not processes_of(self.run_dir), 15, f"processes left: {processes_of(self.run_dir)}")
         assert not [path for path in self.run_dir.rglob("*") if path.is_socket()]
 

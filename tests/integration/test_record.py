@@ -72,19 +72,22 @@ def test_what_was_recorded_is_played(pool: Pool, tmp_path: Path) -> None:
     """Every request is in the trace, with what it cost, and the simulation judges the policies on it."""
     trace = tmp_path / "trace.jsonl"
     ask(pool, 1)
-    with recording(pool, trace, "2s") as process:
+    with recording(pool, trace, "4s") as process:
         ask(pool, 20)
         out, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, "")
-    assert re.search(r"^20 requests in 2(\.\d+)? s, ", out, re.MULTILINE)
+    told = re.search(r"^20 requests in (\d+(\.\d+)?) s, ", out, re.MULTILINE)
+    assert told, out
+    length_s = float(told[1])
+    assert length_s >= 4
     found = sorted(lines(trace), key=lambda row: row["time"])
     assert [(row["rows"], row.get("priority", 0)) for row in found] == 10 * [(1, 0), (3, 1)]
     assert [row["bytes"] for row in found] == 10 * [len(request(1)), len(request(3))]
     for row in found:
         assert (row["model"], row["version"], row["client"]) == ("half_plus_two", 1, "1")
-        assert 0 <= row["time"] < 2
+        assert 0 <= row["time"] <= length_s
         assert 0 < row["cost_us"] < 1e6
-        assert 19_000 < row["deadline_ms"] <= 20_300  # gRPC's core rounds up
+        assert 10_000 < row["deadline_ms"] <= 20_300  # gRPC's core rounds up
     command = [sys.executable, "-m", "bench.sim", "--trace", str(trace), "--gpus", "1", "--slots", "2"]
     command += ["--processes", "2", "--results", str(tmp_path)]
     played = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=ROOT)

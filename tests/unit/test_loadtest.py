@@ -759,7 +759,7 @@ def test_ctrl_c_does_not_wait_for_metrics() -> None:
         bench._fleet = StandIn()
         began = time.monotonic()
         asyncio.run(run())
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 9, "less than what they are waited for"
     assert bench.interrupted
 
 

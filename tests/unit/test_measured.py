@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,16 +17,20 @@ PIDS = {WorkerId("m", 1, "cpu0", slot): 100 + slot for slot in range(8)}
 
 @pytest.fixture
 def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The processes, each of which takes 20 ms where 50 are to be had; what is found tells how many were before."""
+    """The processes, each of which takes 20 ms by a clock of its own where 50 are to be had; what is found tells how many were before."""
     pids: list[int] = []
+    now_s = 0.0
 
     def memory(pid: int) -> process.Memory | None:
-        time.sleep(0.02)
+        nonlocal now_s
+        time.sleep(0.005)
+        now_s += 0.02
         pids.append(pid)
         return process.Memory(len(pids), 0, 0) if pid else None
 
     monkeypatch.setattr(process, "memory", memory)
     monkeypatch.setattr(measured, "LOOK_S", 0.05)
+    monkeypatch.setattr(measured, "time", SimpleNamespace(monotonic=lambda: now_s))
     return pids
 
 

@@ -12,6 +12,7 @@ import pytest
 from mpspool.core.settings import MpsSettings
 from mpspool.mps import leftovers
 from mpspool.mps.control import Control, ControlError, NotAnsweringError, control_command, daemon_environment
+from tests.polling import until
 
 
 def program(folder: Path, body: str) -> Path:
@@ -123,6 +124,8 @@ def test_only_daemons_and_servers_of_the_folder_are_leftovers(tmp_path: Path) ->
     ]
     processes = [subprocess.Popen(arguments, executable=python, env=env) for arguments, env, _ in cases]
     try:
+        for process in processes:  # the kernel tells nothing of one that has only just begun
+            until(Path(f"/proc/{process.pid}/environ").read_bytes)
         found = {leftover.pid: leftover.daemon for leftover in leftovers.find(tmp_path)}
         expected = [daemon for _, _, daemon in cases]
         assert [found.get(process.pid) for process in processes] == expected

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from mpspool.core.join import join
 from mpspool.core.messages import Request
 from mpspool.core.methods import Method
 from mpspool.core.progress import WHOLE
-from mpspool.worker import run_sizes
+from mpspool.worker import run_sizes, runner
 from mpspool.worker.call import Call
 from mpspool.worker.device_failure import DeviceFailedError
 from mpspool.worker.engine.base import Array
@@ -37,6 +37,38 @@ from tests.batches import (
     make_signature,
     told,
 )
+
+# A deadline that has not passed, by the clock below, before a test says so.
+SOON_NS = 2 * 10**9
+
+
+class Clock:
+    """What the runner has for `time`: deadlines pass when a test says so, and costs are real."""
+
+    perf_counter_ns = staticmethod(time.perf_counter_ns)
+
+    def __init__(self) -> None:
+        self.now_ns = 10**9
+
+    def monotonic_ns(self) -> int:
+        return self.now_ns
+
+    def passing(self, answer: Callable[[Mapping[str, Array]], Mapping[str, Array]]) -> Any:
+        """A model in whose first run the deadline passes."""
+
+        def run(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
+            self.now_ns = SOON_NS
+            return answer(inputs)
+
+        return run
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(runner, "time", found)
+    return found
+
 
 # Outputs that cannot be told apart
 
@@ -169,43 +201,32 @@ def test_a_device_that_failed_ends_it() -> None:
     assert bench.page.told[-1] == (5, WHOLE)
 
 
-def test_deadlines() -> None:
+def test_deadlines(clock: Clock) -> None:
     """What has expired is not run, also where it expires while others are repeated before it."""
-    soon_ns = 0
 
     def slow(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
         if len(inputs["x"]) > 1:
             raise PoolError(Code.INVALID_ARGUMENT, "one at a time")
-        while time.monotonic_ns() < soon_ns:
-            pass
+        clock.now_ns = SOON_NS
         return {"y": inputs["x"]}
 
     bench = Bench(slow)
-    soon_ns = time.monotonic_ns() + 10**8
-    outcomes = bench.run(Ask(asking(1)), Ask(asking(2), deadline_ns=1), Ask(asking(3), deadline_ns=soon_ns))
+    outcomes = bench.run(Ask(asking(1)), Ask(asking(2), deadline_ns=1), Ask(asking(3), deadline_ns=SOON_NS))
     assert [outcome.code for outcome in outcomes] == [Code.OK, *[Code.DEADLINE_EXCEEDED] * 2]
     assert bench.fed == [[1, 3], [1]]
 
 
-def slow(until_ns: int, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-    while time.monotonic_ns() < until_ns:
-        pass
-    return {"y": inputs["x"]}
-
-
-def test_deadlines_between_runs() -> None:
+def test_deadlines_between_runs(clock: Clock) -> None:
     """What expires while another run of its dispatch goes on is not run; what does not is."""
-    soon_ns = time.monotonic_ns() + 10**8
-
-    bench = Bench(functools.partial(slow, soon_ns), max_batch_size=2)
-    late = [Ask(asking(value), deadline_ns=soon_ns) for value in (3, 4, 5)]
+    bench = Bench(clock.passing(half), max_batch_size=2)
+    late = [Ask(asking(value), deadline_ns=SOON_NS) for value in (3, 4, 5)]
     outcomes = bench.run(asking(1), asking(2), *late, asking(6))
     assert [outcome.code for outcome in outcomes] == [Code.OK] * 2 + [Code.DEADLINE_EXCEEDED] * 3 + [Code.OK]
     assert bench.fed == [[1, 2], [6]]
     assert bench.page.told == [(5, WHOLE), IDLE, (5, WHOLE), IDLE, (5, 5), IDLE]
 
 
-def test_a_deadline_between_two_halves() -> None:
+def test_a_deadline_between_two_halves(clock: Clock) -> None:
     """What expires while the first of two runs goes on, where there was to be one, is not run either."""
     model = Superlinear()
     bench = Bench(model, clock_ns=model.clock_ns, max_batch_size=4)
@@ -213,27 +234,25 @@ def test_a_deadline_between_two_halves() -> None:
         bench.run(*FOUR)
     assert bench.runs() == [(2, 2)] * 2
     bench.engine.calls.clear()
-    model.until_ns = time.monotonic_ns() + 10**8
-    late = [Ask(body, deadline_ns=model.until_ns) for body in FOUR[2:]]
+    bench.engine._answer = clock.passing(model)
+    late = [Ask(body, deadline_ns=SOON_NS) for body in FOUR[2:]]
     outcomes = bench.run(*FOUR[:2], *late)
     assert [outcome.code for outcome in outcomes] == [Code.OK] * 2 + [Code.DEADLINE_EXCEEDED] * 2
     assert bench.fed == [[1, 2]]
 
 
 @pytest.mark.parametrize("together", [False, True])
-def test_a_deadline_that_passes_while_requests_are_read(*, together: bool) -> None:
+def test_a_deadline_that_passes_while_requests_are_read(clock: Clock, *, together: bool) -> None:
     """The last look at it is after that: large JSON takes its time."""
     bench = Bench(half)
-    soon_ns = time.monotonic_ns() + 5 * 10**7
     read = bench.runner._read
 
     def slowly(request: Request, body: bytes) -> Call:
-        while time.monotonic_ns() < soon_ns:
-            pass
+        clock.now_ns = SOON_NS
         return read(request, body)
 
     bench.runner._read = slowly  # type: ignore[method-assign]
-    outcomes = bench.run(asking(1), *[Ask(asking(2), deadline_ns=soon_ns)] * 2, together=together)
+    outcomes = bench.run(asking(1), *[Ask(asking(2), deadline_ns=SOON_NS)] * 2, together=together)
     assert [outcome.code for outcome in outcomes] == [Code.OK] + [Code.DEADLINE_EXCEEDED] * 2
     assert bench.fed == [[1]]
 
@@ -257,35 +276,25 @@ def test_what_nobody_waits_for_runs_as_for_a_client() -> None:
     assert bench.page.told == []
 
 
-def test_the_page_is_idle_after_a_run_that_failed_late() -> None:
+def test_the_page_is_idle_after_a_run_that_failed_late(clock: Clock) -> None:
     """Those that have expired meanwhile are not run again, and a worker that does nothing is not taken for one that hangs."""
-    soon_ns = 0
 
     def fails(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        while time.monotonic_ns() < soon_ns:
-            pass
+        clock.now_ns = deadline_ns
         raise PoolError(Code.INVALID_ARGUMENT, "no")
 
     for count in (2, 8):
         bench = Bench(fails)
-        soon_ns = time.monotonic_ns() + 5 * 10**7
-        outcomes = bench.run(*[Ask(asking(1), deadline_ns=soon_ns)] * count)
+        deadline_ns = clock.now_ns + 1
+        outcomes = bench.run(*[Ask(asking(1), deadline_ns=deadline_ns)] * count)
         assert {outcome.code for outcome in outcomes} == {Code.DEADLINE_EXCEEDED}
         assert bench.page.told == [(5, WHOLE), IDLE, (5, WHOLE), IDLE]
 
 
-def test_one_that_is_left_of_a_half_is_no_half_that_failed() -> None:
+def test_one_that_is_left_of_a_half_is_no_half_that_failed(clock: Clock) -> None:
     """The others' deadlines have passed: it says nothing of who is at fault."""
-    soon_ns = 0
-
-    def slow(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        while time.monotonic_ns() < soon_ns:
-            pass
-        return half(inputs)
-
-    bench = Bench(slow)
-    soon_ns = time.monotonic_ns() + 5 * 10**7
-    late = [Ask(asking(1), deadline_ns=soon_ns)] * 7
+    bench = Bench(clock.passing(half))
+    late = [Ask(asking(1), deadline_ns=SOON_NS)] * 7
     outcomes = bench.run(*late, asking(2), asking(POISON), *[asking(3)] * 7)
     assert [outcome.code for outcome in outcomes] == [
         *[Code.DEADLINE_EXCEEDED] * 7,
@@ -304,11 +313,8 @@ class Superlinear:
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self.until_ns = 0
 
     def __call__(self, inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        while time.monotonic_ns() < self.until_ns:
-            pass
         self.now_ns += 4_000_000 if len(inputs["x"]) > 2 else 1_000_000
         return half(inputs)
 
@@ -466,12 +472,12 @@ def test_times() -> None:
     """run_us is that of the shared run; the other times are each request's part."""
 
     def slow(inputs: Mapping[str, Array]) -> Mapping[str, Array]:
-        time.sleep(0.01)
+        time.sleep(0.2)
         return {"y": inputs["x"]}
 
     first, second = Bench(slow).run(asking(1), asking(2))
-    assert first.run_us == second.run_us >= 10_000
-    assert first.parse_us < 10_000 > first.encode_us
+    assert first.run_us == second.run_us >= 200_000
+    assert first.parse_us < 200_000 > first.encode_us
 
 
 @pytest.mark.parametrize("together", [True, False])
@@ -523,12 +529,10 @@ def test_each_run_of_a_request_has_its_own_time_on_the_page() -> None:
     assert bench.page.told == [(5, WHOLE), IDLE, *[(5, 0)] * 4, IDLE, (5, 1), IDLE]
 
 
-def test_a_deadline_between_the_runs_of_a_request() -> None:
+def test_a_deadline_between_the_runs_of_a_request(clock: Clock) -> None:
     """What is left of it is not run."""
-    soon_ns = time.monotonic_ns() + 10**8
-
-    bench = Bench(functools.partial(slow, soon_ns), max_batch_size=4, max_execution_batch_size=2)
-    (outcome,) = bench.run(Ask(FOUR_BY_REST, deadline_ns=soon_ns, method=Method.REST_PREDICT))
+    bench = Bench(clock.passing(half), max_batch_size=4, max_execution_batch_size=2)
+    (outcome,) = bench.run(Ask(FOUR_BY_REST, deadline_ns=SOON_NS, method=Method.REST_PREDICT))
     assert outcome.code == Code.DEADLINE_EXCEEDED
     assert bench.fed == [[1, 2]]
 
