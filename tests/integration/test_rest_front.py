@@ -491,7 +491,9 @@ def test_a_client_that_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
 
             def left() -> bool:
                 while len(taken) < (time.monotonic() - start_s) * size // 8:
-                    taken.extend(slow.recv(2**18))
+                    part = slow.recv(2**18)
+                    assert part, "it is not left"
+                    taken.extend(part)
                 return memory.used == size
 
             until(left)
