@@ -46,7 +46,7 @@ class Prometheus:
 
     def ask(self, query: str) -> list[tuple[dict[str, str], float]]:
         """Labels and value of each series that PromQL finds, once it finds any: after a page that came too late there is none for a while."""
-        return until(lambda: self._ask(query), 20, f"there is {query}")
+        return until(lambda: self._ask(query), 60, f"there is {query}")
 
     def _ask(self, query: str) -> list[tuple[dict[str, str], float]]:
         with urllib.request.urlopen(
