@@ -178,7 +178,9 @@ class _Bench:
         options = self._options
         bodies = await self._bodies()
         block = self._block(_PREDICT, options.deadline_s)
+        asked_s = time.monotonic()
         answer = await self._ask(_PREDICT, bodies[0])
+        took_s = time.monotonic() - asked_s
         if answer.code:
             raise BenchError(f"{_text(answer)}{self._hint(answer)}")
         response = _response(answer.body)
@@ -188,7 +190,8 @@ class _Bench:
             version=response.model_spec.version.value if response.model_spec.HasField("version") else None,
             signature=response.model_spec.signature_name or None,
         )
-        report.print_head(options, self._trial.lengths, report.outputs(response.outputs, answer.body))
+        shown = report.outputs(response.outputs, answer.body)
+        report.print_head(options, self._trial.lengths, shown, took_s)
         if self._metrics_url:
             try:
                 await self._snapshot()

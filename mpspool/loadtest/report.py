@@ -20,6 +20,8 @@ _LEFT_OUT_WHERE_NARROW = ("mean", "p95", "right")
 _SHOWN_BODY_BYTES = 4096
 _SHOWN_CHARS = 80
 _TEXTS = 5
+# An answer before the load that took so long has waited.
+_LONG_S = 1.0
 # Metadata whose values are nobody's but the server's.
 _SECRET = ("authorization", "cookie")
 _TITLES = {"rate": "req/s", "mean_ms": "mean", "max_ms": "max"}
@@ -62,11 +64,12 @@ def outputs(found: Mapping[str, Any], body: bytes) -> str:
     return ", ".join(tensors)
 
 
-def print_head(options: Options, lengths: Sequence[int], answer: str) -> None:
-    """Before the load: what is sent, and what comes back."""
+def print_head(options: Options, lengths: Sequence[int], answer: str, took_s: float) -> None:
+    """Before the load: what is sent, and what comes back; after how long, where that is worth a word, as behind somebody else's load."""
     console = _console(options)
     console.print(f"{options.model} at {options.address}: {_what(options, lengths)}", markup=False)
-    console.print(f"an answer: {answer}", markup=False)
+    after = f", after {took_s:.1f} s" if took_s >= _LONG_S else ""
+    console.print(f"an answer{after}: {answer}", markup=False)
 
 
 def _what(options: Options, lengths: Sequence[int]) -> str:

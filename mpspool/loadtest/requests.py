@@ -106,7 +106,9 @@ def from_files(
             try:
                 found.append(_renamed(body, model, signature, version))
             except DecodeError as error:
-                raise RequestError(f"{path} is neither a PredictRequest nor a TFRecord") from error
+                raise RequestError(
+                    f"{path} is neither a PredictRequest nor a TFRecord of PredictionLogs, as of `mpspool capture`; JSON goes by --input"
+                ) from error
     if not found:
         raise RequestError(
             f"there is no request in {' or '.join(map(str, paths))}; name another with --request"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 _TIMEOUT_S = 10.0
+_WHERE = "mpspool's are at http://HOST:REST_PORT/metrics"
 # mpspool's histograms of one request's time, by what they are called here.
 _PARTS = {
     "server": "mpspool_request_seconds",
@@ -52,11 +53,11 @@ def fetch(url: str, model: str, version: int | None) -> Snapshot:
         with opener.open(url, timeout=_TIMEOUT_S) as answer:
             text = answer.read().decode()
     except (OSError, ValueError, http.client.HTTPException, urllib.error.URLError) as error:
-        raise MetricsError(f"no metrics from {url}: {error}") from error
+        raise MetricsError(f"no metrics from {url}: {error}; {_WHERE}") from error
     try:
         return read(text, model, version)
     except MetricsError as error:
-        raise MetricsError(f"{url}: {error}; mpspool's are at http://HOST:REST_PORT/metrics") from error
+        raise MetricsError(f"{url}: {error}; {_WHERE}") from error
 
 
 def read(text: str, model: str, version: int | None) -> Snapshot:

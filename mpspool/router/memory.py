@@ -256,9 +256,10 @@ class Memory:
         """Raises PoolError where a client that holds something else would hold more than it leaves free for others."""
         held = self._all.of_client(model, client) - before
         if _takes_too_much(held, size, free):
+            whose = f"the client {client!r}" if client else "clients that say no name"
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED,
-                f"Requests of this client for {_named(model)} hold {held} bytes, {free} are free and this one has {size}: clients "
+                f"Requests of {whose} for {_named(model)} hold {held} bytes, {free} are free and this one has {size}: clients "
                 "share (scheduling.fair_by), and as much as one holds stays free for others; try again when some are answered, "
                 + (
                     "or raise the model's max_queued_bytes, or max_queued_bytes_per_model"

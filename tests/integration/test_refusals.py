@@ -434,7 +434,7 @@ def test_a_clients_share(fair: LightPool, model: str, shape: Shape, named: str) 
         assert refused.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         assert is_text(
             refused.details(),
-            f"Requests of this client for {named} hold * bytes, * are free and this one has *: "
+            f"Requests of the client 'a' for {named} hold * bytes, * are free and this one has *: "
             "clients share (scheduling.fair_by), and as much as one holds stays free for others; try again when some are answered, "
             f"or raise {whose if named == model else 'max_queued_bytes'}",
         ), refused.details()

@@ -767,7 +767,7 @@ def test_json_on_standard_output_is_alone_there(capsys: pytest.CaptureFixture[st
     """What is for people goes to standard error."""
     options = Options("h", 1, "m", concurrency=(1,), repeat=1, json_file=Path("-"))
     bench = benched(options, result([1.0]), result([1.0]))
-    report.print_head(options, [3], "{}")
+    report.print_head(options, [3], "{}", 0.1)
     assert bench.report() == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["levels"][0]["right"] == 1

@@ -61,7 +61,7 @@ def test_a_client_leaves_as_much_free_as_it_holds() -> None:
 
     assert flood("a") == 60
     with pytest.raises(
-        PoolError, match="of this client for any model hold 60 bytes, 60 are free and this one has 1"
+        PoolError, match="of the client 'a' for any model hold 60 bytes, 60 are free and this one has 1"
     ) as refused:
         memory.admit(1, client="a")
     assert refused.value.code is Code.RESOURCE_EXHAUSTED
@@ -80,7 +80,7 @@ def test_a_client_leaves_room_at_each_model() -> None:
         memory.admit(1, "m", "b")
     large.release()
     memory.admit(40, "m", "a")
-    with pytest.raises(PoolError, match="of this client for m hold 40 bytes, 60 are free"):
+    with pytest.raises(PoolError, match="of the client 'a' for m hold 40 bytes, 60 are free"):
         memory.admit(20, "m", "a")
     memory.admit(20, "n", "a")
     memory.admit(30, "m", "b")
@@ -330,14 +330,14 @@ def test_what_grows_is_not_in_its_own_way() -> None:
     with pytest.raises(PoolError, match="The request has 110 bytes and max_queued_bytes is 100"):
         admission.grow(30)
     with pytest.raises(
-        PoolError, match="of this client for any model hold 80 bytes, 20 are free and this one has 5"
+        PoolError, match="of the client 'c' for any model hold 80 bytes, 20 are free and this one has 5"
     ):
         memory.admit(5, "", "c")
     memory.admit(20, "", "d")
     admission.release()
     small = memory.admit(5, "", "d")
     with pytest.raises(
-        PoolError, match="of this client for any model hold 20 bytes, 80 are free and this one has 45"
+        PoolError, match="of the client 'd' for any model hold 20 bytes, 80 are free and this one has 45"
     ):
         small.grow(40)
     assert memory.used == 25

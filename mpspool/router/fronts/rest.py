@@ -124,7 +124,8 @@ class RestFront:
             text = f"{request.path} does not take {request.method}, only {allowed}"
             return error_document(405, text, {"Allow": allowed})
         except web.HTTPNotFound:
-            text = f"There is no {request.path} here; there are /v1/models, /openapi.json, /healthz, /readyz and /metrics"
+            pages = ["/v1/models", "/openapi.json", "/healthz", "/readyz", self._monitoring_path]
+            text = f"There is no {request.path} here; there are {', '.join(filter(None, pages))} and /metrics"
             return error_document(404, text)
         except web.HTTPException as error:
             return error_document(error.status, error.reason)
