@@ -26,6 +26,8 @@ START_TIMEOUT_S = 120
 # Requests a second, of the loads under which things are broken.
 RATE = 200
 _LONG_S = 300
+# So long a pool process that was killed may be away.
+_AWAY_S = 60
 # By so much in a row a load may fall behind where the machine stands still, and catches up.
 _LAG_S = 5
 
@@ -127,10 +129,17 @@ class Pool:
         return any(item["name"].startswith("publish.") for item in status["processes"])
 
     def status(self) -> dict[str, Any]:
-        done = cli("status", "--run-dir", self.run_dir, "--json")
+        """Asked for again while the pool runs: a pool process that was killed may be away for longer than the command waits."""
+        end_s = time.monotonic() + _AWAY_S
+        while (done := cli("status", "--run-dir", self.run_dir, "--json")).returncode:
+            if not self._runs() or time.monotonic() > end_s:
+                break
         assert done.returncode == 0, done.stderr + self.output.read_text()
         answer: dict[str, Any] = json.loads(done.stdout)
         return answer
+
+    def _runs(self) -> bool:
+        return self.process is not None and self.process.poll() is None
 
     def workers(self) -> dict[str, dict[str, Any]]:
         return {worker["id"]: worker for worker in self.status()["workers"]}

@@ -155,8 +155,18 @@ models:
 """,
     )
     pool = start_pool(config).wait()
-    request = ("predict", "sleeper", "--input", '{"x": [60.0]}', "--address", pool.address, "--timeout", 0.2)
-    until(lambda: "INTERNAL" in cli(*request).stderr, 60)
+
+    def refusal(timeout_s: float) -> str:
+        request = ("predict", "sleeper", "--input", '{"x": [60.0]}', "--address", pool.address)
+        return cli(*request, "--timeout", timeout_s).stderr
+
+    def restarts() -> int:
+        return sum(worker["restarts"] for worker in pool.workers().values())
+
+    until(lambda: "INTERNAL" in refusal(1), 60)
     until(pool.all_ready, 60)
-    assert sum(worker["restarts"] for worker in pool.workers().values()) <= 3, "both, then one alone"
-    assert "INTERNAL" in cli(*request).stderr
+    before = restarts()
+    assert before <= 3, "both, then one alone"
+    assert "INTERNAL" in refusal(30)
+    until(pool.all_ready, 60)
+    assert restarts() == before, "kept out, not run again"

@@ -27,22 +27,30 @@ LoadStarter = Callable[..., Load]
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 REFUSED = "This server is shutting down; try another"
-# So long a request may take from being sent to being in the router's hands.
-ON_ITS_WAY_S = 0.1
+# So long a request may take from being sent to being in the router's hands, where a machine is slow.
+ON_ITS_WAY_S = 1.0
+# How long the status, /readyz and the health service at least have said that a pool ends before it does.
+ENDING_S = 3.0
+
+
+@pytest.fixture
+def wake(tmp_path: Path) -> Path:
+    """A file that ends a request of a sleeper."""
+    return tmp_path / "wake"
 
 
 @pytest.fixture
 def pool(
-    start_pool: PoolStarter, model_dir: Callable[[str], Path], testing_ops: Path, tmp_path: Path
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], testing_ops: Path, tmp_path: Path, wake: Path
 ) -> Pool:
-    """Two workers of half_plus_two, and one whose requests take as many seconds as they say."""
+    """Two workers of half_plus_two, and one whose requests take as many seconds as they say, or until they are woken."""
     config = tmp_path / "pool.yaml"
     config.write_text(
         "intra_op_threads: 1\nmodels:\n"
         f"  - {{name: half_plus_two, base_path: {model_dir('half_plus_two')}, cpu_slots: 2}}\n"
         f"  - {{name: sleeper, base_path: {model_dir('sleeper')}, cpu_slots: 1, custom_ops: [{testing_ops}]}}\n"
     )
-    return start_pool(config).wait()
+    return start_pool(config, env={"TESTING_WAKE": str(wake)}).wait()
 
 
 def health(pool: Pool) -> tuple[int, int]:
@@ -57,24 +65,27 @@ def health(pool: Pool) -> tuple[int, int]:
             return error.code, asked.status
 
 
-def test_sigterm_under_load_loses_nothing(pool: Pool, load: LoadStarter) -> None:
+def test_sigterm_under_load_loses_nothing(pool: Pool, load: LoadStarter, wake: Path) -> None:
     """SIGTERM: what is in flight is answered, short or long, what is new gets UNAVAILABLE, exit 0.
 
     Meanwhile the status, /readyz and the health service say that it ends.
     """
     running = load(pool, "half_plus_two")
     pool.serves_on()
-    with in_flight(pool, 6.0) as asking:
+    with in_flight(pool, 25.0) as asking:  # less than the grace time
         assert health(pool) == (200, SERVING)
         told_s = time.monotonic()
         assert pool.process is not None
         pool.process.send_signal(signal.SIGTERM)
         until(lambda: pool.status()["pool"]["state"] == "STOPPING", 2)
         assert health(pool) == (503, NOT_SERVING)
-        assert pool.process.wait(30) == 0
+        until(lambda: time.monotonic() > told_s + ENDING_S)
+        woken_s = time.monotonic()
+        wake.touch()
+        assert pool.process.wait(60) == 0
         out, err = asking.communicate(timeout=10)
     assert (asking.returncode, err) == (0, "")
-    assert json.loads(out) == {"y": [5.0]}
+    assert json.loads(out) == {"y": [14.5]}
     pool.assert_nothing_left()
     report = running.end()
     assert report["wrong"] == 0
@@ -82,8 +93,8 @@ def test_sigterm_under_load_loses_nothing(pool: Pool, load: LoadStarter) -> None
     assert report["ok"] + sum(report["errors"].values()) == report["sent"]
     for failure in report["failures"]:
         # Connections break when all is answered, and not before.
-        earliest_s = -ON_ITS_WAY_S if failure["message"] == REFUSED else 1.0
-        assert report["start_s"] + failure["sent_s"] > told_s + earliest_s, failure
+        earliest_s = told_s if failure["message"] == REFUSED else woken_s
+        assert report["start_s"] + failure["sent_s"] > earliest_s - ON_ITS_WAY_S, failure
 
 
 @pytest.mark.parametrize("victim", ["supervisord", "foreground"])
@@ -162,8 +173,8 @@ def test_sigterm_while_workers_load_ends_all_at_once(
     asked = RunDir(pool.run_dir).pool_control  # at once: a command of its own takes as long as they do
     until(lambda: any(one["state"] == "STARTING" for one in control.call(asked, "status")["workers"]), 20)
     begun = time.monotonic()
-    assert pool.stop(30) == 0
-    assert time.monotonic() - begun < 10
+    assert pool.stop() == 0
+    assert time.monotonic() - begun < 30, "the grace time"
     pool.assert_nothing_left()
 
 

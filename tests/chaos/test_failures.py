@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,14 @@ from mpspool.core import control
 from mpspool.core.rundir import RunDir
 from tests.conftest import PoolStarter
 from tests.polling import until
-from tests.pool import Load, Pool, cli, processes_of
+from tests.pool import RATE, Load, Pool, cli, processes_of
 
 LoadStarter = Callable[..., Load]
-# As many requests may be under way at one moment: what a router that is killed takes with it.
-IN_FLIGHT = 20
+# As many requests may be under way at one moment, half a second's: what a router that is killed takes with it. More wait
+# for the next one, since a client tries to connect again after a second.
+IN_FLIGHT = RATE // 2
+# So long the pool process waits for the router's answer before it shows what that told last.
+ANSWER_S = 0.5
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +112,8 @@ def test_killed_router_is_replaced_and_workers_rejoin(pool: Pool, load: LoadStar
     report = running.end()
     assert report["wrong"] == 0
     assert set(report["errors"]) <= {"UNAVAILABLE"}, report
-    assert report["longest_gap_s"] < 5
+    # A client tries to connect again after 1 s, 2.6 s, 5.2 s and 9.3 s, a fifth more or less.
+    assert report["longest_gap_s"] < 15
     assert report["sent"] - report["ok"] <= IN_FLIGHT, report
     running = load(pool, "half_plus_two")
     pool.serves_on()
@@ -150,17 +155,28 @@ def test_killed_nursery_costs_nothing(pool: Pool, load: LoadStarter) -> None:
 
 
 def asked(pool: Pool) -> dict[str, Any]:
-    """The status, from a pool process that has 2 s for it."""
-    return control.call(RunDir(pool.run_dir).pool_control, "status", timeout_s=2)
+    """The status, from a pool process that has 4 s for it: less than for anything else that it asks a router."""
+    return control.call(RunDir(pool.run_dir).pool_control, "status", timeout_s=4)
+
+
+def asked_soon(pool: Pool) -> dict[str, Any]:
+    """The status, asked for again where the router may have been waited for in vain, as on a busy machine."""
+
+    def soon() -> dict[str, Any] | None:
+        begun = time.monotonic()
+        found = asked(pool)
+        return found if time.monotonic() - begun < ANSWER_S else None
+
+    return until(soon)
 
 
 def test_the_status_counts_what_has_just_been_answered(pool: Pool) -> None:
     """Asked for right after an answer it is up to date, not what the router told last."""
-    before = sum(worker["served"] for worker in asked(pool)["workers"])
+    before = sum(worker["served"] for worker in asked_soon(pool)["workers"])
     for count in range(1, 6):
         done = cli("predict", "half_plus_two", "--input", "[1, 2, 5]", "--address", pool.address)
         assert json.loads(done.stdout) == {"y": [2.5, 3.0, 4.5]}
-        workers = asked(pool)["workers"]
+        workers = asked_soon(pool)["workers"]
         assert sum(worker["served"] for worker in workers) == before + count
         assert not any(worker["in_flight"] for worker in workers)
 

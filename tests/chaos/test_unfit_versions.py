@@ -73,9 +73,13 @@ def test_the_pool_process_is_killed_after_the_old_version_has_stopped_for_it(
         pool = start_pool(*args, env={"MPSPOOL_SWAP": "stop_first"}).wait()
         running = load(pool, MODEL)
         pool.serves_on()
-        publish(root, model_dir("defaults") / "1", 2)
-        until(lambda: {w["version"] for w in pool.workers().values()} == {2}, 30, "version 1 has stopped")
         victim = pool.process_pid("pool")
+
+        def started() -> list[str]:
+            return [event["worker"] for event in pool.events() if event["event"] == "worker started"]
+
+        publish(root, model_dir("defaults") / "1", 2)
+        until(lambda: f"{MODEL}@2.cpu0.0" in started(), 30, "version 1 has stopped")
         os.kill(victim, signal.SIGKILL)
         until(lambda: pool.process_pid("pool") not in (0, victim), 20)
         assert WHY in error(pool, 2)

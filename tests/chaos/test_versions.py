@@ -25,7 +25,7 @@ from tests import models, slices
 from tests.conftest import PoolStarter, short_dir
 from tests.light import metric
 from tests.polling import until
-from tests.pool import CLI, ROOT, Load, Pool, cli, processes_of
+from tests.pool import CLI, RATE, ROOT, Load, Pool, cli, processes_of
 from tests.reloading import File, reload
 from tests.versioning import (
     MODEL,
@@ -512,11 +512,16 @@ def test_a_share_of_the_requests(pool: Pool, base: Path, load: LoadStarter) -> N
             for number in (old, old + 1)
         }
 
+    def some_more(count: int) -> None:
+        before = sum(answered().values())
+        until(lambda: sum(answered().values()) > before + count, 20, f"{count} more are answered")
+
     def moved(*words: object) -> dict[int, int]:
         done = cli("route", MODEL, *words, "--run-dir", pool.run_dir)
         assert done.returncode == 0, done.stderr
+        some_more(RATE // 2)  # what was sent before, on a slow machine
         before = answered()
-        until(lambda: sum(answered().values()) > sum(before.values()) + 200, 20)
+        some_more(RATE)
         return {number: count - before[number] for number, count in answered().items()}
 
     with grpc.insecure_channel(pool.address) as channel:

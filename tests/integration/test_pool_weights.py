@@ -21,6 +21,7 @@ from tests import checkpoints, models
 from tests.conftest import PoolStarter, pools
 from tests.polling import until
 from tests.pool import ROOT, Pool, cli, processes_of
+from tests.reloading import reload
 
 ONE, TWO = "gigabyte@1.cpu0.0", "gigabyte@1.cpu0.1"
 GIGABYTE = 10**9
@@ -215,6 +216,10 @@ def test_a_publisher_that_hangs_is_started_again(
     log = pool.run_dir / "logs" / "pool.log"
     reason = "hung and killed: its weights are not published after 10 s (start_timeout_s)"
     until(lambda: reason in log.read_text(), 30, reason)
+    until(lambda: published(pool) == 2, 20, "it is started again")
+    # The next one, and the worker, may take longer than the one that hangs is waited for.
+    config.write_text(config.read_text().replace("start_timeout_s: 10", "start_timeout_s: 600"))
+    reload(pool)
     pool.wait()
     assert published(pool) == 2
     assert rows(pool, 3) == [3]

@@ -127,9 +127,10 @@ def test_what_is_killed_comes_back_once(light_pool: LightStarter, victim: str) -
     before = pool.workers()
     old = kill(before[ONE]["pid"] if victim == "worker" else pool.process_pid(victim))
     until(lambda: not alive(old))
-    until(pool.all_ready, 20, "whole again")
-    after = pool.workers()
     hit = 1 if victim == "worker" else 0
+    # What the status says of a worker that has just been killed may be from before.
+    until(lambda: pool.workers()[ONE]["generation"] == 1 + hit and pool.all_ready(), 20, "whole again")
+    after = pool.workers()
     assert (after[ONE]["generation"], after[ONE]["restarts"]) == (1 + hit, hit)
     assert (after[TWO]["pid"], after[TWO]["generation"]) == (before[TWO]["pid"], 1)
     until_settled(pool)
@@ -350,19 +351,22 @@ def test_a_worker_that_never_gets_ready_is_given_up(
     start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path, how: str, state: str
 ) -> None:
     """Whether the router has heard of it or not: its stack is in its log at each start, then it is FATAL."""
+    limit_s = 8  # several times what a light worker takes beside others
     config = tmp_path / "pool.yaml"
     config.write_text(
-        f"models: {{half: {{base_path: {model_dir('half_plus_two')}, cpu_slots: 2, start_timeout_s: 4}}}}\n"
+        f"models: {{half: {{base_path: {model_dir('half_plus_two')}, cpu_slots: 2, start_timeout_s: {limit_s}}}}}\n"
         "restart: {retries: 2, backoff_s: 0.1}\n"
     )
     pool = start_pool(config, env=LIGHT).wait()
     behave(pool, ONE, how)
     kill(pool.workers()[ONE]["pid"])
     until(lambda: pool.workers()[ONE]["state"] == state, 20)
-    hung = until(lambda: (w := pool.workers()[ONE])["generation"] == 3 and w, 20)
-    assert hung["error"] == f"hung and killed: still {state} after 4 s (start_timeout_s)"
     worker = until(lambda: (w := pool.workers()[ONE])["state"] == "FATAL" and w, 20)
-    assert worker["error"] == f"not READY after 2 restarts: {hung['error']}"
+    hung = f"hung and killed: still {state} after {limit_s} s (start_timeout_s)"
+    assert worker["error"] == f"not READY after 2 restarts: {hung}"
+    ended = [event for event in pool.events() if event["event"] == "worker ended"]
+    assert [(event["worker"], event["generation"]) for event in ended] == [(ONE, 1), (ONE, 2)]
+    assert ended[1]["reason"] == hung
     log = (pool.run_dir / "logs" / f"worker.{ONE}.log").read_text()
     assert log.count("Current thread") == 2, "a stack at each end"
     assert (pool.workers()[TWO]["state"], pool.workers()[TWO]["generation"]) == ("READY", 1)
@@ -385,8 +389,8 @@ def test_stop_kills_what_does_not_leave_in_its_grace(light_pool: LightStarter, t
     kill(pool.workers()[ONE]["pid"])
     until(lambda: pool.workers()[ONE]["generation"] == 2 and pool.all_ready(), 20)
     begun = time.monotonic()
-    assert pool.stop(15) == 0
-    assert time.monotonic() - begun < 2 + 3, "the grace time, and the least that supervisord is given"
+    assert pool.stop() == 0
+    assert time.monotonic() - begun < 15, "not the default of 30 s"
     assert not processes_of(pool.run_dir)
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from mpspool.core import settings
+from mpspool.core import control, settings
+from mpspool.core.rundir import RunDir
 from mpspool.core.settings import MpsSettings
 from mpspool.mps.control import Control
 from mpspool.mps.simulated import control_command
@@ -228,7 +229,8 @@ models:
         process = subprocess.Popen(
             [*command, "--timeout", str(timeout_s)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        until(lambda: pool.workers()[worker]["in_flight"] == 1, 20)
+        asking = RunDir(pool.run_dir).router_control  # at once: a command of its own takes as long as the request
+        until(lambda: any(one["in_flight"] for one in control.call(asking, "snapshot")["workers"]), 20)
         return process
 
     finishes = asked(3.0, 60)

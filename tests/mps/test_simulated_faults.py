@@ -296,7 +296,7 @@ def test_daemon_hangs_for_a_while(gpu: Gpu) -> None:
     """It answers nobody and takes nobody, while those it has are served; then all is as before."""
     client = gpu.client()
     server = client.connected()
-    gpu.fail("daemon-hang 1.5")
+    gpu.fail("daemon-hang 5")
     with pytest.raises(NotAnsweringError):
         gpu.control.raw("get_server_list", timeout_s=0.5)
     late = gpu.client()
