@@ -21,7 +21,7 @@ import pytest
 
 from mpspool.core import control, tfrecord, tfs
 from mpspool.core.rundir import RunDir
-from tests import models, slices
+from tests import checkpoints, models, slices
 from tests.conftest import PoolStarter, short_dir
 from tests.light import metric
 from tests.polling import until
@@ -463,7 +463,10 @@ def test_a_publisher_that_hangs_ends_with_its_version(
     old = newest(base)
     running = load(pool, MODEL)
     pool.serves_on()
-    publish(base, base / str(old), old + 1)
+    # So many bytes take a second to publish: time enough to be seen.
+    incoming = shutil.copytree(base / str(old), base / "incoming")
+    shutil.rmtree(incoming / "variables")
+    checkpoints.write_large(incoming, 512 * 2**20).rename(base / str(old + 1))
 
     def publishers() -> list[int]:
         commands = processes_of(pool.run_dir).items()

@@ -43,8 +43,8 @@ REGISTER_OP("TestingCudaFault")
     .Output("y: float")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::UnchangedShape)
-    .Doc("Passes x through; fails as a call does whose kernel has faulted when any element equals 13, and takes a "
-         "second when any equals 17.");
+    .Doc("Passes x through; fails as a call does whose kernel has faulted when any element equals 13, and takes "
+         "three seconds when any equals 17.");
 
 class TestingAbort : public OpKernel {
  public:
@@ -71,7 +71,7 @@ class TestingCudaFault : public OpKernel {
       OP_REQUIRES(context, values(i) != kPoison,
                   absl::InternalError("failed to enqueue async memcpy from device to host: CUDA_ERROR_ILLEGAL_ADDRESS: "
                                       "an illegal memory access was encountered"));
-      if (values(i) == kSlow) std::this_thread::sleep_for(std::chrono::seconds(1));
+      if (values(i) == kSlow) std::this_thread::sleep_for(std::chrono::seconds(3));
     }
     context->set_output(0, input);
   }

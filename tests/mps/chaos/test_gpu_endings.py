@@ -93,7 +93,7 @@ def test_one_that_is_wedged_is_cut_off_first(pool: Pool, ask: Ask) -> None:
     until(lambda: [one.poll() for one in asking].count(0) == 1, 20, "the other's is answered")
     begun = time.monotonic()
     assert pool.stop() == 0
-    assert time.monotonic() - begun < 24 + 5
+    assert time.monotonic() - begun < 24 + 30, "the grace time and a margin"
     log = server_log(pool)
     assert SHOT not in log
     assert "terminated" in log
@@ -107,7 +107,7 @@ def test_one_that_is_told_to_hurry(pool: Pool, ask: Ask) -> None:
     pool.process.send_signal(signal.SIGTERM)
     until(lambda: "stopping" in pool.output.read_text(), 10)
     pool.process.send_signal(signal.SIGTERM)
-    pool.process.wait(10)
+    pool.process.wait(20)  # less than the grace time
     pool.assert_nothing_left()
     pool.start().wait()
 

@@ -42,7 +42,7 @@ def pool(
 simulate_gpus: 2
 contexts_per_gpu: 2
 models:
-  - {{name: faulter, base_path: {model_dir("faulter")}, intra_op_threads: 1, hang_timeout_s: 2,
+  - {{name: faulter, base_path: {model_dir("faulter")}, intra_op_threads: 1, hang_timeout_s: 5,
      custom_ops: [{testing_ops}]}}
 """
     )
@@ -74,7 +74,7 @@ def story(pool: Pool, past: int) -> None:
     stops = [at(event) - failed for event in pool.events("router") if "gpu0: " in str(event.get("why"))]
     stopped = max(stop for stop in stops if stop > -1)
     # 100 ms is what it must be where there is a CPU for it; here others take theirs, too.
-    assert stopped < 1
+    assert stopped < 5
     print(
         f"fault: nothing more was sent there after {1000 * stopped:.0f} ms,"
         f" a worker READY after {since['worker ready'] - failed:.2f} s, all after {since['GPU recovered'] - failed:.2f} s"
@@ -158,9 +158,15 @@ def test_a_worker_that_was_shot_while_it_was_busy(pool: Pool, running: Load) -> 
         text=True,
         cwd=ROOT,
     )
-    victim = until(lambda: next((name for name, s in running_for(pool).items() if s > 0.2), ""), 20)
+
+    def busy() -> str:
+        """The worker that runs it. On a slow machine others may be seen at work, too, but not for so long."""
+        name, seconds = max(running_for(pool).items(), key=lambda item: item[1])
+        return name if seconds > 1 else ""
+
+    victim = until(busy, 20)
     worker = workers[victim]
-    os.kill(worker["pid"], signal.SIGKILL)  # at once: it runs for a second
+    os.kill(worker["pid"], signal.SIGKILL)  # at once: it runs for three seconds
     others = on(pool, "gpu1" if worker["device"] == "gpu0" else "gpu0", "pid")
     assert json.loads(slow.communicate(timeout=60)[0]) == {"y": [10.5]}
     until(lambda: pool.workers()[victim]["generation"] > worker["generation"] and pool.all_ready(), 60)
