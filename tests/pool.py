@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import itertools
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +27,8 @@ from tests.polling import until
 ROOT = Path(__file__).parent.parent
 CLI = [sys.executable, "-m", "mpspool"]
 START_TIMEOUT_S = 120
+# Less than those that the kernel gives to whoever names none, and to connections.
+_PORTS = range(20_000, 30_000)
 # Requests a second, of the loads under which things are broken.
 RATE = 200
 _LONG_S = 300
@@ -32,10 +38,27 @@ _AWAY_S = 60
 _LAG_S = 5
 
 
+@functools.cache
+def _ports() -> Iterator[int]:
+    """One after another of those that no other process of pytest-xdist has; another run most likely begins elsewhere."""
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    mine = _PORTS[worker :: int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))]
+    first = secrets.randbelow(len(mine))
+    return itertools.cycle([*mine[first:], *mine[:first]])
+
+
 def free_port() -> int:
+    """One that nobody has, and nobody is given before a server that is started now has it."""
+    return next(filter(_is_free, _ports()))
+
+
+def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
 
 
 def cli(*args: object, timeout: float = 60, **kwargs: Any) -> subprocess.CompletedProcess[str]:

@@ -274,7 +274,7 @@ def test_a_deadline_that_passes_in_the_queue(pool: LightPool) -> None:
     before = refusals(pool, "plain")
     x = pool.values(1)
     with pool.busy("plain"):
-        call = pool.queue("plain", x, "unknown", timeout_s=2)
+        call = pool.queue("plain", x, "unknown", timeout_s=5)
         assert call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
         until(lambda: pool.waiting("plain") == 0, 10, "nothing waits")
     assert pool.metric("mpspool_requests_total", **labels) == counted + 1

@@ -229,7 +229,9 @@ models:
         process = subprocess.Popen(
             [*command, "--timeout", str(timeout_s)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        asking = RunDir(pool.run_dir).router_control  # at once: a command of its own takes as long as the request
+        asking = RunDir(
+            pool.run_dir
+        ).router_control  # at once: a command of its own takes as long as the request
         until(lambda: any(one["in_flight"] for one in control.call(asking, "snapshot")["workers"]), 20)
         return process
 
