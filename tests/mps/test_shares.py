@@ -229,10 +229,8 @@ models:
         process = subprocess.Popen(
             [*command, "--timeout", str(timeout_s)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
-        asking = RunDir(
-            pool.run_dir
-        ).router_control  # at once: a command of its own takes as long as the request
-        until(lambda: any(one["in_flight"] for one in control.call(asking, "snapshot")["workers"]), 20)
+        router = RunDir(pool.run_dir).router_control  # a command of its own may take as long as the request
+        until(lambda: any(one["in_flight"] for one in control.call(router, "snapshot")["workers"]), 20)
         return process
 
     finishes = asked(3.0, 60)
