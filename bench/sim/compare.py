@@ -165,7 +165,7 @@ def _overloaded(part: Part) -> bool:
 
 
 def draw(results: Mapping[str, Figures], axes: Any) -> None:
-    """p99 of each model: a dot for each setup, and none where nothing was answered."""
+    """p99 of each model: a dot for each setup, crossed where much was not answered, and none where nothing was."""
     from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
     names = list(next(iter(results.values())).services)
@@ -178,11 +178,15 @@ def draw(results: Mapping[str, Figures], axes: Any) -> None:
         filled = {} if number < LOOKS else {"markerfacecolor": "white"}
         style = {**look(number), "linestyle": "", "markersize": 7, **filled}
         lines += axes.plot(places, heights, **style)
+        much = [n for n, name in enumerate(names) if _overloaded(figures.services[name])]
+        crossed = {"linestyle": "", "marker": "x", "color": "black", "markersize": 9}
+        axes.plot([places[n] for n in much], [heights[n] for n in much], **crossed)
     axes.set_xticks(range(len(names)), names, parse_math=False)
     axes.set_xlim(-0.5, len(names) - 0.5)
     for place in range(1, len(names)):
         axes.axvline(place - 0.5, color="#dddddd", linewidth=0.8)
-    axes.set(title="p99 by model, of what was answered", ylabel="ms", yscale="log")
+    title = f"p99 of what was answered; crossed: {percent(_MUCH)} or more was not"
+    axes.set(title=title, ylabel="ms", yscale="log")
     if not any(figures.all.answered for figures in results.values()):
         axes.set_ylim(1, 10)  # nothing has no place on a logarithmic scale
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))

@@ -40,7 +40,7 @@ def has_room(waiting: int, filling: int, rows: int, settings: BatchingSettings) 
 
     Args:
         waiting: rows that do; fewer than none where workers are idle.
-        filling: requests among those of which each fills a batch; in the same way
+        filling: requests among those of which each fills a batch; fewer than none likewise.
         rows: of the request.
         settings: what holds.
     """
