@@ -11,7 +11,8 @@ import enum
 from dataclasses import dataclass
 
 _DUMP_S = 0.5
-_CUT_OFF_S = 5.0
+# As long as a daemon takes on a busy machine: who is killed before it is cut off may take all others of the GPU down.
+_CUT_OFF_S = 10.0
 _KILL_S = 5.0
 _LOST_S = 2.0
 _LEAST_KILL_S = 1.0
