@@ -8,13 +8,14 @@ Only `time` and `model` must be there. `mpspool record` writes the like.
 from __future__ import annotations
 
 import csv
-import difflib
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
+
+from mpspool.supervisor.config.explain import nearest
 
 _AT_LEAST_0 = msgspec.Meta(ge=0)
 _SHOWN = 100
@@ -111,8 +112,8 @@ def _read_csv(file: Path) -> Iterator[Request]:
         reader = csv.DictReader(table)
         for name in reader.fieldnames or ():
             if name and name not in Request.__struct_fields__:
-                near = difflib.get_close_matches(name, Request.__struct_fields__, 1)
-                meant = f"; did you mean {near[0]}?" if near else ""
+                near = nearest(name, Request.__struct_fields__)
+                meant = f"; did you mean {near}?" if near else ""
                 raise TraceError(f"{file}, line 1: {name[:_SHOWN]!r} is no name of a trace{meant}; {_REMEDY}")
         for row in reader:
             text = ",".join(",".join(one) if isinstance(one, list) else one or "" for one in row.values())

@@ -79,11 +79,15 @@ def _check(slots_of: Mapping[str, int], models: Sequence[str]) -> None:
 def _configured(options: Options) -> list[tuple[Setup, Placement]]:
     """What each pool file says; of where it runs only what was not asked for. Once, as _read(). Raises OptionsError."""
     found = [pool_file.read(file, _read(options)) for file in options.configs]
-    slots_said = bool(options.slots or options.slots_of)
+    workers_said = _says_workers(options)
     return [
-        (setup, Placement(0 if options.gpus else own.devices, {} if slots_said else own.workers))
+        (setup, Placement(0 if options.gpus else own.devices, {} if workers_said else own.workers))
         for setup, own in found
     ]
+
+
+def _says_workers(options: Options) -> bool:
+    return bool(options.slots or options.slots_of)
 
 
 def _pool(
@@ -130,7 +134,7 @@ def lines(found: Mapping[Key, Any], options: Options) -> Iterator[str]:
     yield ""
     configured = _configured(options)
     yield from compare.told(_pool(options, with_costs(recorded, services), services, configured))
-    others = not (options.slots or options.slots_of)
+    others = not _says_workers(options)
     for setup, placement in configured:
         yield compare.told_of(setup, placement.devices, placement.workers, others=others)
     yield from told(recorded, services)
