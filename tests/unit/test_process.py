@@ -138,7 +138,8 @@ def giving_way(then: str, starving_s: float = 0.0, before: str = "") -> subproce
         "import os, signal; from pathlib import Path; from mpspool.core import process\n"
         f"{before}process.{gives_way}\n"
         "group = Path('/proc/self/autogroup')\n"
-        "nice = group.read_text().split()[-1] if group.exists() else '19'\n"
+        # Nothing stands there of the session that began with the kernel.
+        "nice = (group.exists() and group.read_text().split() or ['19'])[-1]\n"
         "processors = ','.join(map(str, sorted(os.sched_getaffinity(0))))\n"
         "alone = os.getsid(0) == os.getpid()\n"
         "print(os.sched_getscheduler(0), os.nice(0), nice, alone, processors, os.getpid(), flush=True)\n"
