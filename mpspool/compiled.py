@@ -22,6 +22,7 @@ MODULES = (
     "core/zmq_frames.py",
     "router/arrivals.py",
     "router/asked.py",
+    "router/clients.py",
     "router/dataplane.py",
     "router/link.py",
     "router/memory.py",

@@ -1,4 +1,4 @@
-"""`mpspool status`, `top`, `density`, `record` and `logs`: what a pool does."""
+"""`mpspool status`, `top`, `clients`, `density`, `record` and `logs`: what a pool does."""
 
 from __future__ import annotations
 
@@ -76,6 +76,40 @@ def top(run: RunDir, interval_s: float) -> None:
     try:
         screen.show(run, interval_s)
     except ask.NoPoolError as error:
+        fail(str(error))
+
+
+@main.command(
+    epilog=examples(
+        "mpspool clients",
+        "mpspool clients --for 30s --json | jq '.clients[] | select(.refused > 0)'",
+    ),
+)
+@run_dir_option
+@click.option(
+    "--for",
+    "for_s",
+    type=_STRETCH,
+    default="5s",
+    show_default=True,
+    metavar="TIME",
+    help="As 500ms, 30s or 2m.",
+)
+@click.option("--json", "as_json", is_flag=True, help="For scripts: all of them, counts instead of rates.")
+def clients(run: RunDir, for_s: float, as_json: bool) -> None:
+    """Show who asks, and who gets what: for some seconds, whoever asks most first.
+
+    A client is what scheduling.fair_by says, else an address. Of the requests that came meanwhile: REFUSED for want of room or
+    time, FAILED for another reason or given up, OPEN when it ended. WAITED is the mean time from arrival to a worker, MOST the
+    longest; SHARE is of the devices' effective time that all of them took.
+
+    It ends after --for, or with Ctrl-C. Nothing is counted while nobody looks.
+    """
+    from mpspool.supervisor import clients as command
+
+    try:
+        command.show(run, for_s, as_json=as_json)
+    except command.ClientsError as error:
         fail(str(error))
 
 

@@ -39,6 +39,8 @@ _BODIES = 8
 _BODY_BYTES = 2**20
 # From one look at what has arrived to the next, while it is recorded.
 _ARRIVALS_S = 0.1
+# From one time that is told who asks to the next.
+_CLIENTS_S = 0.5
 
 
 class Control:
@@ -120,6 +122,23 @@ class Control:
             yield piece
         yield {"ended": True}
 
+    async def clients(self, request: Message) -> AsyncIterator[Message]:
+        """Who asks in the next so many seconds, as Clients.told() has it: all so far, from now on again and again, each time with
+        `seconds` behind it, for how long that is; at the end `ended`.
+        """
+        began_s = time.monotonic()
+        with self._dataplane.looking() as found:
+            while True:
+                seconds = time.monotonic() - began_s
+                for piece in found.told():
+                    yield piece
+                    await asyncio.sleep(0)
+                yield {"seconds": seconds, "by": found.by, "simulated": found.simulated}
+                if (left_s := request["for_s"] - seconds) <= 0:
+                    break
+                await asyncio.sleep(min(_CLIENTS_S, left_s))
+        yield {"ended": True}
+
     async def capture(self, request: Message) -> AsyncIterator[Message]:
         """Requests that a model answers, so many or for so long: "requests", each the version that answered, its method, in base64
         its body, and whether more of that follows. So many are those of "version": the one that is asked for, or that answers most
@@ -197,6 +216,7 @@ async def serve(config: RouterSettings) -> None:
             "tasks": control_ops.tasks,
             "arrivals": control_ops.arrivals,
             "capture": control_ops.capture,
+            "clients": control_ops.clients,
             "drain": control_ops.drain,
             "latencies": functools.partial(_latencies, metrics),
             "watch": control_ops.watch,

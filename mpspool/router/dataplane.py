@@ -26,6 +26,7 @@ from mpspool.core.states import DomainState, VersionPhase, WorkerState
 from mpspool.router.arrivals import Arrivals
 from mpspool.router.asked import Asked
 from mpspool.router.capture import Capture
+from mpspool.router.clients import Clients, Tally
 from mpspool.router.fault_domains import FaultDomains
 from mpspool.router.link import Link
 from mpspool.router.memory import Admission, Memory
@@ -111,6 +112,7 @@ class Dataplane:
         self._models = Models()
         self._recordings: list[Arrivals] = []
         self._captures: list[Capture] = []
+        self._looks: list[Clients] = []
         self._gone: deque[ModelVersion] = deque()
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
@@ -151,7 +153,8 @@ class Dataplane:
                 self._models.resolve(name, spec.version, spec.label)
             return self.memory.admit(size, name, client)
         except PoolError as error:
-            self._refused(asked.method, self._meant(spec), error)
+            meant = self._meant(spec)
+            self._refused(asked.method, meant, error, self._tallies(head, meant))
             raise
 
     def _meant(self, spec: ModelSpecPeek | None) -> ModelVersion:
@@ -168,7 +171,7 @@ class Dataplane:
         deadline_ns: int,
         admission: Admission,
         head: Head,
-        arrived_ns: int = 0,
+        moved: Pending | None = None,
     ) -> bytes:
         """Runs one request and returns its answer.
 
@@ -180,20 +183,22 @@ class Dataplane:
             deadline_ns: CLOCK_MONOTONIC, 0 for none.
             admission: what admit() returned for it; it is released when nobody holds the body any more.
             head: who asks, and what was said besides.
-            arrived_ns: CLOCK_MONOTONIC, of one that has waited already; 0 for now.
+            moved: what it was for a version that has gone before it was run.
 
         Raises:
             PoolError: what to answer instead.
         """
-        if self.draining and not arrived_ns:
+        if self.draining and moved is None:
             error = shutting_down()
             admission.release()
-            self._refused(asked.method, _NOBODYS, error)
+            self._refused(asked.method, _NOBODYS, error, self._tallies(head, _NOBODYS))
             raise error
-        first = self._entry(asked, body, deadline_ns, admission, head)
-        first.arrived_ns = arrived_ns or first.arrived_ns
+        first = self._entry(asked, body, deadline_ns, admission, head, moved)
         first.examples = asked.examples(body)
-        if not arrived_ns:
+        if moved is not None:
+            first.arrived_ns, first.tallies = moved.arrived_ns, moved.tallies
+        else:
+            first.tallies = self._tallies(head, first.model)
             for recording in self._recordings:
                 recording.arrived(first, admission, head.peer, first.examples)
         batching = self._scheduler.batching(first.model)
@@ -220,14 +225,20 @@ class Dataplane:
         try:
             room = self.memory.admit(len(body), first.model.name, first.client if self._fair else None)
         except PoolError as error:
-            self._refused(asked.method, first.model, error)
+            self._refused(asked.method, first.model, error, first.tallies)
             raise
         for recording in self._recordings:
             recording.moved(first.admission, room)
-        return await self.call(asked, body, first.deadline_ns, room, head, first.arrived_ns)
+        return await self.call(asked, body, first.deadline_ns, room, head, first)
 
     def _entry(
-        self, asked: Asked, body: bytes, deadline_ns: int, admission: Admission, head: Head
+        self,
+        asked: Asked,
+        body: bytes,
+        deadline_ns: int,
+        admission: Admission,
+        head: Head,
+        moved: Pending | None,
     ) -> Pending:
         """What is to be queued. Raises PoolError, counted, for a request that no worker could take."""
         model = _NOBODYS
@@ -250,7 +261,8 @@ class Dataplane:
             )
         except PoolError as error:
             admission.release()
-            self._refused(asked.method, model, error)
+            tallies = self._tallies(head, model) if moved is None else moved.tallies
+            self._refused(asked.method, model, error, tallies)
             raise
 
     def _arrive(self, parts: Sequence[Pending]) -> None:
@@ -263,7 +275,7 @@ class Dataplane:
             for entry in parts:
                 entry.let_go()
             if isinstance(error, PoolError) and first.part is None:
-                self._refused(first.method, first.model, error)
+                self._refused(first.method, first.model, error, first.tallies)
             raise
         if stirs or (self._look is not None and now_ns >= self._look_ns):
             self._pump_soon()
@@ -297,9 +309,26 @@ class Dataplane:
             if entry.part is None:
                 self._count(entry, "", abandoned(entry, time.monotonic_ns()), None)
 
-    def _refused(self, method: Method, model: ModelVersion, error: PoolError) -> None:
+    def _tallies(self, head: Head, model: ModelVersion) -> Sequence[Tally]:
+        """Where those who look see what becomes of a request that has come."""
+        if not self._looks:
+            return ()
+        client = self._callers.name(head.metadata, head.peer)
+        return [look.asks(client, model.name) for look in self._looks]
+
+    def _refused(
+        self, method: Method, model: ModelVersion, error: PoolError, tallies: Sequence[Tally]
+    ) -> None:
+        """At the door."""
         self._recorder.finished(method, model.name, model.version, "", error.code, 0.0, 0.0, None)
         self._lacked(model, error)
+        for tally in tallies:
+            tally.ended(error.code, error.lack)
+
+    def _failed(self, entry: Pending, error: PoolError) -> None:
+        """What has been let in, and is answered so without a worker."""
+        self._count(entry, "", error.code, None, lack=error.lack)
+        self._lacked(entry.model, error)
 
     def _lacked(self, model: ModelVersion, error: PoolError) -> None:
         if error.lack is not None:
@@ -311,15 +340,14 @@ class Dataplane:
             ranges = split(whole.rows, batching)
         except PoolError as error:
             whole.let_go()
-            self._refused(whole.method, whole.model, error)
+            self._refused(whole.method, whole.model, error, whole.tallies)
             raise
         parts = [whole.of_rows(start, stop, self._loop.create_future()) for start, stop in ranges]
         whole.admission.share(len(parts))
         try:
             return await self._await_parts(whole, parts)
         except PoolError as error:
-            self._count(whole, "", error.code, None)
-            self._lacked(whole.model, error)
+            self._failed(whole, error)
             raise
         except asyncio.CancelledError:
             self._count(whole, "", abandoned(whole, time.monotonic_ns()), None)
@@ -548,6 +576,16 @@ class Dataplane:
             yield found
         finally:
             self._recordings.remove(found)
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[Clients]:
+        """Counts who asks, until it is left."""
+        found = Clients(self._settings.scheduling.fair_by, self._settings.simulated)
+        self._looks.append(found)
+        try:
+            yield found
+        finally:
+            self._looks.remove(found)
 
     def answers_most(self, name: str) -> int | None:
         """Of a model, as Models.answers_most()."""
@@ -832,19 +870,19 @@ class Dataplane:
             entry = refusal.entry
             assert isinstance(entry, Pending)
             if entry.part is None:
-                self._count(entry, "", refusal.error.code, None)
-                self._lacked(entry.model, refusal.error)
+                self._failed(entry, refusal.error)
             if not entry.future.done():
                 entry.future.set_exception(refusal.error)
 
     def _count(
         self,
-        entry: Entry,
+        entry: Pending,
         worker: str,
         code: Code,
         outcome: messages.Outcome | None,
         effective_s: float = 0.0,
         rows: int = 0,
+        lack: Lack | None = None,
     ) -> None:
         total_s = (time.monotonic_ns() - entry.arrived_ns) / 1e9
         queue_s = (entry.sent_ns - entry.arrived_ns) / 1e9 if entry.sent_ns else total_s
@@ -861,6 +899,9 @@ class Dataplane:
             effective_s,
             rows,
         )
+        for tally in entry.tallies:
+            tally.ended(code, lack)
+            tally.left(queue_s, effective_s)
 
     def _recount(self, model: ModelVersion) -> None:
         workers, ready = self._workers.count(model)

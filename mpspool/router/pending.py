@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from mpspool.core import messages
 from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.methods import Method
+from mpspool.router.clients import Tally
 from mpspool.router.memory import Admission
 from mpspool.router.scheduling.entry import Entry
 
@@ -39,12 +40,14 @@ class Pending(Entry):
         examples: it has so many; 0 where it has none, or they are not counted.
         outcome: of some rows, without their answer; with `effective_s`, what the whole is counted by.
         kept_bytes: of the answer to some rows, which waits for the others.
+        tallies: of whoever looked when it came; none of some rows.
     """
 
     examples: int = 0
     outcome: messages.Outcome | None = None
     effective_s: float = 0.0
     kept_bytes: int = 0
+    tallies: Sequence[Tally] = ()
 
     def __init__(
         self,

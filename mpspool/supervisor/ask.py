@@ -7,7 +7,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from mpspool.supervisor.ports import client_address
 
 _POLL_S = 0.1
 _SILENCE_S = 2.5
+# Who looks at what the router sees is told something at least every second.
+_UNSEEN_S = 10.0
 # A pool process or router that was killed is back by then, on a busy machine, too.
 PATIENCE_S = 10.0
 _ENDING_S = 3.0
@@ -93,6 +95,47 @@ def why_no_router(run: RunDir, error: Exception, until_s: float) -> str:
         return ""
     look = f"{report.program()} status{report.elsewhere(str(run.root))}"
     return f"the router of the pool of process {pid} does not answer ({error}); see `{look}`"
+
+
+def seen(run: RunDir, op: str, for_s: float) -> Generator[Message, None, None]:
+    """What the router tells, by such an operation, of what it sees from now on, without the last, `ended`.
+
+    Args:
+        run: where the pool is; it may only be starting its router.
+        op: of the router's.
+        for_s: for how long it is to look.
+
+    Raises:
+        NoPoolError: there is no pool, or its router does not answer.
+        ControlError: the router went away before the end.
+    """
+    until_s = time.monotonic() + PATIENCE_S
+    began = False
+    while True:
+        try:
+            for piece in _told(run, op, for_s):
+                began = True
+                yield piece
+        except ControlError as error:
+            if began:
+                raise
+            if why := why_no_router(run, error, until_s):
+                raise NoPoolError(why) from error
+        else:
+            return
+        time.sleep(_POLL_S)
+
+
+def _told(run: RunDir, op: str, for_s: float) -> Generator[Message, None, None]:
+    """What the router answers, without the last. Raises ControlError."""
+    try:
+        for piece in control.stream(run.router_control, op, timeout_s=_UNSEEN_S, for_s=for_s):
+            if "ended" in piece:
+                return
+            yield piece
+    except ValueError as error:
+        raise ControlError("the end of what it said is missing") from error
+    raise ControlError("it closed the connection")
 
 
 def why_not_ready(

@@ -7,7 +7,7 @@ import json
 import shlex
 import time
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from io import FileIO
 from pathlib import Path
 
@@ -18,10 +18,6 @@ from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import ask, cpus
 from mpspool.supervisor.counted import counted
-
-# The router tells something ten times a second.
-_SILENCE_S = 10.0
-_POLL_S = 0.1
 
 
 class RecordError(Exception):
@@ -46,7 +42,7 @@ def record(run: RunDir, for_s: float, output: Path) -> None:
     _check(output)
     trace = _Trace(output)
     problem = ""
-    with contextlib.closing(trace), contextlib.closing(_asked(run, for_s)) as pieces:
+    with contextlib.closing(trace), contextlib.closing(ask.seen(run, "arrivals", for_s)) as pieces:
         try:
             for piece in pieces:
                 if not trace.began_s:
@@ -57,6 +53,8 @@ def record(run: RunDir, for_s: float, output: Path) -> None:
             trace.length_s = max(trace.length_s, for_s)  # the router's clock began before ours
         except KeyboardInterrupt:
             pass
+        except ask.NoPoolError as error:
+            raise RecordError(str(error)) from error
         except ControlError as error:
             problem = f"the router went away before the end ({error})"
         except OSError as error:
@@ -75,42 +73,6 @@ def _check(output: Path) -> None:
         raise RecordError(f"{str(output)!r}: a trace is recorded as JSON lines; name it .jsonl", status=2)
     if why := output_file.why_not(output, "--output"):
         raise RecordError(why, status=2)
-
-
-def _asked(run: RunDir, for_s: float) -> Generator[Message, None, None]:
-    """What the router tells, from a pool that may only be starting it.
-
-    Raises:
-        RecordError: there is no pool, or its router does not answer.
-        ControlError: the router went away before the end.
-    """
-    end_s = time.monotonic() + ask.PATIENCE_S
-    began = False
-    while True:
-        try:
-            for piece in _told(run, for_s):
-                began = True
-                yield piece
-        except ControlError as error:
-            if began:
-                raise
-            if why := ask.why_no_router(run, error, end_s):
-                raise RecordError(why) from error
-        else:
-            return
-        time.sleep(_POLL_S)
-
-
-def _told(run: RunDir, for_s: float) -> Generator[Message, None, None]:
-    """The pieces of the router's answer, as Control.arrivals() has them, without the last. Raises ControlError."""
-    try:
-        for piece in control.stream(run.router_control, "arrivals", timeout_s=_SILENCE_S, for_s=for_s):
-            if "ended" in piece:
-                return
-            yield piece
-    except ValueError as error:
-        raise ControlError("the end of what it said is missing") from error
-    raise ControlError("it closed the connection")
 
 
 def _devices(run: RunDir, models: Counter[str]) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +18,7 @@ from mpspool.core.errors import Lack
 from tests.conftest import PoolStarter
 from tests.light import LightPool, answer, body, half, inputs, light_pool, spec
 from tests.polling import until
+from tests.pool import CLI, ROOT
 
 Shape = tuple[int, ...]
 POOL: dict[str, Any] = {
@@ -471,3 +474,26 @@ def test_who_fills_a_queue_leaves_for_another(
     told = full_queue(fair, model, room, lack, {"x_tenant": "flood"}, {"x_tenant": "other"})
     left = "; the place of this one went to another client (scheduling.fair_by); try again later"
     assert told == [text, text.partition(";")[0] + left]
+
+
+def test_who_asks_is_shown(fair: LightPool) -> None:
+    """By the name that they share by: who was answered, and who was refused for having most."""
+    command = [*CLI, "clients", "--run-dir", str(fair.pool.run_dir), "--for", "5s", "--json"]
+    pipe = subprocess.PIPE
+    times = 0
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as looking:
+        assert looking.stdout is not None
+        assert looking.stderr is not None
+        assert looking.stderr.readline().startswith("looking for 5 s; ")
+        while looking.poll() is None:
+            full_queue(fair, "plain", 3, Lack.REQUESTS, {"x_tenant": "flood"}, {"x_tenant": "other"})
+            times += 1
+        found = json.load(looking.stdout)
+    assert (looking.returncode, found["fair_by"]) == (0, "metadata:x-tenant")
+    clients = {one["client"]: one for one in found["clients"] if one["model"] == "plain"}
+    flood, other = clients["flood"], clients["other"]
+    assert 0 < flood["answered"] < flood["asked"] <= 4 * times
+    assert flood["refused"] >= 2 * other["answered"] > 0
+    assert 0 < other["asked"] <= times
+    assert (other["refused"], other["failed"]) == (0, 0)
+    assert sum(one["share"] for one in found["clients"]) == pytest.approx(1.0)

@@ -88,3 +88,7 @@ class Callers:
         if self._client_key:
             return kept_name(metadata.get(self._client_key, ""), _NAME)
         return peer.rpartition(":")[0] if self._by_peer else ""
+
+    def name(self, metadata: Mapping[str, str], peer: str) -> str:
+        """As client(); where clients do not share, which address it has."""
+        return self.client(metadata, peer) if self._client_key else peer.rpartition(":")[0]
