@@ -99,11 +99,13 @@ def top(run: RunDir, interval_s: float) -> None:
 def clients(run: RunDir, for_s: float, as_json: bool) -> None:
     """Show who asks, and who gets what: for some seconds, whoever asks most first.
 
-    A client is what scheduling.fair_by says, else an address. Of the requests that came meanwhile: REFUSED for want of room or
-    time, FAILED for another reason or given up, OPEN when it ended. WAITED is the mean time from arrival to a worker, MOST the
-    longest; SHARE is of the devices' effective time that all of them took.
+    A client is what scheduling.fair_by says, else an address. Of the requests that came meanwhile: REFUSED for want of room, or
+    because they could not have met their deadline; FAILED: expired, wrong or given up; OPEN: not over by the end. WAITED is how
+    long those that are over were in the queue, on average, MOST the longest; SHARE is of the devices' effective time that all
+    of them took.
 
-    It ends after --for, or with Ctrl-C. Nothing is counted while nobody looks.
+    It ends after --for, or with Ctrl-C. Nothing is counted while nobody looks. Of clients that are more than 1,024, each with a
+    model, the rest is one row.
     """
     from mpspool.supervisor import clients as command
 

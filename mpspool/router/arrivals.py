@@ -29,14 +29,12 @@ class Arrivals:
 
     Args:
         began_ns: CLOCK_MONOTONIC; times count from then.
-        by_peer: clients are known by their addresses, for they do not share and have no other names.
         simulated: what is a stand-in, "" for nothing.
         size: how many requests it keeps.
     """
 
-    def __init__(self, began_ns: int, *, by_peer: bool = True, simulated: str = "", size: int = SIZE) -> None:
+    def __init__(self, began_ns: int, *, simulated: str = "", size: int = SIZE) -> None:
         self._began_ns = began_ns
-        self._by_peer = by_peer
         self._simulated = simulated
         self._size = size
         self._dropped = 0
@@ -45,8 +43,8 @@ class Arrivals:
         # Numbers, by the hash of a name: it may be long, and it is nobody's business.
         self._clients: dict[int, int] = {}
 
-    def arrived(self, entry: Entry, admission: Admission, peer: str, examples: int = 0) -> None:
-        """A request, of so many examples, that is about to be queued, or refused by its queue."""
+    def arrived(self, entry: Entry, admission: Admission, client: str, examples: int = 0) -> None:
+        """A request, of so many examples, that is about to be queued, or refused by its queue. `client`: what it is called."""
         if len(self._rows) >= self._size:
             self._dropped += 1
             return
@@ -59,8 +57,8 @@ class Arrivals:
         }
         if entry.signature != tfs.DEFAULT_SIGNATURE:
             row["signature"] = entry.signature[:_MAX_NAME]
-        if name := peer.rpartition(":")[0] if self._by_peer else entry.client:
-            row["client"] = str(self._number(name))
+        if client:
+            row["client"] = str(self._number(client))
         if entry.priority:
             row["priority"] = entry.priority
         if entry.deadline_ns:

@@ -24,10 +24,10 @@ class Tally:
         answered: of those.
         refused: of those, for want of room or of time.
         failed: of those, for any other reason; given up by the client, too.
-        waited: of those, how many have left the queue.
-        waited_s: these, together.
+        left: of those that were let in, how many are over.
+        waited_s: these, together, until a worker was sent them, or they were over.
         longest_s: of these, the longest.
-        effective_s: of devices, as Overview's, that those took which have ended.
+        effective_s: of devices, as Overview's, that they took, answered or not.
     """
 
     __slots__ = (
@@ -35,14 +35,14 @@ class Tally:
         "asked",
         "effective_s",
         "failed",
+        "left",
         "longest_s",
         "refused",
-        "waited",
         "waited_s",
     )
 
     def __init__(self) -> None:
-        self.asked = self.answered = self.refused = self.failed = self.waited = 0
+        self.asked = self.answered = self.refused = self.failed = self.left = 0
         self.waited_s = self.longest_s = self.effective_s = 0.0
 
     def ended(self, code: Code, lack: Lack | None) -> None:
@@ -54,12 +54,11 @@ class Tally:
         else:
             self.failed += 1
 
-    def left(self, waited_s: float, effective_s: float) -> None:
-        """One that is over waited for so long, and took so much of a device."""
-        self.waited += 1
-        self.waited_s += waited_s
-        self.longest_s = max(self.longest_s, waited_s)
-        self.effective_s += effective_s
+    def waited(self, for_s: float) -> None:
+        """One that was let in, and is over, waited for so long."""
+        self.left += 1
+        self.waited_s += for_s
+        self.longest_s = max(self.longest_s, for_s)
 
     def counts(self) -> dict[str, float]:
         """By name."""
@@ -68,7 +67,7 @@ class Tally:
             "answered": self.answered,
             "refused": self.refused,
             "failed": self.failed,
-            "waited": self.waited,
+            "left": self.left,
             "waited_s": self.waited_s,
             "longest_s": self.longest_s,
             "effective_s": self.effective_s,

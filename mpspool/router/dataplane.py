@@ -200,7 +200,8 @@ class Dataplane:
         else:
             first.tallies = self._tallies(head, first.model)
             for recording in self._recordings:
-                recording.arrived(first, admission, head.peer, first.examples)
+                client = self._callers.name(head.metadata, head.peer)
+                recording.arrived(first, admission, client, first.examples)
         batching = self._scheduler.batching(first.model)
         if batching is not None:
             first.rows, first.kind = asked.rows(body, first.signature, batching, first.examples)
@@ -209,7 +210,7 @@ class Dataplane:
                     return await self._call_in_parts(first, batching)
                 except _MovedError:
                     return await self._call_again(first, asked, body, head)
-        self._arrive((first,))
+        self._arrive(first, (first,))
         try:
             return await first.future
         except asyncio.CancelledError:
@@ -225,7 +226,7 @@ class Dataplane:
         try:
             room = self.memory.admit(len(body), first.model.name, first.client if self._fair else None)
         except PoolError as error:
-            self._refused(asked.method, first.model, error, first.tallies)
+            self._failed(first, error)
             raise
         for recording in self._recordings:
             recording.moved(first.admission, room)
@@ -265,17 +266,16 @@ class Dataplane:
             self._refused(asked.method, model, error, tallies)
             raise
 
-    def _arrive(self, parts: Sequence[Pending]) -> None:
-        """Takes a request, or all parts of one, into its queue. Raises PoolError, counted for one that is whole, where it is refused at the door."""
+    def _arrive(self, whole: Pending, parts: Sequence[Pending]) -> None:
+        """Takes a request, as it is or in these parts, into its queue. Raises PoolError, counted, where it is refused at the door."""
         now_ns = time.monotonic_ns()
-        first = parts[0]
         try:
             stirs = self._take_in(parts, now_ns)
         except BaseException as error:
             for entry in parts:
                 entry.let_go()
-            if isinstance(error, PoolError) and first.part is None:
-                self._refused(first.method, first.model, error, first.tallies)
+            if isinstance(error, PoolError):
+                self._refused(whole.method, whole.model, error, whole.tallies)
             raise
         if stirs or (self._look is not None and now_ns >= self._look_ns):
             self._pump_soon()
@@ -344,6 +344,7 @@ class Dataplane:
             raise
         parts = [whole.of_rows(start, stop, self._loop.create_future()) for start, stop in ranges]
         whole.admission.share(len(parts))
+        self._arrive(whole, parts)
         try:
             return await self._await_parts(whole, parts)
         except PoolError as error:
@@ -355,7 +356,6 @@ class Dataplane:
 
     async def _await_parts(self, whole: Pending, parts: list[Pending]) -> bytes:
         """The first that fails ends them all. Raises _MovedError, too."""
-        self._arrive(parts)
         try:
             answers = await asyncio.gather(*(part.future for part in parts))
         except BaseException:
@@ -368,10 +368,11 @@ class Dataplane:
             answer = _joined(answers) if whole.method is Method.PREDICT else b"".join(answers)
         finally:
             whole.admission.hold(-sum(part.kept_bytes for part in parts))
+            sent_ns = [part.sent_ns for part in parts]
+            whole.sent_ns = max(sent_ns) if all(sent_ns) else 0
             for part in parts:
                 part.future = self._over
         last = max(parts, key=lambda part: part.sent_ns)
-        whole.sent_ns = last.sent_ns
         effective_s = sum(part.effective_s for part in parts)
         self._count(whole, "", _OK, last.outcome, effective_s, whole.rows)
         for capture in self._captures:
@@ -570,7 +571,7 @@ class Dataplane:
     @contextlib.contextmanager
     def recording(self) -> Iterator[Arrivals]:
         """Notes what arrives, until it is left."""
-        found = Arrivals(time.monotonic_ns(), by_peer=not self._fair, simulated=self._settings.simulated)
+        found = Arrivals(time.monotonic_ns(), simulated=self._settings.simulated)
         self._recordings.append(found)
         try:
             yield found
@@ -702,9 +703,12 @@ class Dataplane:
             took_us = outcome.took_us
             if outcome.run_us and not joined:
                 costs.observe(model, entry.signature, entry.size, took_us)
+            charged_us = result.busy_us if len(result.runs) == 1 else took_us
+            effective_s = charged_us * batch.alone / 1e6
+            assert isinstance(entry, Pending)
+            for tally in entry.tallies:  # of what nobody waits for any more, too
+                tally.effective_s += effective_s
             if not entry.over:
-                charged_us = result.busy_us if len(result.runs) == 1 else took_us
-                effective_s = charged_us * batch.alone / 1e6
                 self._answer(entry, worker_id, outcome, body, effective_s, together=batch.together)
         if result.apart and self._scheduler.keep_apart(batch.entries[0]):
             logger.info("requests are not joined", model=str(model), signature=batch.entries[0].signature)
@@ -718,7 +722,7 @@ class Dataplane:
 
     def _answer(
         self,
-        entry: Entry,
+        entry: Pending,
         worker_id: str,
         outcome: messages.Outcome,
         body: bytes,
@@ -726,7 +730,6 @@ class Dataplane:
         *,
         together: bool,
     ) -> None:
-        assert isinstance(entry, Pending)
         code = _CODES[outcome.code]
         if self._captures and code is _OK and entry.part is None:
             for capture in self._captures:
@@ -901,7 +904,7 @@ class Dataplane:
         )
         for tally in entry.tallies:
             tally.ended(code, lack)
-            tally.left(queue_s, effective_s)
+            tally.waited(queue_s)
 
     def _recount(self, model: ModelVersion) -> None:
         workers, ready = self._workers.count(model)

@@ -40,7 +40,7 @@ class Pending(Entry):
         examples: it has so many; 0 where it has none, or they are not counted.
         outcome: of some rows, without their answer; with `effective_s`, what the whole is counted by.
         kept_bytes: of the answer to some rows, which waits for the others.
-        tallies: of whoever looked when it came; none of some rows.
+        tallies: of whoever looked when it came.
     """
 
     examples: int = 0
@@ -80,6 +80,7 @@ class Pending(Entry):
             named=self.named,
             admission=self.admission,
         )
+        part.tallies = self.tallies
         part.rows, part.kind, part.part = stop - start, self.kind, (start, stop)
         return part
 

@@ -1,4 +1,4 @@
-"""What the command line asks a pool that runs elsewhere: its status and models, to get ready, to stop."""
+"""What the command line asks a pool that runs elsewhere: its status and models, what its router sees, to get ready, to stop."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def why_no_router(run: RunDir, error: Exception, until_s: float) -> str:
     return f"the router of the pool of process {pid} does not answer ({error}); see `{look}`"
 
 
-def seen(run: RunDir, op: str, for_s: float) -> Generator[Message, None, None]:
+def observed(run: RunDir, op: str, for_s: float) -> Generator[Message, None, None]:
     """What the router tells, by such an operation, of what it sees from now on, without the last, `ended`.
 
     Args:

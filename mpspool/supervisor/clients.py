@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass, field
+import sys
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ import click
 from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import ask, report
-from mpspool.supervisor.counted import counted
+from mpspool.supervisor.counted import counted, short
 
 # Of the table; --json has all.
 _ROWS = 20
@@ -24,24 +25,24 @@ _TEXTS = ("client", "model")
 
 
 class ClientsError(Exception):
-    """Why nothing is shown."""
+    """Why nothing is shown, or not all."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Look:
     """What the router has counted.
 
     Attributes:
-        clients: a client, a model and its counts each, as Clients.told(); whoever asks most first.
+        clients: a client, a model and their counts each, as Clients.told(); whoever asks most first.
         seconds: for how long.
         by: "none", "peer" or "metadata:KEY".
         simulated: what is a stand-in; "" for nothing.
     """
 
-    clients: list[Message] = field(default_factory=list)
-    seconds: float = 0.0
-    by: str = ""
-    simulated: str = ""
+    clients: list[Message]
+    seconds: float
+    by: str
+    simulated: str
 
 
 def show(run: RunDir, for_s: float, *, as_json: bool) -> None:
@@ -53,51 +54,57 @@ def show(run: RunDir, for_s: float, *, as_json: bool) -> None:
         as_json: for scripts.
 
     Raises:
-        ClientsError: there is no pool, its router went away, or nobody asked.
+        ClientsError: there is no pool, its router went away, or, for people, nobody asked.
     """
-    look = _look(run, for_s)
-    if as_json:
-        click.echo(json.dumps(for_scripts(look), indent=2))
-    elif not look.clients:
-        raise ClientsError(f"nobody asked for anything in {look.seconds:.1f} s")
-    else:
-        _print(look)
-
-
-def _look(run: RunDir, for_s: float) -> Look:
-    """Raises ClientsError."""
-    look, coming = Look(), list[Message]()
+    look: Look | None = None
+    problem = ""
     try:
-        with contextlib.closing(ask.seen(run, "clients", for_s)) as pieces:
+        with contextlib.closing(ask.observed(run, "clients", for_s)) as pieces:
+            coming: list[Message] = []
             for piece in pieces:
                 if "seconds" not in piece:
                     coming += piece["clients"]
                     continue
-                if not look.by:
+                if look is None:
                     click.echo(f"looking for {for_s:g} s; Ctrl-C ends it and shows what there is", err=True)
-                look = Look(_sorted(coming), piece["seconds"], piece["by"], piece["simulated"])
+                coming.sort(key=lambda one: -one["asked"])
+                look = Look(coming, **piece)
                 coming = []
     except ask.NoPoolError as error:
         raise ClientsError(str(error)) from error
     except ControlError as error:
-        raise ClientsError(f"the router went away before the end ({error})") from error
+        problem = f"the router went away before the end ({error})"
     except KeyboardInterrupt:
         pass
-    return look
-
-
-def _sorted(clients: list[Message]) -> list[Message]:
-    return sorted(clients, key=lambda one: (one["client"] is None, -one["asked"]))
+    if look is None:
+        raise ClientsError(problem or "the router has not answered yet")
+    if as_json:
+        click.echo(json.dumps(for_scripts(look), indent=2))
+    elif look.clients:
+        _print(look)
+    else:
+        problem = problem or (
+            f"nobody asked for anything in {short(look.seconds)} s; is the pool under load? --for looks for longer"
+        )
+    if problem:
+        raise ClientsError(problem)
 
 
 def for_scripts(look: Look) -> dict[str, Any]:
-    """What --json writes: of the clients that were too many a row whose client and model are null."""
+    """What --json writes: of the clients that were too many one row, whose client and model are null."""
     return {
         "seconds": look.seconds,
         "fair_by": look.by,
         "simulated": look.simulated,
         "clients": [
-            {**one, "open": _open(one), "share": share}
+            {
+                **{name: one[name] for name in ("client", "model", "asked", "answered", "refused", "failed")},
+                "open": _open(one),
+                "mean_wait_s": _mean_wait_s(one),
+                "longest_wait_s": one["longest_s"] if one["left"] else None,
+                "effective_s": one["effective_s"],
+                "share": share,
+            }
             for one, share in zip(look.clients, _shares(look), strict=True)
         ],
     }
@@ -106,6 +113,10 @@ def for_scripts(look: Look) -> dict[str, Any]:
 def _open(one: Message) -> int:
     """Of those that came, how many are not over."""
     return int(one["asked"] - one["answered"] - one["refused"] - one["failed"])
+
+
+def _mean_wait_s(one: Message) -> float | None:
+    return one["waited_s"] / one["left"] if one["left"] else None
 
 
 def _shares(look: Look) -> list[float]:
@@ -119,14 +130,16 @@ def _print(look: Look) -> None:
     requests = counted(sum(one["asked"] for one in look.clients), "request")
     mark = f", SIMULATED {look.simulated}" if look.simulated else ""
     console = report.a_console()
-    console.print(
-        f"{requests} in {look.seconds:.3g} s, from {_known(names)}{_by(look.by)}{mark}", markup=False
-    )
+    first = f"{requests} in {short(look.seconds)} s, from {_known(names)}{_by(look.by)}{mark}"
+    console.print(first, markup=False)
     numbers = [title for title in _TITLES if title not in _TEXTS]
     console.print(report.table(_table(look), folded=_TEXTS, numbers=numbers))
     if more := look.clients[_ROWS:]:
         asked = sum(one["asked"] for one in more) / look.seconds
-        console.print(f"and {len(more)} more, with {_rate(asked)} requests a second (--json)", markup=False)
+        console.print(
+            f"and {counted(len(more), 'row')} more, with {short(asked)} requests a second (--json)",
+            markup=False,
+        )
 
 
 def _known(names: set[str | None]) -> str:
@@ -147,22 +160,24 @@ def _table(look: Look) -> list[tuple[str, ...]]:
         (
             _name(one["client"], nameless, "(others)"),
             _name(one["model"], "(none of ours)", ""),
-            *(_rate(one[what] / look.seconds) for what in ("asked", "answered", "refused", "failed")),
+            *(short(one[what] / look.seconds) for what in ("asked", "answered", "refused", "failed")),
             str(_open(one)),
-            f"{one['waited_s'] / one['waited'] * 1e3:.1f}" if one["waited"] else "-",
-            f"{one['longest_s'] * 1e3:.1f}" if one["waited"] else "-",
+            *(_ms(wait_s) for wait_s in (_mean_wait_s(one), one["longest_s"] if one["left"] else None)),
             f"{share:.0%}",
         )
         for one, share in zip(look.clients[:_ROWS], _shares(look), strict=False)
     ]
 
 
+def _ms(time_s: float | None) -> str:
+    return "-" if time_s is None else f"{time_s * 1e3:.1f}"
+
+
 def _name(name: str | None, empty: str, others: str) -> str:
-    """As a terminal may be told it: it is the client's choice."""
-    if name is None:
-        return others
-    return (name if name.isprintable() else ascii(name)[1:-1]) or empty
-
-
-def _rate(per_s: float) -> str:
-    return f"{per_s:,.0f}" if per_s >= 100 or not per_s else f"{per_s:.3g}"
+    """As a terminal may be told it: it is the client's choice. What looks like none, or like a word of ours, is quoted."""
+    if not name:
+        return others if name is None else empty
+    if not name.isprintable() or name != name.strip() or name.startswith("("):
+        return ascii(name)
+    encoding = sys.stdout.encoding or "utf-8"
+    return name.encode(encoding, "backslashreplace").decode(encoding)

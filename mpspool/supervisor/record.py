@@ -17,7 +17,7 @@ from mpspool.core import control, output_file
 from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import ask, cpus
-from mpspool.supervisor.counted import counted
+from mpspool.supervisor.counted import counted, short
 
 
 class RecordError(Exception):
@@ -42,7 +42,7 @@ def record(run: RunDir, for_s: float, output: Path) -> None:
     _check(output)
     trace = _Trace(output)
     problem = ""
-    with contextlib.closing(trace), contextlib.closing(ask.seen(run, "arrivals", for_s)) as pieces:
+    with contextlib.closing(trace), contextlib.closing(ask.observed(run, "arrivals", for_s)) as pieces:
         try:
             for piece in pieces:
                 if not trace.began_s:
@@ -60,7 +60,7 @@ def record(run: RunDir, for_s: float, output: Path) -> None:
         except OSError as error:
             problem = f"cannot write {str(output)!r}: {error.strerror or error}"
     if not trace.count:
-        why = problem or f"nothing arrived in {_short(trace.length_s)} s; is the pool under load?"
+        why = problem or f"nothing arrived in {short(trace.length_s)} s; is the pool under load?"
         raise RecordError(f"no trace was written: {why}")
     click.echo(trace.told(_devices(run, trace.models)))
     if problem:
@@ -165,7 +165,7 @@ class _Trace:
         mark = f", SIMULATED {self._simulated}" if self._simulated else ""
         rate = self.count / self.length_s if self.length_s else 0.0
         lines = [
-            f"{counted(self.count, 'request')} in {_short(self.length_s)} s, {_short(rate)} a second: {models}{mark}"
+            f"{counted(self.count, 'request')} in {short(self.length_s)} s, {short(rate)} a second: {models}{mark}"
         ]
         if self._dropped:
             lines.append(
@@ -179,8 +179,3 @@ class _Trace:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-
-def _short(value: float) -> str:
-    """Three digits, or all before the point."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

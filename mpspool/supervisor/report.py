@@ -117,7 +117,7 @@ def a_console() -> Any:
     """Rich's; wide where nobody looks at it."""
     from rich.console import Console
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     if not console.is_terminal:
         console.width = _PLAIN_COLUMNS
     return console

@@ -476,24 +476,32 @@ def test_who_fills_a_queue_leaves_for_another(
     assert told == [text, text.partition(";")[0] + left]
 
 
+def looked(pool: LightPool) -> dict[str, Any]:
+    """What `mpspool clients` says while one client floods and another asks now and then."""
+    command = [*CLI, "clients", "--run-dir", str(pool.pool.run_dir), "--for", "3s", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as looking:
+        while looking.poll() is None:
+            full_queue(pool, "plain", 3, Lack.REQUESTS, {"x_tenant": "flood"}, {"x_tenant": "other"})
+        assert looking.stdout is not None
+        assert looking.returncode == 0
+        found: dict[str, Any] = json.load(looking.stdout)
+    return found
+
+
 def test_who_asks_is_shown(fair: LightPool) -> None:
     """By the name that they share by: who was answered, and who was refused for having most."""
-    command = [*CLI, "clients", "--run-dir", str(fair.pool.run_dir), "--for", "5s", "--json"]
-    pipe = subprocess.PIPE
-    times = 0
-    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=ROOT) as looking:
-        assert looking.stdout is not None
-        assert looking.stderr is not None
-        assert looking.stderr.readline().startswith("looking for 5 s; ")
-        while looking.poll() is None:
-            full_queue(fair, "plain", 3, Lack.REQUESTS, {"x_tenant": "flood"}, {"x_tenant": "other"})
-            times += 1
-        found = json.load(looking.stdout)
-    assert (looking.returncode, found["fair_by"]) == (0, "metadata:x-tenant")
-    clients = {one["client"]: one for one in found["clients"] if one["model"] == "plain"}
-    flood, other = clients["flood"], clients["other"]
-    assert 0 < flood["answered"] < flood["asked"] <= 4 * times
-    assert flood["refused"] >= 2 * other["answered"] > 0
-    assert 0 < other["asked"] <= times
+
+    def told() -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]] | None:
+        found = looked(fair)
+        clients = {one["client"]: one for one in found["clients"] if one["model"] == "plain"}
+        flood, other = clients.get("flood"), clients.get("other")
+        # On a slow machine most may have been before it looked, or be still to come.
+        return (found, flood, other) if flood and other and other["answered"] > 1 else None
+
+    found, flood, other = until(told, 60, "something came of what was asked meanwhile")
+    assert found["fair_by"] == "metadata:x-tenant"
+    assert 0 < flood["answered"] < flood["asked"]
+    assert flood["refused"] >= 2 * (other["answered"] - 1)  # of the first it may have seen the end alone
     assert (other["refused"], other["failed"]) == (0, 0)
+    assert 0 < other["longest_wait_s"] < 60
     assert sum(one["share"] for one in found["clients"]) == pytest.approx(1.0)

@@ -33,12 +33,12 @@ S = 10**9
 MEMORY = Memory(10**6)
 
 
-def arrive(found: Arrivals, peer: str = "10.0.0.1:4711", **fields: Any) -> Admission:
+def arrive(found: Arrivals, client: str = "10.0.0.1", **fields: Any) -> Admission:
     """A request of two rows, 3 s after the recording was begun; what it holds until it is over."""
     body = rows_request(2)
     admission = MEMORY.admit(len(body))
     given = {"signature": "serving_default", "body": body, "arrived_ns": 13 * S} | fields
-    found.arrived(Entry(ModelVersion("m", 4), **given), admission, peer)
+    found.arrived(Entry(ModelVersion("m", 4), **given), admission, client)
     return admission
 
 
@@ -49,7 +49,7 @@ def rows(found: Arrivals, *, last: bool = False) -> list[dict[str, Any]]:
 def test_a_row_says_what_a_simulation_has_to_know() -> None:
     """And leaves out what is as usual; it is told once, when the request is over."""
     found = Arrivals(10 * S)
-    plain = arrive(found, peer="")
+    plain = arrive(found, client="")
     full = arrive(found, signature="other", priority=-2, deadline_ns=13 * S + 250_000_000)
     assert rows(found) == []
     full.release()
@@ -63,15 +63,11 @@ def test_a_row_says_what_a_simulation_has_to_know() -> None:
 
 
 def test_a_client_is_a_number() -> None:
-    """Each its own: by address whatever the port, or by what shares; beyond a limit all others are one."""
+    """Each its own, none where it has no name; and its name is not told."""
     found = Arrivals(0)
-    for peer in ("10.0.0.1:1", "[::1]:2", "10.0.0.1:3"):
-        arrive(found, peer, client="who")
-    assert [row["client"] for row in rows(found, last=True)] == ["1", "2", "1"]
-    sharing = Arrivals(0, by_peer=False)
     for client in ("alice", "", "bob", "alice"):
-        arrive(sharing, client=client)
-    told = rows(sharing, last=True)
+        arrive(found, client)
+    told = rows(found, last=True)
     assert [row.get("client") for row in told] == ["1", None, "2", "1"]
     assert "alice" not in str(told)
 
@@ -80,8 +76,8 @@ def test_too_many_clients_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their names are made up by clients, and what is kept of them is bounded."""
     monkeypatch.setattr(arrivals, "_MAX_CLIENTS", 2)
     found = Arrivals(0)
-    for peer in ("a:1", "b:1", "c:1", "d:1", "b:1"):
-        arrive(found, peer)
+    for client in "abcdb":
+        arrive(found, client)
     assert [row["client"] for row in rows(found, last=True)] == ["1", "2", "0", "0", "2"]
 
 

@@ -75,6 +75,7 @@ def test_an_option_before_its_command_is_told_where_it_goes(words: list[str], sa
         "wait",
         "status",
         "top",
+        "clients",
         "density",
         "record",
         "model",

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from mpspool.cli import main
 from mpspool.core.control import ControlServer, Message
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.messages import Outcome
 from mpspool.core.messages import Result as WorkerResult
 from mpspool.core.rundir import RunDir
@@ -30,6 +30,7 @@ from tests.unit.test_dataplane import (
     PREDICT,
     SETTINGS,
     Scene,
+    batching_model,
     in_parts,
     play,
     rows_request,
@@ -45,7 +46,7 @@ BEGAN = "looking for 5 s; Ctrl-C ends it and shows what there is"
 def told(found: Clients) -> dict[tuple[str, str], dict[str, Any]]:
     """By client and model, what is counted of both and is not 0, but for times."""
     rows = [row for piece in found.told() for row in piece["clients"]]
-    whole = ("asked", "answered", "refused", "failed", "waited")
+    whole = ("asked", "answered", "refused", "failed", "left")
     return {(row["client"], row["model"]): {name: row[name] for name in whole if row[name]} for row in rows}
 
 
@@ -65,7 +66,7 @@ def test_what_becomes_of_each_clients_requests(tmp_path: Path) -> None:
             with pytest.raises(PoolError, match="another client"):
                 await floods.pop()  # it made room for the other one
             assert told(found) == {
-                ("flood", "m"): {"asked": 3, "refused": 2, "waited": 1},
+                ("flood", "m"): {"asked": 3, "refused": 2, "left": 1},
                 ("other", "m"): {"asked": 1},
             }
             worker = scene.hello(0)
@@ -81,8 +82,7 @@ def test_what_becomes_of_each_clients_requests(tmp_path: Path) -> None:
             given_up.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await given_up
-            assert told(found)["other", "m"] == {"asked": 2, "failed": 2, "waited": 2}
-            del scene.recorder.codes[:]
+            assert told(found)["other", "m"] == {"asked": 2, "failed": 2, "left": 2}
         assert "before" not in {client for client, _ in told(found)}
         assert await before == b"answer"
 
@@ -104,7 +104,7 @@ def test_what_was_waited_and_taken(tmp_path: Path) -> None:
         (row,) = piece["clients"]
         assert row["effective_s"] == sum(scene.recorder.effective_s) > 0
         assert 0 < row["longest_s"] <= row["waited_s"] < 2 * row["longest_s"] + 1e-9
-        assert (row["waited"], row["answered"]) == (2, 2)
+        assert (row["left"], row["answered"]) == (2, 2)
 
     play(tmp_path, story, BY_TENANT)
 
@@ -136,7 +136,7 @@ def test_who_a_client_is(tmp_path: Path, fair_by: str, client: str) -> None:
                 await scene.ask(metadata={"tenant": "shop"})
         await settle()
         assert told(found) == {
-            (client, "m"): {"asked": 3, "refused": 1, "failed": 2, "waited": 1},
+            (client, "m"): {"asked": 3, "refused": 1, "failed": 2, "left": 1},
             (client, ""): {"asked": 2, "failed": 2},
         }
 
@@ -155,7 +155,7 @@ def test_a_request_in_parts_is_one(tmp_path: Path) -> None:
                 result = WorkerResult(scene.dataplane.epoch, dispatch.dispatch, [outcome], 1, 20)
                 scene.link.receive(worker, result, [])
             await asked
-        assert told(found) == {("127.0.0.1", "m"): {"asked": 1, "answered": 1, "waited": 1}}
+        assert told(found) == {("127.0.0.1", "m"): {"asked": 1, "answered": 1, "left": 1}}
 
     play(tmp_path, story)
 
@@ -174,7 +174,76 @@ def test_one_that_moves_to_the_next_version_is_one(tmp_path: Path) -> None:
             await settle()
             scene.answer(worker, scene.link.dispatches(worker)[-1])
             await asked
-        assert told(found) == {("127.0.0.1", "m"): {"asked": 1, "answered": 1, "waited": 1}}
+        assert told(found) == {("127.0.0.1", "m"): {"asked": 1, "answered": 1, "left": 1}}
+
+    play(tmp_path, story)
+
+
+def test_what_nobody_waits_for_any_more_took_its_time(tmp_path: Path) -> None:
+    """Of a client that gives its requests up while they run, and of parts whose whole has failed, too."""
+
+    async def story(scene: Scene) -> None:
+        with scene.dataplane.looking() as found:
+            workers, whole = in_parts(scene)
+            await settle()
+            scene.answer(workers[0], scene.link.dispatches(workers[0])[0], Code.INTERNAL, run_us=998)
+            with pytest.raises(PoolError):
+                await whole
+            scene.answer(workers[1], scene.link.dispatches(workers[1])[0], run_us=998)
+            asked = scene.ask(metadata={"tenant": "a"})
+            await settle()
+            asked.cancel()
+            await settle()
+            (worker,) = (one for one in workers if len(scene.link.dispatches(one)) == 2)
+            scene.answer(worker, scene.link.dispatches(worker)[1], run_us=1_998)
+        rows = {row["client"]: row for piece in found.told() for row in piece["clients"]}
+        assert rows["a"]["effective_s"] == pytest.approx(0.002)
+        assert 0.0005 < rows[""]["effective_s"] <= 0.002
+        assert [rows[client]["failed"] for client in ("", "a")] == [1, 1]
+
+    play(tmp_path, story, BY_TENANT)
+
+
+def test_parts_that_are_refused_have_not_waited(tmp_path: Path) -> None:
+    """No more than a request that is whole; one that the next version has no room for has."""
+
+    async def story(scene: Scene) -> None:
+        parameters = {"max_execution_batch_size": 4, "allowed_batch_sizes": [4], "max_enqueued_batches": 1}
+        scene.dataplane.want([batching_model(**parameters)], {})
+        scene.hello(0, "LOADING")
+        with scene.dataplane.looking() as found:
+            with pytest.raises(PoolError):
+                await scene.ask(body=rows_request(7))
+            assert told(found) == {("127.0.0.1", "m"): {"asked": 1, "refused": 1}}
+            assert scene.recorder.codes == [Code.UNAVAILABLE]
+            assert scene.recorder.lacks == [Lack.BATCHES]
+            moved = scene.ask()
+            await settle()
+            full = {**MODEL, "queue": {"max_queued_bytes": 1}}
+            scene.dataplane.want([{**full, **GONE}, {**full, "version": 2}], {})
+            scene.end(b"m@1.cpu0.0#1")
+            with pytest.raises(PoolError):
+                await moved
+        assert told(found) == {("127.0.0.1", "m"): {"asked": 2, "refused": 2, "left": 1}}
+
+    play(tmp_path, story)
+
+
+def test_a_look_ends_when_its_asker_has_gone(tmp_path: Path) -> None:
+    """As when its time is over: nothing is counted for it any more."""
+
+    async def story(scene: Scene) -> None:
+        pieces = Control(scene.dataplane).clients({"for_s": 60.0})
+        await anext(pieces)
+        (found,) = scene.dataplane._looks
+        await pieces.aclose()
+        assert scene.dataplane._looks == []
+        scene.hello(0)
+        asked = scene.ask()
+        await settle()
+        asked.cancel()
+        await settle()
+        assert told(found) == {}
 
     play(tmp_path, story)
 
@@ -243,7 +312,7 @@ def test_it_is_told_until_the_time_is_over(tmp_path: Path) -> None:
 
 
 def row(client: str | None, model: str | None, **counts: float) -> Message:
-    names = ("asked", "answered", "refused", "failed", "waited", "waited_s", "longest_s", "effective_s")
+    names = ("asked", "answered", "refused", "failed", "left", "waited_s", "longest_s", "effective_s")
     return {"client": client, "model": model, **dict.fromkeys(names, 0), **counts}
 
 
@@ -257,7 +326,9 @@ def run() -> Iterator[RunDir]:
         yield RunDir(root)
 
 
-def shown(run: RunDir, pieces: list[Message], *args: str) -> tuple[Result, list[Message]]:
+def shown(
+    run: RunDir, pieces: list[Message], *args: str, charset: str = "utf-8"
+) -> tuple[Result, list[Message]]:
     """The command, on a router that tells this; and what that was asked."""
     asked = []
 
@@ -271,16 +342,16 @@ def shown(run: RunDir, pieces: list[Message], *args: str) -> tuple[Result, list[
         await server.start()
         try:
             command = ["clients", "--run-dir", str(run.root), *args]
-            return await asyncio.to_thread(CliRunner().invoke, main, command)
+            return await asyncio.to_thread(CliRunner(charset).invoke, main, command)
         finally:
             await server.close()
 
     return asyncio.run(scenario()), asked
 
 
-_ENDS = {"asked": 2000, "answered": 900, "refused": 1000, "failed": 60, "waited": 960}
+_ENDS = {"asked": 2000, "answered": 900, "refused": 1000, "failed": 60, "left": 960}
 FLOOD = row("flood", "m", **_ENDS, waited_s=9.6, longest_s=0.25, effective_s=1.5)
-OTHER = row("other", "m", asked=3, answered=3, waited=3, waited_s=0.003, longest_s=0.002, effective_s=0.5)
+OTHER = row("other", "m", asked=3, answered=3, left=3, waited_s=0.003, longest_s=0.002, effective_s=0.5)
 
 
 def test_the_table(run: RunDir) -> None:
@@ -297,50 +368,75 @@ def test_the_table(run: RunDir) -> None:
 
 
 def test_names_are_the_clients_own(run: RunDir) -> None:
-    """None, one that would move the cursor, one that looks like markup, no model of ours, and all that were too many."""
-    rows = [
-        row("", "m", asked=5),
-        row("\x1b[2J", "", asked=4),
-        row("[red]", "m", asked=3),
-        row(None, None, asked=9),
-    ]
+    """None, one that would move the cursor, markup, one that looks like ours, no model of ours, and all that were too many."""
+    names = ["", "\x1b[2J", "[red]", ":smile:", "(others)", " a", None]
+    rows = [row(name, "m" if name else name, asked=9 - number) for number, name in enumerate(names)]
     done, _ = shown(run, [{"clients": rows}, length(), ENDED])
     first, _, _, *lines = done.stdout.splitlines()
-    assert first.startswith("21 requests in 2 s, from 3 clients and others, ")
-    assert [line.split("  ")[0].strip() for line in lines] == ["(no name)", r"\x1b[2J", "[red]", "(others)"]
-    assert "(none of ours)" in lines[1]
+    assert first.startswith("42 requests in 2 s, from 6 clients and others, ")
+    said = ["(no name)", r"'\x1b[2J'", "[red]", ":smile:", "'(others)'", "' a'", "(others)"]
+    assert [line.split("  ")[0].strip() for line in lines] == said
+    assert "(none of ours)" in lines[0]
     done, _ = shown(run, [{"clients": [row("", "m", asked=5)]}, length(by="none"), ENDED])
     assert "from 1 client, by address; they do not share (scheduling.fair_by: none)" in done.stdout
     assert "(no address)" in done.stdout
 
 
+def test_a_terminal_that_has_not_all_letters(run: RunDir) -> None:
+    pieces = [{"clients": [row("日本", "m", asked=5)]}, length(), ENDED]
+    done, _ = shown(run, pieces, charset="latin-1")
+    assert done.exit_code == 0
+    assert r"\u65e5\u672c" in done.stdout
+    assert "日本" in shown(run, pieces)[0].stdout
+
+
 def test_the_table_is_of_those_that_ask_most(run: RunDir) -> None:
-    """Scripts get all."""
-    rows = [row(f"c{number}", "m", asked=number + 1) for number in range(25)]
-    pieces = [{"clients": rows}, length(), ENDED]
+    """All that were too many are among them, by how much they ask together; scripts get all."""
+    rows = [row(f"c{number}", "m", asked=number + 1) for number in range(1025)]
+    pieces = [{"clients": rows}, {"clients": [row(None, None, asked=2000)]}, length(), ENDED]
     lines = shown(run, pieces)[0].stdout.splitlines()
-    assert [line.split()[0] for line in lines[3:-1]] == [f"c{number}" for number in reversed(range(5, 25))]
-    assert lines[-1] == "and 5 more, with 7.5 requests a second (--json)"
+    expected = ["(others)", *(f"c{number}" for number in reversed(range(1006, 1025)))]
+    assert [line.split()[0] for line in lines[3:-1]] == expected
+    assert lines[-1] == "and 1,006 rows more, with 253,260 requests a second (--json)"
     found = json.loads(shown(run, pieces, "--json")[0].stdout)
-    assert [one["client"] for one in found["clients"]] == [f"c{number}" for number in reversed(range(25))]
+    expected = [None, *(f"c{number}" for number in reversed(range(1025)))]
+    assert [one["client"] for one in found["clients"]] == expected
 
 
 def test_for_scripts(run: RunDir) -> None:
-    """Counts as they are, with what is open and the share; nobody is no error."""
-    found = json.loads(shown(run, [{"clients": [FLOOD, OTHER]}, length(), ENDED], "--json")[0].stdout)
+    """Counts as they are, with what is open, times and the share; nobody is no error."""
+    idle = row("idle", "m", asked=1)
+    pieces = [{"clients": [FLOOD, OTHER, idle]}, length(), ENDED]
+    found = json.loads(shown(run, pieces, "--json")[0].stdout)
     assert (found["seconds"], found["fair_by"], found["simulated"]) == (2.0, "metadata:tenant", "")
-    assert found["clients"] == [{**FLOOD, "open": 40, "share": 0.75}, {**OTHER, "open": 0, "share": 0.25}]
+    flood, other, idle = found["clients"]
+    assert flood == {
+        "client": "flood",
+        "model": "m",
+        "asked": 2000,
+        "answered": 900,
+        "refused": 1000,
+        "failed": 60,
+        "open": 40,
+        "mean_wait_s": 0.01,
+        "longest_wait_s": 0.25,
+        "effective_s": 1.5,
+        "share": 0.75,
+    }
+    assert (other["open"], other["share"]) == (0, 0.25)
+    assert (idle["open"], idle["mean_wait_s"], idle["longest_wait_s"]) == (1, None, None)
     done, _ = shown(run, [length(), ENDED], "--json")
     assert (done.exit_code, json.loads(done.stdout)["clients"]) == (0, [])
 
 
 def test_what_cannot_be_shown(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody asked; the router went away; there is no pool."""
-    done, _ = shown(run, [length(), ENDED])
+    """Nobody asked; the router went away, and what it had told is shown; there is no pool."""
+    done, _ = shown(run, [length(1800.0), ENDED])
     assert done.exit_code == 1
-    assert done.stderr.splitlines() == [BEGAN, "nobody asked for anything in 2.0 s"]
+    nobody = "nobody asked for anything in 1,800 s; is the pool under load? --for looks for longer"
+    assert done.stderr.splitlines() == [BEGAN, nobody]
     done, _ = shown(run, [{"clients": [FLOOD]}, length()])
-    assert done.exit_code == 1
+    assert (done.exit_code, "2,000 requests in 2 s" in done.stdout) == (1, True)
     assert done.stderr.splitlines()[1:] == ["the router went away before the end (it closed the connection)"]
     done = CliRunner().invoke(main, ["clients", "--run-dir", str(run.root)])
     assert (done.exit_code, "no pool runs in" in done.stderr) == (1, True)
@@ -353,21 +449,15 @@ def test_what_cannot_be_shown(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> N
 def test_ctrl_c_shows_what_there_is(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a round that was not over it is the one before."""
 
-    def interrupted(*_: object) -> Iterator[Message]:
-        yield {"clients": [OTHER]}
-        yield length()
-        yield {"clients": [FLOOD]}
-        raise KeyboardInterrupt
+    def interrupted(*pieces: Message) -> Result:
+        def told(*_: object) -> Iterator[Message]:
+            yield from pieces
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(ask, "seen", interrupted)
-    done = CliRunner().invoke(main, ["clients", "--run-dir", str(run.root)])
-    assert done.exit_code == 0
-    assert "3 requests in 2 s" in done.stdout
+        monkeypatch.setattr(ask, "observed", told)
+        return CliRunner().invoke(main, ["clients", "--run-dir", str(run.root)])
 
-    def at_once(*_: object) -> Iterator[Message]:
-        yield {"clients": [FLOOD]}
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ask, "seen", at_once)
-    done = CliRunner().invoke(main, ["clients", "--run-dir", str(run.root)])
-    assert (done.exit_code, done.stderr) == (1, "nobody asked for anything in 0.0 s\n")
+    done = interrupted({"clients": [OTHER]}, length(), {"clients": [FLOOD]})
+    assert (done.exit_code, "3 requests in 2 s" in done.stdout) == (0, True)
+    done = interrupted({"clients": [FLOOD]})
+    assert (done.exit_code, done.stderr) == (1, "the router has not answered yet\n")

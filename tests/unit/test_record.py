@@ -175,7 +175,7 @@ def test_ctrl_c_keeps_what_there_is(run: RunDir, tmp_path: Path, monkeypatch: py
         yield piece(ROWS[0])
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(ask, "seen", told)
+    monkeypatch.setattr(ask, "observed", told)
     record.record(run, 3600, tmp_path / "t.jsonl")
     assert json.loads((tmp_path / "t.jsonl").read_text()) == ROWS[0]
 

@@ -72,4 +72,6 @@ def test_what_is_no_priority_is_the_clients_error(text: str) -> None:
 )
 def test_whose_share_it_is(fair_by: str, client: str) -> None:
     """Nobody's, the peer's, or that of what the metadata names."""
-    assert rules.Callers("p", fair_by).client({"tenant": "acme"}, "10.0.0.1:4711") == client
+    callers = rules.Callers("p", fair_by)
+    assert callers.client({"tenant": "acme"}, "10.0.0.1:4711") == client
+    assert callers.name({"tenant": "acme"}, "10.0.0.1:4711") == (client if fair_by != "none" else "10.0.0.1")

@@ -68,7 +68,7 @@ class Callers:
 
     def __init__(self, priority_key: str, fair_by: str) -> None:
         self._priority_key = priority_key.lower()
-        self._by_peer = fair_by == "peer"
+        self._shares = fair_by != "none"
         self._client_key = fair_by.partition(":")[2].lower()
 
     def priority(self, metadata: Mapping[str, str]) -> int:
@@ -85,10 +85,10 @@ class Callers:
 
     def client(self, metadata: Mapping[str, str], peer: str) -> str:
         """Whose share a request is of; "" where clients do not share. A peer is its address, whatever the port."""
-        if self._client_key:
-            return kept_name(metadata.get(self._client_key, ""), _NAME)
-        return peer.rpartition(":")[0] if self._by_peer else ""
+        return self.name(metadata, peer) if self._shares else ""
 
     def name(self, metadata: Mapping[str, str], peer: str) -> str:
-        """As client(); where clients do not share, which address it has."""
-        return self.client(metadata, peer) if self._client_key else peer.rpartition(":")[0]
+        """As client(), but by their addresses where they do not share."""
+        if self._client_key:
+            return kept_name(metadata.get(self._client_key, ""), _NAME)
+        return peer.rpartition(":")[0]
