@@ -204,9 +204,9 @@ def main(part: str, *arguments: str) -> None:
     if part in ("front", "grpc_aio"):
         import uvloop
 
-        from mpspool.router.allocator import settle_memory
+        from mpspool.core.allocator import keep_bodies
 
-        settle_memory()
+        keep_bodies()
         serve = _front if part == "front" else _grpc_aio
         uvloop.run(serve(int(arguments[0]), _answers(model)))
     elif part == "router":

@@ -175,9 +175,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.serve:
         import uvloop
 
-        from mpspool.router.allocator import settle_memory
+        from mpspool.core.allocator import keep_bodies
 
-        settle_memory()
+        keep_bodies()
         uvloop.run(_serve(int(options.serve[0]), options.serve[1:]))
         return 0
     try:

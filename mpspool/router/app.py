@@ -17,11 +17,11 @@ from pathlib import Path
 import msgspec
 
 from mpspool.core import log, process, settings
+from mpspool.core.allocator import keep_bodies
 from mpspool.core.control import ControlServer, Message, Watch
 from mpspool.core.errors import PoolError, StartError
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import RouterSettings
-from mpspool.router.allocator import settle_memory
 from mpspool.router.dataplane import Dataplane
 from mpspool.router.fronts import sockets
 from mpspool.router.fronts.reload import PoolReload
@@ -249,7 +249,7 @@ def main(settings_file: str) -> int:
     log.configure(process="router")
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
-    settle_memory()
+    keep_bodies()
     process.raise_open_files()
     config = settings.load(Path(settings_file), RouterSettings)
     if (most := sockets.connections(config.max_connections)) < config.max_connections:

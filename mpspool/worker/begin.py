@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from mpspool.core import log, process, settings, slot_lock
+from mpspool.core import allocator, log, process, settings, slot_lock
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import SlotSettings, WorkerSettings
@@ -25,6 +25,7 @@ def work(settings_file: Path) -> NoReturn:
     """
     config = settings.load(settings_file, WorkerSettings)
     log.configure(worker=config.worker, generation=config.generation)
+    allocator.keep_tensors()
     if config.gives_way:
         process.set_session_nice(_NICE)
     else:

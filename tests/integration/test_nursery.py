@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from mpspool import client
 from mpspool.core import process
 from mpspool.worker import launcher as protocol
 from tests.conftest import PoolStarter, short_dir
@@ -510,3 +511,31 @@ def test_workers_do_without_a_nursery_that_cannot_fork(
     pool = start_pool("--model", f"half={model_dir('half_plus_two')}", "--cpu-slots", 2, env=env)
     pool.wait(protocol.WAIT_S / 2)
     assert REASON in nursery_status(pool)["error"]
+
+
+def fresh_pages(pid: int) -> int:
+    """That the kernel has given a process so far."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])  # proc(5): minflt
+
+
+def test_a_worker_keeps_what_its_calls_need(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path]
+) -> None:
+    """For the next one, where the C library by itself would give every larger block back each time."""
+    env = {"MALLOC_MMAP_THRESHOLD_": str(2**17), "MALLOC_TRIM_THRESHOLD_": str(2**17)}
+    pool = start_pool("--model", f"half={model_dir('half_plus_two')}", "--cpu-slots", 1, env=env).wait()
+    (worker,) = pool.workers().values()
+    size, times = 500_000, 10
+
+    def ask() -> None:
+        given = {"x": [1.0] * size}
+        answer = client.predict(pool.address, "half", given, signature="", version=None, timeout_s=60)
+        assert answer == {"y": [2.5] * size}
+
+    for _ in range(3):
+        ask()
+    before = fresh_pages(worker["pid"])
+    for _ in range(times):
+        ask()
+    fresh = (fresh_pages(worker["pid"]) - before) / times
+    assert fresh < 4 * size / os.sysconf("SC_PAGE_SIZE"), "not even those of its result"
