@@ -195,10 +195,10 @@ class Dataplane:
             raise error
         first = self._entry(asked, body, deadline_ns, admission, head, moved)
         first.examples = asked.examples(body)
+        first.tallies = self._tallies(head, first.model, moved)
         if moved is not None:
-            first.arrived_ns, first.tallies = moved.arrived_ns, moved.tallies
+            first.arrived_ns = moved.arrived_ns
         else:
-            first.tallies = self._tallies(head, first.model)
             for recording in self._recordings:
                 client = self._callers.name(head.metadata, head.peer)
                 recording.arrived(first, admission, client, first.examples)
@@ -262,8 +262,7 @@ class Dataplane:
             )
         except PoolError as error:
             admission.release()
-            tallies = self._tallies(head, model) if moved is None else moved.tallies
-            self._refused(asked.method, model, error, tallies)
+            self._refused(asked.method, model, error, self._tallies(head, model, moved))
             raise
 
     def _arrive(self, whole: Pending, parts: Sequence[Pending]) -> None:
@@ -309,8 +308,10 @@ class Dataplane:
             if entry.part is None:
                 self._count(entry, "", abandoned(entry, time.monotonic_ns()), None)
 
-    def _tallies(self, head: Head, model: ModelVersion) -> Sequence[Tally]:
-        """Where those who look see what becomes of a request that has come."""
+    def _tallies(self, head: Head, model: ModelVersion, moved: Pending | None = None) -> Sequence[Tally]:
+        """Where those who look see what becomes of a request that has come; once for one that has moved."""
+        if moved is not None:
+            return moved.tallies
         if not self._looks:
             return ()
         client = self._callers.name(head.metadata, head.peer)

@@ -33,7 +33,7 @@ class Look:
     """What the router has counted.
 
     Attributes:
-        clients: a client, a model and their counts each, as Clients.told(); whoever asks most first.
+        clients: as --json writes them.
         seconds: for how long.
         by: "none", "peer" or "metadata:KEY".
         simulated: what is a stand-in; "" for nothing.
@@ -56,7 +56,9 @@ def show(run: RunDir, for_s: float, *, as_json: bool) -> None:
     Raises:
         ClientsError: there is no pool, its router went away, or, for people, nobody asked.
     """
-    look: Look | None = None
+    # All that was told so far, and for how long that is.
+    told: list[Message] = []
+    length: Message | None = None
     problem = ""
     try:
         with contextlib.closing(ask.observed(run, "clients", for_s)) as pieces:
@@ -65,19 +67,18 @@ def show(run: RunDir, for_s: float, *, as_json: bool) -> None:
                 if "seconds" not in piece:
                     coming += piece["clients"]
                     continue
-                if look is None:
+                if length is None:
                     click.echo(f"looking for {for_s:g} s; Ctrl-C ends it and shows what there is", err=True)
-                coming.sort(key=lambda one: -one["asked"])
-                look = Look(coming, **piece)
-                coming = []
+                told, length, coming = coming, piece, []
     except ask.NoPoolError as error:
         raise ClientsError(str(error)) from error
     except ControlError as error:
         problem = f"the router went away before the end ({error})"
     except KeyboardInterrupt:
         pass
-    if look is None:
+    if length is None:
         raise ClientsError(problem or "the router has not answered yet")
+    look = Look(_rows(told), **length)
     if as_json:
         click.echo(json.dumps(for_scripts(look), indent=2))
     elif look.clients:
@@ -96,33 +97,24 @@ def for_scripts(look: Look) -> dict[str, Any]:
         "seconds": look.seconds,
         "fair_by": look.by,
         "simulated": look.simulated,
-        "clients": [
-            {
-                **{name: one[name] for name in ("client", "model", "asked", "answered", "refused", "failed")},
-                "open": _open(one),
-                "mean_wait_s": _mean_wait_s(one),
-                "longest_wait_s": one["longest_s"] if one["left"] else None,
-                "effective_s": one["effective_s"],
-                "share": share,
-            }
-            for one, share in zip(look.clients, _shares(look), strict=True)
-        ],
+        "clients": look.clients,
     }
 
 
-def _open(one: Message) -> int:
-    """Of those that came, how many are not over."""
-    return int(one["asked"] - one["answered"] - one["refused"] - one["failed"])
-
-
-def _mean_wait_s(one: Message) -> float | None:
-    return one["waited_s"] / one["left"] if one["left"] else None
-
-
-def _shares(look: Look) -> list[float]:
-    """Of the effective time of all."""
-    total_s = sum(one["effective_s"] for one in look.clients)
-    return [one["effective_s"] / total_s if total_s else 0.0 for one in look.clients]
+def _rows(told: list[Message]) -> list[Message]:
+    """From what Clients.told() has: whoever asks most first."""
+    total_s = sum(one["effective_s"] for one in told)
+    return [
+        {
+            **{name: one[name] for name in ("client", "model", "asked", "answered", "refused", "failed")},
+            "open": one["asked"] - one["answered"] - one["refused"] - one["failed"],
+            "mean_wait_s": one["waited_s"] / one["left"] if one["left"] else None,
+            "longest_wait_s": one["longest_s"] if one["left"] else None,
+            "effective_s": one["effective_s"],
+            "share": one["effective_s"] / total_s if total_s else 0.0,
+        }
+        for one in sorted(told, key=lambda one: -one["asked"])
+    ]
 
 
 def _print(look: Look) -> None:
@@ -161,11 +153,11 @@ def _table(look: Look) -> list[tuple[str, ...]]:
             _name(one["client"], nameless, "(others)"),
             _name(one["model"], "(none of ours)", ""),
             *(short(one[what] / look.seconds) for what in ("asked", "answered", "refused", "failed")),
-            str(_open(one)),
-            *(_ms(wait_s) for wait_s in (_mean_wait_s(one), one["longest_s"] if one["left"] else None)),
-            f"{share:.0%}",
+            str(one["open"]),
+            *(_ms(one[which]) for which in ("mean_wait_s", "longest_wait_s")),
+            f"{one['share']:.0%}",
         )
-        for one, share in zip(look.clients[:_ROWS], _shares(look), strict=False)
+        for one in look.clients[:_ROWS]
     ]
 
 
