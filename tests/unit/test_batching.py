@@ -127,18 +127,18 @@ def test_a_full_batch_does_not_wait() -> None:
     assert scheduler.look_again_ns(5) == 4 + 2 * MS
 
 
-@pytest.mark.parametrize(("waiting", "early_us"), [(3, 300), (4, 2000), (8, 16_000)])
+@pytest.mark.parametrize(("waiting", "early_us"), [(3, 300), (4, 2000), (8, 32_000)])
 def test_a_full_batch_is_sent_earlier_behind_a_running_one(waiting: int, early_us: int) -> None:
     """It grows no more; any other does to the last. Still sooner where another one waits for each worker."""
     scheduler = make(max_batch_size=4)
-    scheduler.costs.observe(MODEL, "", 0, 20_000, 4)
+    scheduler.costs.observe(MODEL, "", 0, 50_000, 4)
     for _ in range(4):
         ask(scheduler)
     assert rows(scheduler.dispatch(0)) == [4]
     for _ in range(waiting):
         ask(scheduler)
     assert scheduler.dispatch(0) == []
-    due_ns = 20 * MS - early_us * 1000
+    due_ns = 50 * MS - early_us * 1000
     assert scheduler.look_again_ns(0) == due_ns
     assert scheduler.dispatch(due_ns - 1) == []
     assert rows(scheduler.dispatch(due_ns)) == [min(waiting, 4)]

@@ -36,6 +36,7 @@ from mpspool.router.scheduling.suspicion import MAX_REMEMBERED, REMEMBERED_NS, B
 
 MODEL = ModelVersion("half", 1)
 OTHER = ModelVersion("other", 3)
+MS = 1_000_000
 NO_LIMITS = Limits()
 
 
@@ -135,16 +136,55 @@ def test_a_shared_dispatch_is_bounded_by_cost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cost_us", "waiting", "sizes"),
-    [(5000, 7, [1]), (5000, 8, [2]), (5000, 100, [3]), (9000, 100, [1]), (2000, 100, [8])],
+    ("cost_us", "waiting", "size"),
+    [(5000, 7, 1), (5000, 8, 2), (5000, 100, 6), (9000, 100, 3), (17_000, 100, 1), (2000, 100, 16)],
 )
-def test_more_share_a_dispatch_while_many_wait(cost_us: float, waiting: int, sizes: list[int]) -> None:
-    """Up to 16 ms of them, but no more than a quarter of what each worker is to do."""
+def test_more_share_a_dispatch_while_many_wait(cost_us: int, waiting: int, size: int) -> None:
+    """Up to 32 ms of them, but no more than a quarter of what each worker is to do."""
     scheduler = make()
     cheap(scheduler, cost_us)
     scheduler.join("a", MODEL, 1)
-    arrive(scheduler, *[b"%d" % n for n in range(waiting)])
-    assert [len(send.entries) for send in scheduler.dispatch(0)] == sizes
+    arrive(scheduler, *[b"x"] * waiting)
+    assert [len(send.entries) for send in scheduler.dispatch(0)] == [size]
+
+
+@pytest.mark.parametrize(
+    ("hurried", "limits", "size"),
+    [
+        ({}, NO_LIMITS, 3),
+        ({"priority": 1}, NO_LIMITS, 1),
+        ({"priority": -1}, NO_LIMITS, 1),
+        ({"deadline_ns": 255 * MS}, NO_LIMITS, 1),
+        ({"deadline_ns": 256 * MS}, NO_LIMITS, 3),
+        ({}, Limits(running=2), 1),
+        ({}, Limits(long=1), 1),
+    ],
+)
+def test_who_is_in_a_hurry_waits_for_shorter_dispatches(
+    hurried: dict[str, int], limits: Limits, size: int
+) -> None:
+    """16 ms of them, in place of 32, for good; and so where a device runs no more than so many of all models."""
+    scheduler = make(limits=limits)
+    cheap(scheduler, 9000)
+    scheduler.join("a", MODEL, 2)
+    scheduler.arrive(Entry(MODEL, "", b"x", 0, **hurried), 0)
+    for send in scheduler.dispatch(0):
+        scheduler.finished("a", send.dispatch, now_ns=MS)
+    arrive(scheduler, *[b"x"] * 100)
+    assert [len(send.entries) for send in scheduler.dispatch(MS)] == [size]
+
+
+@pytest.mark.parametrize(("priority", "early_ns"), [(0, 32 * MS), (1, 16 * MS)])
+def test_who_is_in_a_hurry_is_not_behind_what_was_sent_early(priority: int, early_ns: int) -> None:
+    """In a backlog a worker has its next dispatch 32 ms before it is idle, or 16."""
+    scheduler = make()
+    cheap(scheduler, 50_000)
+    cheap(scheduler, 50_000)
+    scheduler.join("a", MODEL, 2)
+    scheduler.arrive(Entry(MODEL, "", b"x", 0, priority=priority), 0)
+    arrive(scheduler, *[b"x"] * 9)
+    assert len(scheduler.dispatch(0)) == 1
+    assert scheduler.look_again_ns(0) == 50 * MS - early_ns
 
 
 def test_what_workers_hold_is_to_do_too() -> None:

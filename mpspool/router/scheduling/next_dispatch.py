@@ -14,6 +14,7 @@ from mpspool.router.scheduling.load import Batch
 from mpspool.router.scheduling.placement import (
     BACKLOG_PIPELINE_NS,
     BATCH_PIPELINE_NS,
+    PATIENT_PIPELINE_NS,
     PIPELINE_NS,
 )
 from mpspool.router.scheduling.policy import fifo
@@ -22,9 +23,10 @@ from mpspool.router.scheduling.queues import Queue
 # Several short requests travel in one dispatch while together they cost no more than this: what a
 # message costs is then shared, and the first of them waits for the last at most this long.
 COALESCE_US = 4_000.0
-# While many wait in the order of their arrival it may be up to so much, but no more than a part of what each worker is to
-# do, what it holds included: who waits that long hardly notices.
+# While many wait in the order of their arrival it may be up to so much, and more where nobody is in a hurry, but no more than a
+# part of what each worker is to do, what it holds included: who waits that long hardly notices.
 _COALESCE_QUEUED_US = 16_000.0
+_COALESCE_PATIENT_US = 32_000.0
 _COALESCE_PART = 4
 # Where more wait than there are workers, what takes no more than such a part of the time that a request is given does no
 # harm to those behind it.
@@ -309,7 +311,8 @@ def _plan_short(queue: Queue, line: Line, entry: Entry, share: int) -> tuple[int
     most_us = COALESCE_US
     if cost_us is not None and queue.rules.policy is fifo and not queue.rules.fair:
         part = (share + queue.placement.held_each()) / _COALESCE_PART
-        most_us = max(most_us, min(_COALESCE_QUEUED_US, cost_us * part))
+        together_us = _COALESCE_PATIENT_US if _is_patient(queue) else _COALESCE_QUEUED_US
+        most_us = max(most_us, min(together_us, cost_us * part))
     if not queue.rules.refuse_late or not entry.deadline_ns or cost_us is None or not _least_s(queue, entry):
         return int(most_us), 0.0
     if line.count <= queue.placement.open_count:
@@ -343,7 +346,14 @@ def window_ns(queue: Queue) -> int:
     if settings is not None and all(line.rows < settings.run_rows for line in queue.lines.values()):
         return BATCH_PIPELINE_NS
     in_order = queue.rules.policy is fifo and not queue.rules.fair
-    return BACKLOG_PIPELINE_NS if in_order and _has_backlog(queue, settings) else PIPELINE_NS
+    if not in_order or not _has_backlog(queue, settings):
+        return PIPELINE_NS
+    return PATIENT_PIPELINE_NS if _is_patient(queue) else BACKLOG_PIPELINE_NS
+
+
+def _is_patient(queue: Queue) -> bool:
+    """Whether nobody is known who would rather be answered before others: of this model, or of one that shares its devices."""
+    return not queue.hurried and not queue.placement.limited
 
 
 def _has_backlog(queue: Queue, settings: BatchingSettings | None) -> bool:

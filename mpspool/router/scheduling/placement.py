@@ -22,6 +22,8 @@ BATCH_PIPELINE_NS = 300_000
 # Where so much waits for each worker that none will be idle long before the others, it may be sooner: router and worker
 # then mostly wake up once for a result and what follows it.
 BACKLOG_PIPELINE_NS = 16_000_000
+# And sooner still where nobody is in a hurry, who would wait behind both.
+PATIENT_PIPELINE_NS = 32_000_000
 # A worker that is late by more may hang.
 _OVERDUE_NS = 20_000_000
 
@@ -55,6 +57,11 @@ class Placement:
         """What holds from now on, as the class has it."""
         self._least_loaded = dispatch == "least_loaded"
         self._limits = limits
+
+    @property
+    def limited(self) -> bool:
+        """Whether what is sent here may keep others, of any model, from being sent."""
+        return bool(self._limits.running or self._limits.long)
 
     def add(self, worker: WorkerLoad) -> None:
         self.workers[worker.name] = worker

@@ -34,6 +34,8 @@ _MAX_APART = 1024
 # Of the bodies that were answered last, those that are kept: 4 MiB a version at most.
 _LIVED = 256
 _LIVED_BYTES = 16 * 1024
+# Who gives no more time than this is in a hurry: what may be between a request and its turn is an eighth of it.
+_SOON_NS = 256_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class Queue:
         lines: in which all wait but suspects, by kind and by whether they are long.
         shares: where clients share fairly, their accounts.
         passed: those with a negative priority in the lines, whom others pass.
+        hurried: a request came that goes before others or after them, or is to be answered soon.
         enqueued: by signature, what waits to be run in batches, be it nothing.
         room: what waits in the lines.
     """
@@ -116,6 +119,7 @@ class Queue:
     lines: dict[tuple[object, bool], Line] = field(default_factory=dict)
     shares: Lanes = field(default_factory=Lanes)
     passed: int = 0
+    hurried: bool = False
     enqueued: dict[str, Enqueued] = field(default_factory=dict)
     room: Room = field(init=False)
     _order: Iterator[int] = field(default_factory=itertools.count)
@@ -266,6 +270,8 @@ class Queue:
             self.set_apart(entry)
         entry.waiting = True
         self.length += 1
+        if not self.hurried:
+            self.hurried = entry.priority != 0 or 0 < entry.deadline_ns < entry.arrived_ns + _SOON_NS
         if entry.suspect:
             self.suspects.append(entry)
             return False
