@@ -154,8 +154,8 @@ def test_more_share_a_dispatch_while_many_wait(cost_us: int, waiting: int, size:
         ({}, NO_LIMITS, 3),
         ({"priority": 1}, NO_LIMITS, 1),
         ({"priority": -1}, NO_LIMITS, 1),
-        ({"deadline_ns": 255 * MS}, NO_LIMITS, 1),
-        ({"deadline_ns": 256 * MS}, NO_LIMITS, 3),
+        ({"deadline_ns": 10**9 + 255 * MS}, NO_LIMITS, 1),
+        ({"deadline_ns": 10**9 + 256 * MS}, NO_LIMITS, 3),
         ({}, Limits(running=2), 1),
         ({}, Limits(long=1), 1),
     ],
@@ -163,15 +163,48 @@ def test_more_share_a_dispatch_while_many_wait(cost_us: int, waiting: int, size:
 def test_who_is_in_a_hurry_waits_for_shorter_dispatches(
     hurried: dict[str, int], limits: Limits, size: int
 ) -> None:
-    """16 ms of them, in place of 32, for good; and so where a device runs no more than so many of all models."""
+    """16 ms of them, in place of 32, from then on; and so where a device runs no more than so many of all models."""
+    now_ns = 10**9
     scheduler = make(limits=limits)
     cheap(scheduler, 9000)
-    scheduler.join("a", MODEL, 2)
-    scheduler.arrive(Entry(MODEL, "", b"x", 0, **hurried), 0)
-    for send in scheduler.dispatch(0):
-        scheduler.finished("a", send.dispatch, now_ns=MS)
+    scheduler.join("a", MODEL, 1)
+    scheduler.arrive(Entry(MODEL, "", b"x", now_ns, **hurried), now_ns)
+    (sent,) = scheduler.dispatch(now_ns)
+    scheduler.finished("a", sent.dispatch, now_ns=now_ns + 9 * MS)
     arrive(scheduler, *[b"x"] * 100)
-    assert [len(send.entries) for send in scheduler.dispatch(MS)] == [size]
+    assert [len(send.entries) for send in scheduler.dispatch(now_ns + 9 * MS)] == [size]
+
+
+@pytest.mark.parametrize(
+    ("reload", "time_ns", "size"), [(False, 5 * MS, 1), (True, 5 * MS, 3), (False, -5 * MS, 3)]
+)
+def test_who_is_in_a_hurry_and_refused_counts_as_well(reload: bool, time_ns: int, size: int) -> None:
+    """Else a backlog of long dispatches would go on refusing all of them. Not one whose time was over; and not after a reload."""
+    now_ns = 10**9
+    scheduler = make()
+    cheap(scheduler, 9000)
+    cheap(scheduler, 9000)
+    scheduler.join("a", MODEL, 1)
+    arrive(scheduler, *[b"x"] * 100)
+    (sent,) = scheduler.dispatch(now_ns)
+    assert len(sent.entries) == 3
+    with pytest.raises(PoolError) as failure:
+        scheduler.arrive(Entry(MODEL, "", b"x", now_ns, now_ns + time_ns), now_ns)
+    assert failure.value.code is Code.DEADLINE_EXCEEDED
+    if reload:
+        scheduler.govern(MODEL, QueueRules())
+    scheduler.finished("a", sent.dispatch, now_ns=now_ns + 27 * MS)
+    assert [len(send.entries) for send in scheduler.dispatch(now_ns + 27 * MS)] == [size]
+
+
+@pytest.mark.parametrize(("bytes_each", "cost_us", "size"), [(600_000, 5000, 3), (600_000, 900, 4)])
+def test_what_shares_a_dispatch_in_a_backlog_fits_the_inbox(bytes_each: int, cost_us: int, size: int) -> None:
+    """2 MiB; less than 4 ms travel together whatever their size."""
+    scheduler = make()
+    scheduler.costs.observe(MODEL, "", bytes_each, cost_us)
+    scheduler.join("a", MODEL, 1)
+    arrive(scheduler, *[bytes(bytes_each)] * 100)
+    assert [len(send.entries) for send in scheduler.dispatch(0)] == [size]
 
 
 @pytest.mark.parametrize(("priority", "early_ns"), [(0, 32 * MS), (1, 16 * MS)])

@@ -96,6 +96,11 @@ class Limits:
     running: int = 0
     long: int = 0
 
+    @property
+    def any(self) -> bool:
+        """Whether what is sent may keep others, of any model, from being sent."""
+        return bool(self.running or self.long)
+
     def allow(self, device: Device, long: bool) -> bool:
         """Whether one more dispatch may be begun there."""
         return self.room(long, device.running, device.long) > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from mpspool.core.inbox import REGION_BYTES
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.scheduling import batching
 from mpspool.router.scheduling.entry import Entry
@@ -26,7 +27,7 @@ COALESCE_US = 4_000.0
 # While many wait in the order of their arrival it may be up to so much, and more where nobody is in a hurry, but no more than a
 # part of what each worker is to do, what it holds included: who waits that long hardly notices.
 _COALESCE_QUEUED_US = 16_000.0
-_COALESCE_PATIENT_US = 32_000.0
+_COALESCE_PATIENT_US = PATIENT_PIPELINE_NS / 1e3
 _COALESCE_PART = 4
 # Where more wait than there are workers, what takes no more than such a part of the time that a request is given does no
 # harm to those behind it.
@@ -283,25 +284,30 @@ def _rows_to_take(queue: Queue, line: Line, settings: BatchingSettings, long: bo
 def _take_short(
     queue: Queue, line: Line, now_ns: int, begin_ns: int, share: int
 ) -> tuple[list[Entry], float | None, float]:
-    """Up to `share` short ones, and the microseconds that they cost, as predicted and for sure."""
+    """Up to `share` short ones, of no more in a backlog than an inbox takes, and the microseconds that they cost, as predicted and for sure."""
     most_us = _leave_late(queue, line, now_ns, begin_ns, lambda entry: _plan_short(queue, line, entry, share))
     if queue.late:
         return [], 0.0, 0.0
     entries: list[Entry] = []
     total_us: float | None = 0.0
     sure_s = 0.0
+    size = 0
     while len(entries) < share and (entry := line.first(now_ns)) is not None:
         if not entry.sure_s and queue.estimate_again(entry):
             continue
         cost_us = queue.costs.predict(queue.model, entry.signature, entry.size)
-        if entries and (cost_us is None or total_us is None or total_us + cost_us > most_us):
+        more_us = None if cost_us is None or total_us is None else total_us + cost_us
+        size += entry.size
+        if entries and (
+            more_us is None or more_us > most_us or (more_us > COALESCE_US and size > REGION_BYTES)
+        ):
             break
         queue.discount(entry)
         if line.fair and entry.charge_s != entry.cost_s:
             queue.charge(entry, entry.cost_s or LEAST_S)
         entries.append(entry)
         sure_s += entry.sure_s
-        total_us = None if cost_us is None or total_us is None else total_us + cost_us
+        total_us = more_us
     return entries, total_us, sure_s * 1e6
 
 
@@ -352,7 +358,7 @@ def window_ns(queue: Queue) -> int:
 
 
 def _is_patient(queue: Queue) -> bool:
-    """Whether nobody is known who would rather be answered before others: of this model, or of one that shares its devices."""
+    """Whether nobody would wait the longer for long dispatches whom it matters to: who is in a hurry, or, where devices are limited, another model."""
     return not queue.hurried and not queue.placement.limited
 
 

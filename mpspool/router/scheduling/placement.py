@@ -22,7 +22,7 @@ BATCH_PIPELINE_NS = 300_000
 # Where so much waits for each worker that none will be idle long before the others, it may be sooner: router and worker
 # then mostly wake up once for a result and what follows it.
 BACKLOG_PIPELINE_NS = 16_000_000
-# And sooner still where nobody is in a hurry, who would wait behind both.
+# And sooner still where nobody is in a hurry, who would wait for what runs and for what is behind it.
 PATIENT_PIPELINE_NS = 32_000_000
 # A worker that is late by more may hang.
 _OVERDUE_NS = 20_000_000
@@ -60,8 +60,8 @@ class Placement:
 
     @property
     def limited(self) -> bool:
-        """Whether what is sent here may keep others, of any model, from being sent."""
-        return bool(self._limits.running or self._limits.long)
+        """See Limits.any."""
+        return self._limits.any
 
     def add(self, worker: WorkerLoad) -> None:
         self.workers[worker.name] = worker

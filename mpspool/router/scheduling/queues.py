@@ -18,7 +18,7 @@ from mpspool.router.scheduling.cost import CostTable
 from mpspool.router.scheduling.entry import Entry, Kind
 from mpspool.router.scheduling.fair_share import Lanes
 from mpspool.router.scheduling.line import FairLine, Line
-from mpspool.router.scheduling.placement import Placement
+from mpspool.router.scheduling.placement import PATIENT_PIPELINE_NS, Placement
 from mpspool.router.scheduling.policy import Policy, fifo, is_time
 from mpspool.router.scheduling.room import Crowd, Ranks, Room
 
@@ -34,8 +34,8 @@ _MAX_APART = 1024
 # Of the bodies that were answered last, those that are kept: 4 MiB a version at most.
 _LIVED = 256
 _LIVED_BYTES = 16 * 1024
-# Who gives no more time than this is in a hurry: what may be between a request and its turn is an eighth of it.
-_SOON_NS = 256_000_000
+# Who has less time than this is in a hurry: a dispatch that runs and one behind it may take a quarter of it.
+_SOON_NS = 8 * PATIENT_PIPELINE_NS
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Queue:
         lines: in which all wait but suspects, by kind and by whether they are long.
         shares: where clients share fairly, their accounts.
         passed: those with a negative priority in the lines, whom others pass.
-        hurried: a request came that goes before others or after them, or is to be answered soon.
+        hurried: a request came that goes before others or after them, or is to be answered soon, were it refused at the door.
         enqueued: by signature, what waits to be run in batches, be it nothing.
         room: what waits in the lines.
     """
@@ -132,6 +132,11 @@ class Queue:
         return make(self.rules.priority_s)
 
     # -- arrival ----------------------------------------------------------------------------------
+
+    def notice(self, entry: Entry, now_ns: int) -> None:
+        """A request is at the door."""
+        soon_ns = entry.arrived_ns + _SOON_NS
+        self.hurried = self.hurried or entry.priority != 0 or now_ns < entry.deadline_ns < soon_ns
 
     def place(self, entry: Entry) -> None:
         """Gives a new request its place among those that wait."""
@@ -212,6 +217,7 @@ class Queue:
     def govern(self, rules: QueueRules) -> None:
         """What holds from now on, for what waits, too: numbers of two policies mean nothing beside each other."""
         was, self.rules = self.rules, rules
+        self.hurried = False
         if rules.batching != was.batching:
             self.apart.clear()
             self._fill_anew()
@@ -270,8 +276,6 @@ class Queue:
             self.set_apart(entry)
         entry.waiting = True
         self.length += 1
-        if not self.hurried:
-            self.hurried = entry.priority != 0 or 0 < entry.deadline_ns < entry.arrived_ns + _SOON_NS
         if entry.suspect:
             self.suspects.append(entry)
             return False

@@ -212,6 +212,7 @@ class Scheduler:
         """
         first = parts[0]
         queue = self._queue(first.model)
+        queue.notice(first, now_ns)
         for entry in parts:
             entry.size = len(entry.body)
             if queue.apart:
@@ -507,8 +508,7 @@ class Scheduler:
     @property
     def _meet(self) -> bool:
         """Whether queues take turns. Where nothing limits a device they do not; else who waits alone has had its turns, too."""
-        limits = self._rules.limits
-        return len(self._queues) > 1 and bool(limits.running or limits.long)
+        return len(self._queues) > 1 and self._rules.limits.any
 
     def _dispatch_all(self, queues: list[Queue], now_ns: int) -> None:
         """Sends all that these queues can be sent now, and notes when there may be more."""
