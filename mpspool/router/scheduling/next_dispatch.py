@@ -24,10 +24,8 @@ from mpspool.router.scheduling.queues import Queue
 # Several short requests travel in one dispatch while together they cost no more than this: what a
 # message costs is then shared, and the first of them waits for the last at most this long.
 COALESCE_US = 4_000.0
-# While many wait in the order of their arrival it may be up to so much, and more where nobody is in a hurry, but no more than a
-# part of what each worker is to do, what it holds included: who waits that long hardly notices.
-_COALESCE_QUEUED_US = 16_000.0
-_COALESCE_PATIENT_US = PATIENT_PIPELINE_NS / 1e3
+# While many wait in the order of their arrival it may be as much as what is sent early (_early_ns), but no more than a part of
+# what each worker is to do, what it holds included: who waits that long hardly notices.
 _COALESCE_PART = 4
 # Where more wait than there are workers, what takes no more than such a part of the time that a request is given does no
 # harm to those behind it.
@@ -317,8 +315,7 @@ def _plan_short(queue: Queue, line: Line, entry: Entry, share: int) -> tuple[int
     most_us = COALESCE_US
     if cost_us is not None and queue.rules.policy is fifo and not queue.rules.fair:
         part = (share + queue.placement.held_each()) / _COALESCE_PART
-        together_us = _COALESCE_PATIENT_US if _is_patient(queue) else _COALESCE_QUEUED_US
-        most_us = max(most_us, min(together_us, cost_us * part))
+        most_us = max(most_us, min(_early_ns(queue) / 1e3, cost_us * part))
     if not queue.rules.refuse_late or not entry.deadline_ns or cost_us is None or not _least_s(queue, entry):
         return int(most_us), 0.0
     if line.count <= queue.placement.open_count:
@@ -352,14 +349,14 @@ def window_ns(queue: Queue) -> int:
     if settings is not None and all(line.rows < settings.run_rows for line in queue.lines.values()):
         return BATCH_PIPELINE_NS
     in_order = queue.rules.policy is fifo and not queue.rules.fair
-    if not in_order or not _has_backlog(queue, settings):
-        return PIPELINE_NS
-    return PATIENT_PIPELINE_NS if _is_patient(queue) else BACKLOG_PIPELINE_NS
+    return _early_ns(queue) if in_order and _has_backlog(queue, settings) else PIPELINE_NS
 
 
-def _is_patient(queue: Queue) -> bool:
-    """Whether nobody would wait the longer for long dispatches whom it matters to: who is in a hurry, or, where devices are limited, another model."""
-    return not queue.hurried and not queue.placement.limited
+def _early_ns(queue: Queue) -> int:
+    """How long before a worker is idle it is sent more in a backlog, and how much of it at once: less where somebody in a hurry would
+    wait for it or, where devices are limited, another model.
+    """
+    return BACKLOG_PIPELINE_NS if queue.hurried or queue.placement.limited else PATIENT_PIPELINE_NS
 
 
 def _has_backlog(queue: Queue, settings: BatchingSettings | None) -> bool:
