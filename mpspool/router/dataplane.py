@@ -29,7 +29,7 @@ from mpspool.router.capture import Capture
 from mpspool.router.clients import Clients, Tally
 from mpspool.router.fault_domains import FaultDomains
 from mpspool.router.link import Link
-from mpspool.router.memory import Admission, Memory
+from mpspool.router.memory import START_BYTES, Admission, Memory
 from mpspool.router.models import Models, Version, VersionStatus, Wanted
 from mpspool.router.overview import Overview
 from mpspool.router.pending import Head, Pending, abandoned, shutting_down
@@ -151,11 +151,32 @@ class Dataplane:
         try:
             if spec is not None and name not in self.memory.limits:  # no bound holds for what clients make up
                 self._models.resolve(name, spec.version, spec.label)
+            if spec is not None and size > max(len(start), START_BYTES):
+                self._check_room(asked, spec, head)
             return self.memory.admit(size, name, client)
         except PoolError as error:
             meant = self._meant(spec)
             self._refused(asked.method, meant, error, self._tallies(head, meant))
             raise
+
+    def _check_room(self, asked: Asked, spec: ModelSpecPeek, head: Head) -> None:
+        """Raises PoolError where a message that has yet to come would be refused for want of room, came it now and with one row."""
+        model = self._models.resolve(spec.name, spec.version, spec.label, head.metadata).model
+        entry = Entry(
+            model,
+            asked.signature(spec),
+            b"",
+            time.monotonic_ns(),
+            method=asked.method,
+            rows=1 if self._scheduler.batching(model) is not None else 0,
+            priority=self._callers.priority(head.metadata),
+            client=self._callers.client(head.metadata, head.peer),
+        )
+        try:
+            self._scheduler.check_room(entry)
+        except PoolError:
+            self._make_room(model)
+            self._scheduler.check_room(entry)
 
     def _meant(self, spec: ModelSpecPeek | None) -> ModelVersion:
         """Whose a refused message is; nobody's where that is not known, or is made up."""
@@ -280,25 +301,34 @@ class Dataplane:
             self._pump_soon()
 
     def _take_in(self, parts: Sequence[Pending], now_ns: int) -> bool:
-        """As Scheduler.arrive_in_parts. What has come in this turn of the loop fills no queue while workers are idle: it is sent first.
-
-        Before one is refused, results that are here make room: in a flood, the loop would come to them after hundreds of refusals,
-        and the workers wait for as long.
-        """
+        """As Scheduler.arrive_in_parts; before one is refused for want of room there, some is made."""
         self._refuse(self._scheduler.expire(now_ns))  # it is before nobody any more
         try:
             return self._scheduler.arrive_in_parts(parts, now_ns, evict=not self._pumping)
         except PoolError as error:
-            if error.lack not in (Lack.REQUESTS, Lack.BATCHES):
+            if error.lack not in (Lack.REQUESTS, Lack.BATCHES) or not self._make_room(parts[0].model):
                 raise
-            self._link.drain()
-            if not self._pumping:
-                raise
+        return self._scheduler.arrive_in_parts(parts, now_ns)
+
+    def _make_room(self, model: ModelVersion) -> bool:
+        """What has come in this turn of the loop fills no queue while workers are idle: it is sent.
+
+        Results that are here make room, too: in a flood, the loop would come to them after hundreds of refusals, and the workers
+        wait for as long.
+
+        Returns:
+            Whether anything was sent, perhaps.
+
+        Raises:
+            PoolError: the version has gone meanwhile.
+        """
+        self._link.drain()
+        if not self._pumping:
+            return False
         self._pump()
-        model = parts[0].model
         if not self._models.has(model):  # its last worker could not be reached
             raise PoolError(Code.UNAVAILABLE, f"{model} is not served any more")
-        return self._scheduler.arrive_in_parts(parts, now_ns)
+        return True
 
     def _cancel(self, entry: Pending) -> None:
         if not entry.over:
@@ -707,8 +737,10 @@ class Dataplane:
             charged_us = result.busy_us if len(result.runs) == 1 else took_us
             effective_s = charged_us * batch.alone / 1e6
             assert isinstance(entry, Pending)
-            for tally in entry.tallies:  # of what nobody waits for any more, too
-                tally.effective_s += effective_s
+            if entry.tallies:  # of what nobody waits for any more, too
+                part_us = batch.part(entry) * result.busy_us if joined else took_us
+                for tally in entry.tallies:
+                    tally.effective_s += part_us * batch.alone / 1e6
             if not entry.over:
                 self._answer(entry, worker_id, outcome, body, effective_s, together=batch.together)
         if result.apart and self._scheduler.keep_apart(batch.entries[0]):
@@ -735,7 +767,7 @@ class Dataplane:
         if self._captures and code is _OK and entry.part is None:
             for capture in self._captures:
                 capture.answered(entry.model, entry.method, entry.body)
-        self._scheduler.answered(entry, ran=code is not _DEADLINE_EXCEEDED)
+        self._scheduler.answered(entry, ran=code is not _DEADLINE_EXCEEDED, size=len(body))
         if entry.part is None:
             rows = entry.rows if together else 0
             self._count(entry, worker_id, code, outcome, effective_s, rows)

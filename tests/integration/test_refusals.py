@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -14,8 +15,9 @@ from typing import Any
 import grpc
 import pytest
 
-from mpspool.core.errors import Lack
+from mpspool.core.errors import Code, Lack
 from tests.conftest import PoolStarter
+from tests.integration.test_grpc_wire import Raw, message
 from tests.light import LightPool, answer, body, half, inputs, light_pool, spec
 from tests.polling import until
 from tests.pool import CLI, ROOT
@@ -246,6 +248,28 @@ def test_what_is_more_urgent_takes_a_place(pool: LightPool, model: str, room: in
     _, left = full_queue(pool, model, room, lack, {"x_mpspool_priority": "-1"}, {})
     assert "the place of this one went to one of higher priority (scheduling.priority_key)" in left
     pool.learn(model)
+
+
+def test_a_large_message_is_refused_before_it_is_read(pool: LightPool) -> None:
+    """Of 40 kB its client has sent the first 8 when it is told that the queue is full; by REST it is not even asked for them."""
+    large = body("plain", pool.values(1, 10_000))
+    path = "/v1/models/plain:predict"
+    with pool.busy("plain"):
+        calls = [pool.queue("plain", pool.values(1)) for _ in range(3)]
+        client = Raw(pool.pool.grpc_port)
+        number = client.begin()
+        client.data(number, message(large)[:8192])
+        refused = client.answer(number)
+        assert refused.code is Code.UNAVAILABLE
+        assert "max_queued_requests is 3" in refused.headers["grpc-message"]
+        client.socket.close()
+        with socket.create_connection(("127.0.0.1", pool.pool.rest_port), timeout=10) as rest:
+            head = f"POST {path} HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 40000\r\n\r\n"
+            rest.sendall(head.encode())
+            assert rest.recv(4096).startswith(b"HTTP/1.1 503 ")
+        assert pool.waiting("plain") == 3
+    for call in calls:
+        answer(call)
 
 
 def full_queue(

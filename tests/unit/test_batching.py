@@ -674,6 +674,29 @@ def learned(scheduler: Scheduler, costs_ms: dict[int, float]) -> Scheduler:
     return scheduler
 
 
+@pytest.mark.parametrize(
+    ("own_ms", "parameters", "ahead"),
+    [
+        (None, {}, "50.0 ms"),  # of "a" one batch and a half, of "b" one
+        (9, {}, "40.0 ms"),  # it may go with what came before it, after one of each
+        (2, {}, "20.0 ms"),  # which came before "b"
+        (0, {}, ""),
+        (None, {"batch_timeout_us": 1000}, "40.0 ms"),  # what is not full waits for more
+    ],
+)
+def test_a_deadline_counts_the_batches_of_others_that_go_before(
+    own_ms: int | None, parameters: dict[str, int], ahead: str
+) -> None:
+    """What a request shares no batch with, as those of other widths, waits for the same worker; a batch of 4 takes 20 ms."""
+    scheduler = learned(make(max_batch_size=4, **parameters), {1: 5.0, 4: 20.0})
+    came = [*[(1, "a")] * 6, *[(3, "b")] * 4, *([(own_ms, "own")] if own_ms is not None else [])]
+    for at_ms, kind in sorted(came):
+        ask(scheduler, kind=kind, at_ns=at_ms * MS)
+    with pytest.raises(PoolError, match=r"take 5\.0 ms") as late:
+        ask(scheduler, kind="own", at_ns=10 * MS, deadline_ns=11 * MS)
+    assert late.value.message.partition("what waits before it ")[2].partition(";")[0] == ahead
+
+
 # As many rows again take as long again, or hardly longer.
 LINEAR = {4: 4.0, 8: 8.0, 16: 16.0}
 FLAT = {4: 4.0, 8: 4.2, 16: 4.6}
@@ -784,7 +807,15 @@ def test_nobody_is_refused_by_batches_larger_than_were_seen() -> None:
         ask(scheduler, deadline_ns=1000 * MS)
 
 
-def test_a_batch_that_waits_for_its_timeout_is_not_cut() -> None:
+def test_a_batch_that_is_not_full_ends_before_it_is_late_for_one_of_it() -> None:
+    """After its timeout, too: the rest has waited as long, and goes to the next worker at once."""
+    scheduler = learned(make(2, max_batch_size=1000, batch_timeout_us=5_000), {4: 4.0, 40: 40.0})
+    for until_ms in (100, 14, 100, 100):
+        ask(scheduler, 4, deadline_ns=until_ms * MS)
+    assert rows(scheduler.dispatch(5 * MS)) == [8, 8]
+
+
+def test_a_full_batch_is_not_cut_where_batches_wait_for_a_timeout() -> None:
     """What is left of it would wait for its own, beside idle workers."""
     scheduler = learned(make(2, max_batch_size=1000, batch_timeout_us=50_000), {10: 0.125, 1000: 12.5})
     for _ in range(100):

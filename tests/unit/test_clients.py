@@ -109,6 +109,28 @@ def test_what_was_waited_and_taken(tmp_path: Path) -> None:
     play(tmp_path, story, BY_TENANT)
 
 
+def test_who_shares_a_batch_takes_its_part_of_it(tmp_path: Path) -> None:
+    """By rows: a client whose one row goes with another's 99 takes a hundredth of the device."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([batching_model()], {})
+        with scene.dataplane.looking() as found:
+            small, large = (
+                scene.ask(body=rows_request(count), metadata={"tenant": tenant})
+                for tenant, count in (("small", 1), ("large", 99))
+            )
+            await settle()
+            worker = scene.hello(0)
+            await settle()
+            (dispatch,) = scene.link.dispatches(worker)
+            scene.answer(worker, dispatch, run_us=49_998, runs=[(2, 100, 100_000)])
+            await asyncio.gather(small, large)
+        took = {row["client"]: row["effective_s"] for piece in found.told() for row in piece["clients"]}
+        assert took == {"small": pytest.approx(0.001), "large": pytest.approx(0.099)}
+
+    play(tmp_path, story, BY_TENANT)
+
+
 @pytest.mark.parametrize(
     ("fair_by", "client"), [("none", "127.0.0.1"), ("peer", "127.0.0.1"), ("metadata:tenant", "shop")]
 )

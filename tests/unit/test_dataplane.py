@@ -1018,6 +1018,54 @@ def test_loads_are_counted(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+@pytest.mark.parametrize(
+    ("model", "waiting", "lack"),
+    [
+        ({**MODEL, "queue": {"max_queued_requests": 2}}, 2, Lack.REQUESTS),
+        (batching_model(max_batch_size=4, max_enqueued_batches=1), 4, Lack.BATCHES),
+    ],
+)
+def test_what_there_is_no_room_for_is_refused_before_it_is_read(
+    tmp_path: Path, model: dict[str, Any], waiting: int, lack: Lack
+) -> None:
+    """By its beginning; where its priority has others make way, it is read. What is here as a whole is looked at in call()."""
+    body = rows_request(1, 10_000)
+
+    async def story(scene: Scene) -> None:
+        def begin(start: bytes, priority: str = "0") -> None:
+            head = RequestHead(metadata={"x-mpspool-priority": priority}, peer="127.0.0.1:4711")
+            scene.dataplane.admit(PREDICT, len(body), start, head).release()
+
+        scene.dataplane.want([model], {})
+        worker = scene.hello(0)
+        asked = [scene.ask(body=rows_request(4))]  # the worker has it
+        await settle()
+        asked += [scene.ask(body=rows_request(1)) for _ in range(waiting - 1)]
+        await settle()
+        begin(body[:4096])
+        asked.append(scene.ask(body=rows_request(1)))
+        await settle()
+        with pytest.raises(PoolError, match="is full") as refused:
+            begin(body[:4096])
+        assert (refused.value.code, refused.value.lack) == (Code.UNAVAILABLE, lack)
+        assert scene.recorder.lacks == [lack]
+        assert scene.recorder.codes == [Code.UNAVAILABLE]
+        assert scene.dataplane.memory.used == sum(len(rows_request(rows)) for rows in (4, *[1] * waiting))
+        begin(body)
+        begin(body[:4096], "1")
+        (dispatch,) = scene.link.dispatches(worker)
+        outcome = Outcome(Code.OK, b"answer", "", 1, 10, 1)
+        result = Result(scene.dataplane.epoch, dispatch.dispatch, [outcome], 1, 12)
+        scene.link.unread.append((worker, result))  # it has come, and makes room
+        begin(body[:4096])
+        assert len(scene.link.dispatches(worker)) == 2
+        for one in asked:
+            one.cancel()
+        await settle()
+
+    play(tmp_path, story)
+
+
 def test_what_moves_to_the_next_version_and_finds_no_room(tmp_path: Path) -> None:
     """It is refused for its bytes, as at the door, and counted."""
 

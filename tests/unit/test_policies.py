@@ -16,7 +16,7 @@ from mpspool.router.scheduling.entry import Entry
 from mpspool.router.scheduling.load import Limits
 from mpspool.router.scheduling.policy import Sjf, edf, fifo
 from mpspool.router.scheduling.queues import QueueRules
-from mpspool.router.scheduling.scheduler import PoolRules, Scheduler
+from mpspool.router.scheduling.scheduler import PoolRules, Refuse, Scheduler, Send
 
 A = ModelVersion("a", 1)
 B = ModelVersion("b", 1)
@@ -372,6 +372,46 @@ def test_a_deadline_is_judged_by_when_a_request_is_begun(before: int, in_time: b
         return
     with pytest.raises(PoolError, match="what waits before it"):
         ask(scheduler, 10, deadline_ms=22)
+
+
+def test_workers_that_leave_are_no_workers_for_what_waits() -> None:
+    """Of four three are sent nothing more: 80 ms of work wait for the one that stays."""
+    scheduler = make()
+    for number in range(4):
+        scheduler.join(f"w{number}", A, 1)
+    for number in range(3):
+        scheduler.leave(f"w{number}")
+    for _ in range(8):
+        ask(scheduler, 10)
+    with pytest.raises(PoolError, match=r"what waits before it 80.0 ms"):
+        ask(scheduler, 10, deadline_ms=80)
+
+
+@pytest.mark.parametrize(
+    ("deadline_ms", "sizes"),
+    [
+        (0, [4, 2]),
+        (4.5, [4, 2]),
+        (3.5, [3, 3]),
+        (2.5, [2, 4]),
+        (1.5, [1, 0, 4]),  # it is the first of the next one, and leaves
+    ],
+)
+def test_a_dispatch_has_ended_when_it_is_late_for_one_of_it(deadline_ms: float, sizes: list[int]) -> None:
+    """All of it is answered when its last has been run: the second of six of 1 ms, which go four at a time, has less time than others."""
+    scheduler = make()
+    for at in range(6):
+        ask(scheduler, 1, deadline_ms=deadline_ms if at == 1 else 1_000)
+    scheduler.join("w", A, 1)
+    found = []
+    now_ns = 0
+    while orders := scheduler.dispatch(now_ns):
+        found += [0 for order in orders if isinstance(order, Refuse)]
+        (send,) = (order for order in orders if isinstance(order, Send))
+        found.append(len(send.entries))
+        now_ns += len(send.entries) * MS
+        scheduler.finished(send.worker, send.dispatch, now_ns=now_ns)
+    assert found == sizes
 
 
 def test_in_a_crowd_who_is_cut_fine_leaves() -> None:

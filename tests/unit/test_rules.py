@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -40,6 +42,18 @@ def test_a_policy_that_cannot_be_had_does_not_stop_the_router() -> None:
     entry.arrived_s = 3.5
     assert (queue.policy(entry), queue.policy.failures) == (3.5, 1)
     assert [line["policy"] for line in logs] == ["nosuch:policy"]
+
+
+def test_a_policy_whose_import_ends_the_process_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As that of a script does that lacks its guard: each router after it would end as well."""
+    (tmp_path / "ends_at_once.py").write_text("import sys\nsys.exit('no arguments')\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with capture_logs():
+        queue = rules.queue_rules(settings(), QueueSettings(policy="ends_at_once:main"), None)
+    assert isinstance(queue.policy, Own)
+    assert queue.policy.error == "SystemExit: no arguments"
 
 
 def test_what_the_pool_tells_is_read() -> None:

@@ -24,6 +24,7 @@ from mpspool.core.errors import Code, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.progress import WHOLE
 from mpspool.core.settings import BatchingSettings
+from mpspool.router.scheduling import suspicion
 from mpspool.router.scheduling.batching import split
 from mpspool.router.scheduling.entry import Entry
 from mpspool.router.scheduling.load import Batch, Limits
@@ -205,6 +206,25 @@ def test_what_shares_a_dispatch_in_a_backlog_fits_the_inbox(bytes_each: int, cos
     scheduler.join("a", MODEL, 1)
     arrive(scheduler, *[bytes(bytes_each)] * 100)
     assert [len(send.entries) for send in scheduler.dispatch(0)] == [size]
+
+
+def test_what_shares_a_dispatch_in_a_backlog_has_no_larger_answers_than_that() -> None:
+    """After six answers of 700 kB two go together, and as many as before once enough small ones have come that those are forgotten."""
+    scheduler = make()
+    cheap(scheduler, 5000)
+    scheduler.join("a", MODEL, 1)
+    arrive(scheduler, *[b"x"] * 400)
+    sizes, now_ns = [], 0
+    while scheduler.queued(MODEL) > 24:
+        (send,) = scheduler.dispatch(now_ns)
+        now_ns += len(send.entries) * 5 * MS
+        scheduler.finished("a", send.dispatch, now_ns=now_ns)
+        for entry in send.entries:
+            scheduler.answered(entry, ran=True, size=0 if sizes else 700_000)
+        sizes.append(len(send.entries))
+    assert sizes[:2] == [6, 2]
+    assert sizes[1:] == sorted(sizes[1:])
+    assert sizes[-1] == 6
 
 
 @pytest.mark.parametrize(("priority", "early_ns"), [(0, 32 * MS), (1, 16 * MS)])
@@ -604,6 +624,25 @@ def test_suspicion_is_bounded() -> None:
     assert standing(2, REMEMBERED_NS + 2) is Standing.CLEAR, "quarantine ends, however often it is asked for"
     assert standing(3, REMEMBERED_NS + 3) is Standing.CLEAR
     assert standing(1, REMEMBERED_NS + 999) is Standing.SUSPECT, "it was asked for since"
+
+
+def test_only_what_looks_like_a_suspect_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of one model have one length, as a rule: of large ones the beginning and the end tell most of them apart."""
+    suspicions = Suspicions()
+    body = b"begin" + bytes(10_000) + b"end"
+    suspicions.blame(MODEL, body, alone=False, now_ns=0)
+    hashed: list[bytes] = []
+    whole = suspicion.hashlib.blake2b
+    monkeypatch.setattr(
+        suspicion.hashlib, "blake2b", lambda one, **size: hashed.append(one) or whole(one, **size)
+    )
+    for other in (body[:-1], b"x" + body[1:], body[:-1] + b"x"):
+        assert suspicions.standing(MODEL, other, 0) is Standing.CLEAR
+    assert hashed == []
+    middle = body[:5_000] + b"x" + body[5_001:]
+    assert suspicions.standing(MODEL, middle, 0) is Standing.CLEAR
+    assert suspicions.standing(MODEL, body, 0) is Standing.SUSPECT
+    assert hashed == [middle, body]
 
 
 def test_a_suspect_not_started_again_gets_no_second_death() -> None:

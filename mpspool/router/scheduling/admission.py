@@ -127,14 +127,14 @@ def check_deadline(queue: Queue, parts: Sequence[Entry], now_ns: int) -> None:
     if left_s <= 0:
         raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded before the request was queued")
     place = queue.placement
-    workers = len(place.workers)
+    workers = place.open_count
     if not queue.rules.refuse_late or not workers:
         return
     costs_s = [entry.sure_s for entry in parts]
     if not costs_s[0]:
         return
     cost_s = max(*costs_s, sum(costs_s) / workers)
-    if not queue.length and place.idle_count >= min(len(parts), max(1, place.open_count)):
+    if not queue.length and place.idle_count >= min(len(parts), workers):
         # It keeps nobody waiting, and may take less than such do as a rule.
         if cost_s < _HOPELESS * left_s:
             return
@@ -156,7 +156,7 @@ def check_deadline(queue: Queue, parts: Sequence[Entry], now_ns: int) -> None:
 
 
 def _ahead_s(queue: Queue, entry: Entry, workers: int) -> float:
-    """How long after the first worker is free a new request is begun, for what is before it, as though that all cost alike.
+    """How long after the first worker is free a new request is begun, for what is before it.
 
     It is begun when all before it have been, not when they have been run: as many as there are other workers
     may still run.
@@ -164,23 +164,43 @@ def _ahead_s(queue: Queue, entry: Entry, workers: int) -> float:
     if queue.rules.policy is not fifo or queue.rules.fair or entry.priority or queue.passed:
         return 0.0  # nobody knows who is before it
     settings = queue.rules.batching
-    if settings is None:
-        lines = list(queue.lines.values())
-        if any(line.long != entry.long for line in lines):
-            return 0.0  # what waits in the other lane need not be before it
-        runs = queue.lined
-        run_s = queue.waiting_s / max(1, runs)
-    else:
-        line = queue.lines.get((entry.kind, entry.long)) if entry.rows else None
-        if line is None:
-            return 0.0
-        lines = [line]
-        runs = line.rows // settings.run_rows
-        # More rows than were seen cost no more than those did, as far as is known.
-        whole_us = queue.costs.at_least(queue.model, entry.signature, 0, settings.run_rows)
-        run_us = settings.run_rows * queue.costs.least_per_row(queue.model, entry.signature)
-        run_s = min(run_us, whole_us) / 1e6
+    lines = list(queue.lines.values())
     firsts = [line.first(0) for line in lines]  # those whose deadlines have passed stay, to be refused
     if all(first is None or entry.arrived_ns < first.arrived_ns for first in firsts):
         return 0.0  # it comes from a version that went, and has waited for longer
-    return max(0, runs + 1 - workers) * run_s / workers
+    if settings is not None:
+        runs = _runs_before(queue, entry, settings)
+    elif any(line.long != entry.long for line in lines):
+        return 0.0  # what waits in the other lane need not be before it
+    else:
+        runs = [(float(queue.lined), queue.waiting_s / max(1, queue.lined))]
+    # As many as there are other workers may still run when it is begun, the longest perhaps.
+    longest_s = max((run_s for count, run_s in runs if count), default=0.0)
+    return max(0.0, sum(count * run_s for count, run_s in runs) - (workers - 1) * longest_s) / workers
+
+
+def _runs_before(queue: Queue, entry: Entry, settings: BatchingSettings) -> list[tuple[float, float]]:
+    """How many full batches of each line begin before a new request, for sure, and the seconds that one takes.
+
+    What is left of its own line it may join. It may even go with that line's first: of others those go before that with an older
+    one. Where nothing waits that it could join, all that waits does, but for what waits for more.
+    """
+    slow = queue.is_slow(entry)
+    own = queue.lines.get((entry.kind if entry.rows else None, entry.long))
+    own_first = own.first(0) if own is not None else None
+    found: list[tuple[float, float]] = []
+    for line in queue.lines.values():
+        if line.kind is None or line.slow != slow:
+            continue
+        count = line.rows / settings.run_rows
+        if line is not own and own_first is not None:
+            first = line.first(0)
+            count = min(count, 1.0) if first is not None and first.key < own_first.key else 0.0
+        if line is own or batching.waits(settings):
+            count = float(int(count))
+        if count:
+            # More rows than were seen cost no more than those did, as far as is known.
+            whole_us = queue.costs.at_least(queue.model, line.signature, 0, settings.run_rows)
+            run_us = settings.run_rows * queue.costs.least_per_row(queue.model, line.signature)
+            found.append((count, min(run_us, whole_us) / 1e6))
+    return found

@@ -230,7 +230,8 @@ def _take_batch(
         return [], 0.0, 0.0
     whole = min(most, line.rows)
     whole_us = _least_us(queue, line, whole)
-    cut = queue.rules.refuse_late and not batching.waits(settings)
+    # What a full batch leaves would wait for its own timeout.
+    cut = queue.rules.refuse_late and not (batching.waits(settings) and line.rows >= settings.run_rows)
     entries: list[Entry] = []
     rows = 0
     until_ns = 0
@@ -282,7 +283,7 @@ def _rows_to_take(queue: Queue, line: Line, settings: BatchingSettings, long: bo
 def _take_short(
     queue: Queue, line: Line, now_ns: int, begin_ns: int, share: int
 ) -> tuple[list[Entry], float | None, float]:
-    """Up to `share` short ones, of no more in a backlog than an inbox takes, and the microseconds that they cost, as predicted and for sure."""
+    """Up to `share` short ones, of no more in a backlog than an inbox takes, nor with larger answers, and the microseconds that they cost, as predicted and for sure."""
     most_us = _leave_late(queue, line, now_ns, begin_ns, lambda entry: _plan_short(queue, line, entry, share))
     if queue.late:
         return [], 0.0, 0.0
@@ -290,15 +291,20 @@ def _take_short(
     total_us: float | None = 0.0
     sure_s = 0.0
     size = 0
+    until_ns = 0
     while len(entries) < share and (entry := line.first(now_ns)) is not None:
         if not entry.sure_s and queue.estimate_again(entry):
             continue
         cost_us = queue.costs.predict(queue.model, entry.signature, entry.size)
         more_us = None if cost_us is None or total_us is None else total_us + cost_us
-        size += entry.size
+        size += max(entry.size, queue.answer_bytes)
         if entries and (
             more_us is None or more_us > most_us or (more_us > COALESCE_US and size > REGION_BYTES)
         ):
+            break
+        if queue.rules.refuse_late and entry.deadline_ns:  # all are answered when the last has been run
+            until_ns = min(until_ns or entry.deadline_ns, entry.deadline_ns)
+        if entries and until_ns and begin_ns + (more_us or 0.0) * 1e3 > until_ns:
             break
         queue.discount(entry)
         if line.fair and entry.charge_s != entry.cost_s:
@@ -328,7 +334,7 @@ def _plan_short(queue: Queue, line: Line, entry: Entry, share: int) -> tuple[int
 def share(queue: Queue, slow: bool) -> int:
     """How many requests each worker would get if all that wait for the slow lane were sent now, or all others; suspects aside."""
     lined = queue.lined_slow if slow else queue.lined - queue.lined_slow
-    return max(1, -(-lined // max(1, len(queue.placement.workers))))
+    return max(1, -(-lined // max(1, queue.placement.open_count)))
 
 
 def look_again_ns(queue: Queue, now_ns: int) -> int | None:

@@ -161,7 +161,7 @@ def _number(value: Any) -> float:
         return math.nan
 
 
-def missing(name: str, error: Exception) -> Own:
+def missing(name: str, error: BaseException) -> Own:
     """In place of one that cannot be had: it fails on every request."""
     text = why(error)
 

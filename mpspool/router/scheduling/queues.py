@@ -34,6 +34,8 @@ _MAX_APART = 1024
 # Of the bodies that were answered last, those that are kept: 4 MiB a version at most.
 _LIVED = 256
 _LIVED_BYTES = 16 * 1024
+# Such a part of a large answer is forgotten with each smaller one.
+_FORGETS_PART = 64
 # Who has less time than this is in a hurry: a dispatch that runs and one behind it may take a quarter of it.
 _SOON_NS = 8 * PATIENT_PIPELINE_NS
 
@@ -92,6 +94,7 @@ class Queue:
             that take about as long, by how long that is.
         late: those that have left, for they cannot be in time any more, and are to be refused.
         lived: the bodies of the last answers.
+        answer_bytes: of the largest of late.
         excused: when a body's being in `lived` was made use of.
         apart: signature and output_filter of requests that a worker could not join.
         lines: in which all wait but suspects, by kind and by whether they are long.
@@ -113,6 +116,7 @@ class Queue:
     due_ns: int = 0
     try_ns: dict[int, int] = field(default_factory=dict)
     late: list[Entry] = field(default_factory=list)
+    answer_bytes: int = 0
     lived: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LIVED))
     excused: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     apart: set[tuple[str, bytes]] = field(default_factory=set)
@@ -406,8 +410,9 @@ class Queue:
 
     # -- what workers were lost to ----------------------------------------------------------------
 
-    def ran(self, body: bytes) -> None:
-        """A worker ran this body and lived."""
+    def ran(self, body: bytes, answer_bytes: int) -> None:
+        """A worker ran this body and lived: its answer has so many bytes."""
+        self.answer_bytes = max(answer_bytes, self.answer_bytes - self.answer_bytes // _FORGETS_PART)
         if len(body) <= _LIVED_BYTES:
             self.lived.append(body)
 

@@ -38,7 +38,7 @@ def queue_rules(
     scheduling = settings.scheduling
     try:
         chosen = policy.find(queue.policy, scheduling.aging)
-    except Exception as error:  # importing it runs somebody else's code
+    except (Exception, SystemExit) as error:  # importing it runs somebody else's code
         logger.exception("no such policy; requests go in the order of arrival", policy=queue.policy)
         chosen = policy.missing(queue.policy, error)
     return QueueRules(

@@ -247,6 +247,10 @@ class Scheduler:
                 heapq.heappush(self._deadlines, (entry.deadline_ns, next(self._tiebreak), entry))
         return self.stirs
 
+    def check_room(self, entry: Entry) -> None:
+        """Raises PoolError where a request that has not come as a whole would be refused for want of room, came it now."""
+        admission.check_room(self._queue(entry.model), (entry,))
+
     def _estimate(self, entry: Entry, *, taken: bool = True) -> None:
         """What it will cost, and whether that makes it a long one. What is not taken in yet, and may be refused, teaches nothing."""
         cost_us = self.costs.predict(entry.model, entry.signature, entry.size, entry.rows)
@@ -468,10 +472,10 @@ class Scheduler:
             self._stirred[queue] = None
         return news
 
-    def answered(self, entry: Entry, *, ran: bool) -> None:
-        """The result of a finished request is being handed to its client. `ran`: a worker ran it."""
+    def answered(self, entry: Entry, *, ran: bool, size: int = 0) -> None:
+        """The result of a finished request, of so many bytes, is being handed to its client. `ran`: a worker ran it."""
         if ran:
-            self._queue(entry.model).ran(entry.body)
+            self._queue(entry.model).ran(entry.body, size)
         self._end(entry)
 
     # -- dispatch ---------------------------------------------------------------------------------

@@ -16,8 +16,11 @@ from mpspool.core.ids import ModelVersion
 REMEMBERED_NS = 60 * 10**9
 MAX_REMEMBERED = 1_000
 
+# Length and a hash of the beginning and the end of a body: what is told at once.
+_Look = tuple[int, int]
+_LOOK_BYTES = 1024
 # A version is part of it: what ends the workers of one may be right for the next.
-_Key = tuple[int, bytes, ModelVersion]
+_Key = tuple[_Look, bytes, ModelVersion]
 
 
 class Blame(enum.Enum):
@@ -51,13 +54,13 @@ class Suspicions:
 
     def __init__(self) -> None:
         self._records: OrderedDict[_Key, _Record] = OrderedDict()  # by until_ns
-        self._sizes: Counter[int] = Counter()  # of their bodies
+        self._looks: Counter[_Look] = Counter()  # of their bodies
 
     def standing(self, model: ModelVersion, body: bytes, now_ns: int) -> Standing:
         """Of a request's body. A suspect that is asked for is remembered anew: what tries it may take long."""
         self._forget(now_ns)
-        # Only a body as long as a remembered one is worth hashing.
-        if len(body) not in self._sizes:
+        # Only a body that looks like a remembered one is worth hashing as a whole.
+        if not self._looks or _look(body) not in self._looks:
             return _CLEAR
         key = _key(model, body)
         record = self._records.get(key)
@@ -89,7 +92,7 @@ class Suspicions:
 
     def _remember(self, key: _Key, standing: Standing, now_ns: int) -> None:
         if key not in self._records:
-            self._sizes[key[0]] += 1
+            self._looks[key[0]] += 1
         self._records[key] = _Record(standing, now_ns + REMEMBERED_NS)
         self._records.move_to_end(key)
         if len(self._records) > MAX_REMEMBERED:
@@ -101,10 +104,14 @@ class Suspicions:
 
     def _drop(self, key: _Key) -> None:
         del self._records[key]
-        self._sizes[key[0]] -= 1
-        if not self._sizes[key[0]]:
-            del self._sizes[key[0]]
+        self._looks[key[0]] -= 1
+        if not self._looks[key[0]]:
+            del self._looks[key[0]]
+
+
+def _look(body: bytes) -> _Look:
+    return len(body), hash((body[:_LOOK_BYTES], body[-_LOOK_BYTES:]))
 
 
 def _key(model: ModelVersion, body: bytes) -> _Key:
-    return len(body), hashlib.blake2b(body, digest_size=16).digest(), model
+    return _look(body), hashlib.blake2b(body, digest_size=16).digest(), model
