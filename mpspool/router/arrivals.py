@@ -65,12 +65,6 @@ class Arrivals:
             row["deadline_ms"] = max(0.001, (entry.deadline_ns - entry.arrived_ns) / 1e6)
         self._rows[admission] = row
 
-    def moved(self, admission: Admission, other: Admission) -> None:
-        """A request is run by the version that took the place of its own: what is released when it is over is another."""
-        row = self._rows.pop(admission, None)
-        if row is not None:
-            self._rows[other] = row
-
     def _number(self, name: str) -> int:
         """0 for all that come when too many are known."""
         key = hash(name)
@@ -98,10 +92,8 @@ class Arrivals:
         """
         over = [admission for admission in self._rows if last or not admission.size]
         for start in range(0, len(over) or 1, PART):
-            # One may have moved to another version since.
-            found = [self._rows.pop(admission, None) for admission in over[start : start + PART]]
             yield {
-                "requests": [row for row in found if row is not None],
+                "requests": [self._rows.pop(admission) for admission in over[start : start + PART]],
                 "dropped": self._dropped,
                 "simulated": self._simulated,
             }

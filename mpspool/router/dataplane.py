@@ -29,7 +29,7 @@ from mpspool.router.capture import Capture
 from mpspool.router.clients import Clients, Tally
 from mpspool.router.fault_domains import FaultDomains
 from mpspool.router.link import Link
-from mpspool.router.memory import START_BYTES, Admission, Memory
+from mpspool.router.memory import LONG_ANSWER_BYTES, START_BYTES, Admission, Memory
 from mpspool.router.models import Models, Version, VersionStatus, Wanted
 from mpspool.router.overview import Overview
 from mpspool.router.pending import Head, Pending, abandoned, shutting_down
@@ -45,6 +45,8 @@ logger = log.get("dataplane")
 
 # What uvloop's timers go by.
 _TIMER_NS = 1_000_000
+# Copies of shorter messages, and of their answers, are of no account.
+_LARGE_BYTES = 2**20
 # Between looks at how what is held goes on.
 _MEMORY_NS = 1_000_000_000
 # What is counted for a request that names no model of ours.
@@ -151,17 +153,19 @@ class Dataplane:
         try:
             if spec is not None and name not in self.memory.limits:  # no bound holds for what clients make up
                 self._models.resolve(name, spec.version, spec.label)
+            spare = 0
             if spec is not None and size > max(len(start), START_BYTES):
-                self._check_room(asked, spec, head)
-            return self.memory.admit(size, name, client)
+                model = self._models.resolve(name, spec.version, spec.label, head.metadata).model
+                self._check_room(model, asked, spec, head)
+                spare = self._scheduler.spare_bytes(model, size) if size >= _LARGE_BYTES else 0
+            return self.memory.admit(size, name, client, spare)
         except PoolError as error:
             meant = self._meant(spec)
             self._refused(asked.method, meant, error, self._tallies(head, meant))
             raise
 
-    def _check_room(self, asked: Asked, spec: ModelSpecPeek, head: Head) -> None:
+    def _check_room(self, model: ModelVersion, asked: Asked, spec: ModelSpecPeek, head: Head) -> None:
         """Raises PoolError where a message that has yet to come would be refused for want of room, came it now and with one row."""
-        model = self._models.resolve(spec.name, spec.version, spec.label, head.metadata).model
         entry = Entry(
             model,
             asked.signature(spec),
@@ -192,7 +196,6 @@ class Dataplane:
         deadline_ns: int,
         admission: Admission,
         head: Head,
-        moved: Pending | None = None,
     ) -> bytes:
         """Runs one request and returns its answer.
 
@@ -204,11 +207,26 @@ class Dataplane:
             deadline_ns: CLOCK_MONOTONIC, 0 for none.
             admission: what admit() returned for it; it is released when nobody holds the body any more.
             head: who asks, and what was said besides.
-            moved: what it was for a version that has gone before it was run.
 
         Raises:
             PoolError: what to answer instead.
         """
+        admission.keep()  # we hold the body, too
+        try:
+            return await self._call(asked, body, deadline_ns, admission, head, None)
+        finally:
+            admission.release()
+
+    async def _call(
+        self,
+        asked: Asked,
+        body: bytes,
+        deadline_ns: int,
+        admission: Admission,
+        head: Head,
+        moved: Pending | None,
+    ) -> bytes:
+        """As call(), for the version that has taken the place of the one that `moved` was for, where that is given."""
         if self.draining and moved is None:
             error = shutting_down()
             admission.release()
@@ -218,7 +236,7 @@ class Dataplane:
         first.examples = asked.examples(body)
         first.tallies = self._tallies(head, first.model, moved)
         if moved is not None:
-            first.arrived_ns = moved.arrived_ns
+            first.arrived_ns, first.let_in = moved.arrived_ns, True
         else:
             for recording in self._recordings:
                 client = self._callers.name(head.metadata, head.peer)
@@ -230,7 +248,8 @@ class Dataplane:
                 try:
                     return await self._call_in_parts(first, batching)
                 except _MovedError:
-                    return await self._call_again(first, asked, body, head)
+                    admission.keep()
+                    return await self._call(asked, body, deadline_ns, admission, head, first)
         self._arrive(first, (first,))
         try:
             return await first.future
@@ -238,20 +257,10 @@ class Dataplane:
             self._cancel(first)
             raise
         except _MovedError:
-            return await self._call_again(first, asked, body, head)
+            admission.keep()
+            return await self._call(asked, body, deadline_ns, admission, head, first)
         finally:
             first.future = self._over
-
-    async def _call_again(self, first: Pending, asked: Asked, body: bytes, head: Head) -> bytes:
-        """Has the version that took the place of a request's own run it: that went before it had. Raises PoolError."""
-        try:
-            room = self.memory.admit(len(body), first.model.name, first.client if self._fair else None)
-        except PoolError as error:
-            self._failed(first, error)
-            raise
-        for recording in self._recordings:
-            recording.moved(first.admission, room)
-        return await self.call(asked, body, first.deadline_ns, room, head, first)
 
     def _entry(
         self,
@@ -374,7 +383,7 @@ class Dataplane:
             self._refused(whole.method, whole.model, error, whole.tallies)
             raise
         parts = [whole.of_rows(start, stop, self._loop.create_future()) for start, stop in ranges]
-        whole.admission.share(len(parts))
+        whole.admission.keep(len(parts) - 1)
         self._arrive(whole, parts)
         try:
             return await self._await_parts(whole, parts)
@@ -872,6 +881,7 @@ class Dataplane:
                 for body, entry in zip(packed, order.entries, strict=True)
             ]
             dispatch = messages.Dispatch(self.epoch, order.dispatch, requests, order.together)
+            self._expect_answers(order)
             return self._link.send(worker.identity, dispatch, frames)
         except Exception:
             # It would fail for the next worker, too; the orders after this one are to be sent all the same.
@@ -884,6 +894,15 @@ class Dataplane:
             self._refuse([Refuse(entry, error) for entry in order.entries])
             self._pump_soon()
             return True
+
+    def _expect_answers(self, order: Send) -> None:
+        """Long answers are here before their requests are let go, and are copied: they count from when these are sent."""
+        size = self._scheduler.answer_bytes(order.entries[0].model)
+        for entry in order.entries if size >= LONG_ANSWER_BYTES else ():
+            assert isinstance(entry, Pending)
+            if not entry.expects:
+                entry.expects = True
+                entry.admission.expect(size)
 
     def _look_again(self, now_ns: int) -> None:
         """What waits for a moment to come goes out then, though nothing happens."""

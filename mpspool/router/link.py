@@ -16,6 +16,8 @@ logger = log.get("link")
 
 # A worker holds as many dispatches as it has credits, and a few words beside.
 _SEND_HIGH_WATER = 64
+# Of a message with answers: more are taken in one by one.
+_LONG_BYTES = 2**20
 Receiver = Callable[[bytes, messages.FromWorker, list[bytes]], None]
 
 
@@ -63,8 +65,14 @@ class Link:
     def _on_readable(self) -> None:
         while not self._socket.closed and zmq_frames.arrived(self._socket):
             identity, *parts = zmq_frames.receive(self._socket)
-            if parts:
-                self._take(identity, parts[0], parts[1:])
+            if not parts:
+                continue
+            self._take(identity, parts[0], parts[1:])
+            if (
+                sum(map(len, parts)) > _LONG_BYTES
+            ):  # who waits for it lets its request go before the next one is here
+                self._loop.call_soon(self._on_readable)
+                return
 
     def _take(self, identity: bytes, head: bytes, frames: list[bytes]) -> None:
         try:

@@ -173,43 +173,54 @@ class Memory:
                 Lack.ANSWERS,
             )
 
-    def admit(self, size: int, model: str | None = "", client: str | None = None) -> Admission:
+    def admit(
+        self, size: int, model: str | None = "", client: str | None = None, spare: int = 0
+    ) -> Admission:
         """Counts a request's bytes until its admission is released.
 
         Args:
             size: of the request.
             model: whose it is; "" where that is not known yet, None where it counts against no model's limit.
             client: who asks; None where clients do not share.
+            spare: so many more stay free, but half of all are not; where nothing is held it has what it needs.
 
         Raises:
             PoolError: RESOURCE_EXHAUSTED.
         """
-        counted = self._find_room(size, model, client, 0)
+        counted = self._find_room(size, model, client, 0, spare)
         self._all.add(size, counted, client)
         return Admission(self, size, counted, client)
 
-    def _find_room(self, size: int, model: str | None, client: str | None, before: int) -> str | None:
+    def _find_room(
+        self, size: int, model: str | None, client: str | None, before: int, spare: int = 0
+    ) -> str | None:
         """As _room(), of what others have who do not use it, too."""
         try:
-            return self._room(size, model, client, before)
+            return self._room(size, model, client, before, spare)
         except PoolError:
             holders = (self.coming, self.waiting)
             never = size > self.limit_bytes or (model is not None and size > self.limits.get(model, size))
             if never or not any(map(len, holders)):
                 raise
-            _make_room(holders, self._room, size, model, client, before)
-            return self._room(size, model, client, before)
 
-    def _room(self, size: int, model: str | None, client: str | None, before: int) -> str | None:
-        """The model that a request counts for, of which `before` bytes are counted by now. Raises PoolError."""
+            def check(size: int, model: str | None, client: str | None, before: int) -> str | None:
+                return self._room(size, model, client, before, spare)
+
+            _make_room(holders, check, size, model, client, before)
+            return self._room(size, model, client, before, spare)
+
+    def _room(self, size: int, model: str | None, client: str | None, before: int, spare: int) -> str | None:
+        """The model that a request counts for, of which `before` bytes are counted by now. `spare` as of admit(). Raises PoolError."""
         used = _counted(self._all.used, self._answers.used, self.limit_bytes) - before
         free = self.limit_bytes - used
         if size > self.limit_bytes:
             raise _never(size, "max_queued_bytes", self.limit_bytes)
-        if size > free:
+        spare = min(spare, self.limit_bytes // 2) if used > 0 else 0
+        if size > free - spare:
+            kept = f", another {spare} are for answers to come," if spare else ""
             raise PoolError(
                 Code.RESOURCE_EXHAUSTED,
-                f"Requests and answers hold {used} of {self.limit_bytes} bytes and this one has {size}; "
+                f"Requests and answers hold {used} of {self.limit_bytes} bytes{kept} and this one has {size}; "
                 "try again later, or raise max_queued_bytes",
                 Lack.BYTES,
             )
@@ -282,6 +293,10 @@ class Memory:
         self._find_room(admission.size + size, admission.model, admission.client, admission.size)
         self._all.add(size, admission.model, admission.client)
 
+    def add(self, admission: Admission, size: int) -> None:
+        """What was admitted counts for so much more, whatever the limits."""
+        self._all.add(size, admission.model, admission.client)
+
     def release(self, admission: Admission) -> None:
         self._all.add(-admission.size, admission.model, admission.client)
 
@@ -315,9 +330,14 @@ class Admission:
         if model != self.model:
             self._memory.belong(self, model)
 
-    def share(self, holders: int) -> None:
-        """So many will release it."""
-        self._holders = holders
+    def keep(self, holders: int = 1) -> None:
+        """So many more will release it."""
+        self._holders += holders
+
+    def expect(self, size: int) -> None:
+        """A worker runs it: an answer of about so many bytes is to come, and counts from now on, whatever the limits."""
+        self._memory.add(self, size)
+        self.size += size
 
     def release(self) -> None:
         """Of those that hold it one does no more. Once more than there are holders does nothing."""

@@ -41,6 +41,7 @@ class Pending(Entry):
         outcome: of some rows, without their answer; with `effective_s`, what the whole is counted by.
         kept_bytes: of the answer to some rows, which waits for the others.
         tallies: of whoever looked when it came.
+        expects: its answer counts by now, with its admission.
     """
 
     examples: int = 0
@@ -48,6 +49,7 @@ class Pending(Entry):
     effective_s: float = 0.0
     kept_bytes: int = 0
     tallies: Sequence[Tally] = ()
+    expects: bool = False
 
     def __init__(
         self,
@@ -80,7 +82,7 @@ class Pending(Entry):
             named=self.named,
             admission=self.admission,
         )
-        part.tallies = self.tallies
+        part.tallies, part.let_in = self.tallies, self.let_in
         part.rows, part.kind, part.part = stop - start, self.kind, (start, stop)
         return part
 

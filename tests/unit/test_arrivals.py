@@ -199,21 +199,6 @@ def test_what_moves_to_the_next_version_is_one_row(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
-def test_what_moves_while_it_is_told_is_passed_over() -> None:
-    """It is over as one that waited for a version that has gone, and not yet as what the next has to run."""
-    found = Arrivals(0)
-    admissions = [arrive(found) for _ in range(PART + 2)]
-    for admission in admissions:
-        admission.release()
-    pieces = found.pieces()
-    assert len(next(pieces)["requests"]) == PART
-    again = MEMORY.admit(1)
-    found.moved(admissions[-1], again)
-    assert len(next(pieces)["requests"]) == 1
-    again.release()
-    assert len(rows(found)) == 1
-
-
 def test_what_is_refused_or_under_way_is_recorded_without_its_cost(tmp_path: Path) -> None:
     """For it is part of the load all the same; a recording that ended, or that nobody reads, notes nothing more."""
 

@@ -1066,22 +1066,89 @@ def test_what_there_is_no_room_for_is_refused_before_it_is_read(
     play(tmp_path, story)
 
 
-def test_what_moves_to_the_next_version_and_finds_no_room(tmp_path: Path) -> None:
-    """It is refused for its bytes, as at the door, and counted."""
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"queue": {"max_queued_requests": 1}},
+        {"batching": {"max_batch_size": 4, "max_enqueued_batches": 1}},
+        {"batching": {"max_batch_size": 4, "max_execution_batch_size": 1, "max_enqueued_batches": 4}},
+    ],
+    ids=["requests", "batches", "parts"],
+)
+def test_what_moves_to_the_next_version_needs_no_room(tmp_path: Path, bounds: dict[str, Any]) -> None:
+    """It was let in before: neither what waits for that version, nor its own bytes, which count as before, keep it out."""
+
+    async def story(scene: Scene) -> None:
+        old = {**MODEL}
+        if "batching" in bounds:
+            old["batching"] = {**bounds["batching"], "max_enqueued_batches": 100}
+        scene.dataplane.want([old], {})
+        last = scene.hello(0, "LOADING")
+        waiting = [scene.ask(body=rows_request(4)) for _ in range(2)]
+        await settle()
+        held = scene.dataplane.memory.used
+        assert held == len(waiting) * len(rows_request(4))
+        scene.dataplane.memory.limit_bytes = 1
+        scene.dataplane.want([{**old, **GONE}, {**MODEL, **bounds, "version": 2}], {})
+        scene.end(last)
+        await settle()
+        assert scene.dataplane.memory.used == held
+        assert scene.recorder.codes == []
+        for one in waiting:
+            one.cancel()
+        await settle()
+        assert scene.dataplane.memory.used == 0
+
+    play(tmp_path, story)
+
+
+def test_long_answers_count_from_when_their_requests_are_sent(tmp_path: Path) -> None:
+    """As large as the largest of late; until their requests are let go, those that are sent a second time once."""
 
     async def story(scene: Scene) -> None:
         scene.dataplane.want([MODEL], {})
-        last = scene.hello(0, "LOADING")
-        waiting = scene.ask()
+        worker = scene.hello(0)
+        first = scene.ask()
         await settle()
-        scene.dataplane.memory.limit_bytes = 1
-        scene.dataplane.want([{**MODEL, **GONE}, {**MODEL, "version": 2}], {})
-        scene.end(last)
-        with pytest.raises(PoolError, match="max_queued_bytes"):
-            await waiting
-        assert scene.recorder.codes == [Code.RESOURCE_EXHAUSTED]
-        assert scene.recorder.lacks == [Lack.BYTES]
+        size = scene.dataplane.memory.used
+        outcome = Outcome(Code.OK, bytes(100_000), "", 1, 10, 1)
+        (dispatch,) = scene.link.dispatches(worker)
+        scene.link.receive(worker, Result(scene.dataplane.epoch, dispatch.dispatch, [outcome], 1, 12), [])
+        assert scene.dataplane.memory.used == size, "its task has not run yet, and holds its body"
+        assert len(await first) == 100_000
         assert scene.dataplane.memory.used == 0
+        second = scene.ask()
+        await settle()
+        assert scene.dataplane.memory.used == size + 100_000
+        scene.end(worker)
+        worker = scene.hello(0, generation=2)
+        await settle()
+        assert len(scene.link.dispatches(worker)) == 1
+        assert scene.dataplane.memory.used == size + 100_000
+        scene.answer(worker, scene.link.dispatches(worker)[0])
+        await second
+        assert scene.dataplane.memory.used == 0
+
+    play(tmp_path, story)
+
+
+def test_large_messages_leave_room_for_answers_that_are_to_come(tmp_path: Path) -> None:
+    """One as large as themselves for each dispatch that a worker may be sent, and two, while nobody knows how large they are."""
+    body = rows_request(1, 2**19)
+
+    async def story(scene: Scene) -> None:
+        head = RequestHead(peer="127.0.0.1:4711")
+        scene.dataplane.memory.limit_bytes = 10 * len(body)
+        scene.dataplane.want([MODEL], {})
+        scene.hello(0)
+        held = [scene.dataplane.admit(PREDICT, len(body), body[:4096], head) for _ in range(6)]
+        with pytest.raises(PoolError, match=f"another {4 * len(body)} are for answers to come"):
+            scene.dataplane.admit(PREDICT, len(body), body[:4096], head)
+        held.append(
+            scene.dataplane.admit(PREDICT, 4 * 2**18, body[:4096], head)
+        )  # what is shorter needs less
+        for admission in held:
+            admission.release()
 
     play(tmp_path, story)
 

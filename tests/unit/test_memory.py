@@ -24,6 +24,28 @@ def test_what_does_not_fit_is_refused() -> None:
     memory.admit(10)
 
 
+def test_what_is_to_come_stays_free() -> None:
+    """Half of all at the most, and where something is held: it is told, and what is expected of a worker counts as it is sent."""
+    memory = Memory(100)
+    first = memory.admit(90, spare=1_000)
+    first.release()
+    first = memory.admit(10, spare=1_000)
+    with pytest.raises(
+        PoolError, match=r"hold 10 of 100 bytes, another 30 are for answers to come, and this one has 61;"
+    ):
+        memory.admit(61, spare=30)
+    second = memory.admit(40, spare=1_000)
+    with pytest.raises(PoolError, match=r"another 50 are for answers to come,"):
+        memory.admit(1, spare=1_000)
+    first.expect(60)
+    assert (memory.used, first.held(None)) == (110, 70)
+    with pytest.raises(PoolError, match="hold 110 of 100 bytes and this one has 1;"):
+        memory.admit(1)
+    first.release()
+    assert memory.used == 40
+    second.release()
+
+
 def test_one_model_does_not_take_all() -> None:
     """A model's own limit refuses it while others are taken in."""
     memory = Memory(100)
@@ -90,7 +112,7 @@ def test_several_may_hold_the_same_bytes() -> None:
     """They count until the last has released them."""
     memory = Memory(10)
     admission = memory.admit(10)
-    admission.share(3)
+    admission.keep(2)
     for _ in range(2):
         admission.release()
     assert memory.used == 10

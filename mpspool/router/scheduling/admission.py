@@ -40,6 +40,9 @@ def check_room(queue: Queue, parts: Sequence[Entry]) -> Sequence[tuple[Entry, Po
     if settings is not None and first.rows:
         for entry in parts:
             entry.fills = batching.fills(entry.rows, settings)
+    if first.let_in:
+        return ()
+    if settings is not None and first.rows:
         enqueued = queue.enqueued.get(first.signature)
         # None has more rows than a batch: so many fit, however they are joined.
         if (enqueued.count if enqueued else 0) + len(parts) > settings.max_enqueued_batches + idle:

@@ -54,6 +54,7 @@ class Entry:
         sent_ns: when it was sent last, 0 before.
         deaths: workers that were lost while they ran it.
         suspect: it runs alone, for it or its like was running when a worker was lost.
+        let_in: it waited for a version that has gone: no queue is too full for it.
         waiting: it is in a queue, and wanted.
         held: a worker has it.
         over: nobody waits for its answer any more.
@@ -76,6 +77,7 @@ class Entry:
     sent_ns: int = 0
     deaths: int = 0
     suspect: bool = False
+    let_in: bool = False
     waiting: bool = False
     held: bool = False
     over: bool = False

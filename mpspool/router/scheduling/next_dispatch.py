@@ -298,9 +298,7 @@ def _take_short(
         cost_us = queue.costs.predict(queue.model, entry.signature, entry.size)
         more_us = None if cost_us is None or total_us is None else total_us + cost_us
         size += max(entry.size, queue.answer_bytes)
-        if entries and (
-            more_us is None or more_us > most_us or (more_us > COALESCE_US and size > REGION_BYTES)
-        ):
+        if entries and (more_us is None or more_us > most_us or size > REGION_BYTES):
             break
         if queue.rules.refuse_late and entry.deadline_ns:  # all are answered when the last has been run
             until_ns = min(until_ns or entry.deadline_ns, entry.deadline_ns)

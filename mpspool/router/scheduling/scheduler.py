@@ -44,6 +44,8 @@ from mpspool.router.scheduling.suspicion import Blame, Standing, Suspicions
 from mpspool.router.scheduling.turns import Turns
 
 _SLACK = 64
+# Of answers, at one moment: one is taken in, and one goes out.
+_COPIES = 2
 _QUARANTINED = (
     "A worker was lost while it ran this request or one with the same body, and another while it ran it "
     "alone: it is taken for the cause, and not run again for a minute; `mpspool logs` of its "
@@ -767,6 +769,19 @@ class Scheduler:
     def queued(self, model: ModelVersion) -> int:
         """Requests that wait, not counting those in flight."""
         return self._queue(model).length
+
+    def answer_bytes(self, model: ModelVersion) -> int:
+        """Of the largest answers of late."""
+        return self._queue(model).answer_bytes
+
+    def spare_bytes(self, model: ModelVersion, size: int) -> int:
+        """For answers that do not count yet, of what workers may be sent, and for two that are on their way: as large as a request of
+        that size where there was none yet.
+        """
+        queue = self._queue(model)
+        workers = queue.placement.workers.values()
+        free = sum(worker.credits - len(worker.batches) for worker in workers if worker.open)
+        return (free + _COPIES) * (queue.answer_bytes or size)
 
     def queued_limit(self, model: ModelVersion) -> int:
         """How many may wait."""
