@@ -16,7 +16,7 @@ logger = log.get("link")
 
 # A worker holds as many dispatches as it has credits, and a few words beside.
 _SEND_HIGH_WATER = 64
-# Of a message with answers: more are taken in one by one.
+# Of a message with answers: after more than this, others have a turn of the loop.
 _LONG_BYTES = 2**20
 Receiver = Callable[[bytes, messages.FromWorker, list[bytes]], None]
 
@@ -70,7 +70,7 @@ class Link:
             self._take(identity, parts[0], parts[1:])
             if (
                 sum(map(len, parts)) > _LONG_BYTES
-            ):  # who waits for it lets its request go before the next one is here
+            ):  # who waits for it lets its request go before those behind it are here
                 self._loop.call_soon(self._on_readable)
                 return
 

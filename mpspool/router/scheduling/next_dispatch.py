@@ -283,7 +283,7 @@ def _rows_to_take(queue: Queue, line: Line, settings: BatchingSettings, long: bo
 def _take_short(
     queue: Queue, line: Line, now_ns: int, begin_ns: int, share: int
 ) -> tuple[list[Entry], float | None, float]:
-    """Up to `share` short ones, of no more in a backlog than an inbox takes, nor with larger answers, and the microseconds that they cost, as predicted and for sure."""
+    """Up to `share` short ones, of no more than an inbox takes, nor with larger answers, and the microseconds that they cost, as predicted and for sure."""
     most_us = _leave_late(queue, line, now_ns, begin_ns, lambda entry: _plan_short(queue, line, entry, share))
     if queue.late:
         return [], 0.0, 0.0
