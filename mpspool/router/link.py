@@ -68,9 +68,8 @@ class Link:
             if not parts:
                 continue
             self._take(identity, parts[0], parts[1:])
-            if (
-                sum(map(len, parts)) > _LONG_BYTES
-            ):  # who waits for it lets its request go before those behind it are here
+            # Who waits for it lets its request go before those behind it are here.
+            if sum(map(len, parts)) > _LONG_BYTES:
                 self._loop.call_soon(self._on_readable)
                 return
 
