@@ -93,6 +93,7 @@ class Memory:
         self.waiting = Holders()
         self._all = _Counts()
         self._answers = _Counts()
+        self._expected = _Counts()
 
     @property
     def used(self) -> int:
@@ -182,7 +183,7 @@ class Memory:
             size: of the request.
             model: whose it is; "" where that is not known yet, None where it counts against no model's limit.
             client: who asks; None where clients do not share.
-            spare: so many more stay free, but half of all are not; where nothing is held it has what it needs.
+            spare: so many more stay free, but no more than half of what it leaves; none where nothing is held.
 
         Raises:
             PoolError: RESOURCE_EXHAUSTED.
@@ -211,11 +212,11 @@ class Memory:
 
     def _room(self, size: int, model: str | None, client: str | None, before: int, spare: int) -> str | None:
         """The model that a request counts for, of which `before` bytes are counted by now. `spare` as of admit(). Raises PoolError."""
-        used = _counted(self._all.used, self._answers.used, self.limit_bytes) - before
+        used = self._used_by(None, self.limit_bytes) - before
         free = self.limit_bytes - used
         if size > self.limit_bytes:
             raise _never(size, "max_queued_bytes", self.limit_bytes)
-        spare = min(spare, self.limit_bytes // 2) if used > 0 else 0
+        spare = min(spare, (self.limit_bytes - size) // 2) if used > 0 else 0
         if size > free - spare:
             kept = f", another {spare} are for answers to come," if spare else ""
             raise PoolError(
@@ -240,7 +241,7 @@ class Memory:
         """
         if model is None or (limit := self.limits.get(model)) is None:
             return None
-        used = _counted(self._all.by_model[model], self._answers.by_model[model], limit) - before
+        used = self._used_by(model, limit) - before
         if size > limit:
             raise _never(
                 size, f"max_queued_bytes for {_named(model)}", limit, ", or max_queued_bytes_per_model"
@@ -282,7 +283,7 @@ class Memory:
 
     def belong(self, admission: Admission, model: str) -> None:
         """What was admitted before it was known whose it is, is this model's. Raises PoolError, and counts as before."""
-        free = self.limit_bytes - _counted(self._all.used, self._answers.used, self.limit_bytes)
+        free = self.limit_bytes - self._used_by(None, self.limit_bytes)
         counted = self._whose(model, admission.client, admission.size, 0, free + admission.size)
         self._all.move(-admission.size, admission.model, admission.client)
         self._all.move(admission.size, counted, admission.client)
@@ -293,9 +294,19 @@ class Memory:
         self._find_room(admission.size + size, admission.model, admission.client, admission.size)
         self._all.add(size, admission.model, admission.client)
 
-    def add(self, admission: Admission, size: int) -> None:
-        """What was admitted counts for so much more, whatever the limits."""
-        self._all.add(size, admission.model, admission.client)
+    def _used_by(self, model: str | None, limit: int) -> int:
+        """Bytes of a model, or of all for None, that count against requests: of answers, here or to come, no more than they should have."""
+        if model is None:
+            used, answers = self._all.used, self._answers.used + self._expected.used
+        else:
+            used = self._all.by_model[model]
+            answers = self._answers.by_model[model] + self._expected.by_model[model]
+        return used - max(0, answers - limit // 2)
+
+    def expect(self, size: int, model: str | None) -> None:
+        """Counts answers to come, whatever the limits, and for no client's share; fewer for a negative size."""
+        self._all.add(size, model, None)
+        self._expected.add(size, model, None)
 
     def release(self, admission: Admission) -> None:
         self._all.add(-admission.size, admission.model, admission.client)
@@ -310,12 +321,12 @@ class Admission:
         client: whose share; None where clients do not share.
     """
 
-    __slots__ = ("_holders", "_kept", "_memory", "client", "model", "size")
+    __slots__ = ("_expected", "_holders", "_kept", "_memory", "client", "model", "size")
 
     def __init__(self, memory: Memory, size: int, model: str | None, client: str | None) -> None:
         self._memory = memory
         self._holders = 1
-        self._kept = 0
+        self._expected = self._kept = 0
         self.size = size
         self.model = model
         self.client = client
@@ -335,9 +346,9 @@ class Admission:
         self._holders += holders
 
     def expect(self, size: int) -> None:
-        """A worker runs it: an answer of about so many bytes is to come, and counts from now on, whatever the limits."""
-        self._memory.add(self, size)
-        self.size += size
+        """A worker is sent it: an answer of about so many bytes is to come, and counts until this is released."""
+        self._expected += size
+        self._memory.expect(size, self.model)
 
     def release(self) -> None:
         """Of those that hold it one does no more. Once more than there are holders does nothing."""
@@ -346,6 +357,9 @@ class Admission:
             return
         self._memory.release(self)
         self.size = 0
+        if self._expected:
+            self._memory.expect(-self._expected, self.model)
+            self._expected = 0
 
     def check_answer(self, size: int) -> None:
         """For its answer, or a part of it, which will have to wait for the client. Raises PoolError where others leave no room."""
@@ -379,11 +393,6 @@ def _passes(check: _Check, size: int, model: str | None, client: str | None, cou
     except PoolError:
         return False
     return True
-
-
-def _counted(used: int, answers: int, limit: int) -> int:
-    """Of bytes that are held, those that count against requests: of answers no more than they should have."""
-    return used - max(0, answers - limit // 2)
 
 
 def _takes_too_much(held: int, size: int, free: int) -> bool:

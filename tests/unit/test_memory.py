@@ -25,25 +25,44 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_what_is_to_come_stays_free() -> None:
-    """Half of all at the most, and where something is held: it is told, and what is expected of a worker counts as it is sent."""
+    """Where something is held, and no more than half of what a message leaves: it finds room, however large, when little is."""
     memory = Memory(100)
-    first = memory.admit(90, spare=1_000)
-    first.release()
+    memory.admit(90, spare=1_000).release()
     first = memory.admit(10, spare=1_000)
+    memory.admit(81, spare=1_000).release()
+    with pytest.raises(PoolError, match="another 9 are for answers to come,"):
+        memory.admit(82, spare=1_000)
+    memory.admit(40)
+    memory.admit(35, spare=15).release()
     with pytest.raises(
-        PoolError, match=r"hold 10 of 100 bytes, another 30 are for answers to come, and this one has 61;"
+        PoolError, match="hold 50 of 100 bytes, another 15 are for answers to come, and this one has 36;"
     ):
-        memory.admit(61, spare=30)
-    second = memory.admit(40, spare=1_000)
-    with pytest.raises(PoolError, match=r"another 50 are for answers to come,"):
-        memory.admit(1, spare=1_000)
-    first.expect(60)
-    assert (memory.used, first.held(None)) == (110, 70)
-    with pytest.raises(PoolError, match="hold 110 of 100 bytes and this one has 1;"):
-        memory.admit(1)
+        memory.admit(36, spare=15)
+    first.release()
+
+
+def test_answers_to_come_count_for_no_more_than_half() -> None:
+    """Until their requests are released; requests have their half all the same, and clients their share."""
+    memory = Memory(100)
+    memory.limits = {"m": 60}
+    first = memory.admit(10, "m", "a")
+    first.expect(20)
+    assert (memory.used, first.held(None)) == (30, 10)
+    with pytest.raises(PoolError, match="hold 30 of 100 bytes and this one has 71;"):
+        memory.admit(71)
+    memory.admit(28, "n", "a").release()  # of which the client's own are 10
+    first.expect(1_000)
+    with pytest.raises(PoolError, match="of m hold 40 of 60 bytes and this one has 21;"):
+        memory.admit(21, "m")
+    with pytest.raises(PoolError, match="hold 60 of 100 bytes and this one has 41;"):
+        memory.admit(41)
+    second = memory.admit(40)
+    first.check_answer(49)
     first.release()
     assert memory.used == 40
     second.release()
+    first.release()
+    assert memory.used == 0
 
 
 def test_one_model_does_not_take_all() -> None:
