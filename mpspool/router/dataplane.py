@@ -45,7 +45,7 @@ logger = log.get("dataplane")
 
 # What uvloop's timers go by.
 _TIMER_NS = 1_000_000
-# Copies of shorter messages, and of their answers, are of no account.
+# Shorter messages leave no room for answers that are to come.
 _LARGE_BYTES = 2**20
 # Between looks at how what is held goes on.
 _MEMORY_NS = 1_000_000_000
@@ -155,9 +155,14 @@ class Dataplane:
                 self._models.resolve(name, spec.version, spec.label)
             spare = 0
             if spec is not None and size > max(len(start), START_BYTES):
-                model = self._models.resolve(name, spec.version, spec.label, head.metadata).model
-                self._check_room(model, asked, spec, head)
-                spare = self._scheduler.spare_bytes(model, size) if size >= _LARGE_BYTES else 0
+                model = self._models.resolve(name, spec.version, spec.label).model
+                if not (spec.version is None and spec.label is None and self._models.is_shared(name)):
+                    self._check_room(model, asked, spec, head)
+                spare = (
+                    self._scheduler.spare_bytes(model, asked.signature(spec), size)
+                    if size >= _LARGE_BYTES
+                    else 0
+                )
             return self.memory.admit(size, name, client, spare)
         except PoolError as error:
             meant = self._meant(spec)
@@ -165,17 +170,22 @@ class Dataplane:
             raise
 
     def _check_room(self, model: ModelVersion, asked: Asked, spec: ModelSpecPeek, head: Head) -> None:
-        """Raises PoolError where a message that has yet to come would be refused for want of room, came it now and with one row."""
+        """Raises PoolError where a message that has yet to come would be refused for want of room, came it now and with one row.
+
+        By REST its signature, and with it whether it shares batches, stands in what is to come.
+        """
+        batching = self._scheduler.batching(model) if asked.told is None else None
         entry = Entry(
             model,
             asked.signature(spec),
             b"",
             time.monotonic_ns(),
             method=asked.method,
-            rows=1 if self._scheduler.batching(model) is not None else 0,
+            rows=1 if batching is not None else 0,
             priority=self._callers.priority(head.metadata),
             client=self._callers.client(head.metadata, head.peer),
         )
+        self._refuse(self._scheduler.expire(entry.arrived_ns))
         try:
             self._scheduler.check_room(entry)
         except PoolError:
@@ -248,7 +258,7 @@ class Dataplane:
                 try:
                     return await self._call_in_parts(first, batching)
                 except _MovedError:
-                    admission.keep()
+                    admission.begin_again()
                     return await self._call(asked, body, deadline_ns, admission, head, first)
         self._arrive(first, (first,))
         try:
@@ -257,7 +267,7 @@ class Dataplane:
             self._cancel(first)
             raise
         except _MovedError:
-            admission.keep()
+            admission.begin_again()
             return await self._call(asked, body, deadline_ns, admission, head, first)
         finally:
             first.future = self._over
@@ -897,10 +907,9 @@ class Dataplane:
 
     def _expect_answers(self, order: Send) -> None:
         """Long answers are here before their requests are let go, and are copied: they count from when these are sent."""
-        size = self._scheduler.answer_bytes(order.entries[0].model)
-        for entry in order.entries if size >= LONG_ANSWER_BYTES else ():
+        for entry in order.entries:
             assert isinstance(entry, Pending)
-            if not entry.expects:
+            if not entry.expects and (size := self._scheduler.answer_bytes(entry)) >= LONG_ANSWER_BYTES:
                 entry.expects = True
                 entry.admission.expect(size)
 

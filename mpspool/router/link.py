@@ -43,6 +43,7 @@ class Link:
         finally:
             os.umask(before)
         self._loop = asyncio.get_running_loop()
+        self._pauses = False
         self._fd = int(self._socket.getsockopt(zmq.FD))
         self._loop.add_reader(self._fd, self._on_readable)
         self._loop.call_soon(self._on_readable)
@@ -60,18 +61,31 @@ class Link:
 
     def drain(self) -> None:
         """Takes in what has arrived so far."""
-        self._on_readable()
+        while self._take_next() >= 0:
+            pass
 
     def _on_readable(self) -> None:
-        while not self._socket.closed and zmq_frames.arrived(self._socket):
-            identity, *parts = zmq_frames.receive(self._socket)
-            if not parts:
-                continue
-            self._take(identity, parts[0], parts[1:])
+        if self._pauses:
+            return
+        while (size := self._take_next()) >= 0:
             # Who waits for it lets its request go before those behind it are here.
-            if sum(map(len, parts)) > _LONG_BYTES:
-                self._loop.call_soon(self._on_readable)
+            if size > _LONG_BYTES:
+                self._pauses = True
+                self._loop.call_soon(self._go_on)
                 return
+
+    def _go_on(self) -> None:
+        self._pauses = False
+        self._on_readable()
+
+    def _take_next(self) -> int:
+        """The size of a message that had arrived; -1 where none had."""
+        if self._socket.closed or not zmq_frames.arrived(self._socket):
+            return -1
+        identity, *parts = zmq_frames.receive(self._socket)
+        if parts:
+            self._take(identity, parts[0], parts[1:])
+        return sum(map(len, parts))
 
     def _take(self, identity: bytes, head: bytes, frames: list[bytes]) -> None:
         try:

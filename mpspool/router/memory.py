@@ -216,7 +216,9 @@ class Memory:
         free = self.limit_bytes - used
         if size > self.limit_bytes:
             raise _never(size, "max_queued_bytes", self.limit_bytes)
-        spare = min(spare, (self.limit_bytes - size) // 2) if used > 0 else 0
+        # What answers have of their half by now is no more to come.
+        answers = self.limit_bytes // 2 - self._answers.used - self._expected.used
+        spare = max(0, min(spare, answers, (self.limit_bytes - size) // 2)) if used > 0 else 0
         if size > free - spare:
             kept = f", another {spare} are for answers to come," if spare else ""
             raise PoolError(
@@ -339,6 +341,7 @@ class Admission:
     def belong(self, model: str) -> None:
         """It is this model's. Raises PoolError, and counts as before."""
         if model != self.model:
+            self._expect_none()
             self._memory.belong(self, model)
 
     def keep(self, holders: int = 1) -> None:
@@ -357,6 +360,14 @@ class Admission:
             return
         self._memory.release(self)
         self.size = 0
+        self._expect_none()
+
+    def begin_again(self) -> None:
+        """It goes to another version, which had none of it: one more will release it, and nothing is expected."""
+        self._holders += 1
+        self._expect_none()
+
+    def _expect_none(self) -> None:
         if self._expected:
             self._memory.expect(-self._expected, self.model)
             self._expected = 0

@@ -247,6 +247,10 @@ class Models:
                 return version
         raise self._unservable(name, number, known)
 
+    def is_shared(self, name: str) -> bool:
+        """Whether several versions of a model may answer requests that name none."""
+        return bool(self._splits.get(name) or self._rules.get(name))
+
     def labelled(self, name: str, label: str) -> int | None:
         """The number of the version that this label stands for; None where it stands for none."""
         return self._labels.get((name, label))

@@ -678,8 +678,8 @@ def learned(scheduler: Scheduler, costs_ms: dict[int, float]) -> Scheduler:
     ("own_ms", "parameters", "ahead"),
     [
         (None, {}, "50.0 ms"),  # of "a" one batch and a half, of "b" one
-        (9, {}, "40.0 ms"),  # it may go with what came before it, after one of each
-        (2, {}, "20.0 ms"),  # which came before "b"
+        (9, {}, "10.0 ms"),  # it may go with what came before it, after the first of each
+        (2, {}, "5.0 ms"),  # which came before "b"
         (0, {}, ""),
         (None, {"batch_timeout_us": 1000}, "40.0 ms"),  # what is not full waits for more
     ],

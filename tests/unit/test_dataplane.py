@@ -19,6 +19,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from mpspool.core import messages, tfs
+from mpspool.core.envelope import ModelSpecPeek
 from mpspool.core.errors import Code, Lack, PoolError
 from mpspool.core.ids import ModelVersion
 from mpspool.core.messages import Dispatch, Hello, LoadReport, Outcome, Result
@@ -1059,9 +1060,59 @@ def test_what_there_is_no_room_for_is_refused_before_it_is_read(
         scene.link.unread.append((worker, result))  # it has come, and makes room
         begin(body[:4096])
         assert len(scene.link.dispatches(worker)) == 2
+        rest = Asked(Method.REST_PREDICT, ModelSpecPeek("m", None, None, ""))
+        for _ in range(
+            3 if lack is Lack.BATCHES else 0
+        ):  # of which signature it is stands in what is to come
+            asked.append(scene.ask(body=rows_request(1)))
+            await settle()
+            scene.dataplane.admit(rest, len(body), b"", RequestHead(peer="127.0.0.1:4711")).release()
         for one in asked:
             one.cancel()
         await settle()
+
+    play(tmp_path, story)
+
+
+def test_what_has_expired_makes_room_before_a_message_is_read(tmp_path: Path) -> None:
+    """Nothing else has happened since."""
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([{**MODEL, "queue": {"max_queued_requests": 1}}], {})
+        scene.hello(0)
+        running = scene.ask()
+        await settle()
+        late = scene.ask(time.monotonic_ns() + 5_000_000)
+        await asyncio.sleep(0)
+        end_ns = time.monotonic_ns() + 6_000_000
+        while time.monotonic_ns() < end_ns:
+            pass
+        body = rows_request(1, 10_000)
+        head = RequestHead(peer="127.0.0.1:4711")
+        scene.dataplane.admit(PREDICT, len(body), body[:4096], head).release()
+        with pytest.raises(PoolError, match="Deadline exceeded"):
+            await late
+        running.cancel()
+
+    play(tmp_path, story)
+
+
+def test_a_message_that_is_admitted_takes_no_versions_turn(tmp_path: Path) -> None:
+    """Of two versions that share the requests each has its part of the large ones, too."""
+    body = rows_request(1, 10_000)
+
+    async def story(scene: Scene) -> None:
+        scene.dataplane.want([MODEL, {**MODEL, "version": 2}], {})
+        workers = [scene.hello(0), scene.hello(1, version=2)]
+        head = RequestHead(peer="127.0.0.1:4711")
+        for _ in range(4):
+            admission = scene.dataplane.admit(PREDICT, len(body), body[:4096], head)
+            asked = asyncio.create_task(scene.dataplane.call(PREDICT, body, 0, admission, head))
+            await settle()
+            worker, message = scene.link.sent[-1]
+            scene.answer(worker, message)
+            await asked
+        assert [len(scene.link.dispatches(worker)) for worker in workers] == [2, 2]
 
     play(tmp_path, story)
 

@@ -977,7 +977,9 @@ def test_what_has_waited_already_is_not_refused_for_what_is_behind_it() -> None:
     scheduler.dispatch(10**9)
     with pytest.raises(PoolError, match="what waits before it"):
         scheduler.arrive(Entry(MODEL, "", b"x", 10**9, 10**9 + 50 * MS), 10**9)
-    scheduler.arrive(Entry(MODEL, "", b"x", 10**9 - 500 * MS, 10**9 + 50 * MS), 10**9)
+    moved = Entry(MODEL, "", b"x", 10**9 - 500 * MS, 10**9 + 50 * MS)
+    moved.let_in = True
+    scheduler.arrive(moved, 10**9)
 
 
 def test_what_has_expired_is_refused_though_somebody_asked_who_is_next() -> None:

@@ -130,14 +130,14 @@ def check_deadline(queue: Queue, parts: Sequence[Entry], now_ns: int) -> None:
     if left_s <= 0:
         raise PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded before the request was queued")
     place = queue.placement
-    workers = place.open_count
+    workers = place.stay_count
     if not queue.rules.refuse_late or not workers:
         return
     costs_s = [entry.sure_s for entry in parts]
     if not costs_s[0]:
         return
     cost_s = max(*costs_s, sum(costs_s) / workers)
-    if not queue.length and place.idle_count >= min(len(parts), workers):
+    if not queue.length and place.idle_count >= min(len(parts), max(1, place.open_count)):
         # It keeps nobody waiting, and may take less than such do as a rule.
         if cost_s < _HOPELESS * left_s:
             return
@@ -167,16 +167,14 @@ def _ahead_s(queue: Queue, entry: Entry, workers: int) -> float:
     if queue.rules.policy is not fifo or queue.rules.fair or entry.priority or queue.passed:
         return 0.0  # nobody knows who is before it
     settings = queue.rules.batching
-    lines = list(queue.lines.values())
-    firsts = [line.first(0) for line in lines]  # those whose deadlines have passed stay, to be refused
-    if all(first is None or entry.arrived_ns < first.arrived_ns for first in firsts):
+    if entry.let_in:
         return 0.0  # it comes from a version that went, and has waited for longer
     if settings is not None:
         runs = _runs_before(queue, entry, settings)
-    elif any(line.long != entry.long for line in lines):
+    elif any(line.long != entry.long for line in queue.lines.values()):
         return 0.0  # what waits in the other lane need not be before it
     else:
-        runs = [(float(queue.lined), queue.waiting_s / max(1, queue.lined))]
+        runs = [(float(queue.lined), queue.waiting_s / max(1, queue.lined))]  # as though all cost alike
     # As many as there are other workers may still run when it is begun, the longest perhaps.
     longest_s = max((run_s for count, run_s in runs if count), default=0.0)
     return max(0.0, sum(count * run_s for count, run_s in runs) - (workers - 1) * longest_s) / workers
@@ -185,8 +183,8 @@ def _ahead_s(queue: Queue, entry: Entry, workers: int) -> float:
 def _runs_before(queue: Queue, entry: Entry, settings: BatchingSettings) -> list[tuple[float, float]]:
     """How many full batches of each line begin before a new request, for sure, and the seconds that one takes.
 
-    What is left of its own line it may join. It may even go with that line's first: of others those go before that with an older
-    one. Where nothing waits that it could join, all that waits does, but for what waits for more.
+    What is left of its own line it may join. It may even go with that line's first: of another line then its first goes before, if it
+    is older. Where nothing waits that it could join, all that waits does, but for what waits for more.
     """
     slow = queue.is_slow(entry)
     own = queue.lines.get((entry.kind if entry.rows else None, entry.long))
@@ -198,7 +196,8 @@ def _runs_before(queue: Queue, entry: Entry, settings: BatchingSettings) -> list
         count = line.rows / settings.run_rows
         if line is not own and own_first is not None:
             first = line.first(0)
-            count = min(count, 1.0) if first is not None and first.key < own_first.key else 0.0
+            before = first is not None and first.key < own_first.key
+            count = first.rows / settings.run_rows if first is not None and before else 0.0
         if line is own or batching.waits(settings):
             count = float(int(count))
         if count:

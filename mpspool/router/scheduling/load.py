@@ -123,8 +123,8 @@ class WorkerLoad:
         leaving: it is sent nothing more.
         reserved: it is kept free for a suspect, here or on its device, or runs one.
         last_sent: its latest dispatch; they are numbered over all workers.
-        open, free, counted_held, counted_rows: its placement counts it as one that is sent more, as idle, and with so many
-            requests and rows.
+        open, free, stays, counted_held, counted_rows: its placement counts it as one that is sent more, as idle, as one that does not
+            leave, and with so many requests and rows.
     """
 
     name: str
@@ -138,6 +138,7 @@ class WorkerLoad:
     last_sent: int = 0
     open: bool = False
     free: bool = False
+    stays: bool = False
     counted_held: int = 0
     counted_rows: int = 0
 

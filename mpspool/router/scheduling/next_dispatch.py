@@ -171,7 +171,7 @@ def _plan_batch(queue: Queue, line: Line, entry: Entry, most: int, begin_ns: int
     if begin_ns + whole_s * 1e9 <= entry.deadline_ns:
         return most, whole_s
     rows = most
-    # What is left of a batch that is not full would wait for its timeout.
+    # Where batches wait for a timeout what is left of a full one would wait for its own.
     if settings is not None and not batching.waits(settings):
         rows = _rows_in_time(queue, line, entry, most)
     if line.rows - entry.rows < rows * queue.placement.open_count:
@@ -297,7 +297,7 @@ def _take_short(
             continue
         cost_us = queue.costs.predict(queue.model, entry.signature, entry.size)
         more_us = None if cost_us is None or total_us is None else total_us + cost_us
-        size += max(entry.size, queue.answer_bytes)
+        size += max(entry.size, queue.answer_bytes(entry.signature, entry.size))
         if entries and (more_us is None or more_us > most_us or size > REGION_BYTES):
             break
         if queue.rules.refuse_late and entry.deadline_ns:  # all are answered when the last has been run

@@ -37,7 +37,7 @@ class Placement:
 
     Attributes:
         workers: by name.
-        open_count, idle_count: of them, how many are sent more, and how many are idle.
+        open_count, idle_count, stay_count: of them, how many are sent more, are idle, and do not leave.
         held, rows: requests that they hold, and rows of the batches among them.
     """
 
@@ -48,7 +48,7 @@ class Placement:
         # Of open_count and idle_count, by device.
         self._open_on: Counter[Device] = Counter()
         self._idle_on: Counter[Device] = Counter()
-        self.open_count = self.idle_count = 0
+        self.open_count = self.idle_count = self.stay_count = 0
         self.held = self.rows = 0
         self._serial = itertools.count()
         self.workers: dict[str, WorkerLoad] = {}
@@ -112,6 +112,9 @@ class Placement:
         self.held += held - worker.counted_held
         self.rows += rows - worker.counted_rows
         worker.counted_held, worker.counted_rows = held, rows
+        if worker.leaving == worker.stays:
+            worker.stays = not worker.leaving
+            self.stay_count += 1 if worker.stays else -1
         is_open = not (worker.leaving or worker.reserved)
         if is_open != worker.open:
             worker.open = is_open

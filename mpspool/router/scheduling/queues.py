@@ -35,7 +35,8 @@ _MAX_APART = 1024
 _LIVED = 256
 _LIVED_BYTES = 16 * 1024
 # Such a part of a large answer is forgotten with each smaller one.
-_FORGETS_PART = 64
+_FORGETS_PART = 8
+_MAX_ANSWERED = 64
 # Who has less time than this is in a hurry: a dispatch that runs and one behind it may take a quarter of it.
 _SOON_NS = 8 * PATIENT_PIPELINE_NS
 
@@ -94,7 +95,7 @@ class Queue:
             that take about as long, by how long that is.
         late: those that have left, for they cannot be in time any more, and are to be refused.
         lived: the bodies of the last answers.
-        answer_bytes: of the largest of late.
+        answered: bytes of the largest answers of late, by signature and size class of the request.
         excused: when a body's being in `lived` was made use of.
         apart: signature and output_filter of requests that a worker could not join.
         lines: in which all wait but suspects, by kind and by whether they are long.
@@ -116,7 +117,7 @@ class Queue:
     due_ns: int = 0
     try_ns: dict[int, int] = field(default_factory=dict)
     late: list[Entry] = field(default_factory=list)
-    answer_bytes: int = 0
+    answered: OrderedDict[tuple[str, int], int] = field(default_factory=OrderedDict)
     lived: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LIVED))
     excused: OrderedDict[bytes, int] = field(default_factory=OrderedDict)
     apart: set[tuple[str, bytes]] = field(default_factory=set)
@@ -410,11 +411,21 @@ class Queue:
 
     # -- what workers were lost to ----------------------------------------------------------------
 
-    def ran(self, body: bytes, answer_bytes: int) -> None:
-        """A worker ran this body and lived: its answer has so many bytes."""
-        self.answer_bytes = max(answer_bytes, self.answer_bytes - self.answer_bytes // _FORGETS_PART)
+    def ran(self, entry: Entry, answer_bytes: int) -> None:
+        """A worker ran this and lived: its answer has so many bytes."""
+        key = entry.signature, entry.size.bit_length()
+        known = self.answered.get(key, 0)
+        self.answered[key] = max(answer_bytes, known - known // _FORGETS_PART)
+        self.answered.move_to_end(key)
+        if len(self.answered) > _MAX_ANSWERED:
+            self.answered.popitem(last=False)
+        body = entry.body
         if len(body) <= _LIVED_BYTES:
             self.lived.append(body)
+
+    def answer_bytes(self, signature: str, size: int) -> int:
+        """Of the largest answers of late to such requests; 0 where there was none."""
+        return self.answered.get((signature, size.bit_length()), 0)
 
     def excuses(self, entry: Entry, now_ns: int) -> bool:
         """Whether an answer speaks for a body that a worker was lost to.

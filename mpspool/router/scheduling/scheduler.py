@@ -477,7 +477,7 @@ class Scheduler:
     def answered(self, entry: Entry, *, ran: bool, size: int = 0) -> None:
         """The result of a finished request, of so many bytes, is being handed to its client. `ran`: a worker ran it."""
         if ran:
-            self._queue(entry.model).ran(entry.body, size)
+            self._queue(entry.model).ran(entry, size)
         self._end(entry)
 
     # -- dispatch ---------------------------------------------------------------------------------
@@ -770,18 +770,18 @@ class Scheduler:
         """Requests that wait, not counting those in flight."""
         return self._queue(model).length
 
-    def answer_bytes(self, model: ModelVersion) -> int:
-        """Of the largest answers of late."""
-        return self._queue(model).answer_bytes
+    def answer_bytes(self, entry: Entry) -> int:
+        """Of the largest answers of late to requests like this one; 0 where there was none."""
+        return self._queue(entry.model).answer_bytes(entry.signature, entry.size)
 
-    def spare_bytes(self, model: ModelVersion, size: int) -> int:
+    def spare_bytes(self, model: ModelVersion, signature: str, size: int) -> int:
         """For answers that do not count yet, of what workers may be sent, and for two that are on their way: as large as a request of
         that size where there was none yet.
         """
         queue = self._queue(model)
         workers = queue.placement.workers.values()
         free = sum(worker.credits - len(worker.batches) for worker in workers if worker.open)
-        return (free + _COPIES) * (queue.answer_bytes or size)
+        return (free + _COPIES) * (queue.answer_bytes(signature, size) or size)
 
     def queued_limit(self, model: ModelVersion) -> int:
         """How many may wait."""
