@@ -324,7 +324,7 @@ class _SnapshotCollector(Collector):
         )
         yield GaugeMetricFamily(
             "mpspool_held_bytes",
-            "Bytes of requests that are read, wait or run, and of answers that wait for their clients.",
+            "Bytes of requests that are read, wait or run, of long answers to those that workers have, and of answers that wait for their clients.",
             value=snapshot["held_bytes"],
         )
         yield GaugeMetricFamily(
