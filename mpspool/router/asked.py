@@ -62,6 +62,11 @@ class Asked(NamedTuple):
         """How many examples the request has, as far as can be told; 0 for a method whose rows are none. To be asked once."""
         return peek_examples(body) if self.method in EXAMPLES else 0
 
+    @property
+    def goes_in_parts(self) -> bool:
+        """Whether what has more rows than run at once is taken apart here: where the answers to its parts go together."""
+        return self.method is _PREDICT or self.method in _MERGED
+
     def rows(
         self, body: bytes, signature: str, batching: BatchingSettings, examples: int
     ) -> tuple[int, Kind]:
@@ -83,9 +88,7 @@ class Asked(NamedTuple):
             if len(outputs) > _NAME:
                 outputs = hashlib.blake2b(outputs).digest()
             return rows, (signature, outputs, inputs)
-        rows = rows_of(self.method, body, examples)
-        # Those whose answers do not go together go whole, and the worker takes apart what is too large.
-        return rows if self.method in _MERGED else min(rows, batching.run_rows), (signature, b"", b"")
+        return rows_of(self.method, body, examples), (signature, b"", b"")
 
 
 def rows_of(method: Method, body: bytes, examples: int) -> int:

@@ -254,7 +254,9 @@ class Dataplane:
         batching = self._scheduler.batching(first.model)
         if batching is not None:
             first.rows, first.kind = asked.rows(body, first.signature, batching, first.examples)
-            if first.rows > batching.run_rows:
+            if first.rows > batching.run_rows and not asked.goes_in_parts:
+                first.rows, first.runs = batching.run_rows, first.rows / batching.run_rows
+            elif first.rows > batching.run_rows:
                 try:
                     return await self._call_in_parts(first, batching)
                 except _MovedError:
@@ -746,7 +748,8 @@ class Dataplane:
             self._count_runs(model, result)
         joined = batch.together and not result.apart
         if joined and (rows := _answered_rows(batch.entries, result)):
-            costs.observe(model, batch.entries[0].signature, 0, result.busy_us, rows)
+            runs = batch.entries[0].runs  # what takes several is a batch by itself
+            costs.observe(model, batch.entries[0].signature, 0, result.busy_us / runs, rows)
         long_bodies = iter(frames)
         for entry, outcome in zip(batch.entries, result.outcomes, strict=True):
             body = next(long_bodies) if outcome.body is None else outcome.body

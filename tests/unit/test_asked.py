@@ -37,13 +37,14 @@ KINDS = {
 
 @pytest.mark.parametrize("method", KINDS)
 def test_examples_are_rows(method: Method) -> None:
-    """Of gRPC's other methods each example is a row; only what can be put together again runs in parts."""
+    """Of gRPC's other methods each example is a row; only what can be put together again goes in parts."""
     body = examples(KINDS[method], 7)
     asked = Asked(method)
     assert asked.spec(body) == asked.spec_at_start(body) == SPEC
     assert asked.examples(body) == rows_of(method, body, 7) == 7
     rows, kind = asked.rows(body, asked.signature(SPEC), BATCHING, 7)
-    assert rows == (4 if method is Method.MULTI_INFERENCE else 7)
+    assert rows == 7
+    assert asked.goes_in_parts is (method is not Method.MULTI_INFERENCE)
     assert kind == (f"{method.api} sum", b"", b"")
 
 
@@ -85,7 +86,8 @@ def test_rest_says_whose_it_is_beside_the_body() -> None:
         assert asked.spec(body) == SPEC
     assert asked.rows(b"{", asked.signature(SPEC), BATCHING, 0) == (1, ("REST Predict sum", b"", b""))
     assert asked.rows(b'{"instances": [1, 2, 3]}', asked.signature(SPEC), BATCHING, 0)[0] == 3
-    assert asked.rows(b'{"instances": [1, 2, 3, 4, 5]}', asked.signature(SPEC), BATCHING, 0)[0] == 4
+    assert asked.rows(b'{"instances": [1, 2, 3, 4, 5]}', asked.signature(SPEC), BATCHING, 0)[0] == 5
+    assert not asked.goes_in_parts
 
 
 def test_a_multi_inference_is_told_apart_by_all_its_tasks() -> None:

@@ -782,6 +782,38 @@ def in_parts(scene: Scene) -> tuple[list[bytes], asyncio.Task[bytes]]:
     return [scene.hello(0), scene.hello(1)], scene.ask(body=rows_request(7))
 
 
+def test_a_large_request_that_goes_whole_costs_as_many_runs(tmp_path: Path) -> None:
+    """By REST one worker takes it apart: it is known on arrival what that takes, and a run costs no more by what it took."""
+
+    async def story(scene: Scene) -> None:
+        rest = Asked(Method.REST_PREDICT, ModelSpecPeek("m", None, None, ""))
+        head = RequestHead(peer="127.0.0.1:4711")
+
+        def ask(rows: int, given_s: float = 0.0) -> asyncio.Task[bytes]:
+            body = msgspec.json.encode({"instances": list(range(rows))})
+            admission = scene.dataplane.admit(rest, len(body), body, head)
+            deadline_ns = time.monotonic_ns() + int(given_s * 1e9) if given_s else 0
+            return asyncio.create_task(scene.dataplane.call(rest, body, deadline_ns, admission, head))
+
+        scene.dataplane.want([batching_model(max_batch_size=100, max_execution_batch_size=10)], {})
+        worker = scene.hello(0)
+        for number, rows in enumerate((10, 10, 100, 100)):
+            asked = ask(rows)
+            await settle()
+            runs = [(1, 10, 1_000_000)] * (rows // 10)
+            scene.answer(worker, scene.link.dispatches(worker)[number], run_us=100_000 * rows, runs=runs)
+            await asked
+        running = ask(10)
+        await settle()
+        with pytest.raises(PoolError, match=r"expected to take \d{4,5}\.\d ms") as refused:
+            await ask(70, 3.0)
+        took_ms = float(refused.value.message.partition("take ")[2].split()[0])
+        assert took_ms == pytest.approx(7_000, rel=0.01)
+        running.cancel()
+
+    play(tmp_path, story)
+
+
 def test_a_large_request_runs_in_parts(tmp_path: Path) -> None:
     """On several workers, put together in order whichever ends first, and counted, and captured, once."""
 

@@ -34,6 +34,7 @@ class Entry:
         arrived_ns, deadline_ns: CLOCK_MONOTONIC; no deadline is 0.
         rows: dimension 0 of its inputs, where its model version batches; 0 where it shares no batch.
         kind: what must be the same in a batch.
+        runs: of `rows` rows, that it takes: more than one where it has more than run at once and goes to one worker.
         fills: it counts as a batch of its own.
         part: those rows of the body that are to be run, from and up to; None for all.
         priority: how many steps it goes before others; where clients share fairly, before others of its client.
@@ -70,6 +71,7 @@ class Entry:
     owed_s: float = 0.0
     key: float = 0.0
     order: int = 0
+    runs: float = 1.0
     fills: bool = False
     long: bool = False
     slow: bool = False

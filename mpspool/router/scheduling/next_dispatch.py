@@ -202,7 +202,7 @@ def _rows_in_time(queue: Queue, line: Line, entry: Entry, most: int) -> int:
 
 def _least_s(queue: Queue, entry: Entry) -> float:
     """What a request takes for sure, if it is run by itself; 0 where nobody knows."""
-    return queue.costs.at_least(queue.model, entry.signature, entry.size, entry.rows) / 1e6
+    return entry.runs * queue.costs.at_least(queue.model, entry.signature, entry.size, entry.rows) / 1e6
 
 
 def _least_us(queue: Queue, line: Line, rows: int) -> float:
@@ -249,11 +249,14 @@ def _take_batch(
         queue.discount(entry)
         entries.append(entry)
         rows += entry.rows
+    runs = entries[0].runs if entries else 1.0  # what takes several fills a batch by itself
     cost_us = queue.costs.predict(queue.model, line.signature, 0, rows) if rows else 0.0
+    if cost_us is not None:
+        cost_us *= runs
     each_s = LEAST_S / settings.run_rows if cost_us is None else cost_us / 1e6 / max(1, rows)
     for entry in entries if line.fair else ():
         queue.charge(entry, each_s * entry.rows)
-    return entries, cost_us, _least_us(queue, line, rows) if rows else 0.0
+    return entries, cost_us, runs * _least_us(queue, line, rows) if rows else 0.0
 
 
 def _is_never_long(queue: Queue, line: Line, settings: BatchingSettings, long_us: float) -> bool:

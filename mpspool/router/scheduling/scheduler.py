@@ -258,8 +258,8 @@ class Scheduler:
         cost_us = self.costs.predict(entry.model, entry.signature, entry.size, entry.rows)
         if cost_us is None:
             return
-        entry.cost_s = cost_us / 1e6
-        sure_us = self.costs.at_least(entry.model, entry.signature, entry.size, entry.rows)
+        entry.cost_s = entry.runs * cost_us / 1e6
+        sure_us = entry.runs * self.costs.at_least(entry.model, entry.signature, entry.size, entry.rows)
         was_s, entry.sure_s = entry.sure_s, sure_us / 1e6
         if taken and not was_s:
             self._learn_of(entry)
