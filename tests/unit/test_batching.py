@@ -492,6 +492,18 @@ def together(scheduler: Scheduler) -> bool:
     return send.together
 
 
+def test_what_is_kept_apart_costs_what_such_have_as_a_whole() -> None:
+    """Of more rows than run at once as well: it takes its worker once."""
+    scheduler = make(max_batch_size=4)
+    scheduler.keep_apart(ask(scheduler, 4))
+    for _ in range(2):
+        scheduler.costs.observe(MODEL, "", 1, 8_000)
+    large = Entry(MODEL, "", b"x", 0, rows=4, kind=("", b"", b"k"))
+    large.runs = 7.0
+    scheduler.arrive(large, 0)
+    assert (large.cost_s, large.sure_s) == (0.008, 0.008)
+
+
 def test_what_is_kept_apart_is_forgotten_with_a_worker_that_leaves() -> None:
     """Others come in its place with other settings, one after another; or with the last one, for the next may have other files."""
     scheduler = make(3)

@@ -407,6 +407,7 @@ class Queue:
         """Where a request cannot be joined by what it asks for, it is one without rows."""
         if entry.rows and _asked(entry) in self.apart:
             entry.rows = 0
+            entry.runs = 1.0
             entry.fills = False
 
     # -- what workers were lost to ----------------------------------------------------------------
