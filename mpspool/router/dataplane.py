@@ -153,17 +153,14 @@ class Dataplane:
         try:
             if spec is not None and name not in self.memory.limits:  # no bound holds for what clients make up
                 self._models.resolve(name, spec.version, spec.label)
-            spare = 0
+            to_come = (0, 0)
             if spec is not None and size > max(len(start), START_BYTES):
                 model = self._models.resolve(name, spec.version, spec.label).model
                 if not (spec.version is None and spec.label is None and self._models.is_shared(name)):
                     self._check_room(model, asked, spec, head)
-                spare = (
-                    self._scheduler.spare_bytes(model, asked.signature(spec), size)
-                    if size >= _LARGE_BYTES
-                    else 0
-                )
-            return self.memory.admit(size, name, client, spare)
+                if size >= _LARGE_BYTES:
+                    to_come = self._scheduler.answers_to_come(model, asked.signature(spec), size)
+            return self.memory.admit(size, name, client, to_come)
         except PoolError as error:
             meant = self._meant(spec)
             self._refused(asked.method, meant, error, self._tallies(head, meant))

@@ -12,6 +12,8 @@ from mpspool.router.relief import Holders
 START_BYTES = 4096
 # A shorter answer fits into a connection's buffer.
 LONG_ANSWER_BYTES = 64 * 1024
+# Of answers, at one moment: one is taken in, and one goes out.
+_COPIES = 2
 
 # Raises PoolError where there is no room for so many bytes, of a model's, or of any for None, and a client's, of which so many are counted.
 _Check = Callable[[int, str | None, str | None, int], object]
@@ -175,7 +177,7 @@ class Memory:
             )
 
     def admit(
-        self, size: int, model: str | None = "", client: str | None = None, spare: int = 0
+        self, size: int, model: str | None = "", client: str | None = None, to_come: tuple[int, int] = (0, 0)
     ) -> Admission:
         """Counts a request's bytes until its admission is released.
 
@@ -183,21 +185,27 @@ class Memory:
             size: of the request.
             model: whose it is; "" where that is not known yet, None where it counts against no model's limit.
             client: who asks; None where clients do not share.
-            spare: so many more stay free, but no more than half of what it leaves; none where nothing is held.
+            to_come: how many answers may come that do not count yet, and of how many bytes. Where anything is held these stay free,
+                as far as answers may have them, and as many as copies of two take; but no more than half of what it leaves.
 
         Raises:
             PoolError: RESOURCE_EXHAUSTED.
         """
-        counted = self._find_room(size, model, client, 0, spare)
+        counted = self._find_room(size, model, client, 0, to_come)
         self._all.add(size, counted, client)
         return Admission(self, size, counted, client)
 
     def _find_room(
-        self, size: int, model: str | None, client: str | None, before: int, spare: int = 0
+        self,
+        size: int,
+        model: str | None,
+        client: str | None,
+        before: int,
+        to_come: tuple[int, int] = (0, 0),
     ) -> str | None:
         """As _room(), of what others have who do not use it, too."""
         try:
-            return self._room(size, model, client, before, spare)
+            return self._room(size, model, client, before, to_come)
         except PoolError:
             holders = (self.coming, self.waiting)
             never = size > self.limit_bytes or (model is not None and size > self.limits.get(model, size))
@@ -205,20 +213,20 @@ class Memory:
                 raise
 
             def check(size: int, model: str | None, client: str | None, before: int) -> str | None:
-                return self._room(size, model, client, before, spare)
+                return self._room(size, model, client, before, to_come)
 
             _make_room(holders, check, size, model, client, before)
-            return self._room(size, model, client, before, spare)
+            return self._room(size, model, client, before, to_come)
 
-    def _room(self, size: int, model: str | None, client: str | None, before: int, spare: int) -> str | None:
-        """The model that a request counts for, of which `before` bytes are counted by now. `spare` as of admit(). Raises PoolError."""
+    def _room(
+        self, size: int, model: str | None, client: str | None, before: int, to_come: tuple[int, int]
+    ) -> str | None:
+        """The model that a request counts for, of which `before` bytes are counted by now. `to_come` as of admit(). Raises PoolError."""
         used = self._used_by(None, self.limit_bytes) - before
         free = self.limit_bytes - used
         if size > self.limit_bytes:
             raise _never(size, "max_queued_bytes", self.limit_bytes)
-        # What answers have of their half by now is no more to come.
-        answers = self.limit_bytes // 2 - self._answers.used - self._expected.used
-        spare = max(0, min(spare, answers, (self.limit_bytes - size) // 2)) if used > 0 else 0
+        spare = self._spare(size, *to_come) if used > 0 else 0
         if size > free - spare:
             kept = f", another {spare} are for answers to come," if spare else ""
             raise PoolError(
@@ -295,6 +303,11 @@ class Memory:
         """What was admitted has become larger by so much. Raises PoolError, and counts as before."""
         self._find_room(admission.size + size, admission.model, admission.client, admission.size)
         self._all.add(size, admission.model, admission.client)
+
+    def _spare(self, size: int, count: int, each: int) -> int:
+        """What a request of that size leaves free; see admit()."""
+        left = self.limit_bytes // 2 - self._answers.used - self._expected.used
+        return min(_COPIES * each + max(0, min(count * each, left)), (self.limit_bytes - size) // 2)
 
     def _used_by(self, model: str | None, limit: int) -> int:
         """Bytes of a model, or of all for None, that count against requests: of answers, here or to come, no more than they should have."""

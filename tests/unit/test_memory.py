@@ -25,19 +25,24 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_what_is_to_come_stays_free() -> None:
-    """Where something is held, and no more than half of what a message leaves: it finds room, however large, when little is."""
+    """And copies of two; where something is held, and no more than half of what a message leaves: it finds room, however large, when little is."""
     memory = Memory(100)
-    memory.admit(90, spare=1_000).release()
-    first = memory.admit(10, spare=1_000)
-    memory.admit(81, spare=1_000).release()
+    memory.admit(90, to_come=(100, 10)).release()
+    first = memory.admit(10, "m", to_come=(100, 10))
+    memory.admit(81, to_come=(100, 10)).release()
     with pytest.raises(PoolError, match="another 9 are for answers to come,"):
-        memory.admit(82, spare=1_000)
-    memory.admit(40)
-    memory.admit(35, spare=15).release()
+        memory.admit(82, to_come=(100, 10))
+    second = memory.admit(40)
+    memory.admit(35, to_come=(1, 5)).release()
     with pytest.raises(
         PoolError, match="hold 50 of 100 bytes, another 15 are for answers to come, and this one has 36;"
     ):
-        memory.admit(36, spare=15)
+        memory.admit(36, to_come=(1, 5))
+    second.release()
+    first.expect(48)  # of the half that answers may have: so that two are left, beside the copies
+    memory.admit(30, to_come=(5, 5)).release()
+    with pytest.raises(PoolError, match="hold 58 of 100 bytes, another 12 are for answers to come"):
+        memory.admit(31, to_come=(5, 5))
     first.release()
 
 

@@ -44,8 +44,6 @@ from mpspool.router.scheduling.suspicion import Blame, Standing, Suspicions
 from mpspool.router.scheduling.turns import Turns
 
 _SLACK = 64
-# Of answers, at one moment: one is taken in, and one goes out.
-_COPIES = 2
 _QUARANTINED = (
     "A worker was lost while it ran this request or one with the same body, and another while it ran it "
     "alone: it is taken for the cause, and not run again for a minute; `mpspool logs` of its "
@@ -774,14 +772,14 @@ class Scheduler:
         """Of the largest answers of late to requests like this one; 0 where there was none."""
         return self._queue(entry.model).answer_bytes(entry.signature, entry.size)
 
-    def spare_bytes(self, model: ModelVersion, signature: str, size: int) -> int:
-        """For answers that do not count yet, of what workers may be sent, and for two that are on their way: as large as a request of
-        that size where there was none yet.
+    def answers_to_come(self, model: ModelVersion, signature: str, size: int) -> tuple[int, int]:
+        """How many dispatches workers may be sent beyond what they have, and bytes of an answer to a request of that size: as many as
+        it has where there was none yet.
         """
         queue = self._queue(model)
         workers = queue.placement.workers.values()
         free = sum(worker.credits - len(worker.batches) for worker in workers if worker.open)
-        return (free + _COPIES) * (queue.answer_bytes(signature, size) or size)
+        return free, queue.answer_bytes(signature, size) or size
 
     def queued_limit(self, model: ModelVersion) -> int:
         """How many may wait."""
