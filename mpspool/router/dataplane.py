@@ -171,6 +171,8 @@ class Dataplane:
 
         By REST its signature, and with it whether it shares batches, stands in what is to come.
         """
+        if not self._scheduler.may_be_full(model):
+            return
         batching = self._scheduler.batching(model) if asked.told is None else None
         entry = Entry(
             model,

@@ -247,6 +247,13 @@ class Scheduler:
                 heapq.heappush(self._deadlines, (entry.deadline_ns, next(self._tiebreak), entry))
         return self.stirs
 
+    def may_be_full(self, model: ModelVersion) -> bool:
+        """Whether there may be no room for one more request: as a rule there is, and this costs nothing."""
+        queue = self._queue(model)
+        settings = queue.rules.batching
+        most = queue.rules.max_requests
+        return queue.length >= (most if settings is None else min(most, settings.max_enqueued_batches))
+
     def check_room(self, entry: Entry) -> None:
         """Raises PoolError where a request that has not come as a whole would be refused for want of room, came it now."""
         admission.check_room(self._queue(entry.model), (entry,))
