@@ -20,6 +20,7 @@ MODULES = (
     "core/inbox.py",
     "core/progress.py",
     "core/zmq_frames.py",
+    "router/accounts.py",
     "router/arrivals.py",
     "router/asked.py",
     "router/clients.py",

@@ -110,7 +110,7 @@ class Control:
     async def arrivals(self, request: Message) -> AsyncIterator[Message]:
         """What arrives in the next so many seconds, once it is over; at the end what is not, and `ended`."""
         end_s = time.monotonic() + request["for_s"]
-        with self._dataplane.recording() as found:
+        with self._dataplane.accounts.recording() as found:
             while True:
                 for piece in found.pieces():
                     yield piece
@@ -127,7 +127,7 @@ class Control:
         `seconds` behind it, for how long that is; at the end `ended`.
         """
         began_s = time.monotonic()
-        with self._dataplane.looking() as found:
+        with self._dataplane.accounts.looking() as found:
             while True:
                 seconds = time.monotonic() - began_s
                 for piece in found.told():
@@ -146,7 +146,7 @@ class Control:
         """
         end_s = time.monotonic() + request["for_s"]
         name, asked = request["model"], request["version"]
-        with self._dataplane.capturing(name, asked, request["count"]) as found:
+        with self._dataplane.accounts.capturing(name, asked, request["count"]) as found:
             while True:
                 requests: list[tuple[int, int, str, bool]] = []
                 size = 0

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import msgspec
 
@@ -23,10 +23,9 @@ from mpspool.core.join import join
 from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings, QueueSettings, RouterSettings
 from mpspool.core.states import DomainState, VersionPhase, WorkerState
-from mpspool.router.arrivals import Arrivals
+from mpspool.router.accounts import Accounts, Recorder
 from mpspool.router.asked import Asked
-from mpspool.router.capture import Capture
-from mpspool.router.clients import Clients, Tally
+from mpspool.router.clients import Tally
 from mpspool.router.fault_domains import FaultDomains
 from mpspool.router.link import Link
 from mpspool.router.memory import LONG_ANSWER_BYTES, START_BYTES, Admission, Memory
@@ -65,44 +64,13 @@ class _MovedError(Exception):
     """Its version has gone before it was run."""
 
 
-class Recorder(Protocol):
-    """Where finished requests are counted."""
-
-    def finished(
-        self,
-        method: Method,
-        model: str,
-        version: int,
-        worker: str,
-        code: Code,
-        total_s: float,
-        queue_s: float,
-        outcome: messages.Outcome | None,
-        effective_s: float = 0.0,
-        rows: int = 0,
-    ) -> None: ...
-
-    def batch(
-        self, model: str, version: int, requests: int, rows: int, padding: int = 0, run_s: float = 0.0
-    ) -> None: ...
-
-    def examples(self, model: str, version: int, count: int) -> None: ...
-
-    def loaded(self, model: str, version: int, report: messages.LoadReport) -> None: ...
-
-    def not_loaded(self, model: str, version: int, path: str) -> None: ...
-
-    def lacked(self, model: str, version: int, lack: Lack) -> None: ...
-
-    def forget(self, model: str, version: int) -> None: ...
-
-
 class Dataplane:
     """Serves what the fronts bring. Lives on one event loop; nothing here blocks it."""
 
     def __init__(self, settings: RouterSettings, recorder: Recorder, link: Callable[..., Link]) -> None:
         self._settings = settings
         self._recorder = recorder
+        self.accounts = Accounts(recorder, settings.scheduling.fair_by, settings.simulated)
         self._scheduler = Scheduler(
             rules.pool_rules(settings), rules.queue_rules(settings, QueueSettings(), None)
         )
@@ -112,9 +80,6 @@ class Dataplane:
         self.memory = Memory(settings.max_queued_bytes)
         self._memory_ns = 0
         self._models = Models()
-        self._recordings: list[Arrivals] = []
-        self._captures: list[Capture] = []
-        self._looks: list[Clients] = []
         self._gone: deque[ModelVersion] = deque()
         self._callbacks: list[Callable[[], None]] = []
         self._loop = asyncio.get_running_loop()
@@ -151,27 +116,30 @@ class Dataplane:
         name = spec.name if spec is not None else ""
         client = self._callers.client(head.metadata, head.peer) if self._fair else None
         try:
-            if spec is not None and name not in self.memory.limits:  # no bound holds for what clients make up
-                self._models.resolve(name, spec.version, spec.label)
             to_come = (0, 0)
-            if spec is not None and size > max(len(start), START_BYTES):
+            is_here = size <= max(len(start), START_BYTES)
+            # For what clients make up there is no bound.
+            if spec is not None and not (is_here and name in self.memory.limits):
                 model = self._models.resolve(name, spec.version, spec.label).model
-                if not (spec.version is None and spec.label is None and self._models.is_shared(name)):
+                if not is_here:
                     self._check_room(model, asked, spec, head)
-                if size >= _LARGE_BYTES:
+                if not is_here and size >= _LARGE_BYTES:
                     to_come = self._scheduler.answers_to_come(model, asked.signature(spec), size)
             return self.memory.admit(size, name, client, to_come)
         except PoolError as error:
             meant = self._meant(spec)
-            self._refused(asked.method, meant, error, self._tallies(head, meant))
+            self.accounts.refused(asked.method, meant, error, self._tallies(head, meant))
             raise
 
     def _check_room(self, model: ModelVersion, asked: Asked, spec: ModelSpecPeek, head: Head) -> None:
         """Raises PoolError where a message that has yet to come would be refused for want of room, came it now and with one row.
 
-        By REST its signature, and with it whether it shares batches, stands in what is to come.
+        By REST its signature, and with it whether it shares batches, stands in what is to come. Where versions share the requests,
+        it will be known which of them this one is for.
         """
         if not self._scheduler.may_be_full(model):
+            return
+        if spec.version is None and spec.label is None and self._models.is_shared(spec.name):
             return
         batching = self._scheduler.batching(model) if asked.told is None else None
         entry = Entry(
@@ -222,56 +190,15 @@ class Dataplane:
         """
         admission.keep()  # we hold the body, too
         try:
-            return await self._call(asked, body, deadline_ns, admission, head, None)
-        finally:
-            admission.release()
-
-    async def _call(
-        self,
-        asked: Asked,
-        body: bytes,
-        deadline_ns: int,
-        admission: Admission,
-        head: Head,
-        moved: Pending | None,
-    ) -> bytes:
-        """As call(), for the version that has taken the place of the one that `moved` was for, where that is given."""
-        if self.draining and moved is None:
-            error = shutting_down()
-            admission.release()
-            self._refused(asked.method, _NOBODYS, error, self._tallies(head, _NOBODYS))
-            raise error
-        first = self._entry(asked, body, deadline_ns, admission, head, moved)
-        first.examples = asked.examples(body)
-        first.tallies = self._tallies(head, first.model, moved)
-        if moved is not None:
-            first.arrived_ns, first.let_in = moved.arrived_ns, True
-        else:
-            for recording in self._recordings:
-                client = self._callers.name(head.metadata, head.peer)
-                recording.arrived(first, admission, client, first.examples)
-        batching = self._scheduler.batching(first.model)
-        if batching is not None:
-            first.rows, first.kind = asked.rows(body, first.signature, batching, first.examples)
-            if first.rows > batching.run_rows and not asked.goes_in_parts:
-                first.rows, first.runs = batching.run_rows, first.rows / batching.run_rows
-            elif first.rows > batching.run_rows:
+            entry = self._entry(asked, body, deadline_ns, admission, head, None)
+            while True:
                 try:
-                    return await self._call_in_parts(first, batching)
+                    return await self._run(entry, asked)
                 except _MovedError:
                     admission.begin_again()
-                    return await self._call(asked, body, deadline_ns, admission, head, first)
-        self._arrive(first, (first,))
-        try:
-            return await first.future
-        except asyncio.CancelledError:
-            self._cancel(first)
-            raise
-        except _MovedError:
-            admission.begin_again()
-            return await self._call(asked, body, deadline_ns, admission, head, first)
+                    entry = self._entry(asked, body, deadline_ns, admission, head, entry)
         finally:
-            first.future = self._over
+            admission.release()
 
     def _entry(
         self,
@@ -282,13 +209,18 @@ class Dataplane:
         head: Head,
         moved: Pending | None,
     ) -> Pending:
-        """What is to be queued. Raises PoolError, counted, for a request that no worker could take."""
+        """What is to be queued: in place of `moved`, of which the version has gone, where that is given.
+
+        Raises PoolError, counted, for a request that no worker could take, or that comes too late.
+        """
         model = _NOBODYS
         try:
+            if self.draining and moved is None:
+                raise shutting_down()
             spec = asked.spec(body)
             model = self._models.resolve(spec.name, spec.version, spec.label, head.metadata).model
             admission.belong(spec.name)
-            return Pending(
+            entry = Pending(
                 model,
                 asked.signature(spec),
                 body,
@@ -303,8 +235,40 @@ class Dataplane:
             )
         except PoolError as error:
             admission.release()
-            self._refused(asked.method, model, error, self._tallies(head, model, moved))
+            tallies = self._tallies(head, model) if moved is None else moved.tallies
+            self.accounts.refused(asked.method, model, error, tallies)
             raise
+        entry.examples = asked.examples(body)
+        if moved is not None:
+            entry.tallies, entry.arrived_ns, entry.let_in = moved.tallies, moved.arrived_ns, True
+        elif self.accounts.wants_names:
+            entry.tallies = self._tallies(head, model)
+            self.accounts.arrived(entry, self._callers.name(head.metadata, head.peer))
+        return entry
+
+    def _tallies(self, head: Head, model: ModelVersion) -> Sequence[Tally]:
+        """Where those who look see what becomes of a request that has come."""
+        if not self.accounts.wants_names:
+            return ()
+        return self.accounts.asked(self._callers.name(head.metadata, head.peer), model)
+
+    async def _run(self, entry: Pending, asked: Asked) -> bytes:
+        """Its answer; in as many parts as its rows call for. Raises PoolError, and _MovedError."""
+        batching = self._scheduler.batching(entry.model)
+        if batching is not None:
+            entry.rows, entry.kind = asked.rows(entry.body, entry.signature, batching, entry.examples)
+            if entry.rows > batching.run_rows:
+                if asked.goes_in_parts:
+                    return await self._run_in_parts(entry, batching)
+                entry.rows, entry.runs = batching.run_rows, entry.rows / batching.run_rows
+        self._arrive(entry, (entry,))
+        try:
+            return await entry.future
+        except asyncio.CancelledError:
+            self._cancel(entry)
+            raise
+        finally:
+            entry.future = self._over
 
     def _arrive(self, whole: Pending, parts: Sequence[Pending]) -> None:
         """Takes a request, as it is or in these parts, into its queue. Raises PoolError, counted, where it is refused at the door."""
@@ -315,7 +279,7 @@ class Dataplane:
             for entry in parts:
                 entry.let_go()
             if isinstance(error, PoolError):
-                self._refused(whole.method, whole.model, error, whole.tallies)
+                self.accounts.refused(whole.method, whole.model, error, whole.tallies)
             raise
         if stirs or (self._look is not None and now_ns >= self._look_ns):
             self._pump_soon()
@@ -356,42 +320,15 @@ class Dataplane:
             if self._scheduler.stirs:  # what is left may go another way
                 self._pump_soon()
             if entry.part is None:
-                self._count(entry, "", abandoned(entry, time.monotonic_ns()), None)
+                self.accounts.ended(entry, "", abandoned(entry, time.monotonic_ns()), None)
 
-    def _tallies(self, head: Head, model: ModelVersion, moved: Pending | None = None) -> Sequence[Tally]:
-        """Where those who look see what becomes of a request that has come; once for one that has moved."""
-        if moved is not None:
-            return moved.tallies
-        if not self._looks:
-            return ()
-        client = self._callers.name(head.metadata, head.peer)
-        return [look.asks(client, model.name) for look in self._looks]
-
-    def _refused(
-        self, method: Method, model: ModelVersion, error: PoolError, tallies: Sequence[Tally]
-    ) -> None:
-        """At the door."""
-        self._recorder.finished(method, model.name, model.version, "", error.code, 0.0, 0.0, None)
-        self._lacked(model, error)
-        for tally in tallies:
-            tally.ended(error.code, error.lack)
-
-    def _failed(self, entry: Pending, error: PoolError) -> None:
-        """What has been let in, and is answered so without a worker."""
-        self._count(entry, "", error.code, None, lack=error.lack)
-        self._lacked(entry.model, error)
-
-    def _lacked(self, model: ModelVersion, error: PoolError) -> None:
-        if error.lack is not None:
-            self._recorder.lacked(model.name, model.version, error.lack)
-
-    async def _call_in_parts(self, whole: Pending, batching: BatchingSettings) -> bytes:
+    async def _run_in_parts(self, whole: Pending, batching: BatchingSettings) -> bytes:
         """Runs a request of more rows than run at once over several workers, and puts it together in order."""
         try:
             ranges = split(whole.rows, batching)
         except PoolError as error:
             whole.let_go()
-            self._refused(whole.method, whole.model, error, whole.tallies)
+            self.accounts.refused(whole.method, whole.model, error, whole.tallies)
             raise
         parts = [whole.of_rows(start, stop, self._loop.create_future()) for start, stop in ranges]
         whole.admission.keep(len(parts) - 1)
@@ -399,10 +336,10 @@ class Dataplane:
         try:
             return await self._await_parts(whole, parts)
         except PoolError as error:
-            self._failed(whole, error)
+            self.accounts.failed(whole, error)
             raise
         except asyncio.CancelledError:
-            self._count(whole, "", abandoned(whole, time.monotonic_ns()), None)
+            self.accounts.ended(whole, "", abandoned(whole, time.monotonic_ns()), None)
             raise
 
     async def _await_parts(self, whole: Pending, parts: list[Pending]) -> bytes:
@@ -425,11 +362,7 @@ class Dataplane:
                 part.future = self._over
         last = max(parts, key=lambda part: part.sent_ns)
         effective_s = sum(part.effective_s for part in parts)
-        self._count(whole, "", _OK, last.outcome, effective_s, whole.rows)
-        for capture in self._captures:
-            capture.answered(whole.model, whole.method, whole.body)
-        if whole.examples:
-            self._recorder.examples(whole.model.name, whole.model.version, whole.examples)
+        self.accounts.ended(whole, "", _OK, last.outcome, effective_s, whole.rows)
         return answer
 
     def metadata(self, name: str, version: int | None, label: str | None = None) -> tuple[int, bytes]:
@@ -503,8 +436,8 @@ class Dataplane:
             self._workers.hang_timeout_s[model] = item["hang_timeout_s"]
             self._models.get(model).was_available |= item["proved"]
             self._govern(model, item)
-        self.memory.limits = self._limits(models)
-        self.memory.sharing = self._sharing(models)
+        self.memory.limits = rules.byte_limits(models, self.memory.limit_bytes)
+        self.memory.sharing = rules.sharing_bytes(models)
         self._models.want(wanted)
         self._overview.restarts = restarts
         self._overview.slots = slots or {}
@@ -531,22 +464,6 @@ class Dataplane:
             self._told[model] = told
             self._scheduler.govern(model, rules.queue_rules(self._settings, *told))
             self._pump_soon()
-
-    def _limits(self, models: list[dict[str, Any]]) -> dict[str, int]:
-        """How many bytes each model's requests may hold: as many as the most generous of its versions allows.
-
-        And those that do not say yet which model they are for: they are not to keep all others out.
-        """
-        limits = {"": self.memory.limit_bytes // 2}
-        for item in models:
-            limit = rules.told(item)[0].max_queued_bytes
-            limits[item["name"]] = max(limit, limits.get(item["name"], 0))
-        return limits
-
-    def _sharing(self, models: list[dict[str, Any]]) -> frozenset[str]:
-        """The models that leave as many bytes free as they have; with them those that do not say yet which they are for."""
-        sharing = frozenset(item["name"] for item in models if rules.told(item)[0].shares_bytes)
-        return sharing | {""} if sharing else sharing
 
     def condemn(
         self,
@@ -619,39 +536,9 @@ class Dataplane:
         """See Overview.tasks()."""
         return self._overview.tasks(last_s, self._settings.simulated)
 
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[Arrivals]:
-        """Notes what arrives, until it is left."""
-        found = Arrivals(time.monotonic_ns(), simulated=self._settings.simulated)
-        self._recordings.append(found)
-        try:
-            yield found
-        finally:
-            self._recordings.remove(found)
-
-    @contextlib.contextmanager
-    def looking(self) -> Iterator[Clients]:
-        """Counts who asks, until it is left."""
-        found = Clients(self._settings.scheduling.fair_by, self._settings.simulated)
-        self._looks.append(found)
-        try:
-            yield found
-        finally:
-            self._looks.remove(found)
-
     def answers_most(self, name: str) -> int | None:
         """Of a model, as Models.answers_most()."""
         return self._models.answers_most(name)
-
-    @contextlib.contextmanager
-    def capturing(self, name: str, version: int | None, count: int) -> Iterator[Capture]:
-        """Keeps what a model answers, in one version or in any, until it is left."""
-        found = Capture(name, version, count)
-        self._captures.append(found)
-        try:
-            yield found
-        finally:
-            self._captures.remove(found)
 
     # -- what workers say -------------------------------------------------------------------------
 
@@ -737,15 +624,12 @@ class Dataplane:
         device.ran(result.busy_us / 1e6, batch.alone)
         worker_id = str(worker.id)
         self._overview.task_log.add(worker_id, result.began_ns, result.busy_us, len(batch.entries))
-        for recording in self._recordings:
-            recording.ran(batch, result)
         worker.served += len(batch.entries)
         worker.busy_us += result.busy_us
         model = batch.entries[0].model
         costs = self._scheduler.costs
-        if result.runs:
-            self._count_runs(model, result)
         joined = batch.together and not result.apart
+        self.accounts.ran(batch, result, self._scheduler.batching(model) if joined else None)
         if joined and (rows := _answered_rows(batch.entries, result)):
             runs = batch.entries[0].runs  # what takes several is a batch by itself
             costs.observe(model, batch.entries[0].signature, 0, result.busy_us / runs, rows)
@@ -767,13 +651,6 @@ class Dataplane:
         if result.apart and self._scheduler.keep_apart(batch.entries[0]):
             logger.info("requests are not joined", model=str(model), signature=batch.entries[0].signature)
 
-    def _count_runs(self, model: ModelVersion, result: messages.Result) -> None:
-        """Of what was sent to be joined."""
-        settings = None if result.apart else self._scheduler.batching(model)
-        for requests, rows, run_us in result.runs:
-            padding = settings.padding(rows) if settings is not None else 0
-            self._recorder.batch(model.name, model.version, requests, rows, padding, run_us / 1e6)
-
     def _answer(
         self,
         entry: Pending,
@@ -785,18 +662,13 @@ class Dataplane:
         together: bool,
     ) -> None:
         code = _CODES[outcome.code]
-        if self._captures and code is _OK and entry.part is None:
-            for capture in self._captures:
-                capture.answered(entry.model, entry.method, entry.body)
-        self._scheduler.answered(entry, ran=code is not _DEADLINE_EXCEEDED, size=len(body))
         if entry.part is None:
             rows = entry.rows if together else 0
-            self._count(entry, worker_id, code, outcome, effective_s, rows)
-            if entry.examples and code is _OK:
-                self._recorder.examples(entry.model.name, entry.model.version, entry.examples)
+            self.accounts.ended(entry, worker_id, code, outcome, effective_s, rows)
         else:
             # Without the answer, which this would keep for as long as the scheduler knows the entry.
             entry.outcome, entry.effective_s = msgspec.structs.replace(outcome, body=None), effective_s
+        self._scheduler.answered(entry, ran=code is not _DEADLINE_EXCEEDED, size=len(body))
         if entry.future.done():
             return  # cancelled, and its task has not run yet
         if code is not _OK:
@@ -936,38 +808,9 @@ class Dataplane:
             entry = refusal.entry
             assert isinstance(entry, Pending)
             if entry.part is None:
-                self._failed(entry, refusal.error)
+                self.accounts.failed(entry, refusal.error)
             if not entry.future.done():
                 entry.future.set_exception(refusal.error)
-
-    def _count(
-        self,
-        entry: Pending,
-        worker: str,
-        code: Code,
-        outcome: messages.Outcome | None,
-        effective_s: float = 0.0,
-        rows: int = 0,
-        lack: Lack | None = None,
-    ) -> None:
-        total_s = (time.monotonic_ns() - entry.arrived_ns) / 1e9
-        queue_s = (entry.sent_ns - entry.arrived_ns) / 1e9 if entry.sent_ns else total_s
-        model = entry.model
-        self._recorder.finished(
-            entry.method,
-            model.name,
-            model.version,
-            worker,
-            code,
-            total_s,
-            queue_s,
-            outcome,
-            effective_s,
-            rows,
-        )
-        for tally in entry.tallies:
-            tally.ended(code, lack)
-            tally.waited(queue_s)
 
     def _recount(self, model: ModelVersion) -> None:
         workers, ready = self._workers.count(model)

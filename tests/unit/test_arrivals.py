@@ -212,10 +212,10 @@ def test_what_is_refused_or_under_way_is_recorded_without_its_cost(tmp_path: Pat
             await refused
         found = [row for piece in [piece async for piece in pieces] for row in piece]
         assert ["cost_us" in row for row in found] == [False, False]
-        assert not scene.dataplane._recordings
+        assert not scene.dataplane.accounts._recordings
         abandoned = recorded(scene)
         await anext(abandoned)
-        assert len(scene.dataplane._recordings) == 1
+        assert len(scene.dataplane.accounts._recordings) == 1
         await abandoned.aclose()
         waits.cancel()
 

@@ -105,6 +105,7 @@ def test_start_names_every_problem_and_starts_nothing() -> None:
     with short_dir() as root:
         run = root / "run"
         args = ["--model", f"a={root}/none", "--model", f"b={root}/nothing", "--run-dir", str(run)]
+        args += ["--grpc-port", str(free_port()), "--rest-port", str(free_port())]
         done = CliRunner().invoke(main, ["start", *args, "--check"])
         assert done.exit_code == 2
         problems = [line for line in done.stderr.splitlines() if line.startswith("error: ")]

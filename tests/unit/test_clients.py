@@ -57,7 +57,7 @@ def test_what_becomes_of_each_clients_requests(tmp_path: Path) -> None:
         scene.dataplane.want([{**MODEL, "queue": {"max_queued_requests": 3}}], {})
         before = scene.ask(metadata={"tenant": "before"})
         await settle()
-        with scene.dataplane.looking() as found:
+        with scene.dataplane.accounts.looking() as found:
             floods = [scene.ask(metadata={"tenant": "flood"}) for _ in range(2)]
             await settle()
             with pytest.raises(PoolError, match="is full"):
@@ -94,7 +94,7 @@ def test_what_was_waited_and_taken(tmp_path: Path) -> None:
 
     async def story(scene: Scene) -> None:
         worker = scene.hello(0)
-        with scene.dataplane.looking() as found:
+        with scene.dataplane.accounts.looking() as found:
             for _ in range(2):
                 asked = scene.ask(metadata={"tenant": "a"})
                 await settle()
@@ -114,7 +114,7 @@ def test_who_shares_a_batch_takes_its_part_of_it(tmp_path: Path) -> None:
 
     async def story(scene: Scene) -> None:
         scene.dataplane.want([batching_model()], {})
-        with scene.dataplane.looking() as found:
+        with scene.dataplane.accounts.looking() as found:
             small, large = (
                 scene.ask(body=rows_request(count), metadata={"tenant": tenant})
                 for tenant, count in (("small", 1), ("large", 99))
@@ -141,7 +141,7 @@ def test_who_a_client_is(tmp_path: Path, fair_by: str, client: str) -> None:
     async def story(scene: Scene) -> None:
         scene.dataplane.want([MODEL], {})
         scene.hello(0)
-        with scene.dataplane.looking() as found:
+        with scene.dataplane.accounts.looking() as found:
             asked = scene.ask(metadata={"tenant": "shop"})
             await settle()
             asked.cancel()
@@ -167,7 +167,7 @@ def test_who_a_client_is(tmp_path: Path, fair_by: str, client: str) -> None:
 
 def test_a_request_in_parts_is_one(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
-        with scene.dataplane.looking() as found:
+        with scene.dataplane.accounts.looking() as found:
             workers, asked = in_parts(scene)
             await settle()
             for worker in workers:
@@ -186,7 +186,7 @@ def test_one_that_moves_to_the_next_version_is_one(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         scene.dataplane.want([MODEL], {})
         last = scene.hello(0, "LOADING")
-        with scene.dataplane.looking() as found:
+        with scene.dataplane.accounts.looking() as found:
             asked = scene.ask()
             await settle()
             scene.dataplane.want([{**MODEL, **GONE}, {**MODEL, "version": 2}], {})
@@ -205,7 +205,7 @@ def test_what_nobody_waits_for_any_more_took_its_time(tmp_path: Path) -> None:
     """Of a client that gives its requests up while they run, and of parts whose whole has failed, too."""
 
     async def story(scene: Scene) -> None:
-        with scene.dataplane.looking() as found:
+        with scene.dataplane.accounts.looking() as found:
             workers, whole = in_parts(scene)
             await settle()
             scene.answer(workers[0], scene.link.dispatches(workers[0])[0], Code.INTERNAL, run_us=998)
@@ -233,7 +233,7 @@ def test_parts_that_are_refused_have_not_waited(tmp_path: Path) -> None:
         parameters = {"max_execution_batch_size": 4, "allowed_batch_sizes": [4], "max_enqueued_batches": 1}
         scene.dataplane.want([batching_model(**parameters)], {})
         scene.hello(0, "LOADING")
-        with scene.dataplane.looking() as found:
+        with scene.dataplane.accounts.looking() as found:
             with pytest.raises(PoolError):
                 await scene.ask(body=rows_request(7))
             assert told(found) == {("127.0.0.1", "m"): {"asked": 1, "refused": 1}}
@@ -249,9 +249,9 @@ def test_a_look_ends_when_its_asker_has_gone(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         pieces = Control(scene.dataplane).clients({"for_s": 60.0})
         await anext(pieces)
-        (found,) = scene.dataplane._looks
+        (found,) = scene.dataplane.accounts._looks
         await pieces.aclose()
-        assert scene.dataplane._looks == []
+        assert scene.dataplane.accounts._looks == []
         scene.hello(0)
         asked = scene.ask()
         await settle()
@@ -274,9 +274,9 @@ def test_each_look_counts_what_came_since_it_began(tmp_path: Path) -> None:
             scene.answer(worker, scene.link.dispatches(worker)[-1])
             await asked
 
-        with scene.dataplane.looking() as first:
+        with scene.dataplane.accounts.looking() as first:
             await answered()
-            with scene.dataplane.looking() as second:
+            with scene.dataplane.accounts.looking() as second:
                 await answered()
             await answered()
         await answered()

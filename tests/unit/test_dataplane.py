@@ -820,7 +820,7 @@ def test_a_large_request_runs_in_parts(tmp_path: Path) -> None:
     async def story(scene: Scene) -> None:
         workers, asked = in_parts(scene)
         capturing = contextlib.ExitStack()
-        captured = capturing.enter_context(scene.dataplane.capturing("m", None, 2))
+        captured = capturing.enter_context(scene.dataplane.accounts.capturing("m", None, 2))
         await settle()
         sent = [(worker, dispatch) for worker in workers for dispatch in scene.link.dispatches(worker)]
         assert [dispatch.requests[0].rows for _, dispatch in sent] == [(0, 4), (4, 7)]
@@ -1093,9 +1093,8 @@ def test_what_there_is_no_room_for_is_refused_before_it_is_read(
         begin(body[:4096])
         assert len(scene.link.dispatches(worker)) == 2
         rest = Asked(Method.REST_PREDICT, ModelSpecPeek("m", None, None, ""))
-        for _ in range(
-            3 if lack is Lack.BATCHES else 0
-        ):  # of which signature it is stands in what is to come
+        # By REST it is not known yet whether it joins a batch.
+        for _ in range(3 if lack is Lack.BATCHES else 0):
             asked.append(scene.ask(body=rows_request(1)))
             await settle()
             scene.dataplane.admit(rest, len(body), b"", RequestHead(peer="127.0.0.1:4711")).release()
@@ -1483,7 +1482,7 @@ def test_examples_are_counted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         worker = scene.hello(0)
         body = tfs.ClassificationRequest(model_spec=tfs.ModelSpec(name="m")).SerializeToString()
         asked, head = Asked(Method.CLASSIFY), RequestHead(metadata={}, peer="127.0.0.1:4711")
-        with scene.dataplane.recording() as recording:
+        with scene.dataplane.accounts.recording() as recording:
             admission = scene.dataplane.admit(asked, len(body), body, head)
             call = asyncio.create_task(scene.dataplane.call(asked, body, 0, admission, head))
             await settle()

@@ -43,6 +43,7 @@ from mpspool.supervisor.saved_model import check_saved_model
 from mpspool.supervisor.version_folders import BATCHING_FILE
 from tests.configuration import load_config
 from tests.conftest import short_dir
+from tests.pool import free_port
 
 GRAPH = b"\x08\x01\x12\x04\x0a\x02ab\x12\x00"
 INDEX = b"entries" + struct.pack("<Q", 0xDB4775248B80FB57)
@@ -61,12 +62,6 @@ def taken() -> Iterator[int]:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         yield listener.getsockname()[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def saved_model(folder: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -56,6 +56,24 @@ def told(item: Mapping[str, Any]) -> tuple[QueueSettings, BatchingSettings | Non
         msgspec.convert(item.get("queue") or {}, QueueSettings),
         msgspec.convert(item.get("batching"), BatchingSettings | None),
     )
+
+
+def byte_limits(items: Iterable[Mapping[str, Any]], all_bytes: int) -> dict[str, int]:
+    """How many bytes each model's requests may hold: as many as the most generous of its versions allows.
+
+    And, by "", those that do not say yet which model they are for: they are not to keep all others out.
+    """
+    limits = {"": all_bytes // 2}
+    for item in items:
+        limit = told(item)[0].max_queued_bytes
+        limits[item["name"]] = max(limit, limits.get(item["name"], 0))
+    return limits
+
+
+def sharing_bytes(items: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """The models that leave as many bytes free as they have; with them, by "", those that do not say yet which they are for."""
+    sharing = frozenset(item["name"] for item in items if told(item)[0].shares_bytes)
+    return sharing | {""} if sharing else sharing
 
 
 class Callers:
