@@ -208,17 +208,20 @@ class Level:
         return figure(map(what, self.runs))
 
     def limits(self) -> list[str]:
-        """In what the generator itself was the limit."""
+        """What of the figures is the generator's own."""
         found = []
         busy, waited = self.of(lambda run: run.busy).median, self.of(lambda run: run.waited).median
         if busy is not None and waited is not None and busy > BUSY:
             of_it = f", {waited:.0%} of it waiting for a CPU that others had" if waited > busy / 3 else ""
-            found.append(f"a generator process was busy {busy:.0%} of the time{of_it}")
+            found.append(
+                f"the generator was the limit: a process of it was busy {busy:.0%} of the time{of_it}"
+            )
         late = self.of(lambda run: run.late_ms).median
         p99 = self.figure("p99").median or self.figure("max_ms").median
         if late is not None and late > _LATE_MS and (p99 is None or late > _LATE_PART * p99):
-            found.append(f"requests were sent late: {late:.3g} ms at p99")
+            of_all = f", of {p99:.3g} ms in all" if p99 is not None else ""
+            found.append(f"the generator sent late: {late:.3g} ms at p99{of_all}")
         sent, unsent = self.sum(lambda run: run.sent), self.sum(lambda run: run.unsent)
         if unsent > _UNSENT_PART * sent:
-            found.append(f"requests that were due were not sent: {unsent:,} of {sent + unsent:,}")
+            found.append(f"the generator did not send what was due: {unsent:,} requests of {sent + unsent:,}")
         return found

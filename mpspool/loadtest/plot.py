@@ -163,7 +163,9 @@ def _axis(axes: Any, options: Options, levels: Sequence[Level]) -> None:
     for level, label in zip(levels, axes.get_xticklabels(), strict=True):
         label.set_color(_FAILED if level.failed else "black")
     axes.xaxis.set_minor_locator(ticker.NullLocator())
-    limited = ", rings: the generator was the limit" if any(level.limits() for level in levels) else ""
+    limited = (
+        ", rings: the generator was late, or the limit" if any(level.limits() for level in levels) else ""
+    )
     axes.set_xlabel(f"{'requests/s asked for' if options.is_open else 'requests in flight'}{limited}")
     axes.grid(alpha=0.3)
     for side in ("top", "right"):

@@ -161,7 +161,7 @@ def _remarks(options: Options, levels: Sequence[Level]) -> Iterator[str]:
     busy = [level.of(lambda run: run.busy).median or 0.0 for level in levels]
     limited = [(level, told) for level in levels if (told := level.limits())]
     for level, told in limited:
-        yield f"[yellow]![/] at {level.name} the generator was the limit: {'; '.join(told)}"
+        yield f"[yellow]![/] at {level.name} {'; '.join(told)}"
     if limited:
         yield f"  its figures are worse than the server's: {_remedy(options, max(busy))}"
     yield from _strangers(levels)

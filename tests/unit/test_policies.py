@@ -528,6 +528,44 @@ def test_a_policy_that_fails_harms_no_request(mine: Path, body: str) -> None:
     assert found.failures == 3
 
 
+def test_a_slow_policy_is_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nine times as long as it took, where it was slow three times in a row: it has a tenth of the router's time at most."""
+    now_s, takes_s, asked = 100.0, 0.0, 0
+
+    def mine(waiting: policy.Waiting) -> float:
+        nonlocal now_s, asked
+        now_s, asked = now_s + takes_s, asked + 1
+        return -waiting.arrived_s
+
+    monkeypatch.setattr(policy.time, "perf_counter", lambda: now_s)
+    found = policy.Own("mine", mine)
+    scheduler = make(policy=found)
+    keys = iter(range(1, 100))
+
+    def ask_one() -> float:
+        return ask(scheduler, at_ms=next(keys)).key
+
+    for seconds in (0.02, 0.02, 0.001, 0.02, 0.02):  # a processor that others have now and then
+        takes_s = seconds
+        assert ask_one() < 0
+    assert (found.failures, found.error) == (0, "")
+    takes_s = 0.02
+    with capture_logs() as logs:
+        assert ask_one() < 0
+        assert ask_one() > 0
+    assert (asked, found.failures) == (6, 1)
+    assert found.error.startswith("it takes 20 ms for a request, and all others wait meanwhile")
+    assert found.error.endswith("not asked of those that come in the next 0.18 s")
+    assert [line["error"] for line in logs] == [found.error]
+    now_s += 0.19
+    assert ask_one() < 0
+    assert ask_one() > 0  # it is as slow as it was
+    now_s, takes_s = now_s + 0.19, 0.001
+    assert ask_one() < 0
+    assert ask_one() < 0
+    assert found.failures == 2
+
+
 @pytest.mark.parametrize(
     ("name", "error"),
     [

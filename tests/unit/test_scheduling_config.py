@@ -91,6 +91,10 @@ async def later(waiting):
 def slow(waiting):
     time.sleep(0.05)
     return 1.0
+
+def endless(waiting):
+    while True:
+        pass
 """
 
 
@@ -468,6 +472,7 @@ _INSTALL = "install it beside mpspool, or put its folder on PYTHONPATH"
             "mine.inner.policy:slow",
             "ms for a request for half@3, and all requests wait for it meanwhile; mend it:",
         ),
+        ("mine.inner.policy:endless", "has not returned after 5 s for a request for half@3; mend it:"),
         ("mine.inner.policy:later", "fails on a request for half@3: it returned <coroutine object later"),
         (
             "mine.inner.policy:nothing",

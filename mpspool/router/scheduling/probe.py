@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -20,11 +21,17 @@ from mpspool.router.scheduling import policy
 from mpspool.router.scheduling.entry import Entry
 
 _BYTES = 100
-_MOST_S = 0.01
 # The first call may import, and any may have to wait for a processor.
-_MORE_TIMES = 3
+_MORE_TIMES = 2
+# One that has not returned after this never will.
+_LIMIT_S = 5.0
 _WANTED = "name a function that takes a waiting request and returns a number"
+_MEND = "mend it: it is asked of each, and has to compute, not wait"
 _EMPTY = "cost_s is None while nothing like it has been answered, and deadline_s is 0 without a deadline"
+
+
+class _EndlessError(BaseException):
+    """It has taken too long. No error, which is caught where it is asked."""
 
 
 def probe(reference: str, models: Sequence[str]) -> str:
@@ -45,16 +52,19 @@ def probe(reference: str, models: Sequence[str]) -> str:
         return f"{error}; {_WANTED}"
     assert isinstance(found, policy.Own)
     for model in models:
-        took_s = _asked(found, model)
-        if took_s > _MOST_S:
-            took_s = min(_asked(found, model) for _ in range(_MORE_TIMES))
-        if found.error:
-            return f"{reference} fails on a request for {model}: {found.error}; mend it: {_hint(found.error)}"
-        if took_s > _MOST_S:
+        try:
+            took_s = _asked(found, model)
+            if took_s > policy.SLOW_S:
+                took_s = min(_asked(found, model) for _ in range(_MORE_TIMES))
+        except _EndlessError:
+            return f"{reference} has not returned after {_LIMIT_S:g} s for a request for {model}; {_MEND}"
+        if took_s > policy.SLOW_S:
             return (
                 f"{reference} takes {took_s * 1e3:.0f} ms for a request for {model}, and all requests wait for it meanwhile;"
-                " mend it: it is asked of each, and has to compute, not wait"
+                f" {_MEND}"
             )
+        if found.error:
+            return f"{reference} fails on a request for {model}: {found.error}; mend it: {_hint(found.error)}"
     return ""
 
 
@@ -70,10 +80,18 @@ def _hint(error: str) -> str:
 
 
 def _asked(found: policy.Policy, model: str) -> float:
-    """How long it takes, in seconds."""
+    """How long it takes, in seconds. Raises _EndlessError."""
     begin_s = time.perf_counter()
-    found(_sample(model))
+    signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)
+    try:
+        found(_sample(model))
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
     return time.perf_counter() - begin_s
+
+
+def _give_up(_signal: int, _frame: object) -> None:
+    raise _EndlessError
 
 
 def _sample(model: str) -> Entry:
@@ -88,6 +106,7 @@ def main(reference: str, *models: str) -> int:
     """What the policy's module prints goes to standard error."""
     answer = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    signal.signal(signal.SIGALRM, _give_up)
     error = probe(reference, models)
     with answer:
         print(json.dumps({"error": error}), file=answer)
