@@ -290,9 +290,9 @@ def _versions(
 def wait(run: RunDir, versions: tuple[ModelVersion, ...], timeout: float) -> None:
     """Wait until every model, or each of these versions, is served by all its workers.
 
-    Of several versions of a model that are there the newest is waited for; the others are loaded after it. One
-    that has just been published is not there until the pool has looked: name it. It waits for a pool that is
-    not there yet, too. Exit status 0 when all is ready; 1, with the reason, when the time is over, when the pool
+    Of several versions of a model that are there the newest is waited for, and those that its labels stand for;
+    the others are loaded after it. One that has just been published is not there until the pool has looked: name
+    it. It waits for a pool that is not there yet, too. Exit status 0 when all is ready; 1, with the reason, when the time is over, when the pool
     has failed, when a worker was given up or the version is refused.
     """
     from mpspool.supervisor import ask

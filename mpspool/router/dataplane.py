@@ -431,6 +431,7 @@ class Dataplane:
                 leaves=item["phase"] == VersionPhase.LEAVING.value,
                 weight=item["weight"],
                 labels=item["labels"],
+                to_come=item["to_come"],
                 metadata=[(key, value) for key, value in item["metadata"]],
             )
             self._workers.hang_timeout_s[model] = item["hang_timeout_s"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mpspool.core.errors import Code, PoolError
@@ -26,6 +27,7 @@ class Wanted:
         leaves: it has taken requests, and takes no more.
         weight: its share of the requests that name no version, beside the other versions' of its model; 0 for none.
         labels: version labels of its model, and the number that each stands for, whether there is such a version or not.
+        to_come: of these numbers, as each version of a model has them, those that have yet to serve, and should.
         metadata: (key, value): requests that have one of these and name no version are for it.
     """
 
@@ -36,6 +38,7 @@ class Wanted:
     leaves: bool = False
     weight: int = 0
     labels: Mapping[str, int] = field(default_factory=dict)
+    to_come: Collection[int] = ()
     metadata: Sequence[tuple[str, str]] = ()
 
 
@@ -136,17 +139,24 @@ class Models:
         self._splits: dict[str, Split] = {}
         self._rules: dict[str, list[tuple[str, str, Version]]] = {}
         self._labels: dict[tuple[str, str], int] = {}
+        self._to_come: dict[str, Collection[int]] = {}
         self._wanted: set[ModelVersion] = set()
         # What GetModelStatus says of those that are gone, the latest last.
         self._ended: dict[ModelVersion, VersionStatus] = {}
+        # Those that have been loaded for the first time, with all that a label stands for.
+        self._complete: set[str] = set()
         # Whether the pool has said what there should be: until then what is unknown may only be new to us.
         self._told = False
 
     def want(self, versions: Mapping[ModelVersion, Wanted]) -> None:
         """Takes the pool's list of versions, all at once; others go once no worker is left."""
+        if not self._told:  # one that is new, of models that are not
+            self._complete = {
+                model.name for model, version in self._versions.items() if version.was_available
+            }
         self._told = True
         self._wanted = set(versions)
-        self._routed, self._labels, self._rules = {}, {}, {}
+        self._routed, self._labels, self._rules, self._to_come = {}, {}, {}, {}
         weights: dict[str, dict[ModelVersion, int]] = {}
         for model, wanted in versions.items():
             version = self.get(model)
@@ -154,13 +164,16 @@ class Models:
             version.opens, version.leaves = wanted.opens, wanted.leaves
             if not wanted.leaves:
                 version.failed = wanted.failed
-            self.count(model, version.workers, version.ready)
+            self._count(version, version.workers, version.ready)
             if wanted.weight:
                 weights.setdefault(model.name, {})[model] = wanted.weight
             self._labels |= {(model.name, label): number for label, number in wanted.labels.items()}
+            self._to_come[model.name] = wanted.to_come
             for key, value in wanted.metadata:
                 self._rules.setdefault(model.name, []).append((key.lower(), value, version))
         self._route(weights)
+        for name in self._by_name:
+            self._see_complete(name)
 
     def _route(self, weights: Mapping[str, Mapping[ModelVersion, int]]) -> None:
         splits = {name: Split(shares) for name, shares in weights.items() if len(shares) > 1}
@@ -184,6 +197,7 @@ class Models:
             self._by_name[model.name].remove(version)
             if not self._by_name[model.name]:
                 del self._by_name[model.name]
+                self._complete.discard(model.name)
         while len(self._ended) > _MAX_ENDED:
             del self._ended[next(iter(self._ended))]
         return found
@@ -206,9 +220,21 @@ class Models:
         return model in self._versions
 
     def count(self, model: ModelVersion, workers: int, ready: int) -> None:
-        version = self.get(model)
+        self._count(self.get(model), workers, ready)
+        self._see_complete(model.name)
+
+    def _count(self, version: Version, workers: int, ready: int) -> None:
         version.workers, version.ready = workers, ready
         version.was_available = version.was_available or version.state is ModelVersionState.AVAILABLE
+
+    def _see_complete(self, name: str) -> None:
+        served = self._told and any(version.was_available for version in self._by_name[name])
+        if served and not self._awaited(name):
+            self._complete.add(name)
+
+    def _awaited(self, name: str) -> Collection[int]:
+        """While a model is loaded for the first time, those that a label stands for and that have yet to serve."""
+        return () if name in self._complete else self._to_come.get(name, ())
 
     def all(self) -> list[Version]:
         return sorted(self._versions.values(), key=lambda version: version.model)
@@ -279,7 +305,7 @@ class Models:
         if mine:
             return PoolError(Code.UNAVAILABLE, f"{mine[-1].model}: {mine[-1].failed}")
         served = any(version.was_available and not version.leaves for version in known)
-        if not self._told or (not served and _to_come(known, number)):
+        if not self._told or number in self._awaited(name) or (not served and _to_come(known, number)):
             return PoolError(Code.UNAVAILABLE, _NOT_YET.format(name))
         what = f"Latest({name})" if number is None else f"Specific({name}, {number})"
         return PoolError(Code.NOT_FOUND, f"Servable not found for request: {what}")
@@ -296,16 +322,20 @@ class Models:
         return sorted(mine, key=lambda one: one.version, reverse=True)
 
     def unready(self, every: bool) -> str:
-        """Why the pool is not ready to serve, "" when it is. `every`: all models, not just one."""
-        served: dict[str, bool] = {}
-        for version in self._versions.values():
-            name = version.model.name
-            served[name] = served.get(name, False) or version.state is ModelVersionState.AVAILABLE
-        if not served:
+        """Why the pool is not ready to serve, "" when it is. `every`: all models, not just one.
+
+        A model is when one of its versions is AVAILABLE; at first, when those are that a label stands for.
+        """
+        if not self._versions:
             return "no model is loaded yet"
-        missing = sorted(name for name, available in served.items() if not available)
-        if missing and (every or len(missing) == len(served)):
-            return f"not AVAILABLE: {', '.join(missing)}"
+        missing: dict[str, list[str]] = {}
+        for name, versions in self._by_name.items():
+            if not any(version.state is ModelVersionState.AVAILABLE for version in versions):
+                missing[name] = [name]
+            elif awaited := self._awaited(name):
+                missing[name] = [str(ModelVersion(name, number)) for number in awaited]
+        if missing and (every or len(missing) == len(self._by_name)):
+            return f"not AVAILABLE: {', '.join(sorted(itertools.chain(*missing.values())))}"
         return ""
 
 

@@ -53,6 +53,7 @@ MODEL = {
     "opens": True,
     "weight": 1,
     "labels": {},
+    "to_come": [],
     "metadata": [],
 }
 

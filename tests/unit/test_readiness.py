@@ -39,6 +39,11 @@ def status(*versions: Version, pool: str = "RUNNING", **workers: str) -> dict[st
     }
 
 
+def to_come(found: dict[str, Any], *numbers: int) -> dict[str, Any]:
+    """The same, with a label for each of these versions, which has yet to be served."""
+    return {**found, "models": [{**found["models"][0], "to_come": numbers}]}
+
+
 SERVED: Version = (1, "AVAILABLE", "")
 REFUSED: Version = (2, "END", "cut short")
 
@@ -62,6 +67,10 @@ REFUSED: Version = (2, "END", "cut short")
         (status(SERVED, (2, "UNLOADING", ""), (3, "END", ""), v1="READY"), (), ""),
         (status(REFUSED, (3, "AVAILABLE", ""), v3="READY"), (), ""),
         (status((1, "LOADING", ""), (2, "AVAILABLE", ""), v1="STARTING", v2="READY"), (), ""),
+        # But those that a label stands for, too, if they may come.
+        (to_come(status((2, "AVAILABLE", ""), v2="READY"), 1), (), None),
+        (to_come(status((2, "AVAILABLE", ""), v2="READY"), 1), (2,), ""),
+        (to_come(status((2, "AVAILABLE", ""), v2="READY")), (), ""),
         # But where all go, for another that is loaded after them or for good, it is not over.
         (status((1, "UNLOADING", ""), v1="READY"), (), None),
         (status(SERVED, pool="STOPPING", v1="READY"), (), None),
@@ -89,6 +98,7 @@ def test_the_verdict(found: dict[str, Any], wanted: Collection[int], expected: s
     [
         (status(SERVED, v1="STARTING"), None, "m@1.cpu0.0 is STARTING"),
         (status(SERVED, (2, "START", ""), v1="READY"), None, "m@2 is START"),
+        (to_come(status((2, "AVAILABLE", ""), v2="READY"), 1, 2), None, "m@1 has yet to be served"),
         (status(pool="STARTING"), None, "the pool is STARTING"),
         (status(SERVED, v1="STARTING"), ModelVersion("m", 2), "m@2 is not there; there is m@1"),
         (status(), ModelVersion("m", 2), "m@2 is not there; m has no version"),

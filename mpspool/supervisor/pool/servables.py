@@ -152,6 +152,7 @@ class Servables:
                 opens=self._versions[model.name].opens(version),
                 weight=self._versions[model.name].weight(version),
                 route=self._versions[model.name].route,
+                to_come=self._versions[model.name].to_come(),
             )
             for model, version in self
         ]

@@ -5,7 +5,7 @@ For scripts, the `status --json` object; for the router, which versions there sh
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,6 +33,7 @@ class Servable:
         opens: it takes requests as soon as enough of its workers are READY.
         weight: its share of the requests that name no version, beside the other versions'; 0 for none.
         route: of its model, as said by hand.
+        to_come: versions of its model that have yet to be served.
     """
 
     settings: ModelSettings
@@ -41,6 +42,7 @@ class Servable:
     opens: bool = True
     weight: int = 1
     route: Route = field(default_factory=Route)
+    to_come: Collection[int] = ()
 
     @property
     def id(self) -> ModelVersion:
@@ -49,6 +51,10 @@ class Servable:
     def model_labels(self) -> dict[str, int]:
         """Its model's version labels, and the number that each stands for."""
         return self.settings.labels | self.route.labels
+
+    def labelled_to_come(self) -> list[int]:
+        """Of those that a label stands for, which have yet to be served."""
+        return sorted(set(self.model_labels().values()) & set(self.to_come))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +163,7 @@ def for_router(
             "opens": servable.opens,
             "weight": servable.weight,
             "labels": servable.model_labels(),
+            "to_come": servable.labelled_to_come(),
             "metadata": [rule[:2] for rule in servable.route.metadata if rule[2] == servable.id.version],
             "hang_timeout_s": servable.settings.hang_timeout_s,
             "batching": msgspec.to_builtins(servable.settings.batching),
@@ -251,9 +258,14 @@ def _pool_state(view: View, workers: Iterable[Status]) -> PoolState:
 
 
 def _with_labels(models: Sequence[Status], servables: Iterable[Servable]) -> list[Status]:
-    """With the version labels of each that has some, and the number that each stands for."""
-    labels = {one.id.name: one.model_labels() for one in servables}
-    return [{**model, "labels": found} if (found := labels.get(model["name"])) else model for model in models]
+    """With the version labels of each that has some, the number that each stands for, and which of these have yet to be served."""
+    labels = {one.id.name: (one.model_labels(), one.labelled_to_come()) for one in servables}
+    return [
+        {**model, "labels": found[0], "to_come": found[1]}
+        if (found := labels.get(model["name"])) and found[0]
+        else model
+        for model in models
+    ]
 
 
 def _with_orders(models: Sequence[Status], orders: Mapping[str, Status]) -> list[Status]:

@@ -367,6 +367,10 @@ class Versions:
         }
         return self._meant(failed) | (self.loaded_and_found() - failed)
 
+    def to_come(self) -> set[int]:
+        """Which of those have yet to be served."""
+        return self.aspired() - {version.number for version in self._serving()}
+
     def _is_mended(self, failed: Version) -> bool:
         """Whether other files are there by now than those that failed, and look whole."""
         found = self.found.get(failed.number)
