@@ -106,6 +106,15 @@ def test_the_router_is_told_each_version_once() -> None:
     }
 
 
+def test_the_router_is_told_which_labelled_versions_are_to_come() -> None:
+    """And whoever reads the status. Not those that nobody asks for by a label."""
+    config = settings("m")
+    labelled = msgspec.structs.replace(config.models[0], labels={"stable": 3, "now": 1, "gone": 9})
+    mine = [Servable(labelled, VersionPhase.SERVING, to_come={2, 3})]
+    (told,) = status.for_router(mine, {}, {})["models"]
+    assert told["to_come"] == [3]
+
+
 def test_the_router_is_told_how_each_version_waits() -> None:
     """Its batching, null where it has none, and its queue, as plain values."""
     config = settings("plain", "batched")

@@ -74,6 +74,18 @@ def test_the_first_version_takes_requests_as_soon_as_its_quorum_is_ready() -> No
     assert phases(versions) == {1: SERVING}
 
 
+def test_what_should_be_served_and_is_not_yet_is_to_come() -> None:
+    """Before it is begun, too; not where it has failed, nor beside what serves in its place."""
+    versions = Versions("m", VersionPolicy(specific=(1, 2, 3)), found=found(1, 2))
+    assert versions.to_come() == {1, 2}
+    versions.step({}, 0.0)
+    assert versions.to_come() == {1, 2}
+    versions.step({2: READY}, 0.0)
+    assert (phases(versions), versions.to_come()) == ({1: LOADING, 2: SERVING}, {1})
+    versions.step({1: BROKEN, 2: READY}, 0.0)
+    assert (phases(versions), versions.to_come()) == ({1: FAILED, 2: SERVING}, set())
+
+
 def test_a_new_version_takes_over_when_all_its_workers_are_ready() -> None:
     """Until then it takes nothing; the old one leaves only after that, and is forgotten when it has gone."""
     versions = model(1)
