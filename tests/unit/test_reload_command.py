@@ -13,7 +13,7 @@ import pytest
 from mpspool.core.control import ControlServer, Message
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import reload_command
-from mpspool.supervisor.config.schema import overruled
+from mpspool.supervisor.config.schema import overruled, read_config
 from mpspool.supervisor.reload_command import ReloadError
 from tests.conftest import short_dir
 
@@ -71,6 +71,24 @@ def test_a_policy_that_has_come_to_fail_is_an_error() -> None:
     with pytest.raises(ReloadError, match=f"^{re.escape(text)}$"):
         warnings_of(answer, **told)
     assert warnings_of(answer, failing=[text], **told) == [f"warning: as before: {text}"]
+
+
+def test_what_a_model_says_in_vain(tmp_path: Path) -> None:
+    """A flag, a variable, or a file of parameters says something else for all models; what is the same is not told."""
+    file, parameters = tmp_path / "pool.yaml", tmp_path / "parameters"
+    file.write_text(
+        "models:\n  m:\n    base_path: /m\n    batching: {batch_timeout_micros: 7, max_batch_size: 64}\n    cpu_slots: 2\n"
+        "    max_queued_requests: 5\n    policy: edf\n"
+    )
+    parameters.write_text("max_batch_size { value: 64 }\nbatch_timeout_micros { value: 5 }\n")
+    flags = {"enable_batching": True, "batching_parameters_file": str(parameters), "cpu_slots": 1}
+    config, findings = read_config(file, flags, {"MPSPOOL_POLICY": "sjf", "MPSPOOL_CPU_SLOTS": "3"})
+    assert sorted(findings.overridden) == [
+        f"models.m.batching.batch_timeout_micros in pool.yaml line 4 has no say: {parameters} line 2 is for all models",
+        "models.m.cpu_slots in pool.yaml line 5 has no say: --cpu-slots is for all models",
+        "models.m.policy in pool.yaml line 7 has no say: MPSPOOL_POLICY is for all models",
+    ]
+    assert config.models[0].max_queued_requests == 5
 
 
 @pytest.mark.parametrize(

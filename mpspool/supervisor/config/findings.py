@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mpspool.core.errors import Problem
 from mpspool.supervisor.config.layers import Source
@@ -33,11 +33,13 @@ class Findings:
         problems: what was refused.
         left_out: the fields whose values were refused, or "models.half.base_path" for one of one model.
         places: by a problem's path, that path as its author sees it and where the value stands.
+        overridden: what the file says of a model and a flag or variable of all, a line each.
     """
 
     problems: list[Problem]
     left_out: set[str]
     places: Mapping[str, tuple[str, Source]]
+    overridden: list[str] = field(default_factory=list)
 
     def told(self, found: Iterable[Problem] = ()) -> list[Problem]:
         """Every problem, those of a file by line.

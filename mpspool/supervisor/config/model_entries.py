@@ -153,14 +153,29 @@ def only(
     return found
 
 
-def override(entries: list[Entry], fields: Iterable[str]) -> None:
-    """Takes from each entry what a flag or variable says for all models: "field", or "section.field"."""
+def override(entries: list[Entry], fields: Mapping[str, tuple[object, Source]]) -> list[str]:
+    """Takes from each entry what a flag or variable says for all models.
+
+    Args:
+        entries: those of the file.
+        fields: by "field" or "section.field", what is said for all, and where.
+
+    Returns:
+        What has been taken and was another value, a line each.
+    """
+    lines = []
     for entry in entries:
-        for name in fields:
+        for name, (value, above) in fields.items():
             section, _, inner = name.partition(".")
             values = entry.values.get(section) if inner and isinstance(entry.values, dict) else entry.values
-            if isinstance(values, dict):
-                values.pop(inner or name, None)
+            if isinstance(values, dict) and (inner or name) in values:
+                if values.pop(inner or name) == value:
+                    continue
+                place = source_of(entry.sources, tuple(name.split(".")))
+                lines.append(
+                    f"{dotted(entry.location)}.{name} in {place} has no say: {above} is for all models"
+                )
+    return lines
 
 
 def check_names(entries: list[Entry]) -> list[Problem]:

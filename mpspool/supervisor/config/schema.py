@@ -355,7 +355,7 @@ def read_config(
     Returns:
         The configuration without what is refused: to be checked further, and to be used where nothing is.
     """
-    layer, entries = _merge(file, flags, environ, serving)
+    layer, entries, overridden = _merge(file, flags, environ, serving)
     if models is not None:
         entries = only(entries, models, {} if serving is None else serving.every_model)
     layer.problems += check_names(entries)
@@ -372,7 +372,7 @@ def read_config(
         places["mps"] = ("mps", source)
     for entry in entries:
         places |= entry.places()
-    return config, Findings(layer.problems, layer.left_out, places)
+    return config, Findings(layer.problems, layer.left_out, places, overridden)
 
 
 def overruled(file: Path, flags: Mapping[str, object], environ: Mapping[str, str]) -> list[str]:
@@ -383,6 +383,13 @@ def overruled(file: Path, flags: Mapping[str, object], environ: Mapping[str, str
     # ENABLE_MPS asks for no less than the file does.
     told = {dotted(location) for location, source in sources.items() if source.name != ENABLE_MPS}
     return [name for name in pool_fields() if name in told and _stands(values, name)]
+
+
+def _value(values: object, location: Location) -> object:
+    """What stands there."""
+    for name in location:
+        values = values[name] if isinstance(values, dict) else None
+    return values
 
 
 def _stands(values: object, name: str) -> bool:
@@ -423,7 +430,7 @@ def _field(location: Location) -> str:
 
 def _merge(
     file: Path | None, flags: Mapping[str, object], environ: Mapping[str, str], serving: Serving | None
-) -> tuple[Layer, list[Entry]]:
+) -> tuple[Layer, list[Entry], list[str]]:
     here = Path.cwd()
     below = Layer() if file is None else read_file(file)
     if serving is not None:
@@ -447,13 +454,16 @@ def _merge(
     put_named(above, entries, read_models(environ), MODEL, here)
     put_named(above, entries, models, FLAG, here)
     layer = overlay(overlay(read_affinity(environ), below), above)
-    said = {name for name in _MODEL_FIELDS if tuple(name.split(".")) in above.sources}
-    override(
-        entries, [_MODEL_FIELDS[name] for name in said - (_OF_VERSIONS if _is_per_model(layer) else set())]
-    )
+    not_said = _OF_VERSIONS if _is_per_model(layer) else set()
+    said = {
+        field: (_value(above.values, location), above.sources[location])
+        for name, field in _MODEL_FIELDS.items()
+        if (location := tuple(name.split("."))) in above.sources and name not in not_said
+    }
+    overridden = override(entries, said)
     if not layer.complete:
         layer.left_out |= set(PoolConfig.model_fields) - set(layer.values)
-    return layer, entries
+    return layer, entries, overridden
 
 
 def _spread(values: dict[str, object], batching: Callable[[object], object]) -> None:

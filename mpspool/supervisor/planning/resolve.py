@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,4 +64,5 @@ def resolve(
         found += error.problems
     if problems := findings.told(found):
         raise StartError(problems)
-    return resolved
+    pool, planned = resolved
+    return pool, replace(planned, warnings=[*findings.overridden, *planned.warnings])
