@@ -43,15 +43,17 @@ class _PoolCommand(click.Command):
 
 
 def _of_key(option: str, words: list[str], options: set[str | None]) -> str:
-    """Where the key that is named so is given, with the value that was; "" where there is none, or it has an option."""
+    """Where the key that is named so is given, with the value that was, or whose flag it is; "" where there is none, or it has an option."""
     from mpspool.supervisor.config.environment import variable_of
     from mpspool.supervisor.config.schema import FLAG_FIELDS, pool_fields
+    from mpspool.supervisor.config.tensorflow_serving.flags import KNOWN
 
     name = option.lstrip("-").replace("-", "_")
     named = (key for key in pool_fields() if name in (key.replace(".", "_"), key.rpartition(".")[2]))
     key = next((key for key in named if key not in {*options, *FLAG_FIELDS.values()}), None)
     if key is None:
-        return ""
+        theirs = name in KNOWN and name not in options
+        return "`mpspool tensorflow_model_server` takes TensorFlow Serving's flags" if theirs else ""
     values = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
     values += [after for word, after in pairwise(words) if word == option and not _is_no_value(after)]
     value = shlex.quote(values[0]) if any(values) else "..."

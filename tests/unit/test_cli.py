@@ -125,6 +125,8 @@ def test_start_names_every_problem_and_starts_nothing() -> None:
         ("--restart-retries=5", "; restart.retries is a key of POOL.yaml, or MPSPOOL_RESTART_RETRIES=5 in"),
         ("--max_queued_bytes '1 GiB'", "MPSPOOL_MAX_QUEUED_BYTES='1 GiB' in the environment"),
         ("--dispatch --host x", "MPSPOOL_SCHEDULING_DISPATCH=... in the environment"),
+        ("--port=8500", "'--port'; `mpspool tensorflow_model_server` takes TensorFlow Serving's flags"),
+        ("--rest-api-port 8501", "; `mpspool tensorflow_model_server` takes TensorFlow Serving's flags"),
         ("--polcy sjf", "Did you mean '--policy'?"),
         ("--grpc_port 1", "'--grpc-port'"),
         ("--mps-mode on", "'--mps'"),

@@ -297,6 +297,26 @@ def test_what_is_refused(tmp_path: Path, given: str, told: str) -> None:
     assert line.startswith(told)
 
 
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [
+        (
+            "timeout_ms",
+            "a request has its own deadline, and else grpc_timeout_ms or rest_timeout_ms, which are for all models",
+        ),
+        (
+            "priority",
+            "a request says it by itself, in the metadata x-mpspool-priority, and the larger goes first",
+        ),
+        ("grpc_timeout_ms", "grpc_timeout_ms is for all models"),
+    ],
+)
+def test_what_a_request_or_the_pool_says_no_model_does(tmp_path: Path, key: str, told: str) -> None:
+    """It is not taken for what is nearly named so: hang_timeout_s ends workers."""
+    (line,) = refused(tmp_path, f"models: {{half: {{base_path: x, {key}: 3}}}}")
+    assert line == f"models.half.{key}: unknown key in pool.yaml line 1; {told}"
+
+
 @pytest.mark.parametrize("key", ["slow_lane", "fair_by", "dispatch"])
 def test_a_model_is_told_what_is_the_pools(tmp_path: Path, key: str) -> None:
     """Of scheduling, and of what stands in it; it has a policy of its own."""

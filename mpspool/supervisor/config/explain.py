@@ -50,14 +50,16 @@ def _problem(
     if error["type"] == "value_error" and key in sections:  # its fields do not go together
         message = f"{where.lstrip()}: {error['ctx']['error']}".removeprefix(": ")
     else:
-        message = _message(error, prefix + section, key, fields, where)
+        message = _message(error, prefix + section, key, fields, where, sections[""])
     return Problem(dotted(shown(location)), message, source.line)
 
 
-def _message(error: Mapping[str, Any], section: str, key: str, fields: Fields, where: str) -> str:
+def _message(
+    error: Mapping[str, Any], section: str, key: str, fields: Fields, where: str, pool: Fields
+) -> str:
     match error["type"]:
         case "extra_forbidden":
-            return f"unknown key{where}; {_suggest(section, key, fields)}"
+            return f"unknown key{where}; {_suggest(section, key, fields, pool)}"
         case "missing":
             return f"missing{where}{_remark(fields.get(key, ''))}"
         case "value_error":
@@ -133,15 +135,29 @@ _OF_POOL = {
     "per_model": "batching.per_model is for all models",
 }
 _MODEL = "models.models"
+# What a request says, where a model says it.
+_DEADLINE = (
+    "a request has its own deadline, and else grpc_timeout_ms or rest_timeout_ms, which are for all models"
+)
+_OF_REQUEST = {
+    **dict.fromkeys(
+        ("deadline", "deadline_ms", "timeout", "timeout_ms", "timeout_micros", "timeout_s"), _DEADLINE
+    ),
+    "priority": "a request says it by itself, in the metadata x-mpspool-priority, and the larger goes first",
+}
 
 
-def _suggest(section: str, key: str, fields: Fields) -> str:
+def _suggest(section: str, key: str, fields: Fields, pool: Fields) -> str:
     if key in SchedulingConfig.model_fields and section in ("", _MODEL):
         return f"scheduling.{key} is for all models" if section else f"write it as scheduling: {{{key}: ...}}"
     if key == "scheduling" and section == _MODEL:
         return "a model has policy: sjf beside its base_path; the rest of scheduling is for all models"
     if key in _OF_POOL:
         return _OF_POOL[key]
+    if key in _OF_REQUEST and section in ("", _MODEL):
+        return _OF_REQUEST[key]
+    if key in pool and section == _MODEL:
+        return f"{key} is for all models"
     if key in _TRITON:
         return f"what it is to Triton is here {_TRITON[key]}"
     near = nearest(key, fields)
