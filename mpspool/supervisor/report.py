@@ -14,7 +14,15 @@ from typing import Any
 from mpspool.core.ids import FETCH_PREFIX, PUBLISH_PREFIX, ModelVersion
 from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import PoolSettings
-from mpspool.core.states import NO_SLOT, DomainState, ModelVersionState, PoolState, SlotState, WorkerState
+from mpspool.core.states import (
+    NO_SLOT,
+    NOT_SERVED,
+    DomainState,
+    ModelVersionState,
+    PoolState,
+    SlotState,
+    WorkerState,
+)
 from mpspool.core.weights import COPIED
 from mpspool.supervisor.cpus import format_cpus
 from mpspool.supervisor.ports import client_address
@@ -374,7 +382,9 @@ def changes(before: Status | None, after: Status) -> Iterator[str]:
         for worker in after["workers"]:
             version = worker.get("model"), worker.get("version")
             comes_back = (
-                worker.get("device") not in lost and version not in leaving and worker.get("error") != NO_SLOT
+                worker.get("device") not in lost
+                and version not in leaving
+                and worker.get("error") not in (NO_SLOT, NOT_SERVED)
             )
             yield from _worker_changes(known.get(worker["id"]), worker, where, comes_back=comes_back)
         for process in after["processes"]:

@@ -212,7 +212,7 @@ REFUSALS = {
         "plain",
         grpc.StatusCode.INVALID_ARGUMENT,
         None,
-        "The metadata x-mpspool-priority is 'high': it must be a whole number from -999 to 999, 0 for what has none; "
+        "x-mpspool-priority is 'high': it must be a whole number from -999 to 999, 0 for what has none; "
         "more goes first",
         priority="high",
     ),

@@ -726,7 +726,10 @@ def test_versions_that_come_fail_and_go_are_told() -> None:
     ]
 
 
-def test_a_slot_that_a_reload_takes_away_does_not_come_back() -> None:
+@pytest.mark.parametrize("reason", [NO_SLOT, NOT_SERVED])
+def test_a_worker_that_is_not_wanted_any_more_does_not_come_back(reason: str) -> None:
+    """Whatever its version is by then: one that is refused after its workers were READY is still said to be AVAILABLE."""
+
     def seen(state: str, error: str) -> dict[str, Any]:
         worker = {"id": "m@1.cpu0.1", "model": "m", "version": 1, "generation": 1, "pid": 7, "cpus": []}
         return {
@@ -736,8 +739,8 @@ def test_a_slot_that_a_reload_takes_away_does_not_come_back() -> None:
             "processes": [],
         }
 
-    told = report.changes(seen("READY", ""), seen("EMPTY", NO_SLOT))
-    assert list(told) == ["m@1.cpu0.1 ended: its slot has gone from the configuration"]
+    told = report.changes(seen("READY", ""), seen("EMPTY", reason))
+    assert list(told) == [f"m@1.cpu0.1 ended: {reason}"]
 
 
 def test_a_process_that_is_started_again_is_told_once() -> None:

@@ -96,7 +96,7 @@ class Callers:
         if not _PRIORITY.fullmatch(text):
             raise PoolError(
                 Code.INVALID_ARGUMENT,
-                f"The metadata {self._priority_key} is {text[:20]!r}: it must be a whole number from -999 to 999, "
+                f"{self._priority_key} is {text[:20]!r}: it must be a whole number from -999 to 999, "
                 "0 for what has none; more goes first",
             )
         return int(text)
