@@ -63,6 +63,7 @@ _metadata_option = click.option(
 
 
 @main.command(
+    short_help="Ask a model once, and print its answer.",
     epilog=examples(
         "mpspool predict half_plus_two --input '{\"x\": [1, 2, 5]}'",
         "mpspool predict half_plus_two --input '[1, 2, 5]' --address 10.0.0.7:8500",
@@ -182,6 +183,7 @@ def _interruptible() -> Iterator[None]:
 
 
 @main.command(
+    short_help="Load a model and say how fast it is, and why.",
     epilog=examples(
         "mpspool bench --model half_plus_two",
         "mpspool bench --model ranker --concurrency 1,8,32 --rows 64 --plot ranker.png",

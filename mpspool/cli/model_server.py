@@ -24,6 +24,7 @@ _HELP = {"--help", "-h", "-help", "--helpfull"}
 
 @main.command(
     "tensorflow_model_server",
+    short_help="Start a pool by TensorFlow Serving's flags.",
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
@@ -34,6 +35,7 @@ def tensorflow_model_server(arguments: tuple[str, ...]) -> None:
 
 
 @main.command(
+    short_help="Print the pool.yaml of another server's files.",
     epilog=examples(
         "mpspool convert models.config batching.txt > pool.yaml",
         "mpspool convert model_config_file platform_config_file > pool.yaml && mpspool start pool.yaml --check",

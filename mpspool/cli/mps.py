@@ -9,6 +9,7 @@ from mpspool.core.rundir import RunDir
 
 
 @main.group(
+    short_help="Show and change each worker's share of its GPU.",
     epilog=examples(
         "mpspool mps show",
         "mpspool mps set --active-thread-percentage 50 --restart",

@@ -13,6 +13,7 @@ from mpspool.core.rundir import RunDir
 
 @main.command(
     "reload",
+    short_help="Take up what was changed in the configuration.",
     epilog=examples(
         "mpspool reload                                     # the pool file was edited",
         "mpspool reload --config pool.yaml                  # this one from now on",

@@ -10,6 +10,7 @@ from mpspool.mps.simulated import FAULTS
 
 
 @main.group(
+    short_help="Have stand-ins fail, to see what the pool does.",
     epilog=examples(
         "mpspool simulate fault gpu0",
     ),

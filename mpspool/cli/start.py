@@ -66,6 +66,7 @@ def _is_no_value(word: str) -> bool:
 
 
 @main.command(
+    short_help="Start a pool, and stay until it is told to end.",
     cls=_PoolCommand,
     epilog=examples(
         "mpspool start --model half_plus_two=/models/half_plus_two",
@@ -191,6 +192,7 @@ def begin(
 
 
 @main.command(
+    short_help="Say whether this machine can serve.",
     cls=_PoolCommand,
     params=[option for option in start.params if option.name not in _STARTS_SOMETHING],
     epilog=examples(
@@ -279,6 +281,7 @@ def _versions(
 
 
 @main.command(
+    short_help="Wait until every model is served.",
     epilog=examples(
         "mpspool start pool.yaml --detach && mpspool wait --timeout 60",
         "mv /models/ranker/.8 /models/ranker/8 && mpspool wait ranker@8    # until it is served, or why not",
@@ -304,6 +307,7 @@ def wait(run: RunDir, versions: tuple[ModelVersion, ...], timeout: float) -> Non
 
 
 @main.command(
+    short_help="Drain the pool, and end it.",
     epilog=examples(
         "mpspool stop --timeout 60",
     ),

@@ -15,6 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @main.command(
+    short_help="Show a model: signatures, variables, operations.",
     epilog=examples(
         "mpspool model half_plus_two",
         "mpspool model half_plus_two --json | jq .weights",
@@ -84,6 +85,7 @@ def model(
 
 
 @main.command(
+    short_help="Keep a model's next requests, to warm it up with.",
     epilog=examples(
         "mpspool capture ranker --count 200                 # for its present version, and those after it",
         "mpspool capture ranker --count 1000 --timeout 600 -o warmup.tfrecord",
@@ -144,6 +146,7 @@ def _so_long_option(command: F) -> F:
 
 
 @main.command(
+    short_help="Have a version served, whatever the policy says.",
     epilog=examples(
         "mpspool load ranker@7                              # beside what the policy means",
         "mpspool load ranker                                # what the policy means again",
@@ -166,6 +169,7 @@ def load(run: RunDir, model: str, timeout: float) -> None:
 
 
 @main.command(
+    short_help="Have a version not served, whatever the policy.",
     epilog=examples(
         "mpspool unload ranker@7",
         "mpspool unload ranker                              # in every version, until it is loaded again",
@@ -186,6 +190,7 @@ def unload(run: RunDir, model: str, timeout: float) -> None:
 
 
 @main.command(
+    short_help="Go back to the version before.",
     epilog=examples(
         "mpspool rollback ranker",
         "mpspool load ranker                                # forward again",
@@ -206,6 +211,7 @@ def rollback(run: RunDir, name: str, timeout: float) -> None:
 
 
 @main.command(
+    short_help="Share requests out among versions.",
     epilog=examples(
         "mpspool route ranker 7=90,8=10                     # of requests that name no version, every tenth",
         "mpspool route ranker 8=1                           # all of them",

@@ -43,6 +43,7 @@ def status(run: RunDir, as_json: bool) -> None:
 
 
 @main.command(
+    short_help="Watch devices, models and workers live.",
     epilog=examples(
         "mpspool top",
         "mpspool top --interval 5",
@@ -80,6 +81,7 @@ def top(run: RunDir, interval_s: float) -> None:
 
 
 @main.command(
+    short_help="Show who asks, and who gets what.",
     epilog=examples(
         "mpspool clients",
         "mpspool clients --for 30s --json | jq '.clients[] | select(.refused > 0)'",
@@ -116,6 +118,7 @@ def clients(run: RunDir, for_s: float, as_json: bool) -> None:
 
 
 @main.command(
+    short_help="Draw what ran on each device of late.",
     epilog=examples(
         "mpspool density",
         "mpspool density --last 2m --output gpus.svg --device gpu0,gpu1",
@@ -161,6 +164,7 @@ def density(run: RunDir, last_s: float, output: Path, devices: str | None, as_js
 
 
 @main.command(
+    short_help="Record what arrives, to play it elsewhere.",
     epilog=examples(
         "mpspool record",
         "mpspool record --for 10m -o monday.jsonl && python -m bench.sim --trace monday.jsonl --gpus 1",

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from mpspool import __version__
 from mpspool.core import json_tensors, tfs
 from mpspool.core.errors import PoolError
 from mpspool.loadtest.figures import BUSY, FIGURES, Level
@@ -251,6 +252,7 @@ def for_scripts(
 ) -> str:
     """Everything as JSON."""
     found = {
+        "mpspool": __version__,
         "began": trial.began.isoformat(timespec="seconds"),
         "model": options.model,
         "version": trial.version,
@@ -261,6 +263,7 @@ def for_scripts(
         "streams_per_connection": None if options.is_open else options.streams,
         "connections": options.connections if options.is_open else None,
         "processes": options.processes,
+        "cpus": len(os.sched_getaffinity(0)),
         "repeat": options.repeat,
         "seconds": options.seconds,
         "warmup_s": options.warmup_s,

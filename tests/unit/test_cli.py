@@ -93,6 +93,14 @@ def test_help_teaches_by_example(command: str) -> None:
     assert f"mpspool {command}" in done.output.split("Examples:")[1]
 
 
+def test_the_help_says_in_a_line_what_each_command_is_for() -> None:
+    """In a narrow terminal, too: none is cut off."""
+    done = CliRunner(env={"COLUMNS": "80"}).invoke(main, ["--help"])
+    commands = done.output.split("Commands:")[1].split("Examples:")[0].strip().splitlines()
+    assert [line.split()[0] for line in commands] == sorted(main.commands)
+    assert all(line.endswith(".") and not line.endswith("...") for line in commands)
+
+
 def test_wait_takes_versions() -> None:
     """Without a version a name says nothing that `wait` alone does not."""
     done = CliRunner().invoke(main, ["wait", "ranker@8", "ranker"])
