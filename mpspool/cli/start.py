@@ -46,14 +46,14 @@ def _of_key(option: str, words: list[str], options: set[str | None]) -> str:
     """Where the key that is named so is given, with the value that was, or whose flag it is; "" where there is none, or it has an option."""
     from mpspool.supervisor.config.environment import variable_of
     from mpspool.supervisor.config.schema import FLAG_FIELDS, pool_fields
-    from mpspool.supervisor.config.tensorflow_serving.flags import KNOWN
+    from mpspool.supervisor.config.tensorflow_serving.flag_table import DEEPREC, SERVING
 
     name = option.lstrip("-").replace("-", "_")
     named = (key for key in pool_fields() if name in (key.replace(".", "_"), key.rpartition(".")[2]))
     key = next((key for key in named if key not in {*options, *FLAG_FIELDS.values()}), None)
     if key is None:
-        theirs = name in KNOWN and name not in options
-        return "`mpspool tensorflow_model_server` takes TensorFlow Serving's flags" if theirs else ""
+        theirs = {flag.name for flag in (*SERVING, *DEEPREC)} - {"version", *options}
+        return "`mpspool tensorflow_model_server` takes TensorFlow Serving's flags" if name in theirs else ""
     values = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
     values += [after for word, after in pairwise(words) if word == option and not _is_no_value(after)]
     value = shlex.quote(values[0]) if any(values) else "..."
@@ -295,10 +295,11 @@ def _versions(
 def wait(run: RunDir, versions: tuple[ModelVersion, ...], timeout: float) -> None:
     """Wait until every model, or each of these versions, is served by all its workers.
 
-    Of several versions of a model that are there the newest is waited for, and those that its labels stand for;
-    the others are loaded after it. One that has just been published is not there until the pool has looked: name
-    it. It waits for a pool that is not there yet, too. Exit status 0 when all is ready; 1, with the reason, when the time is over, when the pool
-    has failed, when a worker was given up or the version is refused.
+    Of several versions of a model that are there the newest is waited for, the first time those that its labels
+    stand for, too; the others are loaded after it. One that has just been published is not there until the pool
+    has looked: name it. It waits for a pool that is not there yet, too. Exit status 0 when all is ready; 1, with
+    the reason, when the time is over, when the pool has failed, when a worker was given up or the version is
+    refused.
     """
     from mpspool.supervisor import ask
 

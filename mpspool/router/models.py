@@ -27,7 +27,7 @@ class Wanted:
         leaves: it has taken requests, and takes no more.
         weight: its share of the requests that name no version, beside the other versions' of its model; 0 for none.
         labels: version labels of its model, and the number that each stands for, whether there is such a version or not.
-        to_come: of these numbers, as each version of a model has them, those that have yet to serve, and should.
+        to_come: while its model is loaded for the first time, of these numbers those that have yet to serve.
         metadata: (key, value): requests that have one of these and name no version are for it.
     """
 
@@ -143,17 +143,11 @@ class Models:
         self._wanted: set[ModelVersion] = set()
         # What GetModelStatus says of those that are gone, the latest last.
         self._ended: dict[ModelVersion, VersionStatus] = {}
-        # Those that have been loaded for the first time, with all that a label stands for.
-        self._complete: set[str] = set()
         # Whether the pool has said what there should be: until then what is unknown may only be new to us.
         self._told = False
 
     def want(self, versions: Mapping[ModelVersion, Wanted]) -> None:
         """Takes the pool's list of versions, all at once; others go once no worker is left."""
-        if not self._told:  # one that is new, of models that are not
-            self._complete = {
-                model.name for model, version in self._versions.items() if version.was_available
-            }
         self._told = True
         self._wanted = set(versions)
         self._routed, self._labels, self._rules, self._to_come = {}, {}, {}, {}
@@ -164,7 +158,7 @@ class Models:
             version.opens, version.leaves = wanted.opens, wanted.leaves
             if not wanted.leaves:
                 version.failed = wanted.failed
-            self._count(version, version.workers, version.ready)
+            self.count(model, version.workers, version.ready)
             if wanted.weight:
                 weights.setdefault(model.name, {})[model] = wanted.weight
             self._labels |= {(model.name, label): number for label, number in wanted.labels.items()}
@@ -172,8 +166,6 @@ class Models:
             for key, value in wanted.metadata:
                 self._rules.setdefault(model.name, []).append((key.lower(), value, version))
         self._route(weights)
-        for name in self._by_name:
-            self._see_complete(name)
 
     def _route(self, weights: Mapping[str, Mapping[ModelVersion, int]]) -> None:
         splits = {name: Split(shares) for name, shares in weights.items() if len(shares) > 1}
@@ -197,7 +189,6 @@ class Models:
             self._by_name[model.name].remove(version)
             if not self._by_name[model.name]:
                 del self._by_name[model.name]
-                self._complete.discard(model.name)
         while len(self._ended) > _MAX_ENDED:
             del self._ended[next(iter(self._ended))]
         return found
@@ -220,21 +211,14 @@ class Models:
         return model in self._versions
 
     def count(self, model: ModelVersion, workers: int, ready: int) -> None:
-        self._count(self.get(model), workers, ready)
-        self._see_complete(model.name)
-
-    def _count(self, version: Version, workers: int, ready: int) -> None:
+        version = self.get(model)
         version.workers, version.ready = workers, ready
         version.was_available = version.was_available or version.state is ModelVersionState.AVAILABLE
 
-    def _see_complete(self, name: str) -> None:
-        served = self._told and any(version.was_available for version in self._by_name[name])
-        if served and not self._awaited(name):
-            self._complete.add(name)
-
-    def _awaited(self, name: str) -> Collection[int]:
+    def _awaited(self, name: str) -> list[int]:
         """While a model is loaded for the first time, those that a label stands for and that have yet to serve."""
-        return () if name in self._complete else self._to_come.get(name, ())
+        served = {one.model.version for one in self._by_name.get(name, ()) if one.was_available}
+        return [number for number in self._to_come.get(name, ()) if number not in served]
 
     def all(self) -> list[Version]:
         return sorted(self._versions.values(), key=lambda version: version.model)

@@ -63,6 +63,8 @@ class Overview:
                     "batch_rows": batching.run_rows if batching else 0,
                     "policy_failures": own.failures if own else 0,
                     "policy_error": own.error if own else "",
+                    "policy_s": own.spent_s if own else 0.0,
+                    "policy_slow_ms": own.takes_s * 1e3 if own and own.is_slow else 0.0,
                 }
             )
         return {

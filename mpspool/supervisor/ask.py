@@ -145,7 +145,7 @@ def why_not_ready(
 
     Args:
         run: where the pool is, or will be.
-        wanted: the versions that are to be served; without any, the newest of every model.
+        wanted: the versions that are to be served; without any, what readiness.verdict() says.
         timeout_s: how long to wait.
         say: told once that there is no pool yet.
 

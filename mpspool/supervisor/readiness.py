@@ -15,8 +15,8 @@ _AVAILABLE = ModelVersionState.AVAILABLE.name
 
 
 def verdict(status: Status, wanted: Collection[ModelVersion] = ()) -> str | None:
-    """Whether these versions are served, each by all its workers; without any, the newest of every model, and those that a label
-    stands for, if they may still come.
+    """Whether these versions are served, each by all its workers; without any, the newest of every model, and at first those that
+    a label stands for: until then the pool is STARTING.
 
     Args:
         status: as pool/status.py builds it.
@@ -38,7 +38,7 @@ def verdict(status: Status, wanted: Collection[ModelVersion] = ()) -> str | None
     if wanted:
         ready = ready and all(worker["state"] == WorkerState.READY.value for worker in workers)
     else:
-        ready = ready and state == PoolState.RUNNING.value and not _to_come(status)
+        ready = ready and state == PoolState.RUNNING.value
     return "" if ready else None
 
 
@@ -51,7 +51,12 @@ def unready(status: Status, wanted: Collection[ModelVersion] = ()) -> str:
     waiting += [_described(worker) for worker in workers if worker["state"] != WorkerState.READY.value]
     awaited = list(wanted) or _newest(versions)
     if not wanted:
-        waiting += [f"{one} has yet to be served" for one in _to_come(status) if one not in awaited]
+        waiting += [
+            f"{ModelVersion(model['name'], number)} has yet to be served"
+            for model in status["models"]
+            for number in model.get("to_come", ())
+            if ModelVersion(model["name"], number) not in awaited
+        ]
     for one in awaited:
         if one not in versions:
             waiting.append(f"{one} is not there; {_beside(status, one.name)}")
@@ -80,15 +85,6 @@ def _newest(versions: Mapping[ModelVersion, Status]) -> list[ModelVersion]:
     for one in sorted(versions, key=lambda one: (_stays(versions[one]), one)):
         newest[one.name] = one
     return list(newest.values())
-
-
-def _to_come(status: Status) -> list[ModelVersion]:
-    """Those that a label stands for, and that have yet to be served."""
-    return [
-        ModelVersion(model["name"], number)
-        for model in status["models"]
-        for number in model.get("to_come", ())
-    ]
 
 
 def _stays(version: Status) -> bool:

@@ -77,7 +77,7 @@ def print_status(status: Status) -> None:
     for rows in blocks:
         console.print()
         console.print(table(rows))
-    parts = (_excesses, failing_policies, _refusals, _orders, _stray, _errors)
+    parts = (_excesses, failing_policies, _slow_policies, _refusals, _orders, _stray, _errors)
     if told := [line for part in parts for line in part(status)]:
         console.print()
     for name, text in told:
@@ -250,6 +250,17 @@ def failing_policies(status: Status) -> list[tuple[str, str]]:
         )
         for one, version in by_version(status).items()
         if "policy_error" in version
+    ]
+
+
+def _slow_policies(status: Status) -> list[tuple[str, str]]:
+    return [
+        (
+            str(one),
+            f"the policy {version['policy']} takes {version['policy_slow_ms']:.0f} ms for a request, and nothing else is done meanwhile",
+        )
+        for one, version in by_version(status).items()
+        if "policy_slow_ms" in version
     ]
 
 

@@ -24,7 +24,7 @@ SIGNATURES.signature_def[tfs.DEFAULT_SIGNATURE].method_name = "tensorflow/servin
 
 def version_told(number: int, state: str, error: str = "", **counts: int) -> dict[str, Any]:
     """What a snapshot has of a version."""
-    none = dict.fromkeys(("queued", "queued_limit", "queued_slow", "policy_failures"), 0)
+    none = dict.fromkeys(("queued", "queued_limit", "queued_slow", "policy_failures", "policy_s"), 0)
     return {"version": number, "state": state, "error": error} | none | counts
 
 

@@ -135,6 +135,7 @@ def test_start_names_every_problem_and_starts_nothing() -> None:
         ("--dispatch --host x", "MPSPOOL_SCHEDULING_DISPATCH=... in the environment"),
         ("--port=8500", "'--port'; `mpspool tensorflow_model_server` takes TensorFlow Serving's flags"),
         ("--rest-api-port 8501", "; `mpspool tensorflow_model_server` takes TensorFlow Serving's flags"),
+        ("--oss-endpoint=x", "; `mpspool tensorflow_model_server` takes TensorFlow Serving's flags"),
         ("--polcy sjf", "Did you mean '--policy'?"),
         ("--grpc_port 1", "'--grpc-port'"),
         ("--mps-mode on", "'--mps'"),
@@ -146,6 +147,14 @@ def test_an_option_that_is_a_key_of_the_file_says_so(command: str, words: str, t
     assert done.exit_code == 2
     assert told in done.stderr
     assert ("is a key of" in done.stderr) == ("MPSPOOL" in told)
+    assert ("takes TensorFlow Serving's flags" in done.stderr) == ("TensorFlow" in told)
+
+
+@pytest.mark.parametrize("words", ["doctor --detach", "doctor --check", "start --version", "start --hepl"])
+def test_what_is_another_commands_option_is_not_taken_for_a_flag_of_tensorflow_serving(words: str) -> None:
+    done = CliRunner().invoke(main, shlex.split(words))
+    assert done.exit_code == 2
+    assert "TensorFlow" not in done.stderr
 
 
 @pytest.mark.parametrize("words", ["--refuse-late pool.yaml", "--slow-lane", "--slow-lane= pool.yaml"])
@@ -501,7 +510,7 @@ def test_the_table_shows_what_is_shared(
 def test_the_table_shows_policies_and_those_that_fail(capsys: pytest.CaptureFixture[str]) -> None:
     """Where any is not fifo."""
     version = {"version": 1, "state": "AVAILABLE", "error": "", "batch_rows": 0}
-    failing = {**version, "policy": "mine:urgent", "policy_error": "KeyError: 'x'"}
+    failing = {**version, "policy": "mine:urgent", "policy_error": "KeyError: 'x'", "policy_slow_ms": 50.6}
     models = {"half": {**version, "policy": "fifo"}, "third": failing}
     report.print_status(
         {**STATUS, "models": [{"name": name, "versions": [one]} for name, one in models.items()]}
@@ -512,6 +521,10 @@ def test_the_table_shows_policies_and_those_that_fail(capsys: pytest.CaptureFixt
     assert (
         "third@1: the policy mine:urgent fails, and requests go in the order of arrival: KeyError: 'x'" in out
     )
+    assert (
+        "third@1: the policy mine:urgent takes 51 ms for a request, and nothing else is done meanwhile" in out
+    )
+    assert "half@1: the policy" not in out
 
 
 def test_the_table_shows_what_was_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -793,6 +793,21 @@ def test_what_is_not_needed_is_not_refused(
         assert status == 0, output
 
 
+@pytest.mark.parametrize("command", [("start", "--check"), ("doctor",)])
+def test_what_a_flag_says_otherwise_for_all_models_is_told(
+    command: Sequence[str], on_this_machine: Callable[[Facts, str], Run], tmp_path: Path
+) -> None:
+    """As a warning."""
+    run = on_this_machine(cpu_machine(), "")
+    (tmp_path / "pool.yaml").write_text(
+        "models: {half: {base_path: half, cpu_slots: 1}}\ngrpc_port: 0\nrest_port: 0\n"
+    )
+    status, output = run(*command, "--cpu-slots", "2")
+    assert status == 0, output
+    told = " ".join(output.split())
+    assert "models.half.cpu_slots in pool.yaml line 1 has no say: --cpu-slots is for all models" in told
+
+
 @pytest.fixture
 def doctor(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Runs the command with TensorFlow's answer given, on a machine whose GPUs, if any, are hidden."""

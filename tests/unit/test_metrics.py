@@ -229,7 +229,9 @@ def test_the_snapshot_becomes_gauges() -> None:
     """Versions, queues, workers by state, in flight and restarts show as the snapshot has them."""
     under_test = metrics()
     versions: list[dict[str, Any]] = [
-        version_told(3, "AVAILABLE", queued=7, queued_limit=50, queued_slow=2, policy_failures=5),
+        version_told(
+            3, "AVAILABLE", queued=7, queued_limit=50, queued_slow=2, policy_failures=5, policy_s=0.5
+        ),
         version_told(4, "END", "its weights are cut"),
     ]
     weights = {"shared_bytes": 8, "private_bytes": 4, "excess_bytes": 0}
@@ -264,6 +266,7 @@ def test_the_snapshot_becomes_gauges() -> None:
     assert sample(under_test, "queued_requests_limit", **version) == 50
     assert sample(under_test, "queued_slow_requests", **version) == 2
     assert sample(under_test, "policy_failures_total", **version) == 5
+    assert sample(under_test, "policy_seconds_total", **version) == 0.5
     assert sample(under_test, "workers", state="READY", **version) == 1
     assert sample(under_test, "workers", state="LOADING", **version) == 0
     assert sample(under_test, "worker_in_flight_requests", **slot) == 3

@@ -67,10 +67,6 @@ REFUSED: Version = (2, "END", "cut short")
         (status(SERVED, (2, "UNLOADING", ""), (3, "END", ""), v1="READY"), (), ""),
         (status(REFUSED, (3, "AVAILABLE", ""), v3="READY"), (), ""),
         (status((1, "LOADING", ""), (2, "AVAILABLE", ""), v1="STARTING", v2="READY"), (), ""),
-        # But those that a label stands for, too, if they may come.
-        (to_come(status((2, "AVAILABLE", ""), v2="READY"), 1), (), None),
-        (to_come(status((2, "AVAILABLE", ""), v2="READY"), 1), (2,), ""),
-        (to_come(status((2, "AVAILABLE", ""), v2="READY")), (), ""),
         # But where all go, for another that is loaded after them or for good, it is not over.
         (status((1, "UNLOADING", ""), v1="READY"), (), None),
         (status(SERVED, pool="STOPPING", v1="READY"), (), None),

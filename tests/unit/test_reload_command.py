@@ -89,6 +89,27 @@ def test_what_a_model_says_in_vain(tmp_path: Path) -> None:
         "models.m.policy in pool.yaml line 7 has no say: MPSPOOL_POLICY is for all models",
     ]
     assert config.models[0].max_queued_requests == 5
+    _, findings = read_config(file, flags, {}, models=[{"name": "n", "base_path": "/n"}])
+    assert findings.overridden == []
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "environ"),
+    [
+        ("cpu_slots: 1", {}, {"MPSPOOL_CPU_SLOTS": "1"}),
+        ("gpus: [0, 1]", {}, {"MPSPOOL_GPUS": "0,1"}),
+        ("weights: {shared: off}", {}, {"MPSPOOL_WEIGHTS_SHARED": "off"}),
+        ("batching: true", {}, {"MPSPOOL_BATCHING": "1"}),
+        ("batching: on", {"enable_batching": True}, {}),
+    ],
+)
+def test_what_a_model_says_alike_is_not_told(
+    tmp_path: Path, text: str, flags: dict[str, Any], environ: dict[str, str]
+) -> None:
+    """YAML has values of its own, and a variable is text."""
+    file = tmp_path / "pool.yaml"
+    file.write_text(f"models: {{m: {{base_path: /m, {text}}}}}\n")
+    assert read_config(file, flags, environ)[1].overridden == []
 
 
 @pytest.mark.parametrize(

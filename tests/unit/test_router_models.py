@@ -198,25 +198,23 @@ LABELS = {"stable": 1, "canary": 2, "absent": 9}
 
 
 def test_a_model_is_ready_at_first_with_all_that_a_label_stands_for() -> None:
-    """Who asks for one that is to come is to try again. Once it is complete one that comes is what it is to TensorFlow Serving."""
+    """Who asks for one that is to come is to try again. Then one that comes is what it is to TensorFlow Serving."""
     models = Models()
-    models.want({V2: Wanted(labels=LABELS, to_come=[1, 2])})
+    first = Wanted(labels=LABELS, to_come=[1, 2])
+    models.want({V2: first})
     assert models.unready(every=False) == "not AVAILABLE: m"
     models.count(V2, 1, 1)
-    for wanted in (
-        {V2: Wanted(labels=LABELS, to_come=[1])},
-        {V2: Wanted(labels=LABELS, to_come=[1]), V1: Wanted(labels=LABELS, to_come=[1], opens=False)},
-    ):
+    for wanted in ({V2: first}, {V2: first, V1: Wanted(labels=LABELS, to_come=[1, 2], opens=False)}):
         models.want(wanted)  # before it is loaded, and while it is
         assert models.unready(every=True) == models.unready(every=False) == "not AVAILABLE: m@1"
         assert refusal(models, "m", label="stable").code is Code.UNAVAILABLE
         assert models.resolve("m", None, "canary").model == models.resolve("m", None, None).model == V2
         assert refusal(models, "m", label="absent").code is Code.NOT_FOUND
+    models.want({V2: first, V1: Wanted(labels=LABELS, to_come=[1, 2])})
     models.count(V1, 1, 1)
-    models.want({V2: Wanted(labels=LABELS), V1: Wanted()})
-    assert not models.unready(every=True)
+    assert not models.unready(every=True)  # whatever the pool has yet to say
     assert models.resolve("m", None, "stable").model == V1
-    models.want({V1: Wanted(labels={"canary": 4}, to_come=[4]), V2: Wanted()})
+    models.want({V1: Wanted(labels={"canary": 4}), V2: Wanted(labels={"canary": 4})})
     assert not models.unready(every=True)
     assert refusal(models, "m", label="canary").code is Code.NOT_FOUND
 
@@ -226,19 +224,9 @@ def test_a_version_that_will_not_come_is_not_waited_for() -> None:
     models = Models()
     models.want({V2: Wanted(labels=LABELS, to_come=[1, 2])})
     models.count(V2, 1, 1)
-    models.want({V2: Wanted(labels=LABELS), V1: Wanted(1, "cut short", opens=False)})
+    models.want({V2: Wanted(labels=LABELS), V1: Wanted(1, "cut short", opens=False, labels=LABELS)})
     assert not models.unready(every=True)
     assert refusal(models, "m", label="stable").code is Code.NOT_FOUND
-
-
-def test_a_router_that_is_new_does_not_wait_for_what_comes_to_a_model_that_serves() -> None:
-    """Clients have been told that it is ready."""
-    models = Models()
-    models.get(V1).was_available = True
-    models.want({V1: Wanted(labels={"stable": 1, "canary": 2}, to_come=[2])})
-    models.count(V1, 1, 1)
-    assert not models.unready(every=True)
-    assert refusal(models, "m", label="canary").code is Code.NOT_FOUND
 
 
 def test_status_of_versions() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -492,7 +494,6 @@ _INSTALL = "install it beside mpspool, or put its folder on PYTHONPATH"
             "mine.inner.policy:slow",
             "ms for a request for half@3, and all requests wait for it meanwhile; mend it:",
         ),
-        ("mine.inner.policy:endless", "has not returned after 5 s for a request for half@3; mend it:"),
         ("mine.inner.policy:later", "fails on a request for half@3: it returned <coroutine object later"),
         (
             "mine.inner.policy:nothing",
@@ -528,6 +529,19 @@ def test_a_policy_is_asked_about_the_models_that_it_is_for(tmp_path: Path) -> No
     assert refused(tmp_path, text) == []
     (line,) = refused(tmp_path, text.replace("half:", "b:").replace("b: x, ", "c: x, "))
     assert "fails on a request for c@3: KeyError: 'c'" in line
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_policy_that_never_returns_is_not_waited_for() -> None:
+    """That is told sooner than that of an import, which may take long."""
+    code = "import sys; from mpspool.router.scheduling import probe; probe._LIMIT_S = 0.2; sys.exit(probe.main(*sys.argv[1:]))"
+    asked = [sys.executable, "-P", "-c", code, "mine.inner.policy:endless", "half@3"]
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, done.stderr
+    assert json.loads(done.stdout)["error"] == (
+        "mine.inner.policy:endless has not returned after 0.2 s for a request for half@3; mend it: it is asked of each, and has to"
+        " compute, not wait"
+    )
 
 
 @pytest.mark.usefixtures("importable")

@@ -187,6 +187,52 @@ def test_folders_are_looked_into_off_the_event_loop(
     assert not [path for on_loop, path in seen if on_loop and path.startswith(str(base))]
 
 
+def test_a_model_is_complete_with_what_its_labels_stand_for(run: RunDir, base: Path) -> None:
+    """That is to come, or may be before all has been looked at; once all of it has been served nothing is any more.
+
+    A pool process that takes the place of another goes on from there.
+    """
+    labels = {"stable": 1, "new": 2, "absent": 9}
+    policy = VersionPolicy(specific=(1, 2, 3, 9))
+    export(base, 2)
+
+    def to_come(servables: Servables) -> list[int]:
+        (found,) = {tuple(one.to_come) for one in servables.all()}
+        return list(found)
+
+    async def story(pool: Watching) -> None:
+        await pool.until(lambda: pool.phase(2) is VersionPhase.LOADING)
+        await pool.until(lambda: to_come(pool.servables) == [2])  # there is no version 9
+        await pool.serves(2)
+        await pool.until(lambda: to_come(pool.servables) == [])
+        shutil.rmtree(base / "2")
+        await pool.until(lambda: pool.phase(2) is None)
+        export(base, 2)
+        await pool.until(lambda: pool.phase(2) is VersionPhase.LOADING)
+        assert to_come(pool.servables) == []
+
+    with watching(run, base, policy=policy, labels=labels) as pool:
+        assert to_come(pool.servables) == [1, 2, 9]
+        pool.go_through(story)
+    with watching(run, base, policy=policy, labels=labels) as pool:
+        assert to_come(pool.servables) == []
+
+
+def test_a_label_for_what_cannot_be_served_is_not_waited_for(run: RunDir, base: Path) -> None:
+    """However often it is tried again."""
+    export(base, 2)
+
+    async def story(pool: Watching) -> None:
+        await pool.until(lambda: pool.phase(2) is VersionPhase.LOADING)
+        assert [one.to_come for one in pool.servables.all()] == [[2]] * 2
+        pool.facts[ModelVersion("m", 2)] = Fact(reason="it does not load")
+        await pool.until(lambda: pool.phase(2) is VersionPhase.FAILED)
+        await pool.until(lambda: not any(one.to_come for one in pool.servables.all()))
+
+    with watching(run, base, policy=VersionPolicy(latest=2), labels={"new": 2}) as pool:
+        pool.go_through(story)
+
+
 def test_without_an_interval_nobody_looks_again(run: RunDir, base: Path) -> None:
     """The looks end by themselves, with what was there at the start."""
 

@@ -106,13 +106,29 @@ def test_the_router_is_told_each_version_once() -> None:
     }
 
 
-def test_the_router_is_told_which_labelled_versions_are_to_come() -> None:
-    """And whoever reads the status. Not those that nobody asks for by a label."""
+def test_while_labelled_versions_are_to_come_the_pool_starts() -> None:
+    """The router is told which, and whoever reads the status, who sees that it is not RUNNING though all workers are READY."""
     config = settings("m")
-    labelled = msgspec.structs.replace(config.models[0], labels={"stable": 3, "now": 1, "gone": 9})
-    mine = [Servable(labelled, VersionPhase.SERVING, to_come={2, 3})]
-    (told,) = status.for_router(mine, {}, {})["models"]
-    assert told["to_come"] == [3]
+    found = slots(config)
+    for pid, slot in enumerate(found.values()):
+        slot.started(pid + 1, 1, 0.0)
+        slot.ready(0.0)
+    reports = {str(worker): WorkerReport(1, slot.pid, "READY", 0, 0, "") for worker, slot in found.items()}
+    labelled = msgspec.structs.replace(config.models[0], labels={"stable": 3, "now": 1})
+    version = {"version": 1, "state": "AVAILABLE", "error": "", "batch_rows": 0}
+    router = {
+        "models": [{"name": "m", "versions": [version]}],
+        "workers": [{"id": name, **asdict(report)} for name, report in reports.items()],
+    }
+    seen = []
+    for to_come in ([3], []):
+        mine = [Servable(labelled, VersionPhase.SERVING, to_come=to_come)]
+        (told,) = status.for_router(mine, {}, {})["models"]
+        assert told["to_come"] == to_come
+        built = status.build(replace(view(config, found, router=router), servables=mine))
+        (model,) = built["models"]
+        seen.append((model.get("to_come"), built["pool"]["state"]))
+    assert seen == [([3], "STARTING"), (None, "RUNNING")]
 
 
 def test_the_router_is_told_how_each_version_waits() -> None:
@@ -174,8 +190,8 @@ def test_each_version_has_its_policy_and_batches_and_why_a_policy_fails() -> Non
     config = msgspec.structs.replace(config, models=[config.models[0], urgent])
     version = {"version": 1, "state": "AVAILABLE", "error": ""}
     versions = [
-        {**version, "policy_error": "", "batch_rows": 0},
-        {**version, "policy_error": "KeyError: 'x'", "batch_rows": 64},
+        {**version, "policy_error": "", "policy_slow_ms": 0.0, "batch_rows": 0},
+        {**version, "policy_error": "KeyError: 'x'", "policy_slow_ms": 51.0, "batch_rows": 64},
     ]
     names = [model.name for model in config.models]
     router = {
@@ -183,13 +199,14 @@ def test_each_version_has_its_policy_and_batches_and_why_a_policy_fails() -> Non
         "models": [{"name": name, "versions": [one]} for name, one in zip(names, versions, strict=True)],
     }
 
-    def told(router: dict[str, Any] | None) -> list[tuple[str, int, str | None]]:
+    def told(router: dict[str, Any] | None) -> list[tuple[Any, ...]]:
         whole = view(config, slots(config), router=router)
         found = [model["versions"][0] for model in status.build(whole)["models"]]
-        return [(one["policy"], one["batch_rows"], one.get("policy_error")) for one in found]
+        names = ("policy", "batch_rows", "policy_error", "policy_slow_ms")
+        return [tuple(one.get(name) for name in names) for one in found]
 
-    assert told(None) == [("fifo", 0, None), ("mine:urgent", 32, None)]
-    assert told(router) == [("fifo", 0, None), ("mine:urgent", 64, "KeyError: 'x'")]
+    assert told(None) == [("fifo", 0, None, None), ("mine:urgent", 32, None, None)]
+    assert told(router) == [("fifo", 0, None, None), ("mine:urgent", 64, "KeyError: 'x'", 51.0)]
 
 
 def test_a_process_that_cannot_do_its_work_says_why() -> None:

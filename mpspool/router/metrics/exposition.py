@@ -368,6 +368,11 @@ class _SnapshotCollector(Collector):
             "Requests that went in the order of arrival, for their policy failed or could not be had.",
             labels=VERSION,
         )
+        spent = CounterMetricFamily(
+            "mpspool_policy_seconds",
+            "What a policy of somebody's own has taken of the router's time.",
+            labels=VERSION,
+        )
         for labels, version in _model_versions(snapshot):
             state.add_metric(labels, ModelVersionState[version["state"]].value)
             if version["error"]:
@@ -376,12 +381,14 @@ class _SnapshotCollector(Collector):
             queued_limit.add_metric(labels, version["queued_limit"])
             queued_slow.add_metric(labels, version["queued_slow"])
             failures.add_metric(labels, version["policy_failures"])
+            spent.add_metric(labels, version["policy_s"])
         yield state
         yield error
         yield queued
         yield queued_limit
         yield queued_slow
         yield failures
+        yield spent
 
     def _states(self, snapshot: dict[str, Any]) -> Metric:
         counts = {

@@ -27,11 +27,9 @@ GROUP = "mpspool.policies"
 # hundredth counts: among themselves they are in order, and none is passed for long by those that have said nothing.
 NO_DEADLINE_S = 10.0
 _BEYOND = 0.01
-# Nothing else is done while a policy of somebody's own is asked: one that takes longer, so often in a row that it is not the
-# processor that others had, is left alone for nine times as long as it took.
+# One of somebody's own that takes longer for a request is slow: nothing else is done meanwhile.
 SLOW_S = 0.01
-_SLOW_TIMES = 3
-_RESTS = 9
+_NEWEST = 0.02  # of what it takes, in the average: that others had the processor for once makes nothing slow
 
 
 class Waiting(Protocol):
@@ -126,61 +124,61 @@ def find(name: str, aging: float) -> Policy:
 
 
 class Own:
-    """A user's policy that cannot harm a request: what it fails on, or is too slow for, goes in the order of arrival.
+    """A user's policy that cannot harm a request: what it fails on goes in the order of arrival.
 
     Attributes:
         failures: how many requests that were.
         error: why, of the first; "" while there was none.
+        spent_s: what it has taken of the router's time.
+        takes_s: for a request, of late.
+        is_slow: that is too long.
     """
 
-    __slots__ = ("_name", "_policy", "_rests_until_s", "_slow", "error", "failures")
+    __slots__ = ("_name", "_policy", "error", "failures", "is_slow", "spent_s", "takes_s")
 
     def __init__(self, name: str, policy: Policy, error: str = "") -> None:
         self._name = name
         self._policy = policy
-        self._slow = 0  # times in a row
-        self._rests_until_s = 0.0
         self.failures = 0
         self.error = error
+        self.spent_s = self.takes_s = 0.0
+        self.is_slow = False
 
     def __call__(self, waiting: Waiting) -> float:
         begun_s = time.perf_counter()
-        if begun_s < self._rests_until_s:
-            self.failures += 1
-            return waiting.arrived_s
+        number = self._ask(waiting)
+        self._note(time.perf_counter() - begun_s)
+        return number
+
+    def _note(self, took_s: float) -> None:
+        self.spent_s += took_s
+        self.takes_s += _NEWEST * (took_s - self.takes_s)
+        if self.takes_s > SLOW_S and not self.is_slow:
+            self.is_slow = True
+            logger.warning(
+                "policy is slow; nothing else is done while it is asked",
+                policy=self._name,
+                takes_ms=round(self.takes_s * 1e3),
+            )
+        elif self.takes_s < SLOW_S / 2:
+            self.is_slow = False
+
+    def _ask(self, waiting: Waiting) -> float:
         try:
             value: Any = self._policy(waiting)
             number = _number(value)
-            if not math.isfinite(number):
-                number = self._failed(waiting, f"it returned {value!r:.100}, which is no finite number")
+            if math.isfinite(number):
+                return number
+            reason = f"it returned {value!r:.100}, which is no finite number"
         except (Exception, SystemExit) as error:  # noqa: BLE001  it is somebody else's code
-            number = self._failed(waiting, why(error))
-        self._took(begun_s)
-        return number
-
-    def _failed(self, waiting: Waiting, reason: str) -> float:
+            reason = why(error)
         self.failures += 1
-        self._say(reason)
-        return waiting.arrived_s
-
-    def _took(self, begun_s: float) -> None:
-        """It has been asked since then."""
-        now_s = time.perf_counter()
-        took_s = now_s - begun_s
-        self._slow = self._slow + 1 if took_s > SLOW_S else 0
-        if self._slow >= _SLOW_TIMES:
-            self._rests_until_s = now_s + _RESTS * took_s
-            self._say(
-                f"it takes {took_s * 1e3:.0f} ms for a request, and all others wait meanwhile, "
-                f"so that it is not asked of those that come in the next {_RESTS * took_s:.3g} s"
-            )
-
-    def _say(self, reason: str) -> None:
         if not self.error:
             self.error = reason
             logger.error(
                 "policy failed; its requests go in the order of arrival", policy=self._name, error=reason
             )
+        return waiting.arrived_s
 
 
 def _number(value: Any) -> float:

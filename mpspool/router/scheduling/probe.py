@@ -22,16 +22,16 @@ from mpspool.router.scheduling.entry import Entry
 
 _BYTES = 100
 # The first call may import, and any may have to wait for a processor.
-_MORE_TIMES = 2
-# One that has not returned after this never will.
-_LIMIT_S = 5.0
+_MORE_TIMES = 3
+# Even then it does not take so long.
+_LIMIT_S = 20.0
 _WANTED = "name a function that takes a waiting request and returns a number"
 _MEND = "mend it: it is asked of each, and has to compute, not wait"
 _EMPTY = "cost_s is None while nothing like it has been answered, and deadline_s is 0 without a deadline"
 
 
 class _EndlessError(BaseException):
-    """It has taken too long. No error, which is caught where it is asked."""
+    """It has taken too long. No Exception: those are caught where a policy is asked."""
 
 
 def probe(reference: str, models: Sequence[str]) -> str:
@@ -58,13 +58,13 @@ def probe(reference: str, models: Sequence[str]) -> str:
                 took_s = min(_asked(found, model) for _ in range(_MORE_TIMES))
         except _EndlessError:
             return f"{reference} has not returned after {_LIMIT_S:g} s for a request for {model}; {_MEND}"
+        if found.error:
+            return f"{reference} fails on a request for {model}: {found.error}; mend it: {_hint(found.error)}"
         if took_s > policy.SLOW_S:
             return (
                 f"{reference} takes {took_s * 1e3:.0f} ms for a request for {model}, and all requests wait for it meanwhile;"
                 f" {_MEND}"
             )
-        if found.error:
-            return f"{reference} fails on a request for {model}: {found.error}; mend it: {_hint(found.error)}"
     return ""
 
 
@@ -80,7 +80,7 @@ def _hint(error: str) -> str:
 
 
 def _asked(found: policy.Policy, model: str) -> float:
-    """How long it takes, in seconds. Raises _EndlessError."""
+    """How long it takes, in seconds. Raises _EndlessError, where main() has been called."""
     begin_s = time.perf_counter()
     signal.setitimer(signal.ITIMER_REAL, _LIMIT_S)
     try:

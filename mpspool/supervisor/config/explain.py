@@ -156,7 +156,7 @@ def _suggest(section: str, key: str, fields: Fields, pool: Fields) -> str:
         return _OF_POOL[key]
     if key in _OF_REQUEST and section in ("", _MODEL):
         return _OF_REQUEST[key]
-    if key in pool and section == _MODEL:
+    if key in pool and key != "models" and section == _MODEL:
         return f"{key} is for all models"
     if key in _TRITON:
         return f"what it is to Triton is here {_TRITON[key]}"

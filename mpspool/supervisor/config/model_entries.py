@@ -153,7 +153,7 @@ def only(
     return found
 
 
-def override(entries: list[Entry], fields: Mapping[str, tuple[object, Source]]) -> list[str]:
+def override(entries: list[Entry], fields: Mapping[str, tuple[object, Source]]) -> dict[object, list[str]]:
     """Takes from each entry what a flag or variable says for all models.
 
     Args:
@@ -161,21 +161,28 @@ def override(entries: list[Entry], fields: Mapping[str, tuple[object, Source]]) 
         fields: by "field" or "section.field", what is said for all, and where.
 
     Returns:
-        What has been taken and was another value, a line each.
+        By a model's name what has been taken and was another value, a line each.
     """
-    lines = []
+    found: dict[object, list[str]] = {}
     for entry in entries:
         for name, (value, above) in fields.items():
             section, _, inner = name.partition(".")
             values = entry.values.get(section) if inner and isinstance(entry.values, dict) else entry.values
             if isinstance(values, dict) and (inner or name) in values:
-                if values.pop(inner or name) == value:
+                if _plain(values.pop(inner or name)) == _plain(value):
                     continue
                 place = source_of(entry.sources, tuple(name.split(".")))
-                lines.append(
-                    f"{dotted(entry.location)}.{name} in {place} has no say: {above} is for all models"
-                )
-    return lines
+                line = f"{dotted(entry.location)}.{name} in {place} has no say: {above} is for all models"
+                found.setdefault(entry.name, []).append(line)
+    return found
+
+
+def _plain(value: object) -> str:
+    """A value as a flag, or YAML, may say it: true and on are one."""
+    if isinstance(value, list | tuple):
+        return ",".join(map(_plain, value))
+    text = str(value).strip().lower()
+    return {"true": "1", "on": "1", "yes": "1", "false": "0", "off": "0", "no": "0"}.get(text, text)
 
 
 def check_names(entries: list[Entry]) -> list[Problem]:

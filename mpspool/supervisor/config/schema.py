@@ -372,7 +372,9 @@ def read_config(
         places["mps"] = ("mps", source)
     for entry in entries:
         places |= entry.places()
-    return config, Findings(layer.problems, layer.left_out, places, overridden)
+    # What stands in a command line's files of a model is for all of them, too.
+    told = [line for entry in entries for line in overridden.get(entry.name, ())] if serving is None else []
+    return config, Findings(layer.problems, layer.left_out, places, told)
 
 
 def overruled(file: Path, flags: Mapping[str, object], environ: Mapping[str, str]) -> list[str]:
@@ -430,7 +432,7 @@ def _field(location: Location) -> str:
 
 def _merge(
     file: Path | None, flags: Mapping[str, object], environ: Mapping[str, str], serving: Serving | None
-) -> tuple[Layer, list[Entry], list[str]]:
+) -> tuple[Layer, list[Entry], dict[object, list[str]]]:
     here = Path.cwd()
     below = Layer() if file is None else read_file(file)
     if serving is not None:

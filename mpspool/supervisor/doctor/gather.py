@@ -98,9 +98,11 @@ def _intent(
         workers=sum(len(draft.places) for draft in drafts),
         on_gpus=sum(bool(slot.gpu_uuid) and not slot.simulated for slot in slots),
         problems=_told(config, findings, problems),
-        warnings=[*unready, *(text for text in planned.warnings if text != without_mps)]
-        if planned
-        else unready,
+        warnings=[
+            *findings.overridden,
+            *unready,
+            *(text for text in (planned.warnings if planned else ()) if text != without_mps),
+        ],
         without_mps=without_mps,
         fronts=", ".join(f"{port} on {config.host}" for port in ports.values() if port),
         tls=secured.fact,

@@ -152,10 +152,21 @@ class Servables:
                 opens=self._versions[model.name].opens(version),
                 weight=self._versions[model.name].weight(version),
                 route=self._versions[model.name].route,
-                to_come=self._versions[model.name].to_come(),
+                to_come=self._to_come(model.name),
             )
             for model, version in self
         ]
+
+    def _to_come(self, name: str) -> list[int]:
+        """Until a model is complete, those that a label stands for and that are to be served, or may be: Servable.to_come."""
+        versions = self._versions[name]
+        if versions.complete:
+            return []
+        labelled = set(self._models[name].labels.values())
+        there = versions.to_come()
+        if self._looks.get(name, _LOOKS) < _LOOKS:  # at first no more is known than what is served first
+            there |= labelled - {version.number for version in versions}
+        return sorted(labelled & there)
 
     def orders(self) -> dict[str, Message]:
         """Of each model of which something was said by hand, as Versions.orders()."""
@@ -225,6 +236,8 @@ class Servables:
         for name, versions in self._versions.items():
             mine = {model.version: fact for model, fact in facts.items() if model.name == name}
             moved |= versions.step(mine, now)
+            if not versions.complete and versions.routed() is not None and not self._to_come(name):
+                versions.complete = moved = True
         if not moved:
             self._record.again()
             return False
@@ -375,6 +388,8 @@ class Servables:
                 await self._look_at(name, self._versions[name].loaded, self._versions[name].unloaded)
             looks += 1
             self._looks[name] = looks
+            if looks == _LOOKS:  # all is known that there is
+                self._look()
             # A version that is there by now is known after two looks; so is one that has come from a store, where only those are awaited.
             soon = looks < _LOOKS or (self._watched[name].waits and not self._config.poll_s)
             between_s = poll_s or _BETWEEN_S

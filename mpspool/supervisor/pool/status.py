@@ -5,7 +5,7 @@ For scripts, the `status --json` object; for the router, which versions there sh
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,8 @@ class Servable:
         opens: it takes requests as soon as enough of its workers are READY.
         weight: its share of the requests that name no version, beside the other versions'; 0 for none.
         route: of its model, as said by hand.
-        to_come: versions of its model that have yet to be served.
+        to_come: of the versions of its model that a label stands for, while it is loaded for the first time, those that have yet to be
+            served.
     """
 
     settings: ModelSettings
@@ -42,7 +43,7 @@ class Servable:
     opens: bool = True
     weight: int = 1
     route: Route = field(default_factory=Route)
-    to_come: Collection[int] = ()
+    to_come: Sequence[int] = ()
 
     @property
     def id(self) -> ModelVersion:
@@ -51,10 +52,6 @@ class Servable:
     def model_labels(self) -> dict[str, int]:
         """Its model's version labels, and the number that each stands for."""
         return self.settings.labels | self.route.labels
-
-    def labelled_to_come(self) -> list[int]:
-        """Of those that a label stands for, which have yet to be served."""
-        return sorted(set(self.model_labels().values()) & set(self.to_come))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +160,7 @@ def for_router(
             "opens": servable.opens,
             "weight": servable.weight,
             "labels": servable.model_labels(),
-            "to_come": servable.labelled_to_come(),
+            "to_come": list(servable.to_come),
             "metadata": [rule[:2] for rule in servable.route.metadata if rule[2] == servable.id.version],
             "hang_timeout_s": servable.settings.hang_timeout_s,
             "batching": msgspec.to_builtins(servable.settings.batching),
@@ -246,6 +243,8 @@ def _current(slot: Slot, report: WorkerReport | None) -> WorkerReport | None:
 def _pool_state(view: View, workers: Iterable[Status]) -> PoolState:
     if view.stopping:
         return PoolState.STOPPING
+    if any(servable.to_come for servable in view.servables):
+        return PoolState.STARTING
     # What comes beside a version that serves, or goes, is no part of how the pool fares.
     counted = {servable.id for servable in view.servables if servable.opens}
     mine = [worker for worker in workers if ModelVersion(worker["model"], worker["version"]) in counted]
@@ -258,14 +257,15 @@ def _pool_state(view: View, workers: Iterable[Status]) -> PoolState:
 
 
 def _with_labels(models: Sequence[Status], servables: Iterable[Servable]) -> list[Status]:
-    """With the version labels of each that has some, the number that each stands for, and which of these have yet to be served."""
-    labels = {one.id.name: (one.model_labels(), one.labelled_to_come()) for one in servables}
-    return [
-        {**model, "labels": found[0], "to_come": found[1]}
-        if (found := labels.get(model["name"])) and found[0]
-        else model
-        for model in models
-    ]
+    """With the version labels of each that has some, the number that each stands for, and while it waits for some of these, which."""
+    named = {one.id.name: one for one in servables}
+    return [_with_labels_of(model, named.get(model["name"])) for model in models]
+
+
+def _with_labels_of(model: Status, servable: Servable | None) -> Status:
+    labels = servable.model_labels() if servable else {}
+    to_come = servable.to_come if servable else ()
+    return {**model, **({"labels": labels} if labels else {}), **({"to_come": to_come} if to_come else {})}
 
 
 def _with_orders(models: Sequence[Status], orders: Mapping[str, Status]) -> list[Status]:
@@ -291,7 +291,7 @@ def _models(view: View) -> list[Status]:
                         **_version(model["name"], version, reports),
                         "policy": policies.get(model["name"], "fifo"),
                         "batch_rows": version["batch_rows"],
-                        **_policy_error(version),
+                        **_policy(version),
                     }
                     for version in model["versions"]
                 ],
@@ -326,8 +326,9 @@ def _version(model: str, found: Mapping[str, Any], reports: Mapping[str, WorkerR
     return {**described, "weights": max(ready, key=_privacy)} if ready else described
 
 
-def _policy_error(found: Mapping[str, Any]) -> Status:
-    return {"policy_error": error} if (error := found.get("policy_error")) else {}
+def _policy(found: Mapping[str, Any]) -> Status:
+    """What is wrong with that of a version."""
+    return {name: told for name in ("policy_error", "policy_slow_ms") if (told := found.get(name))}
 
 
 def _privacy(weights: Mapping[str, Any]) -> tuple[int, int]:

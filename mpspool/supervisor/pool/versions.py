@@ -126,7 +126,7 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
         instead: of those unloaded, what is to come first.
         kept: failed, and are not forgotten while another serves: see Versions.
         ended: unloaded, and nothing was to come in their place.
-        stopped: as Versions has them.
+        stopped, complete: as Versions has them.
     """
 
     versions: list[VersionRecord] = []
@@ -139,6 +139,7 @@ class ModelRecord(msgspec.Struct, frozen=True, kw_only=True):
     kept: dict[int, int] = {}
     ended: list[int] = []
     stopped: list[int] = []
+    complete: bool = False
 
 
 class Records(msgspec.Struct, frozen=True):
@@ -230,6 +231,7 @@ class Versions:
         off: no version of it is wanted.
         route: by hand.
         stopped: what has made way for the version that is being loaded, and is loaded again where that fails.
+        complete: it has been loaded for the first time, with all that a label stands for.
     """
 
     name: str
@@ -247,6 +249,7 @@ class Versions:
     # Unloaded by hand when there was nothing to come in their place.
     _ended: set[int] = field(default_factory=set)
     stopped: set[int] = field(default_factory=set)
+    complete: bool = False
     # Of those unloaded by hand what is to be served first: where it fails, the order is off.
     _instead: dict[int, int] = field(default_factory=dict)
     # For their failures an order by hand came to nothing, and this one serves on: why is told until another does, or is asked for.
@@ -266,6 +269,7 @@ class Versions:
         self.route = record.route
         self._kept, self._instead = dict(record.kept), dict(record.instead)
         self._ended, self.stopped = set(record.ended), set(record.stopped)
+        self.complete = record.complete
         self.found = {
             one.number: Found(one.path, one.stamp, batching=one.batching) for one in record.versions
         }
@@ -290,6 +294,7 @@ class Versions:
             kept=self._kept,
             ended=sorted(self._ended),
             stopped=sorted(self.stopped),
+            complete=self.complete,
         )
 
     def __iter__(self) -> Iterator[Version]:
@@ -368,7 +373,7 @@ class Versions:
         return self._meant(failed) | (self.loaded_and_found() - failed)
 
     def to_come(self) -> set[int]:
-        """Which of those have yet to be served."""
+        """Which of those are not served yet."""
         return self.aspired() - {version.number for version in self._serving()}
 
     def _is_mended(self, failed: Version) -> bool:
