@@ -93,6 +93,15 @@ def test_what_a_model_says_in_vain(tmp_path: Path) -> None:
     assert findings.overridden == []
 
 
+def test_a_model_whose_name_is_none_is_refused_all_the_same(tmp_path: Path) -> None:
+    """Not that something it says has no say."""
+    file = tmp_path / "pool.yaml"
+    file.write_text("models: [{name: [a], base_path: /m, cpu_slots: 2, batching: off}]\n")
+    _, findings = read_config(file, {"cpu_slots": 1}, {})
+    assert [problem.path for problem in findings.problems] == ["models[0].name"]
+    assert findings.overridden == []
+
+
 @pytest.mark.parametrize(
     ("text", "flags", "environ"),
     [

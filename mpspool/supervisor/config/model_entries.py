@@ -153,7 +153,7 @@ def only(
     return found
 
 
-def override(entries: list[Entry], fields: Mapping[str, tuple[object, Source]]) -> dict[object, list[str]]:
+def override(entries: list[Entry], fields: Mapping[str, tuple[object, Source]]) -> dict[str, list[str]]:
     """Takes from each entry what a flag or variable says for all models.
 
     Args:
@@ -163,7 +163,7 @@ def override(entries: list[Entry], fields: Mapping[str, tuple[object, Source]]) 
     Returns:
         By a model's name what has been taken and was another value, a line each.
     """
-    found: dict[object, list[str]] = {}
+    found: dict[str, list[str]] = {}
     for entry in entries:
         for name, (value, above) in fields.items():
             section, _, inner = name.partition(".")
@@ -173,7 +173,7 @@ def override(entries: list[Entry], fields: Mapping[str, tuple[object, Source]]) 
                     continue
                 place = source_of(entry.sources, tuple(name.split(".")))
                 line = f"{dotted(entry.location)}.{name} in {place} has no say: {above} is for all models"
-                found.setdefault(entry.name, []).append(line)
+                found.setdefault(str(entry.name), []).append(line)
     return found
 
 

@@ -373,7 +373,9 @@ def read_config(
     for entry in entries:
         places |= entry.places()
     # What stands in a command line's files of a model is for all of them, too.
-    told = [line for entry in entries for line in overridden.get(entry.name, ())] if serving is None else []
+    told = (
+        [line for entry in entries for line in overridden.get(str(entry.name), ())] if serving is None else []
+    )
     return config, Findings(layer.problems, layer.left_out, places, told)
 
 
@@ -388,9 +390,9 @@ def overruled(file: Path, flags: Mapping[str, object], environ: Mapping[str, str
 
 
 def _value(values: object, location: Location) -> object:
-    """What stands there."""
+    """What stands there; None for nothing."""
     for name in location:
-        values = values[name] if isinstance(values, dict) else None
+        values = values.get(name) if isinstance(values, dict) else None
     return values
 
 
@@ -432,7 +434,7 @@ def _field(location: Location) -> str:
 
 def _merge(
     file: Path | None, flags: Mapping[str, object], environ: Mapping[str, str], serving: Serving | None
-) -> tuple[Layer, list[Entry], dict[object, list[str]]]:
+) -> tuple[Layer, list[Entry], dict[str, list[str]]]:
     here = Path.cwd()
     below = Layer() if file is None else read_file(file)
     if serving is not None:
