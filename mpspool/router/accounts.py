@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
-from typing import Final, Protocol
+from contextlib import AbstractContextManager
+from typing import Final, Protocol, TypeVar
 
 from mpspool.core import messages
 from mpspool.core.errors import Code, Lack, PoolError
@@ -17,6 +18,8 @@ from mpspool.router.capture import Capture
 from mpspool.router.clients import Clients, Tally
 from mpspool.router.pending import Pending
 from mpspool.router.scheduling.load import Batch
+
+T = TypeVar("T")
 
 # A class is asked for its members more slowly.
 _OK: Final = Code.OK
@@ -73,35 +76,17 @@ class Accounts:
 
     # -- who looks --------------------------------------------------------------------------------
 
-    @contextlib.contextmanager
-    def recording(self) -> Iterator[Arrivals]:
+    def recording(self) -> AbstractContextManager[Arrivals]:
         """Notes what arrives, until it is left."""
-        found = Arrivals(time.monotonic_ns(), simulated=self._simulated)
-        self._recordings.append(found)
-        try:
-            yield found
-        finally:
-            self._recordings.remove(found)
+        return _among(self._recordings, Arrivals(time.monotonic_ns(), simulated=self._simulated))
 
-    @contextlib.contextmanager
-    def looking(self) -> Iterator[Clients]:
+    def looking(self) -> AbstractContextManager[Clients]:
         """Counts who asks, until it is left."""
-        found = Clients(self._fair_by, self._simulated)
-        self._looks.append(found)
-        try:
-            yield found
-        finally:
-            self._looks.remove(found)
+        return _among(self._looks, Clients(self._fair_by, self._simulated))
 
-    @contextlib.contextmanager
-    def capturing(self, name: str, version: int | None, count: int) -> Iterator[Capture]:
+    def capturing(self, name: str, version: int | None, count: int) -> AbstractContextManager[Capture]:
         """Keeps what a model answers, in one version or in any, until it is left."""
-        found = Capture(name, version, count)
-        self._captures.append(found)
-        try:
-            yield found
-        finally:
-            self._captures.remove(found)
+        return _among(self._captures, Capture(name, version, count))
 
     # -- requests ---------------------------------------------------------------------------------
 
@@ -192,3 +177,13 @@ class Accounts:
         for requests, rows, run_us in result.runs:
             padding = batching.padding(rows) if batching is not None else 0
             self._recorder.batch(model.name, model.version, requests, rows, padding, run_us / 1e6)
+
+
+@contextlib.contextmanager
+def _among(those: list[T], one: T) -> Iterator[T]:
+    """It is one of those who look, until it is left."""
+    those.append(one)
+    try:
+        yield one
+    finally:
+        those.remove(one)

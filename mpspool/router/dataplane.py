@@ -123,8 +123,8 @@ class Dataplane:
                 model = self._models.resolve(name, spec.version, spec.label).model
                 if not is_here:
                     self._check_room(model, asked, spec, head)
-                if not is_here and size >= _LARGE_BYTES:
-                    to_come = self._scheduler.answers_to_come(model, asked.signature(spec), size)
+                    if size >= _LARGE_BYTES:
+                        to_come = self._scheduler.answers_to_come(model, asked.signature(spec), size)
             return self.memory.admit(size, name, client, to_come)
         except PoolError as error:
             meant = self._meant(spec)
@@ -211,7 +211,7 @@ class Dataplane:
     ) -> Pending:
         """What is to be queued: in place of `moved`, of which the version has gone, where that is given.
 
-        Raises PoolError, counted, for a request that no worker could take, or that comes too late.
+        Raises PoolError, counted, for a request that no worker could take, or that comes after the order to end.
         """
         model = _NOBODYS
         try:
