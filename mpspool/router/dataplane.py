@@ -409,6 +409,7 @@ class Dataplane:
         self.memory.limit_bytes = settings.max_queued_bytes
         self._told.clear()  # what holds for a queue follows from both
         self._pump_soon()  # there may be room for what waits
+        self._changed()  # when it is ready may be another matter now
 
     def want(
         self, models: list[dict[str, Any]], restarts: dict[str, int], slots: dict[str, str] | None = None

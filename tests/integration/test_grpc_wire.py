@@ -30,7 +30,7 @@ from h2.settings import SettingCodes
 from mpspool.core import http2_frames as frames
 from mpspool.core.errors import Code
 from mpspool.core.http2_frames import ErrorCode
-from mpspool.router.fronts import grpc_server
+from mpspool.router.fronts import grpc_call, grpc_server
 from mpspool.router.fronts.http2 import link as link_module
 from mpspool.router.fronts.http2.limits import Limits
 from tests.integration.test_front import PREDICT, Fronts
@@ -546,6 +546,7 @@ def test_messages_of_streams_that_there_is_no_room_for(
 ) -> None:
     """They are as many as streams, and large where their client asks for descriptors: no more of them is kept than of other answers."""
     monkeypatch.setattr(fronts.dataplane.memory, "limit_bytes", 100_000)
+    monkeypatch.setattr(grpc_call, "_STREAMING_BYTES", 0)
     symbol = b"tensorflow.serving.PredictionService"
     asking = message(b"\x22" + bytes([len(symbol)]) + symbol)  # file_containing_symbol
     raw = Raw(fronts.grpc.port)

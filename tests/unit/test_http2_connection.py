@@ -150,6 +150,7 @@ BAD_CONNECTIONS = {
     "padded headers too long": (GREETING + frame(frames.HEADERS, frames.PADDED | 4, 1, b"\x05abcd"), "PROTOCOL_ERROR"),
     "padded headers empty": (GREETING + frame(frames.HEADERS, frames.PADDED | 4, 1), "FRAME_SIZE_ERROR"),
     "priority too short": (GREETING + frame(frames.HEADERS, frames.HAS_PRIORITY | 4, 1, b"1234"), "PROTOCOL_ERROR"),
+    "priority of a wrong size of no stream": (GREETING + frame(frames.PRIORITY, 0, 1, bytes(4)), "FRAME_SIZE_ERROR"),
     "priority of the connection": (GREETING + frame(frames.PRIORITY, 0, 0, bytes(5)), "PROTOCOL_ERROR"),
     "settings of a stream": (GREETING + frame(frames.SETTINGS, 0, 1), "PROTOCOL_ERROR"),
     "settings of a wrong size": (GREETING + frame(frames.SETTINGS, 0, 0, bytes(5)), "FRAME_SIZE_ERROR"),
@@ -191,7 +192,7 @@ BAD_STREAMS = {
     "trailers with a scheme": (headers(1) + headers(1, encode((b":scheme", b"http")), end=True), "PROTOCOL_ERROR"),
     "trailers with a status": (headers(1) + headers(1, encode((b":status", b"200")), end=True), "PROTOCOL_ERROR"),
     "trailers of a connection": (headers(1) + headers(1, encode((b"connection", b"x")), end=True), "PROTOCOL_ERROR"),
-    "priority of a wrong size": (frame(frames.PRIORITY, 0, 1, bytes(4)), "FRAME_SIZE_ERROR"),
+    "priority of a wrong size": (headers(1) + frame(frames.PRIORITY, 0, 1, bytes(4)), "FRAME_SIZE_ERROR"),
     "content-length too large": (
         headers(1, REQUEST + encode((b"content-length", b"5"))) + data(1, b"1234", end=True), "PROTOCOL_ERROR",
     ),

@@ -9,7 +9,7 @@ from mpspool.core.http2_frames import ErrorCode, Setting
 from mpspool.router.fronts.http2.headers import NO_TABLE
 from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.streams import Buffer, headers_frame
-from tests.fakes.http2 import LEAD, TAIL, Echo, Frame, Scene, data, goaway_code, headers, reset_codes
+from tests.fakes.http2 import LEAD, TAIL, Echo, Frame, Scene, Sink, data, goaway_code, headers, reset_codes
 
 MIB = 2**20
 # What a response's status waits with.
@@ -47,6 +47,27 @@ def test_an_answer_is_cut_into_frames_of_the_peers_size() -> None:
     scene.send(settings(max_frame_size=100_000), frames.window_update(0, 100_000))
     answer(scene, 3, bytes(50_000))
     assert [len(item.payload) for item in scene.sent() if item.kind == frames.DATA] == [50_000]
+
+
+@pytest.mark.parametrize("frame_bytes", [2**14, 2**20, 2**24 - 1])
+def test_no_more_goes_at_once_than_the_transport_is_asked_about(
+    frame_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However large frames the peer takes: after each piece the transport says whether it takes more."""
+    scene = asked(1)
+    pieces: list[int] = []
+
+    def take(self: Sink, parts: list[Buffer]) -> None:
+        pieces.append(sum(map(len, parts)))
+        scene.connection.pause()
+
+    scene.send(
+        settings(max_frame_size=frame_bytes, initial_window_size=2**30), frames.window_update(0, 2**30)
+    )
+    monkeypatch.setattr(Sink, "writelines", take)
+    answer(scene, 1, bytes(3 * MIB))
+    assert len(pieces) == 1
+    assert pieces[0] <= 2**18 + 2**10
 
 
 def test_an_answer_waits_for_its_streams_window() -> None:

@@ -202,6 +202,15 @@ def test_a_list_over_the_limit_is_no_request_but_keeps_the_table() -> None:
     assert (head.oversized, head.metadata) == (False, {"x-a": "1"})
 
 
+def test_a_table_that_is_emptied_and_grows_again() -> None:
+    """Two size updates say so, before the first field."""
+    ours = decoder()
+    ours.decode(added(b"v"))
+    assert ours.decode(b"\x20\x3f\xe1\x1f" + added(b"w")).metadata
+    with pytest.raises(ProtocolError):
+        ours.decode(b"\xbf")  # the one before it has gone
+
+
 def test_a_bomb_is_not_inflated() -> None:
     """4 KB in the table, or little, named ten thousand times by one byte each: it is not read to its end."""
     for size in (3000, 1):
@@ -221,6 +230,7 @@ def test_a_bomb_is_not_inflated() -> None:
         b"\xbe",  # an empty table's first
         b"\x3f\xe2\x1f",  # a table of 4097
         b"\x82\x20",  # a size update after a field
+        b"\x20\x20\x20",  # more of them than tell the least and the last
         b"\x40\x05x",  # a name that is cut off
         b"\x40\x01x\x05v",  # a value that is cut off
         b"\xff\xff\xff\xff\xff\xff\xff\xff",  # a number without end

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from typing import Any
 
 import pytest
 
 from mpspool.core import http2_frames as frames
+from mpspool.router.fronts.http2 import link as link_module
 from mpspool.router.fronts.http2 import listener as listener_module
 from mpspool.router.fronts.http2.link import Link
 from mpspool.router.fronts.http2.listener import Listener
+from mpspool.router.fronts.http2.tls_link import TlsLink
 from mpspool.router.memory import Memory
 from tests.fakes.http2 import GREETING, REQUEST, Echo, Scene, Sink, data, headers, reset_codes
 
+SERVER = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 CALLS = 500
 MANY = b"".join(headers(number, end=True) for number in range(1, 2 * CALLS, 2))
 
@@ -42,6 +46,31 @@ def test_so_are_small_frames(small: bytes) -> None:
     connection.go_on()
     connection.go_on()
     assert not connection.behind
+
+
+def test_so_are_long_blocks() -> None:
+    """Each field of theirs may be a byte."""
+    connection = (scene := Scene().greet()).connection
+    long = [headers(number, b"\x84" * 1700, end=True) for number in range(1, 41, 2)]
+    connection.receive(b"".join(long), 0.0)
+    begun = [connection.last_id // 2 + 1]
+    while connection.behind:
+        connection.go_on()
+        begun.append(connection.last_id // 2 + 1)
+    assert begun[-1] == 20
+    assert max(after - before for before, after in zip([0, *begun], begun, strict=False)) == 2
+    assert not scene.complaints
+
+
+@pytest.mark.parametrize("cut", [1, 4, len(frames.PREFACE)])
+def test_a_preface_in_pieces_may_have_its_turns(cut: int) -> None:
+    """What has been read of it is a part of it, and no frame."""
+    connection = (scene := Scene(kind=Echo)).connection
+    connection.receive(GREETING[:cut], 0.0)
+    connection.go_on()
+    connection.receive(GREETING[cut:] + headers(1, end=True), 0.0)
+    assert not connection.over
+    assert scene.all[1].told == ["head", "end"]
 
 
 def test_a_body_is_read_at_once() -> None:
@@ -122,6 +151,35 @@ class Transport(Sink):
     def resume_reading(self) -> None:
         assert not self.reads
         self.reads = True
+
+
+def test_what_it_takes_to_decrypt_is_of_the_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many small records bring few bytes, of which there is little to read."""
+    now_s = 0.0
+
+    class Slow:
+        ended = False
+
+        def decrypt(self, data: bytes) -> bytes:
+            nonlocal now_s
+            now_s += 1.0
+            return data
+
+        def take(self) -> bytes:
+            return b""
+
+    async def run() -> None:
+        link = TlsLink(Listener(lambda *_: pytest.fail("no call came"), Memory(2**30)), SERVER)
+        link.connection_made(transport := Transport())  # type: ignore[arg-type]
+        link._session, link._open = Slow(), True  # type: ignore[assignment]
+        monkeypatch.setattr(link_module.time, "monotonic", lambda: now_s)
+        link.data_received(GREETING[:1])
+        assert not transport.reads
+        while not transport.reads:
+            await asyncio.sleep(0)
+        assert not link.connection.over
+
+    asyncio.run(run())
 
 
 def test_connections_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from urllib.parse import quote
 
 from mpspool.core import log
 from mpspool.core.errors import Code, PoolError, cut
+from mpspool.core.settings import MAX_MESSAGE_BYTES
 from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.headers import RequestHead, encode
 from mpspool.router.fronts.http2.streams import Stream
@@ -35,6 +36,10 @@ logger = log.get("grpc")
 # A deadline further away is none: it has to fit into 63 bits of nanoseconds.
 _LONGEST_TIMEOUT_NS = 365 * 86400 * 10**9
 _PREFIX_BYTES = 5
+# The most of a message that is parsed where it is received, while all others wait: one with the name of each of 10,000 models has as much.
+SMALL_BYTES = 2**20
+# Of memory, that a streaming call takes for as long as it lasts, which may be for ever.
+_STREAMING_BYTES = 4608
 # Messages of a streaming method that may wait to be taken: what it costs to know one of no bytes is not counted.
 _MOST_WAITING = 16
 # Every printable character of ASCII but "%" is itself in grpc-message.
@@ -59,11 +64,13 @@ class Unary:
         call: takes the message, the call and what `admit` returned, which it releases.
         admit: see above.
         timed: calls that bring no deadline have the server's.
+        max_bytes: of a message, inflated, where that is less than the server's.
     """
 
     call: Callable[[bytes, Call, Admission], Awaitable[bytes]]
     admit: Admit
     timed: bool = False
+    max_bytes: int = MAX_MESSAGE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +81,13 @@ class Streaming:
         call: takes the call.
         admit: see above; what it returned is released when the message is read.
         one: it takes one message.
+        max_bytes: as of Unary.
     """
 
     call: Callable[[Call], Awaitable[None]]
     admit: Admit
     one: bool = False
+    max_bytes: int = MAX_MESSAGE_BYTES
 
 
 Method = Unary | Streaming
@@ -102,6 +111,7 @@ class Call(Stream):
         "_left",
         "_method",
         "_server",
+        "_standing",
         "_start",
         "_taken",
         "_task",
@@ -126,6 +136,8 @@ class Call(Stream):
         self._admission: Admission | None = None
         # What the message was admitted by that its answer answers: that counts with it.
         self._answered: Admission | None = None
+        # Of a streaming call: what it takes itself.
+        self._standing: Admission | None = None
         # Messages that are whole and not taken yet, and who waits for one.
         self._inbox: deque[tuple[bytes, bool, Admission]] | None = None
         self._taken = False
@@ -156,22 +168,34 @@ class Call(Stream):
         method = server.methods.get(head.path)
         if timeout_ns is None and server.timeout_ns and isinstance(method, Unary) and method.timed:
             timeout_ns = server.timeout_ns
-        if timeout_ns is not None:
-            if timeout_ns < 0:
-                self.refuse(PoolError(Code.INVALID_ARGUMENT, "grpc-timeout is malformed"))
-                return
-            if timeout_ns < _LONGEST_TIMEOUT_NS:
-                self.deadline_ns = time.monotonic_ns() + timeout_ns
-                server.watch(self)
+        if timeout_ns is not None and timeout_ns < 0:
+            self.refuse(PoolError(Code.INVALID_ARGUMENT, "grpc-timeout is malformed"))
+            return
         if method is None:
             self.refuse(server.unknown(head.path))
             return
-        self._method = method
         if head.encoding not in ENCODINGS:
             self.refuse(PoolError(Code.UNIMPLEMENTED, f"grpc-encoding {head.encoding} is not supported"))
-        elif isinstance(method, Streaming):
-            self._inbox = deque()
-            self._task = server.loop.create_task(self._stream(method))
+            return
+        self._method = method
+        if timeout_ns is not None and timeout_ns < _LONGEST_TIMEOUT_NS:
+            # Where others have had their turns before it, some of that time is over.
+            self.deadline_ns = int(self.connection.came_s * 1e9) + timeout_ns
+            if self.deadline_ns <= time.monotonic_ns():
+                self.refuse(server.expired(head.path))
+                return
+            server.watch(self)
+        if isinstance(method, Streaming):
+            self._begin(method)
+
+    def _begin(self, method: Streaming) -> None:
+        try:
+            self._standing = self._server.memory.admit(_STREAMING_BYTES)
+        except PoolError as refusal:
+            self.refuse(refusal)
+            return
+        self._inbox = deque()
+        self._task = self._server.loop.create_task(self._stream(method))
 
     def on_data(self, data: bytes, start: int, stop: int) -> None:
         while start < stop and self.open and not self.sent_all:
@@ -232,8 +256,8 @@ class Call(Stream):
         """Whether it is admitted: not while too little of it is here. Raises PoolError where it is refused."""
         server, method = self._server, self._method
         assert method is not None
-        if size > server.max_message_bytes:
-            raise server.too_large(self.head.path, size)
+        if size > (most := self._most_bytes(method)):
+            raise server.too_large(self.head.path, f"{size} vs. {most}")
         if self._complete is not None:
             raise _cardinality("more than one")
         if isinstance(method, Streaming):
@@ -249,6 +273,9 @@ class Call(Stream):
             body = begin(body, self.head.encoding)
         self._admission = method.admit(size, body, self.head)
         return True
+
+    def _most_bytes(self, method: Method) -> int:
+        return min(method.max_bytes, self._server.max_message_bytes)
 
     def _check_waiting(self, method: Streaming) -> None:
         """Raises PoolError for a message too many."""
@@ -366,8 +393,7 @@ class Call(Stream):
     ) -> tuple[bytes, Admission]:
         """The message in plain, admitted as such; `compressed` is what it was admitted by until then."""
         assert compressed is not None
-        server = self._server
-        inflated = await inflate(body, self.head.encoding, server.max_message_bytes, compressed)
+        inflated = await inflate(body, self.head.encoding, self._most_bytes(method), compressed)
         compressed.release()
         return inflated, method.admit(len(inflated), inflated, self.head)
 
@@ -449,6 +475,9 @@ class Call(Stream):
         if self._admission is not None:
             self._admission.release()
             self._admission = None
+        if self._standing is not None:
+            self._standing.release()
+            self._standing = None
         self._start, self._buffer, self._complete = b"", _NOTHING, None
         while self._inbox:
             self._inbox.popleft()[2].release()

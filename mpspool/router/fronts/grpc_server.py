@@ -88,12 +88,13 @@ class Server:
         """Of a method that is not there."""
         return PoolError(Code.UNIMPLEMENTED, f"{path} is not implemented here")
 
-    def too_large(self, path: str, size: int) -> PoolError:  # noqa: ARG002
-        """Of a message over the limit, not read."""
-        return PoolError(
-            Code.RESOURCE_EXHAUSTED,
-            f"SERVER: Received message larger than max ({size} vs. {self.max_message_bytes})",
-        )
+    def too_large(self, path: str, sizes: str) -> PoolError:  # noqa: ARG002
+        """Of a message over the limit, not read; `sizes` says what it has, and what it may have."""
+        return PoolError(Code.RESOURCE_EXHAUSTED, f"SERVER: Received message larger than max ({sizes})")
+
+    def expired(self, path: str) -> PoolError:  # noqa: ARG002
+        """Of a call that nothing was done for before its deadline."""
+        return PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded")
 
     def failed(self, path: str) -> PoolError:
         """Of a method that raised what it should not have."""

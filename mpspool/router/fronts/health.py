@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -11,10 +12,12 @@ from grpc_health.v1 import health_pb2
 
 from mpspool.core import envelope
 from mpspool.core.errors import Code, PoolError
-from mpspool.router.fronts.grpc_call import Admit, Call, Method, Streaming, Unary
+from mpspool.router.fronts.grpc_call import SMALL_BYTES, Admit, Call, Method, Streaming, Unary
 from mpspool.router.memory import Admission
 
 SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+# Some milliseconds.
+_TOLD_AT_ONCE = 128
 _Status = health_pb2.HealthCheckResponse.ServingStatus
 
 
@@ -36,12 +39,15 @@ class Health:
         self._services = frozenset(("", *services))
         self._stopped = False
         self._watchers: set[asyncio.Event] = set()
+        # What they are told, and those that have yet to be.
+        self._told = self._is_ready()
+        self._untold: deque[asyncio.Event] = deque()
         readiness.on_change(self._tell)
 
     def methods(self, admit: Admit) -> dict[str, Method]:
         return {
-            f"/{SERVICE}/Check": Unary(self._check, admit),
-            f"/{SERVICE}/Watch": Streaming(self._watch, admit, one=True),
+            f"/{SERVICE}/Check": Unary(self._check, admit, max_bytes=SMALL_BYTES),
+            f"/{SERVICE}/Watch": Streaming(self._watch, admit, one=True, max_bytes=SMALL_BYTES),
         }
 
     def stop(self) -> None:
@@ -50,15 +56,30 @@ class Health:
         self._tell()
 
     def _tell(self) -> None:
-        for changed in self._watchers:
-            changed.set()
+        """Where it is another than it was, or for the last time."""
+        ready = self._is_ready()
+        if ready == self._told and not self._stopped:
+            return
+        self._told = ready
+        if not self._untold:
+            asyncio.get_running_loop().call_soon(self._tell_some)
+        self._untold = deque(self._watchers)
+
+    def _tell_some(self) -> None:
+        """There may be thousands, and requests do not wait for all of them."""
+        for _ in range(min(_TOLD_AT_ONCE, len(self._untold))):
+            self._untold.popleft().set()
+        if self._untold:
+            asyncio.get_running_loop().call_soon(self._tell_some)
+
+    def _is_ready(self) -> bool:
+        return not self._stopped and not self._readiness.unready()
 
     def _status(self, service: str) -> int | None:
         """None for a service that is not here."""
         if service not in self._services:
             return None
-        ready = not self._stopped and not self._readiness.unready()
-        return int(_Status.SERVING if ready else _Status.NOT_SERVING)
+        return int(_Status.SERVING if self._is_ready() else _Status.NOT_SERVING)
 
     async def _check(self, body: bytes, _call: Call, admission: Admission) -> bytes:
         admission.release()

@@ -16,7 +16,7 @@ from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection import ReflectionServicer
 
 from mpspool.core import envelope, tfs
-from mpspool.router.fronts.grpc_call import Admit, Call, Method, Streaming
+from mpspool.router.fronts.grpc_call import SMALL_BYTES, Admit, Call, Method, Streaming
 
 _ALPHA, _V1 = "grpc.reflection.v1alpha", "grpc.reflection.v1"
 
@@ -38,7 +38,7 @@ def methods(services: Iterable[str], admit: Admit) -> dict[str, Method]:
                 await call.send(response.SerializeToString())
 
     return {
-        f"/{package}.ServerReflection/ServerReflectionInfo": Streaming(describe, admit)
+        f"/{package}.ServerReflection/ServerReflectionInfo": Streaming(describe, admit, max_bytes=SMALL_BYTES)
         for package in packages
     }
 

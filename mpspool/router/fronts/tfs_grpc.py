@@ -18,7 +18,7 @@ from mpspool.core.settings import RouterSettings, TlsSettings
 from mpspool.core.states import ModelVersionState
 from mpspool.router.asked import Asked
 from mpspool.router.fronts import health, reflection, reload, sockets
-from mpspool.router.fronts.grpc_call import Call, Method, Unary
+from mpspool.router.fronts.grpc_call import SMALL_BYTES, Call, Method, Unary
 from mpspool.router.fronts.grpc_server import Server
 from mpspool.router.fronts.http2.listener import Listener
 from mpspool.router.memory import Admission, Memory
@@ -27,8 +27,6 @@ from mpspool.router.pending import Head, shutting_down
 logger = log.get("grpc")
 
 _SERVICES = (tfs.PREDICTION_SERVICE, tfs.MODEL_SERVICE)
-# A message that runs no model, or less where max_message_bytes is: one with the name of each of 10,000 models has as much.
-_SMALL_BYTES = 2**20
 _TYPE_URL = "type.googleapis.com/tensorflow.serving.SignatureDefMap"
 
 # A response, and the model and version of ours that it is about.
@@ -187,7 +185,8 @@ class GrpcFront:
         await self._server.close()
 
     def _methods(self) -> dict[str, Method]:
-        mine = {f"/{tfs.MODEL_SERVICE}/{reload.METHOD}": Unary(self._reload_config, self._admit_small)}
+        takes_models = Unary(self._reload_config, self._admit_small, max_bytes=SMALL_BYTES)
+        mine = {f"/{tfs.MODEL_SERVICE}/{reload.METHOD}": takes_models}
         return {
             **(mine if self._reload is not None else {}),
             **{f"/{tfs.PREDICTION_SERVICE}/{method.api}": self._running(method) for method in tfs.LOG_FIELDS},
@@ -232,13 +231,10 @@ class GrpcFront:
                 self._metrics.answered(method, error.code)
                 raise
 
-        return Unary(call, admit)
+        return Unary(call, admit, max_bytes=SMALL_BYTES)
 
     def _admit_small(self, size: int, _start: bytes, _head: object) -> Admission:
-        """Of what is parsed here, while all others wait. Raises PoolError."""
-        if size > _SMALL_BYTES:
-            text = f"SERVER: Received message larger than max ({size} vs. {_SMALL_BYTES} for this method)"
-            raise PoolError(Code.RESOURCE_EXHAUSTED, text)
+        """Of what is parsed here. Raises PoolError."""
         return self._dataplane.memory.admit(size)
 
     async def _reload_config(self, body: bytes, _call: Call, admission: Admission) -> bytes:
@@ -335,9 +331,13 @@ class _Server(Server):
         self._count(path, Code.UNIMPLEMENTED)
         return super().unknown(path)
 
-    def too_large(self, path: str, size: int) -> PoolError:
+    def too_large(self, path: str, sizes: str) -> PoolError:
         self._count(path, Code.RESOURCE_EXHAUSTED)
-        return super().too_large(path, size)
+        return super().too_large(path, sizes)
+
+    def expired(self, path: str) -> PoolError:
+        self._count(path, Code.DEADLINE_EXCEEDED)
+        return super().expired(path)
 
     def keep(self, admission: Admission | None, size: int) -> None:
         try:

@@ -255,7 +255,10 @@ class Connection(Receiver):
             raise ProtocolError(ErrorCode.PROTOCOL_ERROR, "PRIORITY of the connection")
         self.count_useless()
         if len(payload) != 5:
-            self._refuse(stream_id, ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of a wrong size")
+            stream = self.streams.get(stream_id)
+            if stream is None:  # of one that has not begun there is nothing to reset
+                raise ProtocolError(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of a wrong size")
+            self._reset(stream, ErrorCode.FRAME_SIZE_ERROR, "PRIORITY of a wrong size")
 
     def _on_rst_stream(self, _flags: int, stream_id: int, payload: bytes) -> None:
         if len(payload) != 4:

@@ -28,6 +28,8 @@ TABLE_BYTES = 4096
 NO_TABLE = b"\x20"
 
 _FIELD_OVERHEAD = 32
+# That a block may begin with (RFC 7541, section 4.2): the least that there was since the block before, and the last.
+_SIZE_UPDATES = 2
 # A list so many times as long as allowed is not even read to its end, though the table needs it.
 _FAR_TOO_LONG = 4
 # Of what a connection's client makes up, what is remembered: some 500 KiB at most.
@@ -142,7 +144,7 @@ class HeaderDecoder:
         """
         fields: list[Field] = []
         timeout: bytes | None = None
-        list_bytes, changes, updates_over = 0, False, False
+        list_bytes, changes, updates_left = 0, False, _SIZE_UPDATES
         position, end = 0, len(block)
         while position < end:
             byte = block[position]
@@ -155,14 +157,15 @@ class HeaderDecoder:
                 changes = True
             elif byte & 0x20:
                 size, position = _integer(block, position, 5)
-                if updates_over or size > TABLE_BYTES:
+                if not updates_left or size > TABLE_BYTES:
                     raise HPACKError("a size update where it may not be, or too large")
                 self._table.maxsize = size
+                updates_left -= 1
                 changes = True
                 continue
             else:
                 found, position = self._literal(block, position, 4)
-            updates_over = True
+            updates_left = 0
             list_bytes += len(found[0]) + len(found[1]) + _FIELD_OVERHEAD
             if list_bytes > _FAR_TOO_LONG * self._max_list_bytes:
                 raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "headers that are far too long")

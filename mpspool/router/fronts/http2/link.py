@@ -80,15 +80,19 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         begun_s = time.monotonic()
-        try:
-            self.connection.receive(data, self._listener.now_s())
-        except Exception:
-            logger.exception("connection failed")
-            self.connection.fail(ErrorCode.INTERNAL_ERROR, "the server failed")
+        self.read(data, begun_s)
         late = self.connection.behind or time.monotonic() - begun_s > _SLICE_S
         if late and not self._transport.is_closing():
             self._transport.pause_reading()
             self._listener.behind(self)
+
+    def read(self, data: bytes, now_s: float) -> None:
+        """What came by the socket, and the time."""
+        try:
+            self.connection.receive(data, now_s)
+        except Exception:
+            logger.exception("connection failed")
+            self.connection.fail(ErrorCode.INTERNAL_ERROR, "the server failed")
 
     def go_on(self) -> None:
         """It is its turn again."""

@@ -36,8 +36,10 @@ _MOST_PADDING_BYTES = 256
 # A padded frame with less data brings nothing: it is answered by a WINDOW_UPDATE.
 _LEAST_PADDED_BYTES = 64
 # Frames that are read in one turn, before others have theirs, and as how many of them a call's headers count: some tenths of a millisecond.
+# So do each few bytes of a header block: a field of it may be one byte.
 _FRAMES_OF_TURN: Final = 512
 _FRAMES_OF_CALL: Final = 128
+_BYTES_AS_FRAME: Final = 8
 _HTTP_1 = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
     b"This port speaks gRPC, that is HTTP/2, and nothing else.\n"
@@ -65,6 +67,7 @@ class Receiver(Sender):
         greeted: the peer speaks HTTP/2.
         over: the connection has ended, and nothing is read any more.
         behind: what has come was too much for one turn; the rest waits for go_on().
+        came_s: when what is being read came, at the latest: what waits for its turn has come before that.
         last_id: the highest stream that the peer has begun.
     """
 
@@ -72,6 +75,7 @@ class Receiver(Sender):
         super().__init__(output, limits.control_bytes, now_s)
         self.limits = limits
         self.greeted = self.over = self.behind = False
+        self.came_s = now_s
         self.last_id = 0
         self._heard = True
         self._headers = HeaderDecoder(peer, limits.header_list_bytes)
@@ -122,18 +126,12 @@ class Receiver(Sender):
         """The next bytes from the peer, and the time."""
         if self.over:
             return
-        self.now_s = now_s
+        self.now_s = self.came_s = now_s
         self._heard = True
-        try:
-            if self._rest:
-                data = self._rest[self._read :] + data
-                self._rest, self._read = b"", 0
-            if self.greeted:
-                self._walk(data, 0)
-            else:
-                self._greet(data)
-        except ProtocolError as error:
-            self.fail(error.code, str(error))
+        if self._rest:
+            data = self._rest[self._read :] + data
+            self._rest, self._read = b"", 0
+        self._read_on(data, 0)
 
     def go_on(self) -> None:
         """With what has come, at the time at which it came."""
@@ -142,8 +140,14 @@ class Receiver(Sender):
             return
         data, position = self._rest, self._read
         self._rest, self._read = b"", 0
+        self._read_on(data, position)
+
+    def _read_on(self, data: bytes, position: int) -> None:
         try:
-            self._walk(data, position)
+            if self.greeted:
+                self._walk(data, position)
+            else:
+                self._greet(data)
         except ProtocolError as error:
             self.fail(error.code, str(error))
 
@@ -215,9 +219,10 @@ class Receiver(Sender):
                 position = start + size
                 payload = data[start:position]
                 if kind == HEADERS:
-                    left -= _FRAMES_OF_CALL
+                    left -= _FRAMES_OF_CALL + size // _BYTES_AS_FRAME
                     self._on_headers(flags, stream_id, payload)
                 elif kind == CONTINUATION:
+                    left -= size // _BYTES_AS_FRAME
                     self._on_continuation(flags, payload)
                 else:
                     self.on_control(kind, flags, stream_id, payload)

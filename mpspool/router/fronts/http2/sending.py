@@ -179,7 +179,10 @@ class Sender:
             stream.lead = b""
         total = 0
         while stream.queued and total < _PIECE_BYTES:
-            size = min(stream.queued, self._frame_bytes, stream.out_window, self.out_window)
+            room = min(
+                self._frame_bytes, _PIECE_BYTES - total
+            )  # the peer's frames may be larger than what goes at once
+            size = min(stream.queued, room, stream.out_window, self.out_window)
             if size <= 0:
                 return pieces, total
             stream.out_window -= size

@@ -53,9 +53,12 @@ class TlsLink(Link):
         return _Sealed(self, transport)
 
     def data_received(self, data: bytes) -> None:
-        if not self._open:
+        if self._open:
+            super().data_received(data)
+        else:
             self._greet(data)
-            return
+
+    def read(self, data: bytes, now_s: float) -> None:
         if self.connection.over:
             return
         try:
@@ -65,7 +68,7 @@ class TlsLink(Link):
             return
         self._answer(self._session.take())
         if clear:
-            super().data_received(clear)
+            super().read(clear, now_s)
         if self._session.ended and not self._transport.is_closing():
             self.connection.lost()  # it may never read what its streams have, nor close its socket
             self.close()
