@@ -505,6 +505,46 @@ def test_a_client_that_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) ->
     assert [line["code"] for line in logs if line["event"] == "bad connection"] == ["STALLED"]
 
 
+def leave_untaken(fronts: Fronts) -> socket.socket:
+    """A connection whose client has taken nothing of short answers, of which so few bytes wait that nobody is told to pause."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.connect(("127.0.0.1", fronts.rest.port))
+    (connection,) = until(fronts.rest.listener._connections)
+    transport = connection.own_transport
+    transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    request = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n".encode() + bytes(2000)
+    while not transport.get_write_buffer_size():
+        asked = len(fronts.dataplane.heads)
+        client.sendall(request)
+        until(lambda asked=asked: len(fronts.dataplane.heads) > asked and connection._waiter is not None)
+    assert not connection.writing_paused
+    return client
+
+
+@pytest.mark.parametrize("end", ["idle", "close", "half-close"])
+def test_what_is_closed_does_not_wait_for_ever_to_be_taken(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """Whoever closes it: it would count among the connections for as long as its client pleases."""
+    monkeypatch.setattr(rest_listener, "STALL_S", 1.0)
+    if end == "idle":
+        monkeypatch.setattr(rest, "IDLE_S", 1.0)
+    with contextlib.closing(Fronts()) as fronts, capture_logs() as logs, leave_untaken(fronts) as client:
+        if end == "half-close":
+            client.shutdown(socket.SHUT_WR)
+        elif end == "close":
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        until(lambda: not fronts.rest.listener.open_connections, 10)
+    assert [line["code"] for line in logs] == ["STALLED"]
+
+
+def test_a_connection_that_gives_way_does_not_wait_to_be_taken() -> None:
+    """It makes room for the one that it gives way to, and for no more than that."""
+    with contextlib.closing(Fronts(max_connections=1)) as fronts, leave_untaken(fronts):
+        for _ in range(3):
+            assert fronts.get("/healthz")[0] == 200
+            until(lambda: not fronts.rest.listener.open_connections, 10)
+
+
 @pytest.mark.parametrize("start", [b"", b"POST /v1/models/half:predict HTTP/1.1\r\nHost: x\r\nContent-"])
 def test_a_client_that_asks_nothing_is_left(monkeypatch: pytest.MonkeyPatch, start: bytes) -> None:
     """At its beginning as between two requests, however much of a head is there."""

@@ -75,9 +75,9 @@ class RestListener:
         self._ticker: asyncio.TimerHandle | None = None
         # Those without a request, and since when. Some may be closed.
         self._idle: dict[web.RequestHandler, float] = {}
-        self._making_way: MakingWay[web.RequestHandler] = MakingWay(self._asking)
+        self._making_way: MakingWay[_Connection] = MakingWay(self._asking)
         # What each connection's client has still to take when it has taken enough, and since when it has not.
-        self._stuck: dict[web.RequestHandler, tuple[int, float]] = {}
+        self._stuck: dict[_Connection, tuple[int, float]] = {}
 
     async def start(self, server: web.Server, host: str, port: int) -> int:
         """Listens at every address that the host stands for; returns the port. Raises OSError."""
@@ -128,13 +128,11 @@ class RestListener:
     def _close_idle(self) -> bool:
         """Whether there was one to close."""
         while (connection := self._making_way.next(self._loop.time())) is not None:
-            transport = connection.transport
-            if self._quiet_s(connection) is not None and transport is not None:
+            if self._quiet_s(connection) is not None:
                 del self._idle[connection]
-                self.complaints.say(
-                    _peer(transport), "REFUSED", f"{self.max_connections} connections are open"
-                )
-                connection.force_close()
+                why = f"{self.max_connections} connections are open"
+                self.complaints.say(_peer(connection.own_transport), "REFUSED", why)
+                connection.own_transport.abort()  # it does not wait for the client to take what there is
                 return True
         return False
 
@@ -142,28 +140,31 @@ class RestListener:
         """Since when its client asks nothing; None while it does, or takes an answer."""
         return None if connection.writing_paused else self._idle.get(connection)
 
-    def _asking(self) -> list[tuple[web.RequestHandler, str, float | None]]:
+    def _connections(self) -> list[_Connection]:
+        return cast("list[_Connection]", self._server.connections)
+
+    def _asking(self) -> list[tuple[_Connection, str, float | None]]:
         return [
-            (one, address_of(one.transport.get_extra_info("peername")), self._quiet_s(one))
-            for one in self._server.connections
-            if one.transport is not None
+            (one, address_of(one.own_transport.get_extra_info("peername")), self._quiet_s(one))
+            for one in self._connections()
         ]
 
     def _tick(self) -> None:
         now_s = self._loop.time()
         stuck = {}
-        connections = set(self._server.connections)
+        connections = set(self._connections())
         self._idle = {one: since_s for one, since_s in self._idle.items() if one in connections}
         for connection in connections:
-            if connection.transport is None or not connection.writing_paused:
+            transport = connection.own_transport
+            if not (connection.writing_paused or transport.is_closing()):
                 continue
-            left = connection.transport.get_write_buffer_size()
+            left = transport.get_write_buffer_size()
             least, since_s = self._stuck.get(connection, (left, now_s))
             if left <= least:
                 least, since_s = left - least_of(left), now_s
             stuck[connection] = least, since_s
             if now_s - since_s >= STALL_S:
-                self.give_up(connection.transport, "it takes nothing of its answer, or too little")
+                self.give_up(transport, "it takes nothing of its answer, or too little")
         self._stuck = stuck
         self.complaints.tick()
         self._ticker = self._loop.call_later(TICK_S, self._tick)
@@ -182,9 +183,14 @@ class _Connection(web.RequestHandler):
     """Refuses heads that are too long, and ends a body as soon as it does not go on as HTTP.
 
     aiohttp does not add up the lines of a head, and says of such a body to nobody before its request has an answer.
+
+    Attributes:
+        own_transport: its socket's, also once aiohttp has closed it: that waits until the client has taken all.
     """
 
-    __slots__ = ("_body", "_lines_bytes", "_refused", "_seen")
+    __slots__ = ("_body", "_lines_bytes", "_refused", "_seen", "own_transport")
+
+    own_transport: asyncio.WriteTransport
 
     def __init__(self, server: web.Server, **settings: Any) -> None:
         super().__init__(server, **settings)
@@ -194,6 +200,10 @@ class _Connection(web.RequestHandler):
         self._refused = False
         # Of what has begun so much has been looked at.
         self._seen = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.own_transport = cast("asyncio.WriteTransport", transport)  # uvloop's is none by its class
+        super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
         if self._refused or self._close or self._force_close:
