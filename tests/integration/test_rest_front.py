@@ -225,16 +225,33 @@ def test_a_body_behind_another_request_that_does_not_go_on_as_http() -> None:
         assert re.findall(rb"HTTP/1\.. (\d+)", everything(client)) == [b"200", b"400"]
 
 
-def test_a_body_behind_a_request_for_another_protocol_that_does_not_go_on_as_http() -> None:
-    """What comes behind such a request is read only when that has its answer."""
-    with contextlib.closing(Fronts()) as patient, connect(patient) as client:
-        client.settimeout(5)
+@pytest.mark.parametrize("protocol", ["h2c", "tcp", "websocket"])
+@pytest.mark.parametrize("body", ["", "hello"])
+def test_nothing_is_answered_behind_a_request_for_another_protocol(
+    fronts: Fronts, protocol: str, body: str
+) -> None:
+    """It has its answer, and is the last: of what follows a part may be taken for the whole, or a body for a request."""
+    with connect(fronts) as client:
         head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n"
-        upgrade = f"{head}Connection: upgrade\r\nUpgrade: websocket\r\nContent-Length: 4\r\n\r\n"
-        client.sendall(f"{upgrade}xxxx{head}Transfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n".encode())
-        until(lambda: patient.dataplane.memory.used >= len("hello"))
-        client.sendall(b"ZZ\r\n")
-        assert re.findall(rb"HTTP/1\.. (\d+)", everything(client)) == [b"200", b"400"]
+        upgrade = f"{head}Connection: upgrade\r\nUpgrade: {protocol}\r\nContent-Length: {len(body)}\r\n\r\n"
+        inner = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        client.sendall(f"{upgrade}{body}{head}Content-Length: {len(inner)}\r\n\r\n".encode())
+        with contextlib.suppress(ConnectionError):
+            client.sendall(inner)
+        answer = everything(client)
+    assert re.findall(rb"HTTP/1\.. (\d+)", answer) == [b"200"]
+    assert b"\r\nConnection: close\r\n" in answer
+    assert answer.endswith(b"\r\n\r\n" + body.encode())
+    assert len(fronts.dataplane.heads) == 1
+
+
+def test_the_body_of_a_request_for_another_protocol_may_come_later(fronts: Fronts) -> None:
+    """It is read to its end."""
+    upgrade = ["Connection: upgrade", "Upgrade: h2c"]
+    with begin(fronts, b"hel", *upgrade, size=5) as client:
+        until(lambda: any(one._request_in_progress for one in fronts.rest.listener._connections()))
+        client.sendall(b"lo")
+        assert everything(client).endswith(b"\r\n\r\nhello")
 
 
 def test_a_body_that_does_not_go_on_as_http_behind_its_answer(

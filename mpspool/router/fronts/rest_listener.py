@@ -210,7 +210,7 @@ class _Connection(web.RequestHandler):
             return  # of what ends aiohttp reads nothing, either
         body, there = self._body, self._body.total_bytes
         super().data_received(data)
-        if self._look() or body.total_bytes > there or self._upgraded:
+        if self._look() or body.total_bytes > there:
             self._lines_bytes = 0
             return
         self._lines_bytes += len(data)
@@ -223,11 +223,8 @@ class _Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        """What comes behind a request for another protocol is read when that has its answer."""
         name(resp)
-        found = await super().finish_response(request, resp, start_time)
-        self._look()
-        return found
+        return await super().finish_response(request, resp, start_time)
 
     def _look(self) -> int:
         """At what has begun since it was looked at last; returns how much that is."""
@@ -241,6 +238,8 @@ class _Connection(web.RequestHandler):
                 self._messages[place] = self._refusal()
             else:
                 self._body = body
+                if message.upgrade:  # of what comes behind it aiohttp drops a part
+                    self._messages[place] = message._replace(should_close=True), body
         return new
 
     def _refusal(self) -> tuple[Any, StreamReader]:
