@@ -213,6 +213,26 @@ def test_a_body_that_does_not_go_on_as_http(fronts: Fronts, start: bytes) -> Non
     assert f"mpspool_requests_total{{{labels}}} 1.0\n" in fronts.get("/metrics")[1]
 
 
+@pytest.mark.parametrize(
+    ("version", "coding", "status"),
+    [
+        ("1.1", "Transfer-Encoding: Chunked", 200),
+        ("1.0", "Transfer-Encoding: chunked\r\nConnection: keep-alive", 400),
+        ("1.1", "Transfer-Encoding: gzip, chunked", 501),
+    ],
+)
+def test_how_a_body_may_come(fronts: Fronts, version: str, coding: str, status: int) -> None:
+    """In chunks, and nothing besides; by HTTP/1.0 not so: who is between takes its end to be elsewhere."""
+    with connect(fronts) as client:
+        client.sendall(f"POST {PATH} HTTP/{version}\r\nHost: x\r\n{coding}\r\n\r\n".encode())
+        with contextlib.suppress(ConnectionError):
+            client.sendall(b"5\r\nhello\r\n0\r\n\r\n")
+        assert int(client.recv(1000).split()[1]) == status
+        if status != 200:
+            everything(client)  # it ends
+    assert len(fronts.dataplane.heads) == (status == 200)
+
+
 def test_a_body_behind_another_request_that_does_not_go_on_as_http() -> None:
     """Those before it have their answers."""
     with contextlib.closing(Fronts()) as patient, connect(patient) as client:

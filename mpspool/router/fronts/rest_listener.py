@@ -8,8 +8,8 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from aiohttp import StreamReader, web, web_protocol
-from aiohttp.http_exceptions import BadHttpMessage, HttpProcessingError
+from aiohttp import HttpVersion11, StreamReader, web, web_protocol
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD
 
 from mpspool.core import log
@@ -180,7 +180,7 @@ class RestListener:
 
 
 class _Connection(web.RequestHandler):
-    """Refuses heads that are too long, and ends a body as soon as it does not go on as HTTP.
+    """Refuses heads that are too long or say what is not known here, and ends a body as soon as it does not go on as HTTP.
 
     aiohttp does not add up the lines of a head, and says of such a body to nobody before its request has an answer.
 
@@ -234,23 +234,35 @@ class _Connection(web.RequestHandler):
             message, body = self._messages[place]
             if isinstance(message, web_protocol._ErrInfo):  # noqa: SLF001  what was no HTTP
                 self._end_body(message.message)
-            elif sum(len(name) + len(value) for name, value in message.raw_headers) > _HEAD_BYTES:
-                self._messages[place] = self._refusal()
+            elif (wrong := _wrong(message)) is not None:
+                self._messages[place] = self._refusal(*wrong)
             else:
                 self._body = body
                 if message.upgrade:  # of what comes behind it aiohttp drops a part
                     self._messages[place] = message._replace(should_close=True), body
         return new
 
-    def _refusal(self) -> tuple[Any, StreamReader]:
-        """What aiohttp answers by 400, and by the end of the connection; until then nothing is read."""
+    def _refusal(self, status: int = 400, why: str = _TOO_LONG) -> tuple[Any, StreamReader]:
+        """What aiohttp answers by that, and by the end of the connection; until then nothing is read."""
         self._refused = True
-        return web_protocol._ErrInfo(400, BadHttpMessage(_TOO_LONG), _TOO_LONG), EMPTY_PAYLOAD  # noqa: SLF001
+        error = HttpProcessingError(code=status, message=why)
+        return web_protocol._ErrInfo(status, error, why), EMPTY_PAYLOAD  # noqa: SLF001
 
     def _end_body(self, why: str = _TOO_LONG) -> None:
         if not self._body.is_eof():
             self._body.feed_eof()  # first: where the request has its answer aiohttp waits for no more than this
             self._body.set_exception(web.RequestPayloadError(why))
+
+
+def _wrong(message: Any) -> tuple[int, str] | None:
+    """For which status, and why, a head is refused that aiohttp takes."""
+    if sum(len(name) + len(value) for name, value in message.raw_headers) > _HEAD_BYTES:
+        return 400, _TOO_LONG
+    if message.chunked and message.version < HttpVersion11:
+        return 400, "HTTP/1.0 has no Transfer-Encoding"
+    if message.chunked and message.headers["Transfer-Encoding"].lower() != "chunked":
+        return 501, "Of Transfer-Encoding there is chunked, and no other"
+    return None
 
 
 class _TooMany(asyncio.Protocol):
