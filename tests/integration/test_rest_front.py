@@ -663,6 +663,15 @@ def test_a_head_of_many_long_lines(fronts: Fronts, piece: int, end: bytes) -> No
     assert [line["code"] for line in logs] == ["BAD_REQUEST"]
 
 
+@pytest.mark.parametrize(("count", "status"), [(128, 200), (129, 400)])
+def test_a_head_of_many_headers(fronts: Fronts, count: int, status: int) -> None:
+    """As many as docs/rest.md says, the Host among them."""
+    lines = b"".join(b"X%d: y\r\n" % number for number in range(count - 1))
+    with connect(fronts) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n" + lines + b"\r\n")
+        assert int(client.recv(100).split()[1]) == status
+
+
 def test_trailers_of_many_long_lines(fronts: Fronts) -> None:
     """Nor what comes behind a body in chunks."""
     with connect(fronts) as client, contextlib.suppress(ConnectionError):
