@@ -78,10 +78,54 @@ def test_what_does_not_end_is_gone_through_once(body: bytes) -> None:
     assert rest_rows(body) >= 1
 
 
+class Watched(bytes):
+    """Counts what is copied of it."""
+
+    copied = 0
+
+    def __getitem__(self, part: Any) -> Any:
+        found = super().__getitem__(part)
+        self.copied += len(found)
+        return found
+
+
+@pytest.mark.parametrize("row", [[1], 1, {"x": [1]}, "a", "\\", "x" * 500])
+def test_of_a_long_body_a_part_is_looked_at(row: Any) -> None:
+    """All others wait meanwhile: the rest is taken to be like it."""
+    text = json.dumps(row).encode() + b","
+    copied = []
+    for count in (2**23 // len(text), 2**24 // len(text)):
+        body = Watched(b'{"instances": [' + text * count + b"0]}")
+        assert rest_rows(body) == pytest.approx(count, rel=1e-3)
+        copied.append(body.copied)
+    assert copied[0] == pytest.approx(copied[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("row", [[1, 2], 0.5])
+def test_a_long_column_is_not_counted_with_the_next(row: Any) -> None:
+    """Nor with whatever else has a name behind it."""
+    column = [row] * 500_000
+    for document in (
+        {"inputs": {"x": column, "y": column}},
+        {"inputs": column, "signature_name": "x" * 10**6},
+    ):
+        assert rest_rows(json.dumps(document).encode()) == pytest.approx(len(column), rel=1e-3)
+
+
+def test_a_long_space_is_not_looked_at() -> None:
+    """Where the rows do not begin within what is looked at there is one."""
+    for start in (b'{"instances":', b'{"inputs": {"x"', b"{"):
+        assert rest_rows(start + b" " * 2**22 + b'"inputs": [1, 2]}') == 1
+
+
 @given(st.binary(), st.sampled_from([b'{"instances":[', b'{"inputs":{"x":[', b""]))
 def test_any_bytes_have_some_rows(body: bytes, start: bytes) -> None:
-    """One at least."""
+    """One at least, however little of them is looked at."""
     assert rest_rows(start + body) >= 1
+    with pytest.MonkeyPatch.context() as patch:
+        for limit in ("_BLOCK_BYTES", "_MOST_MARKS"):
+            patch.setattr(rest_rows_module, limit, 4)
+        assert rest_rows(start + body) >= 1
 
 
 @pytest.mark.parametrize("indent", [None, 1])
