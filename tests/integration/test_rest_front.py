@@ -516,6 +516,25 @@ def test_connections_that_ask_nothing_give_way() -> None:
         assert 'mpspool_bad_connections_total{code="REFUSED",front="http"} 1.0' in fronts.get("/metrics")[1]
 
 
+def test_who_a_client_is_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not at each look at who makes way: of thousands that takes long."""
+    asked: list[object] = []
+    address_of = rest_listener.address_of
+
+    def counted(address: object) -> str:
+        asked.append(address)
+        return address_of(address)
+
+    monkeypatch.setattr(rest_listener, "address_of", counted)
+    with contextlib.closing(Fronts(max_connections=3)) as fronts, contextlib.ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(connect(fronts))
+        until(lambda: fronts.rest.listener.open_connections == 3)
+        for _ in range(3):
+            assert fronts.get("/healthz")[0] == 200
+    assert len(asked) == len(set(asked)) == 6
+
+
 def test_a_client_that_takes_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its answer is dropped and no longer counts; one that takes it slowly gets it all."""
     monkeypatch.setattr(rest_listener, "STALL_S", 3.0)

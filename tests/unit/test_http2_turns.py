@@ -182,6 +182,37 @@ def test_what_it_takes_to_decrypt_is_of_the_turn(monkeypatch: pytest.MonkeyPatch
     asyncio.run(run())
 
 
+def test_connections_tick_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that nobody waits for thousands: of 25 no more than three at once, and each once in ten, whenever it came."""
+    ticked: list[Link] = []
+    monkeypatch.setattr(Link, "tick", lambda link, _now_s: ticked.append(link))
+
+    async def run() -> None:
+        listener = Listener(lambda *_: None, Memory(2**30))  # type: ignore[arg-type,return-value]
+        links = [Link(listener) for _ in range(25)]
+        for link in links:
+            link.connection_made(Transport())  # type: ignore[arg-type]
+        while len(ticked) < 50:
+            before = len(ticked)
+            listener._tick()
+            assert len(ticked) - before <= 3
+        assert set(ticked[:25]) == set(ticked[25:]) == set(links)
+        listener._tick()
+        late = Link(listener)
+        late.connection_made(Transport())  # type: ignore[arg-type]
+        for _ in range(9):
+            listener._tick()
+        assert len(ticked) == 76
+        assert late in ticked
+        for link in [*links, late]:
+            link.connection_lost(None)
+        listener._tick()
+        assert len(ticked) == 76
+        await listener.close()
+
+    asyncio.run(run())
+
+
 def test_connections_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has sent more than is read at once waits in line, and is not read meanwhile; who has sent less does not wait."""
     monkeypatch.setattr(listener_module, "_TURN_S", 0.0)

@@ -34,15 +34,30 @@ def test_each_is_of_the_address_that_then_has_most_of_those_that_can(drawn) -> N
     assert all(since_s is None for _, _, since_s in left)
 
 
-def test_looks_are_few() -> None:
-    """Where there are many, whoever comes in thousands has all looked at for a part of the time; what was found holds for a second."""
-    looks = []
+def next_at(took_s: float, *times_s: float) -> list[int | None]:
+    """Who makes way at these times of 10 connections, of which two ask nothing, where a look takes so long."""
+    clock = [0.0]
 
     def look() -> list[tuple[int, str, float | None]]:
-        looks.append(None)
-        return [(number, "x", 1.0 if number < 2 else None) for number in range(10_000)]
+        clock[0] += took_s
+        return [(number, "x", float(number) if number < 2 else None) for number in range(10)]
 
-    one = MakingWay(look)
-    assert [one.next(now_s) for now_s in (5.0, 5.0, 5.01, 5.09)] == [0, 1, None, None]
-    assert [one.next(now_s) for now_s in (5.2, 5.9, 6.3)] == [0, 1, 0]
-    assert len(looks) == 3
+    one, found = MakingWay(look, lambda: clock[0]), []
+    for clock[0] in times_s:
+        found.append(one.next())
+    return found
+
+
+def test_looks_are_few() -> None:
+    """Whoever comes in thousands has all looked at for a part of the time, however long that takes."""
+    assert next_at(1 / 64, 5.0, 5.02, 5.03, 5.15, 5.16) == [0, 1, None, None, 0]
+    assert next_at(1 / 2, 5.0, 5.5, 6.0, 9.9, 10.0) == [0, 1, None, None, 0]
+    assert next_at(0.0005, 5.0, 5.0, 5.0, 5.0) == [0, 1, 0, 1]
+
+
+def test_what_was_found_holds_for_a_second() -> None:
+    """Or longer, where it took long to find it."""
+    assert next_at(1 / 64, 5.0, 5.9, 6.0) == [0, 1, 0]
+    assert next_at(1 / 64, 5.0, 6.0, 6.1) == [0, 0, 1]
+    assert next_at(1 / 4, 5.0, 7.4) == [0, 1]
+    assert next_at(1 / 4, 5.0, 7.5) == [0, 0]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# To look at all takes a microsecond or two for each: what was found holds for a while, and where it was too little for a shorter one.
+# What was found holds for so long, if it is enough.
 _HOLDS_S = 1.0
-_HOLDS_S_EACH = 1e-5
+# Looking at thousands takes milliseconds: of all time no more than such a part.
+_LONG_LOOK_S, _BETWEEN_LOOKS = 0.001, 10
 
 # A connection, its peer's address, and since when it asks nothing; None while it does.
 Asking = tuple[T, str, float | None]
@@ -21,22 +24,30 @@ class MakingWay(Generic[T]):
 
     Args:
         look: at all connections.
+        now_s: the time.
     """
 
-    def __init__(self, look: Callable[[], Sequence[Asking[T]]]) -> None:
+    def __init__(
+        self, look: Callable[[], Sequence[Asking[T]]], now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._look = look
+        self._now_s = now_s
         self._line: list[T] = []
-        self._looked_s = float("-inf")
-        self._count = 0
+        # When all may be looked at again, and until when what was found holds.
+        self._next_look_s = self._holds_until_s = float("-inf")
 
-    def next(self, now_s: float) -> T | None:
+    def next(self) -> T | None:
         """One that asked nothing a moment ago: it may have begun since, or be gone. None where all asked something."""
-        since_s = now_s - self._looked_s
-        if since_s >= _HOLDS_S or (not self._line and since_s >= self._count * _HOLDS_S_EACH):
-            found = self._look()
-            self._looked_s, self._count = now_s, len(found)
-            self._line = in_order(found)[::-1]
+        now_s = self._now_s()
+        if now_s >= (self._holds_until_s if self._line else self._next_look_s):
+            self._look_anew(now_s)
         return self._line.pop() if self._line else None
+
+    def _look_anew(self, begun_s: float) -> None:
+        self._line = in_order(self._look())[::-1]
+        took_s = self._now_s() - begun_s
+        self._next_look_s = begun_s + (took_s * _BETWEEN_LOOKS if took_s > _LONG_LOOK_S else 0.0)
+        self._holds_until_s = max(self._next_look_s, begun_s + _HOLDS_S)
 
 
 def in_order(connections: Sequence[Asking[T]]) -> list[T]:
@@ -44,15 +55,12 @@ def in_order(connections: Sequence[Asking[T]]) -> list[T]:
 
     So whoever opens many keeps out nobody else.
     """
-    counts: Counter[str] = Counter()
-    idle: defaultdict[str, list[tuple[float, T]]] = defaultdict(list)
-    for connection, address, since_s in connections:
-        counts[address] += 1
-        if since_s is not None:
-            idle[address].append((since_s, connection))
-    found: list[tuple[int, float, T]] = []
-    for address, own in idle.items():
-        own.sort(key=lambda one: one[0])
-        found += [(gone - counts[address], since_s, one) for gone, (since_s, one) in enumerate(own)]
-    found.sort(key=lambda one: one[:2])
-    return [one for _, _, one in found]
+    counts = Counter(address for _, address, _ in connections)
+    idle = [(since_s, address, one) for one, address, since_s in connections if since_s is not None]
+    idle.sort(key=itemgetter(0))
+    found: list[tuple[int, T]] = []
+    for _, address, one in idle:
+        found.append((counts[address], one))
+        counts[address] -= 1
+    found.sort(key=itemgetter(0), reverse=True)
+    return [one for _, one in found]

@@ -127,7 +127,7 @@ class RestListener:
 
     def _close_idle(self) -> bool:
         """Whether there was one to close."""
-        while (connection := self._making_way.next(self._loop.time())) is not None:
+        while (connection := self._making_way.next()) is not None:
             if self._quiet_s(connection) is not None:
                 del self._idle[connection]
                 why = f"{self.max_connections} connections are open"
@@ -144,10 +144,7 @@ class RestListener:
         return cast("list[_Connection]", self._server.connections)
 
     def _asking(self) -> list[tuple[_Connection, str, float | None]]:
-        return [
-            (one, address_of(one.own_transport.get_extra_info("peername")), self._quiet_s(one))
-            for one in self._connections()
-        ]
+        return [(one, one.address, self._quiet_s(one)) for one in self._connections()]
 
     def _tick(self) -> None:
         now_s = self._loop.time()
@@ -185,10 +182,11 @@ class _Connection(web.RequestHandler):
     aiohttp does not add up the lines of a head, and says of such a body to nobody before its request has an answer.
 
     Attributes:
+        address: the peer's, without its port: to ask for it again costs more than all else that is asked of thousands.
         own_transport: its socket's, also once aiohttp has closed it: that waits until the client has taken all.
     """
 
-    __slots__ = ("_body", "_lines_bytes", "_refused", "_seen", "own_transport")
+    __slots__ = ("_body", "_lines_bytes", "_refused", "_seen", "address", "own_transport")
 
     own_transport: asyncio.WriteTransport
 
@@ -200,8 +198,10 @@ class _Connection(web.RequestHandler):
         self._refused = False
         # Of what has begun so much has been looked at.
         self._seen = 0
+        self.address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.address = address_of(transport.get_extra_info("peername"))
         self.own_transport = cast("asyncio.WriteTransport", transport)  # uvloop's is none by its class
         super().connection_made(transport)
 

@@ -8,7 +8,7 @@ import os
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from mpspool.core import log, unix_socket
@@ -26,6 +26,8 @@ from mpspool.router.memory import Memory
 logger = log.get("http2")
 
 TICK_S = 1.0
+# In so many parts: thousands of connections take tens of milliseconds, and no request is to wait for all of them.
+_PARTS = 10
 # Of a turn of the event loop, for all whose bytes have waited for one.
 _TURN_S = 0.0003
 
@@ -63,6 +65,8 @@ class Listener:
         self._servers: list[asyncio.Server] = []
         self._paths: list[str] = []
         self._ticker: asyncio.TimerHandle | None = None
+        # Those whose tick is still to come, by part.
+        self._parts: list[list[Link]] = []
         # Those that have sent more than is read at once, in the order of their turns.
         self._line: deque[Link] = deque()
         self._making_way: MakingWay[Link] = MakingWay(self._asking)
@@ -103,7 +107,7 @@ class Listener:
         """Whether one more may join; there is room made for it."""
         if len(self.links) < self.max_connections:
             return True
-        while (link := self._making_way.next(self.now_s())) is not None:
+        while (link := self._making_way.next()) is not None:
             if link in self.links and link.quiet_s() is not None:
                 del self.links[link]
                 link.close_idle()
@@ -115,8 +119,10 @@ class Listener:
 
     def joined(self, link: Link) -> None:
         self.links[link] = None
+        if self._parts:
+            self._parts[len(self.links) % len(self._parts)].append(link)
         if self._ticker is None:
-            self._ticker = self._loop.call_later(TICK_S, self._tick)
+            self._ticker = self._loop.call_later(TICK_S / _PARTS, self._tick)
 
     def behind(self, link: Link) -> None:
         """It goes on when it is its turn: others, which have sent less, do not wait for it."""
@@ -141,14 +147,24 @@ class Listener:
         self._loop.call_soon(self._go_on)
 
     def _tick(self) -> None:
+        """Of a part of them: each has one within TICK_S."""
+        if not self._parts:
+            links = list(self.links)
+            self._parts = [links[place::_PARTS] for place in range(_PARTS)]
         now_s = self.now_s()
-        self._each(lambda link: link.tick(now_s))
+        self._each(self._parts.pop(), lambda link: link.tick(now_s))
         self.complaints.tick()
-        self._ticker = self._loop.call_later(TICK_S, self._tick) if self.links else None
+        if self.links:
+            self._ticker = self._loop.call_later(TICK_S / _PARTS, self._tick)
+        else:
+            self._ticker = None
+            self._parts.clear()
 
-    def _each(self, work: Callable[[Link], None]) -> None:
-        """Does it with all; one with which it fails is ended, and the others do not notice."""
-        for link in list(self.links):
+    def _each(self, links: Iterable[Link], work: Callable[[Link], None]) -> None:
+        """Does it with those that are open; one with which it fails is ended, and the others do not notice."""
+        for link in links:
+            if link not in self.links:
+                continue
             try:
                 work(link)
             except Exception:
@@ -157,7 +173,7 @@ class Listener:
 
     def go_away(self) -> None:
         """Tells all peers to begin nothing more on the connections that they have; new ones are taken."""
-        self._each(lambda link: link.connection.go_away())
+        self._each(list(self.links), lambda link: link.connection.go_away())
 
     async def close(self) -> None:
         """Ends everything: what has been answered is sent, what runs is reset."""
@@ -166,11 +182,11 @@ class Listener:
         for path in self._paths:
             with contextlib.suppress(OSError):
                 os.unlink(path)
-        self._each(lambda link: link.end())
+        self._each(list(self.links), lambda link: link.end())
         end_s = self.now_s() + LINGER_S
         while self.links and self.now_s() < end_s:
             await asyncio.sleep(0.005)
-        self._each(lambda link: link.abort())
+        self._each(list(self.links), lambda link: link.abort())
         while self.links:
             await asyncio.sleep(0)
         if self._ticker is not None:
