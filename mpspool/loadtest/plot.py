@@ -17,7 +17,7 @@ _SHOWN = ("p50", "p90", "p99", "p99.9")
 _COLOURS = ("#4c9be8", "#2f6db5", "#e08a1e", "#b8312f")
 _FAILED = "#b8312f"
 _DPI = 130
-# Of an axis, above what is highest.
+# Of an axis, above what is highest; of latency's below what is lowest, too.
 _ROOM = 1.05
 # A repeat that has had so much of its time has had all of it.
 _WHOLE = 0.95
@@ -125,12 +125,12 @@ def _latency_axis(axes: Any, levels: Sequence[Level]) -> None:
 
 
 def marks(least: float, most: float) -> list[float]:
-    """Round numbers, ascending: the first is not above the least, the last above the most."""
+    """Round numbers, ascending: the first below the least, the last above the most, with room for a point."""
     first, last = math.floor(math.log10(least)), math.floor(math.log10(most))
     steps = _STEPS if last - first < _DECADES else _STEPS[:1]
-    found = [float(f"{step}e{power}") for power in range(first, last + 2) for step in steps]
-    below = max(number for number, mark in enumerate(found) if mark <= least)
-    above = min(number for number, mark in enumerate(found) if mark > most)
+    found = [float(f"{step}e{power}") for power in range(first - 1, last + 3) for step in steps]
+    below = max(number for number, mark in enumerate(found) if mark * _ROOM <= least)
+    above = min(number for number, mark in enumerate(found) if mark >= most * _ROOM)
     return found[below : above + 1]
 
 

@@ -165,6 +165,7 @@ def _remarks(options: Options, levels: Sequence[Level]) -> Iterator[str]:
         yield f"[yellow]![/] at {level.name} {'; '.join(told)}"
     if limited:
         yield f"  its figures are worse than the server's: {_remedy(options, max(busy))}"
+    yield from _silent_repeats(levels)
     yield from _strangers(levels)
     yield from _other_workers(levels)
     yield from _stream_waits(levels)
@@ -183,6 +184,17 @@ def _remedy(options: Options, busy: float) -> str:
     useful = busy > BUSY / 2 and options.processes < min(most, len(os.sched_getaffinity(0)))
     more = f"more --processes (now {options.processes}), or " if useful else ""
     return f"{more}another machine to send from"
+
+
+def _silent_repeats(levels: Sequence[Level]) -> Iterator[str]:
+    """Whether latencies are of fewer repeats than the rate is."""
+    for level in levels:
+        told, all_of_them = level.sum(lambda run: bool(run.right)), len(level.runs)
+        if 0 < told < all_of_them:
+            yield (
+                f"[yellow]note[/]: at {level.name} latencies are of {told} of {all_of_them} repeats:"
+                " the rest had no right answer"
+            )
 
 
 def _strangers(levels: Sequence[Level]) -> Iterator[str]:

@@ -844,6 +844,16 @@ def test_calls_that_waited_for_a_stream_are_told(capsys: pytest.CaptureFixture[s
     assert "fewer --streams-per-connection" in text
 
 
+def test_that_latencies_are_of_fewer_repeats_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where others had no right answer, as in an overload; nothing where all had some, or none had."""
+    some, none = run_of([result([1.0] * 10)]), run_of([result([], sent=9)])
+    counts = {4.0: (some, some), 8.0: (none, some, none), 16.0: (none, none)}
+    levels = [Level(wanted, True, list(runs)) for wanted, runs in counts.items()]
+    report.print_levels(Options("h", 1, "m", rates=tuple(counts)), levels, [])
+    notes = [line for line in capsys.readouterr().out.splitlines() if "repeats:" in line]
+    assert notes == ["note: at 8/s latencies are of 1 of 3 repeats: the rest had no right answer"]
+
+
 TRIAL = Trial(datetime(2026, 3, 4, 14, 2, 41, 250_000, timezone(timedelta(hours=5))), (38,), 7, "scale")
 
 
@@ -994,14 +1004,17 @@ def test_latency_has_marks_around_all_of_it() -> None:
     ("least", "most", "marks"),
     [
         (3.4, 3.4, [3, 5]),
-        (2, 2, [2, 3]),
-        (0.3, 0.6, [0.3, 0.5, 1]),
+        (2, 2, [1, 2, 3]),
+        (1, 1, [0.5, 1, 2]),
+        (3.01, 4.99, [2, 3, 5, 10]),
+        (0.3, 0.6, [0.2, 0.3, 0.5, 1]),
+        (10, 99_000, [1, 10, 100, 1000, 10_000, 100_000, 1_000_000]),
         (0.04, 0.09, [0.03, 0.05, 0.1]),
         (7, 120_000, [1, 10, 100, 1000, 10_000, 100_000, 1_000_000]),
     ],
 )
 def test_marks(least: float, most: float, marks: list[float]) -> None:
-    """From the last that is not above the least to the first above the most; of a wide range powers of ten alone."""
+    """From below the least to above the most, so that a point on either is whole; of a wide range powers of ten alone."""
     assert plot.marks(least, most) == pytest.approx(marks)
 
 
