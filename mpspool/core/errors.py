@@ -66,11 +66,13 @@ class Problem:
     Attributes:
         path: of the field, "models.half.gpus".
         line: of the file, where it stands in one.
+        beside: of the other fields that it does not go together with.
     """
 
     path: str
     message: str
     line: int = 0
+    beside: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.path}: {self.message}" if self.path else self.message

@@ -14,7 +14,9 @@ from mpspool import cli
 from mpspool.core import tfs
 from mpspool.core.errors import StartError
 from mpspool.core.settings import BatchingSettings, VersionBatching
+from mpspool.router.scheduling import batching as rules
 from mpspool.supervisor import shares
+from mpspool.supervisor.config.batching import ModelBatching
 from mpspool.supervisor.config.batching_file import BatchingFileError, read_batching_file
 from mpspool.supervisor.config.schema import PoolConfig, read_config
 from mpspool.supervisor.cpus import Cpu, Topology
@@ -165,10 +167,41 @@ def test_every_parameter_from_the_pool_file(tmp_path: Path) -> None:
 
 
 def test_every_parameter_from_the_environment(tmp_path: Path) -> None:
-    """Lists with commas between; alone they turn nothing on."""
+    """By the name of each; lists with commas between."""
+    said = {
+        "max_batch_size": ("64", 64),
+        "batch_timeout_micros": ("2000", 2000),
+        "max_enqueued_batches": ("7", 7),
+        "num_batch_threads": ("8", 8),
+        "thread_pool_name": ("batch", "batch"),
+        "allowed_batch_sizes": ("8, 32", (8, 32)),
+        "pad_variable_length_inputs": ("true", True),
+        "enable_large_batch_splitting": ("1", True),
+        "max_execution_batch_size": ("32", 32),
+        "adaptive": ("true", True),
+    }
+    assert set(said) == set(ModelBatching.model_fields) - {"enabled"}
+    environ = {f"MPSPOOL_BATCHING_{name.upper()}": word for name, (word, _) in said.items()}
+    config = read(tmp_path, flags={"enable_batching": True}, **environ)
+    assert {name: getattr(config.batching, name) for name in said} == {
+        name: value for name, (_, value) in said.items()
+    }
+    assert batching(config) == [
+        BatchingSettings(
+            max_batch_size=64,
+            batch_timeout_us=2000,
+            max_enqueued_batches=7,
+            allowed_batch_sizes=[8, 32],
+            pad_variable_length_inputs=True,
+            max_execution_batch_size=32,
+            adaptive=True,
+        )
+    ]
+
+
+def test_parameters_from_the_environment_turn_nothing_on(tmp_path: Path) -> None:
+    """As long as nobody asks for batches, they are in vain, which is said of each."""
     environ = {"MPSPOOL_BATCHING_ALLOWED_BATCH_SIZES": "8, 32", "MPSPOOL_BATCHING_MAX_BATCH_SIZE": "32"}
-    found = BatchingSettings(max_batch_size=32, allowed_batch_sizes=[8, 32])
-    assert batching(read(tmp_path, flags={"enable_batching": True}, **environ)) == [found]
     remedy = "add --enable-batching, MPSPOOL_ENABLE_BATCHING=1, or batching: on in the pool file; or leave this out"
     assert refused(tmp_path, "models: {half: x}", **environ) == [
         f"batching.max_batch_size: in MPSPOOL_BATCHING_MAX_BATCH_SIZE: nothing is batched: batching is not enabled; {remedy}",
@@ -636,6 +669,13 @@ def test_parameters_that_no_model_takes_are_refused(tmp_path: Path) -> None:
             "{allowed_batch_sizes: x}",
             "batching.allowed_batch_sizes[0]: 'x' in pool.yaml line 2: must be a valid integer",
         ),
+        *(
+            (
+                f"{{allowed_batch_sizes: {given}}}",
+                f"batching.allowed_batch_sizes: {told} in pool.yaml line 2: must be a list of whole numbers, such as [8, 32, 128]",
+            )
+            for given, told in (("null", "None"), (".inf", "inf"), ("{a: 1}", "{'a': 1}"))
+        ),
         (
             "{allowed_batch_sizes: [32, 8, 8]}",
             "batching.allowed_batch_sizes: [32, 8, 8] in pool.yaml line 2: must ascend; write 8, 32",
@@ -667,7 +707,7 @@ def test_parameters_that_no_model_takes_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_refused(tmp_path: Path, given: str, told: str) -> None:
-    """As TensorFlow Serving refuses it, at the start rather than at the load; with key, value, place and remedy."""
+    """At the start rather than at the load, with key, value, place and remedy; sizes that do not ascend TensorFlow Serving takes."""
     (line,) = refused(tmp_path, f"models: {{half: x}}\nbatching: {given}")
     assert line.startswith(told)
 
@@ -717,8 +757,45 @@ def test_what_a_model_makes_of_the_pools_is_refused_at_the_model(tmp_path: Path)
         (
             "models.a.batching.max_batch_size: in pool.yaml line 2: allowed_batch_sizes of the pool ends with 128, and max_batch_size"
             " is 64: the last must be the same; end it with 64, or set max_batch_size to 128, or give the model its own: [] for any size"
+            " (batching.allowed_batch_sizes is said in pool.yaml line 4)"
         )
     ]
+
+
+def test_what_is_said_over_a_models_own_is_named(tmp_path: Path) -> None:
+    """Its own words say already what is advised: the size that counts stands in the flag's file, or in a variable."""
+    text = "models: {a: {base_path: x, batching: {max_batch_size: 700, allowed_batch_sizes: [700]}}}"
+    path = write(tmp_path, "b.txt", "\nmax_batch_size { value: 9 }")
+    (by_flag,) = refused(tmp_path, text, {"batching_parameters_file": str(path)})
+    assert by_flag == (
+        "models.a.batching.allowed_batch_sizes: in pool.yaml line 1: allowed_batch_sizes ends with 700, and max_batch_size is 9:"
+        " the last must be the same; end it with 9, or set max_batch_size to 700"
+        f" (batching.max_batch_size is said in {path} line 2)"
+    )
+    (by_variable,) = refused(tmp_path, text, MPSPOOL_BATCHING_MAX_BATCH_SIZE="9")
+    assert by_variable.endswith("(batching.max_batch_size is said in MPSPOOL_BATCHING_MAX_BATCH_SIZE)")
+
+
+def test_numbers_of_64_bits(tmp_path: Path) -> None:
+    """TensorFlow Serving's files have such; they come as they are to router and workers. What is padded to has 32, as there."""
+    most = 2**63 - 1
+    path = write(
+        tmp_path, "b.txt", f"max_batch_size {{ value: {most} }}\nmax_enqueued_batches {{ value: {most} }}"
+    )
+    flags: dict[str, object] = {"batching_parameters_file": str(path), "enable_batching": True}
+    (found,) = batching(read(tmp_path, flags=flags))
+    assert found == BatchingSettings(max_batch_size=most, max_enqueued_batches=most)
+    assert msgspec.json.decode(msgspec.json.encode(found), type=BatchingSettings) == found
+    assert rules.has_room(10, 1, 8, found)
+    assert rules.split(2**31, found) == [(0, 2**31)]
+    (told,) = refused(tmp_path, f"models: {{half: x}}\nbatching: {{max_batch_size: {most + 1}}}")
+    assert told.startswith(
+        f"batching.max_batch_size: {most + 1} in pool.yaml line 2: must be less than or equal to"
+    )
+    (told,) = refused(tmp_path, f"models: {{half: x}}\nbatching: {{allowed_batch_sizes: [{2**31}]}}")
+    assert told.startswith(
+        f"batching.allowed_batch_sizes[0]: {2**31} in pool.yaml line 2: must be less than or equal to"
+    )
 
 
 @pytest.mark.parametrize("last", [32, 128])

@@ -271,6 +271,12 @@ def test_a_remark_keeps_capitals(tmp_path: Path) -> None:
     assert told.endswith("(READY workers that make the version AVAILABLE)")
 
 
+def test_what_is_no_list(tmp_path: Path) -> None:
+    """Where a list has to be, or one word of it."""
+    (told,) = problems(write(tmp_path, "models: {a: {base_path: x, saved_model_tags: {serve: 1}}}"))
+    assert told.startswith("models.a.saved_model_tags: {'serve': 1} in pool.yaml line 1: must be a list (")
+
+
 def test_an_unknown_mode_is_answered_with_all_there_are(tmp_path: Path) -> None:
     """In a file as by the flag: those that its help lists."""
     modes = "must be auto, own (on says the same), external or off"

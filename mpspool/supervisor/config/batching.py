@@ -34,7 +34,13 @@ def _read_switch(value: object) -> bool:
 
 def _split(value: object) -> object:
     """A flag or variable has commas between."""
-    return value.split(",") if isinstance(value, str) else [value] if isinstance(value, int) else value
+    if isinstance(value, str):
+        return value.split(",")
+    if isinstance(value, int):
+        return [value]
+    if isinstance(value, list | tuple):
+        return value
+    raise ValueError("must be a list of whole numbers, such as [8, 32, 128]")
 
 
 def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -54,9 +60,9 @@ def as_asked_for(value: object) -> object:
 
 
 Switch = Annotated[bool | None, PlainValidator(_read_switch, json_schema_input_type=bool | str)]
-Rows = Annotated[int, Field(ge=1, le=_INT32_MAX)]
+Rows = Annotated[int, Field(ge=1, le=_INT64_MAX)]
 BatchSizes = Annotated[
-    tuple[Rows, ...],
+    tuple[Annotated[int, Field(ge=1, le=_INT32_MAX)], ...],
     BeforeValidator(_split, json_schema_input_type=int | str | list[int | str]),
     AfterValidator(_ascending),
 ]
@@ -69,7 +75,7 @@ class Parameters(Section):
     """Rows (dimension 0) of a batch, and of a request, at most."""
     batch_timeout_micros: Annotated[int, Field(ge=0, le=_INT64_MAX)] = 0
     """Microseconds that a batch waits for more requests, from its first on, but none for more than half of what its deadline leaves it; 0 for only as long as all workers run."""
-    max_enqueued_batches: Annotated[int, Field(ge=1, le=_INT32_MAX)] = MAX_ENQUEUED_BATCHES
+    max_enqueued_batches: Annotated[int, Field(ge=1, le=_INT64_MAX)] = MAX_ENQUEUED_BATCHES
     """Batches that may wait, per signature of a model version; a request that would begin one more is answered UNAVAILABLE."""
     num_batch_threads: Annotated[int, Field(ge=1, le=_INT32_MAX)] | None = None
     """Taken for TensorFlow Serving's sake; as many batches run at once as there are workers."""

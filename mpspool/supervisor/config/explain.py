@@ -70,6 +70,8 @@ def _message(
                 text += f", such as {key}: {_EXAMPLES[key]}"
         case "bool_parsing" | "bool_type":
             text = f"must be true or false{_remark(fields.get(key, ''))}"
+        case "tuple_type":
+            text = f"must be a list{_remark(fields.get(key, ''))}"
         case "byte_size" | "byte_size_unit":
             text = f"must be a positive number of bytes, or text such as 512MiB or 1GiB{_remark(fields.get(key, ''))}"
         case _:

@@ -60,4 +60,11 @@ class Findings:
         if not problem.path or problem.path not in self.places:  # of the machine, or of what nobody gave
             return problem
         path, source = self.places[problem.path]
-        return replace(problem, path=path, message=f"in {source}: {problem.message}", line=source.line)
+        message = f"in {source}: {problem.message}{self._elsewhere(problem, source)}"
+        return replace(problem, path=path, message=message, line=source.line)
+
+    def _elsewhere(self, problem: Problem, source: Source) -> str:
+        """Where the other values stand that do not stand there, too."""
+        others = [self.places[path] for path in problem.beside if path in self.places]
+        told = [f"{path} is said in {other}" for path, other in others if other != source]
+        return f" ({', '.join(told)})" if told else ""

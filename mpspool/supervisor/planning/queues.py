@@ -180,7 +180,7 @@ def _conflicts(found: Batching) -> Iterable[Problem]:
             f"max_execution_batch_size is {run_rows}, and max_batch_size is {most}{default}: a batch cannot have more"
             f" rows than a request may; give at most {most}, or raise max_batch_size"
         )
-        yield Problem(_path(found, "max_execution_batch_size", "max_batch_size"), text)
+        yield _conflict(found, text, "max_execution_batch_size", "max_batch_size")
     if not values.allowed_batch_sizes or (last := values.allowed_batch_sizes[-1]) in {most, run_rows}:
         return
     if splits and run_rows != most:
@@ -189,13 +189,20 @@ def _conflicts(found: Batching) -> Iterable[Problem]:
     else:
         sizes = f"max_batch_size is {most}{default}"
         must = f"the last must be the same; end it with {most}, or set max_batch_size to {last}"
-    path = _path(found, "allowed_batch_sizes", "max_batch_size", "max_execution_batch_size")
+    names = ["allowed_batch_sizes", "max_batch_size", "max_execution_batch_size"][: 3 if splits else 2]
     whose = ""
-    if _path(found, "allowed_batch_sizes") != path:
+    if _path(found, "allowed_batch_sizes") != _path(found, *names):
         whose = " of the pool"
         must += ", or give the model its own: [] for any size"
     text = f"allowed_batch_sizes{whose} ends with {last}, and {sizes}: {must}"
-    yield Problem(path, text)
+    yield _conflict(found, text, *names)
+
+
+def _conflict(found: Batching, text: str, *names: str) -> Problem:
+    """That these parameters do not go together."""
+    path = _path(found, *names)
+    beside = tuple(other for name in names if (other := found.paths.get(name, path)) != path)
+    return Problem(path, text, beside=beside)
 
 
 def _path(found: Batching, *names: str) -> str:
