@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from bench.sim.figures import Figures, Part
-from bench.sim.scenario import LOOKS, Options, legend, look, ms, percent, sharing, table
+from bench.sim.scenario import LOOKS, Options, legend, logarithmic, look, ms, percent, sharing, table
 from bench.sim.service import Pool
 from bench.sim.setup import Setup
 from mpspool.core.settings import BatchingSettings
@@ -166,8 +166,6 @@ def _overloaded(part: Part) -> bool:
 
 def draw(results: Mapping[str, Figures], axes: Any) -> None:
     """p99 of each model: a dot for each setup, crossed where much was not answered, and none where nothing was."""
-    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
-
     names = list(next(iter(results.values())).services)
     step = 0.7 / len(results)
     lines: list[Any] = []
@@ -186,11 +184,9 @@ def draw(results: Mapping[str, Figures], axes: Any) -> None:
     for place in range(1, len(names)):
         axes.axvline(place - 0.5, color="#dddddd", linewidth=0.8)
     title = f"p99 of what was answered; crossed: {percent(_MUCH)} or more was not"
-    axes.set(title=title, ylabel="ms", yscale="log")
+    axes.set(title=title, ylabel="ms")
+    logarithmic(axes)
     if not any(figures.all.answered for figures in results.values()):
         axes.set_ylim(1, 10)  # nothing has no place on a logarithmic scale
-    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.yaxis.set_minor_formatter(NullFormatter())
     axes.grid(axis="y", color="#eeeeee")
     legend(axes, lines, list(results), fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)

@@ -128,6 +128,16 @@ def look(number: int) -> dict[str, Any]:
     return {"color": colour, "marker": mark, "markersize": 4, "linewidth": 1.4}
 
 
+def logarithmic(axes: Any) -> None:
+    """What it shows upwards, with plain numbers beside it."""
+    from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
 def legend(on: Any, handles: Sequence[Any], names: Sequence[str], **kind: Any) -> None:
     """On axes or a figure. Names are no labels: a leading "_", or "$", says nothing to matplotlib then."""
     drawn = on.legend(handles, [""] * len(names), **kind)

@@ -30,10 +30,11 @@ from bench.sim.arrivals import Closed, Load, Open, Replay, Stream
 from bench.sim.cell import Capacity, Cell
 from bench.sim.device import Device
 from bench.sim.engine import Record, Simulation
-from bench.sim.figures import fair_division, jain
+from bench.sim.figures import Device as DeviceFigures
+from bench.sim.figures import Figures, Part, fair_division, jain
 from bench.sim.job import Outcome
 from bench.sim.scenario import Options, legend
-from bench.sim.scenarios import fleet, flood, replay
+from bench.sim.scenarios import fleet, flood, ocr, replay
 from bench.sim.service import Linear, Pool, Service, divide
 from bench.sim.setup import Setup
 from bench.sim.trace import Request
@@ -548,6 +549,27 @@ def test_names_mean_nothing_to_matplotlib(tmp_path: Path) -> None:
     legend(figure, axes.plot([[1, 2]]), names, loc="lower center")
     figure.savefig(tmp_path / "legend.png")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == names
+
+
+def test_capacity_is_compared_with_fifo_and_drawn_from_nothing() -> None:
+    """In the table of `ocr` and in its plot, where times have plain numbers beside them."""
+    part = Part(*[250.0] * len(dataclasses.fields(Part)))
+    services = dict.fromkeys(("cnn", "rnn_en", "rnn_zh"), part)
+    every = Figures(part, services, {}, {}, [DeviceFigures(0.5, 0.4, 0.1)], 1.0)
+    found: dict[cell.Key, Any] = {
+        key: {"fifo": 200.0, "sjf": 250.0}.get(str(key[1]), 150.0) if key[0] == "capacity" else every
+        for key in ocr.tasks(Options())
+    }
+    rows = [line for line in ocr.lines(found, Options()) if line.startswith(("| fifo |", "| sjf |"))]
+    assert "200 (+0%)" in rows[0]
+    assert "250 (+25%)" in rows[1]
+    figure = Figure()
+    ocr.draw(found, Options(), figure)
+    figure.canvas.draw()
+    *_, zh, _, _, capacity = figure.axes
+    assert capacity.get_ylim()[0] == 0
+    assert {label.get_text() for label in zh.get_yticklabels()} >= {"200"}
+    assert not any("$" in label.get_text() for label in zh.get_yticklabels(which="both"))
 
 
 def test_a_name_ends_no_cell(tmp_path: Path) -> None:
