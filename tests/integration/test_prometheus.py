@@ -18,7 +18,7 @@ import yaml
 from mpspool.core import tfs
 from mpspool.core.tfrecord import framed
 from tests.conftest import PoolStarter
-from tests.light import inputs, spec
+from tests.light import inputs, metric, spec
 from tests.polling import until
 from tests.pool import Pool
 from tests.prometheus import Prometheus, lint, scraping
@@ -242,6 +242,42 @@ def test_our_own_metrics_are_scraped_from_the_same_page(prometheus: Prometheus) 
     """They say the same of the same requests."""
     query = 'mpspool_requests_total{model="half",code="OK",method="Predict"}'
     assert prometheus.value(query) == HALF + REST
+
+
+def test_a_devices_waiting_time_follows(prometheus: Prometheus) -> None:
+    """Of all that ran on a device, what was not effective: the two have the same labels, and that is no less than nothing."""
+    busy, effective = (f"mpspool_device_{name}_seconds_total" for name in ("busy", "effective"))
+    ((labels, waiting_s),) = prometheus.ask(f"{busy} - {effective}")
+    assert set(labels) - {"instance", "job"} == {"device"}
+    assert 0 <= waiting_s < prometheus.value(busy)
+
+
+@pytest.mark.parametrize("model", ["half", "joined"])
+def test_all_of_a_requests_time_is_effective_or_waiting(pool: Pool, model: str) -> None:
+    """Of those that run one by one and of those that share batches: the two add up to the time from arrival to answer."""
+
+    def told(what: str) -> list[float]:
+        return [
+            metric(pool, f"mpspool_{name}_seconds_{what}", model=model)
+            for name in ("request", "effective", "waiting")
+        ]
+
+    before = [told("sum"), told("count")]
+    with grpc.insecure_channel(pool.address) as channel:
+        calls = [
+            channel.unary_unary(f"{SERVING}Predict").future(predict(model, rows=3), timeout=30)
+            for _ in range(40)
+        ]
+        for call in calls:
+            call.result()
+    total_s, counts = (
+        [now - then for now, then in zip(told(what), was, strict=True)]
+        for what, was in zip(("sum", "count"), before, strict=True)
+    )
+    assert counts == [40, 40, 40]
+    request_s, effective_s, waiting_s = total_s
+    assert effective_s + waiting_s == pytest.approx(request_s)
+    assert 0 < effective_s < request_s
 
 
 def test_a_load_that_fails_is_seen(prometheus: Prometheus, pool: Pool, half: Path) -> None:
