@@ -310,6 +310,23 @@ def test_a_deadline_that_passes_in_the_queue(pool: LightPool) -> None:
     assert not pool.began("plain", x)
 
 
+@pytest.mark.parametrize("model", ["plain", "batched"])
+def test_a_cancelled_request_leaves_the_queue(pool: LightPool, model: str) -> None:
+    """At once, while the worker is busy still; it is counted, never begun, and no refusal; who is behind it is answered."""
+    labels = {"model": model, "code": "CANCELLED"}
+    counted, before = pool.metric("mpspool_requests_total", **labels), refusals(pool, model)
+    first, second = pool.values(1), pool.values(1)
+    with pool.busy(model):
+        cancelled, call = pool.queue(model, first), pool.queue(model, second)
+        assert cancelled.cancel()
+        until(lambda: pool.metric("mpspool_requests_total", **labels) == counted + 1, 10, "it is counted")
+        assert pool.waiting(model) == 1
+        assert not call.done()
+    assert answer(call) == half(second)
+    assert not pool.began(model, first)
+    assert refusals(pool, model) == before
+
+
 def let_pass(seconds: float) -> None:
     """Waits for the clock, where it is time itself that makes the difference."""
     end_s = time.monotonic() + seconds
