@@ -30,13 +30,15 @@ from h2.settings import SettingCodes
 from mpspool.core import http2_frames as frames
 from mpspool.core.errors import Code
 from mpspool.core.http2_frames import ErrorCode
-from mpspool.router.fronts import grpc_call, grpc_server
+from mpspool.router.fronts import grpc_call, grpc_server, health
 from mpspool.router.fronts.http2 import link as link_module
 from mpspool.router.fronts.http2.limits import Limits
 from tests.integration.test_front import PREDICT, Fronts
 from tests.polling import until
 from tests.traced import traced
 
+CHECK, WATCH = (f"/{health.SERVICE}/{method}" for method in ("Check", "Watch"))
+REFLECTION = "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"
 HEAD = [
     (":method", "POST"),
     (":scheme", "http"),
@@ -79,8 +81,8 @@ class Answer:
 class Raw:
     """A client that says exactly what it is told to."""
 
-    def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+    def __init__(self, port: int, source: str = "127.0.0.1") -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10, source_address=(source, 0))
         self.h2 = H2Connection(H2Configuration(header_encoding="utf-8", validate_outbound_headers=False))
         self.h2.initiate_connection()
         self.answers: dict[int, Answer] = {}
@@ -785,6 +787,83 @@ def test_connections_that_ask_nothing_make_way() -> None:
         assert answered(busy)
         assert front.grpc.listener.open_connections == 3
         for client in (busy, *idle, *more):
+            client.socket.close()
+
+
+def begun(front: Fronts, path: str, body: bytes = b"", source: str = "127.0.0.1") -> Raw:
+    """A client that has begun a call, and sent so much of it."""
+    client = Raw(front.grpc.port, source)
+    number = client.begin(head=[*HEAD[:2], (":path", path), *HEAD[3:]])
+    client.data(number, body)
+    return client
+
+
+def sent_away(client: Raw) -> bool:
+    """Whether it is told that its connection ends, and it does."""
+    with contextlib.suppress(ConnectionError):  # what it sends meanwhile is not read any more
+        while not client.closed:
+            client.step()
+    return client.goaway == ErrorCode.NO_ERROR
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [(REFLECTION, b""), (WATCH, message(b"")), (PREDICT, b""), (PREDICT, message(bytes(4095))[:-1])],
+)
+def test_calls_of_which_nothing_runs_keep_out_nobody(path: str, body: bytes) -> None:
+    """A stream that lives for ever, or a message that does not come, makes way for others; what runs or was admitted stays."""
+    with contextlib.closing(Fronts(max_connections=3)) as front:
+        running, coming = waiting(front), begun(front, PREDICT, message(bytes(4097))[:-1])
+        until(lambda: len(front.dataplane.admitted) == 2)
+        without = begun(front, path, body)
+        until(lambda: len(front.grpc._server._calls()) == 3)
+        more = waiting(front)
+        assert sent_away(without)
+        last = Raw(front.grpc.port)
+        assert not answered(last)
+        coming.data(1, b"\0", end=True)
+        assert coming.answer(1).body == message(bytes(4097))
+        front.loop.call_soon_threadsafe(front.dataplane.release.set)
+        for client in (running, more):
+            assert client.answer(1).body == message(b"wait")
+        for client in (running, coming, without, more, last):
+            client.socket.close()
+
+
+def test_answers_that_are_not_taken_keep_out_others_where_a_model_gave_them() -> None:
+    """What costs nothing to ask again makes way."""
+    with contextlib.closing(Fronts(max_connections=2)) as front:
+        clients = []
+        for path in (PREDICT, CHECK):
+            client = Raw(front.grpc.port)
+            client.h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 0})
+            clients.append(client)
+            number = client.begin(head=[*HEAD[:2], (":path", path), *HEAD[3:]])
+            client.data(number, message(b""), end=True)
+            until(lambda: sum(call.sent_all for call in front.grpc._server._calls()) == len(clients))
+        more = waiting(front)
+        assert sent_away(clients[1])
+        last = Raw(front.grpc.port)
+        assert not answered(last)
+        clients[0].h2.update_settings({SettingCodes.INITIAL_WINDOW_SIZE: 100})
+        clients[0].flush()
+        assert clients[0].answer(1).body == message(b"")
+        for client in (*clients, more, last):
+            client.socket.close()
+
+
+def test_what_an_address_asks_does_not_make_way_for_one_that_has_more() -> None:
+    """Whoever has requests in all other connections does not get the last one, too; somebody else does."""
+    with contextlib.closing(Fronts(max_connections=3)) as front:
+        running = [waiting(front), waiting(front)]
+        watcher = begun(front, WATCH, message(b""), source="127.0.0.2")
+        until(lambda: len(front.grpc._server._calls()) == 3)
+        again = Raw(front.grpc.port)
+        assert not answered(again)
+        other = Raw(front.grpc.port, source="127.0.0.3")
+        assert answered(other)
+        assert sent_away(watcher)
+        for client in (*running, watcher, again, other):
             client.socket.close()
 
 

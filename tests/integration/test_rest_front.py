@@ -516,6 +516,38 @@ def test_connections_that_ask_nothing_give_way() -> None:
         assert 'mpspool_bad_connections_total{code="REFUSED",front="http"} 1.0' in fronts.get("/metrics")[1]
 
 
+@pytest.mark.parametrize(
+    ("lines", "body"),
+    [
+        (["Content-Length: 5000"], b""),
+        (["Content-Length: 5000"], bytes(4095)),
+        (["Content-Length: 9", "Expect: 100-continue"], b""),
+        (["Transfer-Encoding: chunked"], b""),
+        (["Transfer-Encoding: chunked"], b"5\r\nhello\r\n"),
+    ],
+)
+def test_requests_of_which_nothing_runs_keep_out_nobody(lines: list[str], body: bytes) -> None:
+    """A body that does not come makes way for others; those that run, and what was admitted and comes, stay."""
+    with contextlib.closing(Fronts(max_connections=3)) as fronts, contextlib.ExitStack() as stack:
+        running = stack.enter_context(begin(fronts, b"wait"))
+        coming = stack.enter_context(begin(fronts, bytes(4096), size=4097))
+        until(lambda: fronts.dataplane.waiting == 1 and fronts.dataplane.memory.used == 4101)
+        without = stack.enter_context(connect(fronts))
+        without.sendall("\r\n".join([f"POST {PATH} HTTP/1.1", "Host: x", *lines, "", ""]).encode() + body)
+        until(lambda: [begun for _, begun in list(fronts.rest.listener._idle.values())] == [True])
+        assert fronts.get("/healthz")[0] == 200
+        until(lambda: fronts.rest.listener.open_connections == 2)
+        more = stack.enter_context(begin(fronts, b"wait"))
+        assert not everything(without).startswith(b"HTTP/1.1 2")
+        until(lambda: fronts.dataplane.waiting == 2)
+        assert everything(stack.enter_context(connect(fronts))) == b""
+        coming.sendall(b"y")
+        assert everything(coming).startswith(b"HTTP/1.1 200")
+        fronts.loop.call_soon_threadsafe(fronts.dataplane.release.set)
+        for client in (running, more):
+            assert everything(client).endswith(b"wait")
+
+
 def test_who_a_client_is_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not at each look at who makes way: of thousands that takes long."""
     asked: list[object] = []

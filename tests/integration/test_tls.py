@@ -446,7 +446,7 @@ def test_who_connects_and_says_nothing(ca: Authority, server: Pair) -> None:
                 with contextlib.suppress(ConnectionResetError):
                     assert [one.recv(1) for one in gone] == [b""]
                 silent.remove(gone[0])
-            assert why(logs) == {"21 connections are open, and this one asks nothing"}
+            assert why(logs) == {"21 connections are open, and for this one nothing runs"}
         until(lambda: len(listener.links) == 20)
         with capture_logs() as logs:
             listener.limits = Limits(greeting_s=0.1)

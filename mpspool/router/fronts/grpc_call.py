@@ -63,7 +63,7 @@ class Unary:
     Attributes:
         call: takes the message, the call and what `admit` returned, which it releases.
         admit: see above.
-        timed: calls that bring no deadline have the server's.
+        timed: it runs a model: calls that bring no deadline have the server's.
         max_bytes: of a message, inflated, where that is less than the server's.
     """
 
@@ -323,6 +323,15 @@ class Call(Stream):
 
     def held_of(self, model: str) -> int:
         return self.held if self._answered is not None and self._answered.model == model else 0
+
+    def is_needed(self) -> bool:
+        """Whether its message was admitted, it runs, or what a model answered is not taken; never of a streaming method."""
+        method = self._method
+        if not isinstance(method, Unary):
+            return False
+        if self.sent_all:
+            return method.timed
+        return self._admission is not None or self._answered is not None
 
     # -- where bytes are short, and its message is not whole --------------------------------------
 

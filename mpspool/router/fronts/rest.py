@@ -46,7 +46,7 @@ class RestFront:
         self._host = settings.host
         self._monitoring_path = settings.monitoring_path
         self.listener = RestListener(sockets.connections(settings.max_connections))
-        self._api = RestApi(dataplane, settings, metrics, self.listener.give_up)
+        self._api = RestApi(dataplane, settings, metrics, self.listener.give_up, self.listener.admitted)
         self._runner = web.AppRunner(
             self._app(),
             access_log=None,

@@ -103,6 +103,7 @@ class RestApi:
         settings: the router's.
         metrics: where answers are counted.
         give_up: ends the connection of a client that takes too little.
+        admitted: told of a request that is, with as much of its message as that takes.
     """
 
     def __init__(
@@ -111,8 +112,10 @@ class RestApi:
         settings: RouterSettings,
         metrics: Recorder,
         give_up: Callable[[asyncio.WriteTransport, str], None],
+        admitted: Callable[[web.Request], None],
     ) -> None:
         self._give_up = give_up
+        self._admitted = admitted
         self._dataplane = dataplane
         self._metrics = metrics
         self._settings = settings
@@ -228,17 +231,20 @@ class RestApi:
         admission = self._dataplane.admit(asked, body.declared, b"", head)
         try:
             with self._counted(asked.method):
-                await self._read_rest(body, admission)
+                await self._read_rest(request, body, admission)
                 return await self._plain(body.whole(), encoding, admission), admission
         except BaseException:
             admission.release()
             raise
 
-    async def _read_rest(self, body: Body, admission: Admission) -> None:
+    async def _read_rest(self, request: web.Request, body: Body, admission: Admission) -> None:
         """Raises PoolError, and counts what there was too little of."""
         coming = self._dataplane.memory.coming
         coming.watch(body)
         try:
+            if not body.declared:  # nothing of it need be here
+                await body.read(START_BYTES, admission)
+            self._admitted(request)
             await body.read(math.inf, admission)
         except PoolError as error:
             if error.lack is not None:

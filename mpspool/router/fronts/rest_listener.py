@@ -16,7 +16,7 @@ from mpspool.core import log
 from mpspool.router.fronts.complaints import Complaints
 from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.listener import TICK_S
-from mpspool.router.fronts.making_way import MakingWay
+from mpspool.router.fronts.making_way import Asking, MakingWay
 from mpspool.router.fronts.sockets import BACKLOG, address_of, bind, peer_name
 
 logger = log.get("rest")
@@ -29,6 +29,8 @@ _GRPCS = Limits()
 IDLE_S = 120.0
 # With a body, or an answer, of which less than such a part comes, or is taken, or less than so many bytes.
 STALL_S = _GRPCS.stall_s
+# For the last of an answer, less than a full buffer, before its connection may make way.
+_TAKES_S = 10.0
 # Of one line of a request's head; as many as all the headers of a request have by gRPC.
 LINE_BYTES = _GRPCS.header_list_bytes
 # Of a head, and of what stands between the parts of a body and behind them: aiohttp bounds each line of it, and their number.
@@ -53,8 +55,8 @@ def name(answer: web.StreamResponse) -> None:
 class RestListener:
     """Takes connections for an aiohttp server. One whose client takes nothing of an answer, or too little, is closed.
 
-    For one too many, another is closed that asks nothing (MakingWay): who opens connections and does no more is not to keep out
-    those who ask whether this server lives. Where all have requests, it is the new one.
+    For one too many, another is closed of which nothing runs (MakingWay): who opens connections, or begins requests, and does no
+    more is not to keep out those who ask whether this server lives. Where all have requests that run, it is the new one.
 
     Args:
         max_connections: at once.
@@ -73,9 +75,9 @@ class RestListener:
         self.aiohttp_logger.addFilter(self._is_ours)
         self._servers: list[asyncio.Server] = []
         self._ticker: asyncio.TimerHandle | None = None
-        # Those without a request, and since when. Some may be closed.
-        self._idle: dict[web.RequestHandler, float] = {}
-        self._making_way: MakingWay[_Connection] = MakingWay(self._asking)
+        # Those without a request that runs: since when, and whether one has begun. Some may be closed.
+        self._idle: dict[web.RequestHandler, tuple[float, bool]] = {}
+        self._making_way: MakingWay[_Connection] = MakingWay(self._asking, self._end)
         # What each connection's client has still to take when it has taken enough, and since when it has not.
         self._stuck: dict[_Connection, tuple[int, float]] = {}
 
@@ -85,7 +87,7 @@ class RestListener:
         self._loop = asyncio.get_running_loop()
         for listening in bind(host, port):
             self._servers.append(
-                await self._loop.create_server(self._connection, sock=listening, backlog=BACKLOG)
+                await self._loop.create_server(lambda: _Newcomer(self._take), sock=listening, backlog=BACKLOG)
             )
             port = port or listening.getsockname()[1]
         self._ticker = self._loop.call_later(TICK_S, self._tick)
@@ -105,52 +107,66 @@ class RestListener:
 
     @web.middleware
     async def watch(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """To be the application's first, for it says which connections have a request."""
+        """To be the application's first, for it says which connections have a request: one that is whole, or admitted()."""
         connection = request.protocol
-        self._idle.pop(connection, None)
+        self._idle[connection] = time.monotonic(), True
+        if request.content.is_eof():
+            self.admitted(request)
         try:
             return await handler(request)
         finally:
-            self._idle[connection] = time.monotonic()
+            self._idle[connection] = time.monotonic(), False
+
+    def admitted(self, request: web.Request) -> None:
+        """It is in the data plane, or is answered at once: its connection makes way for no other until it has its answer."""
+        self._idle.pop(request.protocol, None)
 
     def give_up(self, transport: asyncio.WriteTransport, why: str) -> None:
         """Ends the connection of a client that takes too little."""
         self.complaints.say(_peer(transport), "STALLED", why)
         transport.abort()
 
-    def _connection(self) -> asyncio.Protocol:
-        if self.open_connections >= self.max_connections and not self._close_idle():
-            return _TooMany(self.complaints, self.max_connections)
-        connection = _Connection(self._server, loop=self._loop, **self._server._kwargs)  # noqa: SLF001  as it does itself
-        self._idle[connection] = time.monotonic()
+    def _take(self, transport: asyncio.BaseTransport) -> asyncio.Protocol | None:
+        """What reads of it; None where there is no room for one more, and none can be made."""
+        address = address_of(transport.get_extra_info("peername"))
+        if self.open_connections >= self.max_connections and not self._making_way.make_room(address):
+            self._refuse(transport)
+            return None
+        connection = _Connection(self._server, address, loop=self._loop, **self._server._kwargs)  # noqa: SLF001  as it does itself
+        self._idle[connection] = time.monotonic(), False
         return connection
 
-    def _close_idle(self) -> bool:
-        """Whether there was one to close."""
-        while (connection := self._making_way.next()) is not None:
-            if self._quiet_s(connection) is not None:
-                del self._idle[connection]
-                why = f"{self.max_connections} connections are open"
-                self.complaints.say(_peer(connection.own_transport), "REFUSED", why)
-                connection.own_transport.abort()  # it does not wait for the client to take what there is
-                return True
-        return False
+    def _end(self, connection: _Connection) -> bool:
+        if self._quiet(connection)[0] is None:
+            return False
+        del self._idle[connection]
+        self._refuse(connection.own_transport)
+        connection.own_transport.abort()  # it does not wait for the client to take what there is
+        return True
 
-    def _quiet_s(self, connection: web.RequestHandler) -> float | None:
-        """Since when its client asks nothing; None while it does, or takes an answer."""
-        return None if connection.writing_paused else self._idle.get(connection)
+    def _refuse(self, transport: asyncio.BaseTransport) -> None:
+        self.complaints.say(_peer(transport), "REFUSED", f"{self.max_connections} connections are open")
 
     def _connections(self) -> list[_Connection]:
         return cast("list[_Connection]", self._server.connections)
 
-    def _asking(self) -> list[tuple[_Connection, str, float | None]]:
-        return [(one, one.address, self._quiet_s(one)) for one in self._connections()]
+    def _quiet(self, connection: _Connection) -> tuple[float | None, bool]:
+        """Since when no request of it runs, and whether one has begun; None while one does, or its client has a while to take the answer."""
+        since_s, begun = self._idle.get(connection, (None, False))
+        if since_s is None or connection.writing_paused:
+            return None, False
+        if connection.own_transport.get_write_buffer_size() and time.monotonic() - since_s < _TAKES_S:
+            return None, False
+        return since_s, begun
+
+    def _asking(self) -> list[Asking[_Connection]]:
+        return [(one, one.address, *self._quiet(one)) for one in self._connections()]
 
     def _tick(self) -> None:
         now_s = self._loop.time()
         stuck = {}
         connections = set(self._connections())
-        self._idle = {one: since_s for one, since_s in self._idle.items() if one in connections}
+        self._idle = {one: quiet for one, quiet in self._idle.items() if one in connections}
         for connection in connections:
             transport = connection.own_transport
             if not (connection.writing_paused or transport.is_closing()):
@@ -190,18 +206,17 @@ class _Connection(web.RequestHandler):
 
     own_transport: asyncio.WriteTransport
 
-    def __init__(self, server: web.Server, **settings: Any) -> None:
+    def __init__(self, server: web.Server, address: str, **settings: Any) -> None:
         super().__init__(server, **settings)
+        self.address = address
         self._body: StreamReader = EMPTY_PAYLOAD  # the last that has begun
         # What has come since anything has begun, or gone on.
         self._lines_bytes = 0
         self._refused = False
         # Of what has begun so much has been looked at.
         self._seen = 0
-        self.address = ""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.address = address_of(transport.get_extra_info("peername"))
         self.own_transport = cast("asyncio.WriteTransport", transport)  # uvloop's is none by its class
         super().connection_made(transport)
 
@@ -265,16 +280,23 @@ def _wrong(message: Any) -> tuple[int, str] | None:
     return None
 
 
-class _TooMany(asyncio.Protocol):
-    """A connection that is not taken."""
+class _Newcomer(asyncio.Protocol):
+    """A connection of which it is seen now whose it is.
 
-    def __init__(self, complaints: Complaints, most: int) -> None:
-        self._complaints = complaints
-        self._most = most
+    Args:
+        take: returns its protocol; None where it is not taken.
+    """
+
+    def __init__(self, take: Callable[[asyncio.BaseTransport], asyncio.Protocol | None]) -> None:
+        self._take = take
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._complaints.say(_peer(transport), "REFUSED", f"{self._most} connections are open")
-        cast("asyncio.WriteTransport", transport).abort()  # uvloop's is none by its class
+        protocol = self._take(transport)
+        if protocol is None:
+            cast("asyncio.WriteTransport", transport).abort()  # uvloop's is none by its class
+            return
+        transport.set_protocol(protocol)
+        protocol.connection_made(transport)
 
 
 def _peer(transport: asyncio.BaseTransport) -> str:

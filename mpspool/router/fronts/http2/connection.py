@@ -132,6 +132,10 @@ class Connection(Receiver):
             elif stream.receiving:
                 stream.on_stalled()
 
+    def is_needed(self) -> bool:
+        """Whether a stream is."""
+        return any(stream.is_needed() for stream in self.streams.values())
+
     def cancel_blocked(self) -> None:
         """Ends the streams of which the peer takes nothing by its windows."""
         for stream in list(self.streams.values()):

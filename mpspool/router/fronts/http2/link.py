@@ -48,7 +48,7 @@ class Link(asyncio.Protocol):
         self._over_s: float | None = None
         self._said = False
         self.address = ""
-        # The last stream that there was, as of the last tick, and until when there was one.
+        # The last stream that there was, as of the last tick, and until when one began, or was needed.
         self._last_id = 0
         self._quiet_s = 0.0
 
@@ -64,12 +64,12 @@ class Link(asyncio.Protocol):
             handed=self._count_anew,
             now_s=listener.now_s(),
         )
-        if not listener.has_room():
+        self.address = address_of(transport.get_extra_info("peername"))
+        if not listener.has_room(self.address):
             self.complain(ErrorCode.REFUSED_STREAM, f"{listener.max_connections} connections are open")
             self.connection.over = True
             transport.abort()
             return
-        self.address = address_of(transport.get_extra_info("peername"))
         self._quiet_s = listener.now_s()
         transport.set_write_buffer_limits(_HIGH_WATER_BYTES)
         listener.joined(self)
@@ -179,20 +179,20 @@ class Link(asyncio.Protocol):
         self._least = self._buffered - self._listener.limits.least(self._buffered)
 
     def quiet_s(self) -> float | None:
-        """Since when its peer asks nothing, and has all that it asked for; None while it does."""
-        if self.connection.streams or self._transport.get_write_buffer_size():
+        """Since when nothing that its peer asked is needed, and it has all that it was answered; None while something is."""
+        if self._transport.get_write_buffer_size() or self.connection.is_needed():
             return None
         return self._quiet_s
 
-    def close_idle(self) -> None:
-        """Ends the connection, of which nothing is open: what the peer begins meanwhile it may begin elsewhere."""
-        text = f"{self._listener.max_connections} connections are open, and this one asks nothing"
+    def leave(self) -> None:
+        """Ends the connection, of which nothing is needed: what the peer begins meanwhile it may begin elsewhere."""
+        text = f"{self._listener.max_connections} connections are open, and for this one nothing runs"
         self.connection.fail(ErrorCode.NO_ERROR, text)
         asyncio.get_running_loop().call_later(LINGER_S, self.abort)
 
     def tick(self, now_s: float) -> None:
         self.connection.tick(now_s)
-        if self.connection.streams or self.connection.last_id != self._last_id:
+        if self.connection.last_id != self._last_id or self.connection.is_needed():
             self._last_id, self._quiet_s = self.connection.last_id, now_s
         self._count_anew()
         if self._buffered or self.connection.held:

@@ -19,7 +19,7 @@ from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.link import LINGER_S, Link
 from mpspool.router.fronts.http2.streams import Stream
 from mpspool.router.fronts.http2.tls_link import TlsLink
-from mpspool.router.fronts.making_way import MakingWay
+from mpspool.router.fronts.making_way import Asking, MakingWay
 from mpspool.router.fronts.sockets import BACKLOG, bind
 from mpspool.router.memory import Memory
 
@@ -33,7 +33,7 @@ _TURN_S = 0.0003
 
 
 class Listener:
-    """Takes connections. For one too many another makes way that asks nothing: see MakingWay. Where all do, it is not taken.
+    """Takes connections. For one too many another makes way of which nothing runs: see MakingWay. Where there is none, it is not taken.
 
     Args:
         open_stream: makes the Stream of a request.
@@ -69,7 +69,7 @@ class Listener:
         self._parts: list[list[Link]] = []
         # Those that have sent more than is read at once, in the order of their turns.
         self._line: deque[Link] = deque()
-        self._making_way: MakingWay[Link] = MakingWay(self._asking)
+        self._making_way: MakingWay[Link] = MakingWay(self._asking, self._end)
         self.complaints = Complaints(self.now_s, logger)
         # Signing takes as long as a hundred requests: so many clients that come at once are not to hold up others.
         self._signers: ThreadPoolExecutor | None = None
@@ -103,19 +103,19 @@ class Listener:
             self._signers = ThreadPoolExecutor(1, "handshakes")
         return self._loop.run_in_executor(self._signers, work)
 
-    def has_room(self) -> bool:
-        """Whether one more may join; there is room made for it."""
-        if len(self.links) < self.max_connections:
-            return True
-        while (link := self._making_way.next()) is not None:
-            if link in self.links and link.quiet_s() is not None:
-                del self.links[link]
-                link.close_idle()
-                return True
-        return False
+    def has_room(self, address: str) -> bool:
+        """Whether one more may join, of that address; there is room made for it."""
+        return len(self.links) < self.max_connections or self._making_way.make_room(address)
 
-    def _asking(self) -> list[tuple[Link, str, float | None]]:
-        return [(link, link.address, link.quiet_s()) for link in self.links]
+    def _asking(self) -> list[Asking[Link]]:
+        return [(link, link.address, link.quiet_s(), bool(link.connection.streams)) for link in self.links]
+
+    def _end(self, link: Link) -> bool:
+        if link not in self.links or link.quiet_s() is None:
+            return False
+        del self.links[link]
+        link.leave()
+        return True
 
     def joined(self, link: Link) -> None:
         self.links[link] = None

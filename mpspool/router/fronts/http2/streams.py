@@ -69,6 +69,10 @@ class Stream:
         """Of what is held, the bytes that count for that model."""
         return 0
 
+    def is_needed(self) -> bool:
+        """Whether its connection is not to make way for another."""
+        return True
+
     def on_head(self) -> None:
         """The request has begun."""
 
