@@ -690,6 +690,18 @@ def test_what_comes_behind_a_request_that_waits_is_left_in_its_socket(fronts: Fr
         assert sent < 14 * 2**20, "what sockets hold, and a little"
 
 
+def test_of_a_body_behind_a_request_that_waits_little_is_read() -> None:
+    """Half a megabyte at most."""
+    with contextlib.closing(Fronts()) as patient, connect(patient) as client:
+        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n"
+        client.sendall(f"{head}Content-Length: 4\r\n\r\nwait".encode())
+        until(lambda: patient.dataplane.waiting == 1)
+        (connection,) = patient.rest.listener._connections()
+        client.sendall(f"{head}Content-Length: 1000000\r\n\r\n".encode() + bytes(10**6))
+        until(lambda: connection._reading_paused)
+        assert connection._body.total_bytes <= 2**19
+
+
 def test_a_length_of_thousands_of_digits(fronts: Fronts) -> None:
     """It is the client's mistake."""
     with connect(fronts) as client:

@@ -18,6 +18,8 @@ logger = log.get("rest")
 
 # What is unanswered when the order to end comes: whoever stops the pool has drained us before.
 LAST_CALLS_S = 1.0
+# Of a body that nobody reads yet it is no more than twice as much, and what one read of its socket brings: nobody counts it.
+_READ_AHEAD_BYTES = 2**17
 
 
 class Exposition(Recorder, Protocol):
@@ -56,6 +58,7 @@ class RestFront:
             keepalive_timeout=IDLE_S,
             max_line_size=LINE_BYTES,
             max_field_size=LINE_BYTES,
+            read_bufsize=_READ_AHEAD_BYTES,
             logger=self.listener.aiohttp_logger,
         )
         self.port = settings.rest_port
