@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import json
@@ -14,13 +15,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from aiohttp import web
+from aiohttp import StreamReader, web
 from aiohttp.http_writer import StreamWriter
 from google.protobuf import json_format
 from structlog.testing import capture_logs
 
 from mpspool.core import tfs
 from mpspool.router.fronts import rest, rest_body, rest_listener
+from mpspool.router.fronts import turns as turns_module
 from tests.integration.test_front import Fronts
 from tests.polling import until
 
@@ -211,6 +213,42 @@ def test_a_body_that_does_not_go_on_as_http(fronts: Fronts, start: bytes) -> Non
     assert fronts.dataplane.memory.used == 0
     labels = 'code="INVALID_ARGUMENT",method="Predict",model="",version=""'
     assert f"mpspool_requests_total{{{labels}}} 1.0\n" in fronts.get("/metrics")[1]
+
+
+async def count_turns(turns: list[int]) -> None:
+    """A 0 for each turn of the event loop, behind it."""
+    while True:
+        turns.append(0)
+        await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize("waits", [False, True], ids=["first", "behind another"])
+def test_a_body_in_tiny_chunks_is_read_in_turns(monkeypatch: pytest.MonkeyPatch, waits: bool) -> None:
+    """Some hundreds at a time, between which others are read; and all of them, also where they had to wait."""
+    monkeypatch.setattr(turns_module, "_TURN_S", 0.0)
+    turns = [0]
+    feed = StreamReader.feed_data
+
+    def counted(reader: StreamReader, data: bytes, size: int = 0) -> bool:
+        turns[-1] += 1
+        return feed(reader, data, size)
+
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\n"
+    with contextlib.closing(Fronts()) as patient, connect(patient) as client:
+        counting = asyncio.run_coroutine_threadsafe(count_turns(turns), patient.loop)
+        if waits:
+            client.sendall(f"{head}Content-Length: 4\r\n\r\nwait".encode())
+            until(lambda: patient.dataplane.waiting == 1)
+        monkeypatch.setattr(StreamReader, "feed_data", counted)
+        client.sendall(f"{head}Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n".encode())
+        client.sendall(b"1\r\na\r\n1\r\nb\r\n" * 25_000 + b"0\r\n\r\n")
+        if waits:
+            until(lambda: sum(turns) > 10_000)
+            patient.loop.call_soon_threadsafe(patient.dataplane.release.set)
+        assert everything(client).endswith(b"\r\n\r\n" + b"ab" * 25_000)
+        counting.cancel()
+    assert sum(turns) == 50_000
+    assert max(turns) <= 512
 
 
 @pytest.mark.parametrize(
@@ -625,8 +663,9 @@ def test_what_is_closed_does_not_wait_for_ever_to_be_taken(monkeypatch: pytest.M
     assert [line["code"] for line in logs] == ["STALLED"]
 
 
-def test_a_connection_that_gives_way_does_not_wait_to_be_taken() -> None:
+def test_a_connection_that_gives_way_does_not_wait_to_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """It makes room for the one that it gives way to, and for no more than that."""
+    monkeypatch.setattr(rest_listener, "_TAKES_S", 0.2)
     with contextlib.closing(Fronts(max_connections=1)) as fronts, leave_untaken(fronts):
         for _ in range(3):
             assert fronts.get("/healthz")[0] == 200

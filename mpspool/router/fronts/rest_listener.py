@@ -18,6 +18,7 @@ from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.listener import TICK_S
 from mpspool.router.fronts.making_way import Asking, MakingWay
 from mpspool.router.fronts.sockets import BACKLOG, address_of, bind, peer_name
+from mpspool.router.fronts.turns import Turns
 
 logger = log.get("rest")
 
@@ -35,6 +36,8 @@ _TAKES_S = 10.0
 LINE_BYTES = _GRPCS.header_list_bytes
 # Of a head, and of what stands between the parts of a body and behind them: aiohttp bounds each line of it, and their number.
 _HEAD_BYTES = 64 * 1024
+# So many lines are given to aiohttp at once: as those of chunks they take a millisecond or two, until somebody has read these.
+_LINES = 512
 _TOO_LONG = f"A head, or what is no part of a body, has more than {_HEAD_BYTES} bytes"
 
 # Requests of one connection that are read while an earlier one waits for its answer: nobody counts them.
@@ -78,6 +81,7 @@ class RestListener:
         # Those without a request that runs: since when, and whether one has begun. Some may be closed.
         self._idle: dict[web.RequestHandler, tuple[float, bool]] = {}
         self._making_way: MakingWay[_Connection] = MakingWay(self._asking, self._end)
+        self._turns = Turns(logger)
         # What each connection's client has still to take when it has taken enough, and since when it has not.
         self._stuck: dict[_Connection, tuple[int, float]] = {}
 
@@ -132,7 +136,7 @@ class RestListener:
         if self.open_connections >= self.max_connections and not self._making_way.make_room(address):
             self._refuse(transport)
             return None
-        connection = _Connection(self._server, address, loop=self._loop, **self._server._kwargs)  # noqa: SLF001  as it does itself
+        connection = _Connection(self._turns, self._server, address, loop=self._loop, **self._server._kwargs)  # noqa: SLF001  as it does itself
         self._idle[connection] = time.monotonic(), False
         return connection
 
@@ -141,7 +145,7 @@ class RestListener:
             return False
         del self._idle[connection]
         self._refuse(connection.own_transport)
-        connection.own_transport.abort()  # it does not wait for the client to take what there is
+        connection.abort()  # it does not wait for the client to take what there is
         return True
 
     def _refuse(self, transport: asyncio.BaseTransport) -> None:
@@ -195,20 +199,34 @@ class RestListener:
 class _Connection(web.RequestHandler):
     """Refuses heads that are too long or say what is not known here, and ends a body as soon as it does not go on as HTTP.
 
-    aiohttp does not add up the lines of a head, and says of such a body to nobody before its request has an answer.
+    aiohttp does not add up the lines of a head, and says of such a body to nobody before its request has an answer. It reads at once
+    what has come at once: of many lines it has a part here, and the next when others have had their turns.
 
     Attributes:
         address: the peer's, without its port: to ask for it again costs more than all else that is asked of thousands.
         own_transport: its socket's, also once aiohttp has closed it: that waits until the client has taken all.
     """
 
-    __slots__ = ("_body", "_lines_bytes", "_refused", "_seen", "address", "own_transport")
+    __slots__ = (
+        "_behind",
+        "_body",
+        "_in_line",
+        "_lines_bytes",
+        "_refused",
+        "_seen",
+        "_turns",
+        "address",
+        "own_transport",
+    )
 
     own_transport: asyncio.WriteTransport
 
-    def __init__(self, server: web.Server, address: str, **settings: Any) -> None:
+    def __init__(self, turns: Turns, server: web.Server, address: str, **settings: Any) -> None:
         super().__init__(server, **settings)
         self.address = address
+        self._turns = turns
+        self._in_line = False
+        self._behind = b""  # what has come and aiohttp does not have yet
         self._body: StreamReader = EMPTY_PAYLOAD  # the last that has begun
         # What has come since anything has begun, or gone on.
         self._lines_bytes = 0
@@ -221,7 +239,46 @@ class _Connection(web.RequestHandler):
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
+        if not data:  # aiohttp goes on with what it has kept
+            self._give(data)
+            return
+        self._behind += data
+        self._give_part()
+        if self._behind:
+            self._pause_transport_reading()
+            self._resume_transport_reading()
+
+    def go_on(self) -> None:
+        self._in_line = False
+        if not self._is_held():
+            self._give_part()
+            self._resume_transport_reading()
+
+    def abort(self) -> None:
+        self.own_transport.abort()
+
+    def _resume_transport_reading(self) -> None:
+        """For aiohttp, which would have more: what has come already is first, in its turns."""
+        if self._is_held():
+            return
+        if not self._behind:
+            super()._resume_transport_reading()
+        elif not self._in_line:
+            self._in_line = True
+            self._turns.take(self)
+
+    def _is_held(self) -> bool:
+        """Whether aiohttp is given nothing: what it has is not read yet. It says so by _resume_transport_reading()."""
+        return self._reading_paused or self._buffer_paused
+
+    def _give_part(self) -> None:
+        end = _end_of_part(self._behind)
+        part, self._behind = self._behind[:end], self._behind[end:]
+        self._give(part)
+
+    def _give(self, data: bytes) -> None:
         if self._refused or self._close or self._force_close:
+            self._behind = b""
             return  # of what ends aiohttp reads nothing, either
         body, there = self._body, self._body.total_bytes
         super().data_received(data)
@@ -267,6 +324,16 @@ class _Connection(web.RequestHandler):
         if not self._body.is_eof():
             self._body.feed_eof()  # first: where the request has its answer aiohttp waits for no more than this
             self._body.set_exception(web.RequestPayloadError(why))
+
+
+def _end_of_part(data: bytes) -> int:
+    """Where the last of so many lines ends: a head has some of them, a chunk of any length two."""
+    at = 0
+    for _ in range(_LINES):
+        at = data.find(b"\r", at) + 1
+        if not at:
+            return len(data)
+    return at
 
 
 def _wrong(message: Any) -> tuple[int, str] | None:

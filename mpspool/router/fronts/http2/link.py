@@ -84,7 +84,7 @@ class Link(asyncio.Protocol):
         late = self.connection.behind or time.monotonic() - begun_s > _SLICE_S
         if late and not self._transport.is_closing():
             self._transport.pause_reading()
-            self._listener.behind(self)
+            self._listener.turns.take(self)
 
     def read(self, data: bytes, now_s: float) -> None:
         """What came by the socket, and the time."""
@@ -104,7 +104,7 @@ class Link(asyncio.Protocol):
             logger.exception("connection failed")
             self.connection.fail(ErrorCode.INTERNAL_ERROR, "the server failed")
         if self.connection.behind:
-            self._listener.behind(self)
+            self._listener.turns.take(self)
         elif not self._transport.is_closing():
             self._transport.resume_reading()
 

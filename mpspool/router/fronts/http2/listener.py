@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import os
 import ssl
-import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -21,6 +19,7 @@ from mpspool.router.fronts.http2.streams import Stream
 from mpspool.router.fronts.http2.tls_link import TlsLink
 from mpspool.router.fronts.making_way import Asking, MakingWay
 from mpspool.router.fronts.sockets import BACKLOG, bind
+from mpspool.router.fronts.turns import Turns
 from mpspool.router.memory import Memory
 
 logger = log.get("http2")
@@ -28,8 +27,6 @@ logger = log.get("http2")
 TICK_S = 1.0
 # In so many parts: thousands of connections take tens of milliseconds, and no request is to wait for all of them.
 _PARTS = 10
-# Of a turn of the event loop, for all whose bytes have waited for one.
-_TURN_S = 0.0003
 
 
 class Listener:
@@ -44,6 +41,7 @@ class Listener:
     Attributes:
         memory: the same.
         links: the connections that are open, in the order in which they came.
+        turns: of those that have sent more than is read at once.
         tls: of connections from now on; None for clear text.
         complaints: of bad connections.
     """
@@ -60,6 +58,7 @@ class Listener:
         self.limits = limits or Limits()
         self.max_connections = max_connections
         self.links: dict[Link, None] = {}
+        self.turns = Turns(logger)
         self.tls: ssl.SSLContext | None = None
         self._loop = asyncio.get_running_loop()
         self._servers: list[asyncio.Server] = []
@@ -67,8 +66,6 @@ class Listener:
         self._ticker: asyncio.TimerHandle | None = None
         # Those whose tick is still to come, by part.
         self._parts: list[list[Link]] = []
-        # Those that have sent more than is read at once, in the order of their turns.
-        self._line: deque[Link] = deque()
         self._making_way: MakingWay[Link] = MakingWay(self._asking, self._end)
         self.complaints = Complaints(self.now_s, logger)
         # Signing takes as long as a hundred requests: so many clients that come at once are not to hold up others.
@@ -123,28 +120,6 @@ class Listener:
             self._parts[len(self.links) % len(self._parts)].append(link)
         if self._ticker is None:
             self._ticker = self._loop.call_later(TICK_S / _PARTS, self._tick)
-
-    def behind(self, link: Link) -> None:
-        """It goes on when it is its turn: others, which have sent less, do not wait for it."""
-        self._line.append(link)
-        if len(self._line) == 1:
-            self._loop.call_soon(self._go_on)
-
-    def _go_on(self) -> None:
-        line, end_s = self._line, time.monotonic() + _TURN_S
-        while True:
-            link = line[0]
-            try:
-                link.go_on()  # it is the first until then: who comes behind it asks for no other turn
-            except Exception:
-                logger.exception("connection failed")
-                link.abort()
-            line.popleft()
-            if not line:
-                return
-            if time.monotonic() >= end_s:
-                break
-        self._loop.call_soon(self._go_on)
 
     def _tick(self) -> None:
         """Of a part of them: each has one within TICK_S."""
