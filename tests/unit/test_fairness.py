@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mpspool.core.ids import ModelVersion
@@ -19,7 +19,7 @@ from mpspool.router.scheduling.line import FairLine
 from mpspool.router.scheduling.load import Limits
 from mpspool.router.scheduling.policy import Policy, Sjf, edf
 from mpspool.router.scheduling.queues import QueueRules
-from mpspool.router.scheduling.scheduler import PoolRules, Scheduler, Send
+from mpspool.router.scheduling.scheduler import PoolRules, Refuse, Scheduler, Send
 
 A = ModelVersion("a", 1)
 B = ModelVersion("b", 1)
@@ -43,6 +43,7 @@ class Pool:
         self.sent: list[Entry] = []
         self._free_ns: Counter[str] = Counter()
         self._events: list[tuple[int, int, Send | Entry | None]] = []
+        self.given_up: set[Entry] = set()
         self._serial = itertools.count()
 
     def know(self, *signatures: str) -> None:
@@ -62,16 +63,25 @@ class Pool:
         count: int = 1,
         at_ms: float = 0,
         priority: int = 0,
+        within_ms: float = 0,
     ) -> list[Entry]:
         """They arrive at that time, or now where that has passed."""
         at_ns = max(self.now_ns, int(at_ms * MS))
+        deadline_ns = at_ns + int(within_ms * MS) if within_ms else 0
         entries = [
-            Entry(model, signature, b"x", at_ns, client=client, priority=priority) for _ in range(count)
+            Entry(model, signature, b"x", at_ns, deadline_ns, client=client, priority=priority)
+            for _ in range(count)
         ]
         self.asked += entries
         for entry in entries:
             self._at(at_ns, entry)
         return entries
+
+    def give_up(self, entries: Sequence[Entry], at_ms: float) -> None:
+        """Their clients go, at a time when they have arrived."""
+        self.given_up.update(entries)
+        for entry in entries:
+            self._at(int(at_ms * MS), entry)
 
     def step(self) -> bool:
         """All that happens at the next moment when anything does. Returns whether there was one."""
@@ -80,7 +90,9 @@ class Pool:
         self.now_ns = self._events[0][0]
         while self._events and self._events[0][0] <= self.now_ns:
             what = heapq.heappop(self._events)[2]
-            if isinstance(what, Entry):
+            if isinstance(what, Entry) and what in self.given_up and what.size:
+                self.scheduler.cancel(what)
+            elif isinstance(what, Entry):
                 self.scheduler.arrive(what, self.now_ns)
             elif what is not None:
                 self._finish(what)
@@ -103,11 +115,15 @@ class Pool:
         for entry in batch.entries:
             if "bad" not in entry.signature:
                 self.scheduler.costs.observe(entry.model, entry.signature, 1, 1000 * ms(entry.signature))
-            self.scheduler.answered(entry, ran=True)
+            if not entry.over:
+                self.scheduler.answered(entry, ran=True)
 
     def _dispatch(self) -> None:
+        self.scheduler.expire(self.now_ns)
         for send in self.scheduler.dispatch(self.now_ns):
-            assert isinstance(send, Send)
+            if isinstance(send, Refuse):
+                assert send.entry.deadline_ns
+                continue
             self.sent += send.entries
             began_ns = max(self.now_ns, self._free_ns[send.worker])
             self._free_ns[send.worker] = began_ns + int(self.work_ms(send.entries) * MS)
@@ -195,6 +211,52 @@ def test_who_gives_up_is_not_paid_for_what_was_not_charged() -> None:
         pool.ask("10", client, count=20)
     pool.run(until_ms=195)
     assert Counter(entry.client for entry in pool.sent) == {"unsure": 10, "other": 10}
+
+
+@pytest.mark.parametrize("kinds", ["aa", "ab", "ba"])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_what_is_taken_back_holds_up_nothing_that_stays(kinds: str, backwards: bool) -> None:
+    """Also where that is in another line: a client that takes back a hundred has its turns with the rest at once."""
+    pool = Scheduler(PoolRules(), QueueRules(fair=True, batching=BatchingSettings(max_enqueued_batches=1000)))
+    for _ in range(2):
+        pool.costs.observe(A, "", 0, 10_000, rows=1000)
+    pool.join("w", A, 1)
+
+    def ask(client: str, kind: str, count: int) -> list[Entry]:
+        entries = [
+            Entry(*(A, "", b"x", 0), rows=1000, kind=("", b"", kind.encode()), client=client)
+            for _ in range(count)
+        ]
+        for entry in entries:
+            pool.arrive(entry, 0)
+        return entries
+
+    ask("other", "c", 100)
+    gone, stay = (ask("gives up", kind, count) for kind, count in zip(kinds, (100, 5), strict=True))
+    for entry in reversed(gone) if backwards else gone:
+        pool.cancel(entry)
+    later = ask("gives up", "a", 5)
+    for now_ms in range(0, 200, 10):
+        (send,) = pool.dispatch(now_ms * MS)
+        assert isinstance(send, Send)
+        pool.finished(send.worker, send.dispatch, now_ns=(now_ms + 10) * MS)
+    assert sum(entry.held or entry.sent_ns > 0 for entry in stay + later) >= 9, "of twenty dispatches"
+
+
+@pytest.mark.parametrize("depth", [5, 20, 50])
+def test_who_has_more_waiting_than_can_be_in_time_has_its_half(depth: int) -> None:
+    """Of those that are too late each is asked anew: what is in time has their turns."""
+    pool = Pool(fair=True)
+    pool.know("10")
+    pool.join()
+    pool.ask("10", "patient", count=300)
+    hurried: list[Entry] = []
+    for at_ms in range(0, 2_000, 10):
+        pool.run(at_ms)
+        hurried = [entry for entry in hurried if not entry.over]
+        missing = depth - sum(not entry.held for entry in hurried)
+        hurried += pool.ask("10", "hurried", count=missing, at_ms=at_ms, within_ms=50)
+    assert Counter(entry.client for entry in pool.sent)["hurried"] >= 95, "of two hundred"
 
 
 @pytest.mark.parametrize("limits", [Limits(running=1), Limits(running=2)])
@@ -733,7 +795,7 @@ def test_who_has_something_waiting_has_no_credit_for_what_is_more_urgent(
 
 
 @pytest.mark.parametrize("running", [0, 2])
-def test_a_slow_lane_that_is_given_up_holds_nobody_back(running: int) -> None:
+def test_a_slow_lane_that_isgiven_up_holds_nobody_back(running: int) -> None:
     """What is long by then waits on as the rest does, and everything is sent."""
     pool = Pool(Limits(running=running, long=1), LONG_US)
     pool.know(LONG, SHORT)
@@ -776,6 +838,41 @@ def test_no_client_falls_behind_another(
 
 
 @given(
+    wants=st.lists(
+        st.tuples(
+            st.lists(st.sampled_from(["1", "3", "10", "30"]), min_size=1, max_size=3),
+            st.lists(st.sampled_from(["stays", "goes", "hurries"]), max_size=4),
+            st.integers(-1, 1),
+        ),
+        min_size=2,
+        max_size=4,
+    ),
+    workers=st.integers(1, 2),
+    gone_ms=st.integers(0, 100),
+)
+def test_who_gives_up_does_not_fall_behind_nor_come_before_another(
+    wants: list[tuple[list[str], list[str], int]], workers: int, gone_ms: int
+) -> None:
+    """Whatever its clients take back, whatever is late, and whatever it says is urgent: what waits on has its share, and no more."""
+    pool = Pool(fair=True)
+    pool.join(workers=workers)
+    pool.know("1", "3", "10", "30")
+    for client, (signatures, ways, priority) in enumerate(wants):
+        stays_ms = 200
+        each = zip(itertools.cycle(signatures), itertools.cycle([*ways, "stays"]), strict=True)
+        for number, (signature, way) in enumerate(each):
+            within_ms = 40 if way == "hurries" else 0
+            asked = pool.ask(signature, str(client), priority=priority * (number % 2), within_ms=within_ms)
+            if way == "goes":
+                pool.give_up(asked, gone_ms)
+            stays_ms -= ms(signature) if way == "stays" else 0
+            if stays_ms <= 0 or number > 150:
+                break
+    most_ms = max(SHARED_MS, *(ms(signature) for signatures, _, _ in wants for signature in signatures))
+    check_shares(pool, lambda entry: entry.client, gone_ms, 2 * (workers + 1) * most_ms)
+
+
+@given(
     wants=st.lists(st.sampled_from(["20", "30", "20 bad", "40 bad"]), min_size=2, max_size=2),
     known=st.booleans(),
     running=st.integers(1, 2),
@@ -802,15 +899,16 @@ def want(pool: Pool, signatures: list[str], client: str, model: ModelVersion, at
 
 
 def check_shares(pool: Pool, party: Callable[[Entry], str], since_ms: int, bound_ms: float) -> None:
-    """At every moment from then on until the first of them has all that it asked for."""
-    left = Counter(party(entry) for entry in pool.asked)
+    """At every moment from then on until the first of them has all that it asked for, and stays for."""
+    stay = {entry for entry in pool.asked if not entry.deadline_ns} - pool.given_up
+    left = Counter(party(entry) for entry in pool.asked if entry in stay)
     pool.run(until_ms=since_ms - 0.001)
-    left.subtract(party(entry) for entry in pool.sent)
+    left.subtract(party(entry) for entry in pool.sent if entry in stay)
     done = len(pool.sent)
     work_ms = dict.fromkeys(left, 0)
     while all(left.values()) and pool.step():
         for entry in pool.sent[done:]:
-            left[party(entry)] -= 1
+            left[party(entry)] -= entry in stay
             work_ms[party(entry)] += ms(entry.signature)
         done = len(pool.sent)
         if all(left.values()):
@@ -849,23 +947,36 @@ def test_sjf_lets_nobody_wait_for_ever(
     st.lists(
         st.one_of(
             st.tuples(st.just("add"), st.sampled_from("uvw"), st.integers(0, 9), st.integers(0, 9)),
-            st.tuples(st.just("delay"), st.sampled_from("uvw"), st.integers(1, 9), st.just(0)),
+            st.tuples(st.just("delay"), st.sampled_from("uvw"), st.integers(-9, 9), st.just(0)),
             st.tuples(
-                st.sampled_from(["serve", "cancel", "again"]), st.just(""), st.integers(0, 99), st.just(0)
+                *(st.sampled_from(["serve", "cancel", "again", "leave a turn"]), st.just("")),
+                *(st.integers(0, 99), st.just(0)),
             ),
         ),
+        min_size=20,
         max_size=60,
     )
+)
+@example(
+    [
+        ("add", "u", 0, 0),
+        ("add", "u", 9, 0),
+        ("add", "v", 0, 1),
+        ("leave a turn", "", 0, 0),
+        ("serve", "", 0, 0),
+    ]
 )
 def test_a_line_gives_the_next_turn(steps: list[tuple[str, str, int, int]]) -> None:
     """For every order in which requests come, go, come back and are delayed: as if all turns were looked at each time."""
     line = FairLine(None, "", long=False)
     turns: dict[Entry, float] = {}
-    orders = itertools.count()
+    orders = itertools.count(step=100)
     for what, client, number, own_key in steps:
         if what == "add":
             entry = Entry(A, "", b"", 0, client=client)
-            entry.key, entry.own_key, entry.order = float(number), float(own_key), next(orders)
+            entry.own_key, entry.order = float(own_key), next(orders)
+            entry.start_s = entry.order / 100
+            entry.key = entry.start_s + number
             line.add(entry)
             turns[entry] = entry.key
         elif what == "delay":
@@ -889,5 +1000,11 @@ def test_a_line_gives_the_next_turn(steps: list[tuple[str, str, int, int]]) -> N
                 turns[entry] = entry.key
             else:
                 del turns[entry]
+            last = line.last_of(entry.client)
+            if what == "leave a turn" and last is not None and last.order > entry.order:
+                assert last.order == max(one.order for one in turns if one.client == entry.client)
+                turns[last] += entry.start_s - last.start_s
+                line.take_over(last, entry)
+                assert last.key == turns[last]
         assert set(line) == set(turns)
         assert line.count == len(turns)

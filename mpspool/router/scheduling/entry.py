@@ -45,7 +45,7 @@ class Entry:
         cost_s: of a worker's time, as predicted on arrival; where nobody was sure then, as soon as it comes up and somebody
             is. None while nobody knows.
         sure_s: what of that it takes for sure, if it is run by itself; 0 while nobody is.
-        charge_s: what its client was charged for it, where clients share fairly.
+        charge_s: what its client was charged for its turn, where clients share fairly; for itself, once it was sent.
         owed_s: what its client was charged for others while it waited, as far as its key says so.
         key: its place: what has the least is next.
         order: among those with the same key.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 from collections.abc import Iterator
@@ -125,10 +126,14 @@ class FairLine(Line):
         if own is None:
             own = self._own[entry.client] = _Own()
         if own.add(entry, next(self._serial)):
-            heapq.heappush(self._next, (*own.next_turn(), entry.client))
-            if len(self._next) > 2 * len(self._own) + _SLACK:
-                self._next = [(*one.next_turn(), client) for client, one in self._own.items()]
-                heapq.heapify(self._next)
+            self._list(entry.client, own)
+
+    def _list(self, client: str, own: _Own) -> None:
+        """Its next turn is earlier than the one that is listed, or none is."""
+        heapq.heappush(self._next, (*own.next_turn(), client))
+        if len(self._next) > 2 * len(self._own) + _SLACK:
+            self._next = [(*one.next_turn(), client) for client, one in self._own.items()]
+            heapq.heapify(self._next)
 
     def leave(self, entry: Entry) -> None:
         super().leave(entry)
@@ -142,11 +147,28 @@ class FairLine(Line):
         """Whether anything of a client waits here."""
         return client in self._own
 
+    def last_of(self, client: str) -> Entry | None:
+        """Who holds the turn of a client that was given last."""
+        own = self._own.get(client)
+        return None if own is None else own.last()
+
+    def take_over(self, last: Entry, left: Entry) -> None:
+        """What last_of() has said takes the turn of one that has left, for its own; by its policy it is next as much later as before."""
+        own = self._own[last.client]
+        del own.holders[last.order]
+        last.key += left.start_s - last.start_s
+        last.start_s, last.order = left.start_s, left.order + 1  # not that one's, which stands for its turn
+        last.charge_s, left.charge_s = left.charge_s, last.charge_s
+        if own.add_turn(last):
+            self._list(last.client, own)
+
     def delay(self, client: str, by_s: float) -> None:
-        """All that waits of a client counts as arrived so much later: it was charged for what went before."""
+        """All that waits of a client counts as arrived so much later, or earlier: it was charged for what went before."""
         own = self._own.get(client)
         if own is not None:
             own.owed_s += by_s
+            if by_s < 0.0:
+                self._list(client, own)
 
     def first(self, now_ns: int) -> Entry | None:
         while self._next:
@@ -176,7 +198,7 @@ class _Own:
         listed: the line has a turn of this client listed.
     """
 
-    __slots__ = ("_turns", "heap", "holders", "listed", "owed_s")
+    __slots__ = ("_orders", "_turns", "heap", "holders", "listed", "owed_s")
 
     def __init__(self) -> None:
         self.heap: list[tuple[float, int, Entry]] = []
@@ -184,22 +206,31 @@ class _Own:
         self.owed_s = 0.0
         self.listed = False
         self._turns: list[tuple[float, int]] = []  # but for what is owed; those of who has left, too
+        self._orders: list[int] = []  # of the turns, sorted; those of who has left, too
 
     def add(self, entry: Entry, serial: int) -> bool:
         """Returns whether the line has to list the next turn anew."""
         entry.owed_s = self.owed_s
+        heapq.heappush(self.heap, (entry.own_key, serial, entry))
+        anew = self.add_turn(entry)
+        if len(self.heap) > 2 * len(self.holders) + _SLACK:
+            self.heap = [item for item in self.heap if self.holders.get(item[2].order) is item[2]]
+            heapq.heapify(self.heap)
+        return anew
+
+    def add_turn(self, entry: Entry) -> bool:
+        """That of one that owes nothing beyond its key; as add()."""
         self.holders[entry.order] = entry
         turn = entry.key - self.owed_s, entry.order
         heapq.heappush(self._turns, turn)
         anew = not self.listed or self._turns[0] is turn
         self.listed = True
-        heapq.heappush(self.heap, (entry.own_key, serial, entry))
+        bisect.insort(self._orders, entry.order)  # at the end, as a rule
         if len(self._turns) > 2 * len(self.holders) + _SLACK:
             self._turns = [(one.key - one.owed_s, order) for order, one in self.holders.items()]
             heapq.heapify(self._turns)
-        if len(self.heap) > 2 * len(self.holders) + _SLACK:
-            self.heap = [item for item in self.heap if self.holders.get(item[2].order) is item[2]]
-            heapq.heapify(self.heap)
+        if len(self._orders) > 2 * len(self.holders) + _SLACK:
+            self._orders = sorted(self.holders)
         return anew
 
     def settle(self, entry: Entry) -> None:
@@ -216,6 +247,14 @@ class _Own:
         at, order = self._turns[0]
         return at + self.owed_s, order
 
+    def last(self) -> Entry:
+        """While anything waits: who holds the turn that was given last. What it owes stands in its key."""
+        while self._orders[-1] not in self.holders:
+            self._orders.pop()
+        last = self.holders[self._orders[-1]]
+        self.settle(last)
+        return last
+
     def give_turn(self, order: int, first: Entry) -> None:
         """The next turn is taken by whoever is first: its holder gets that one's."""
         holder = self.holders[order]
@@ -223,5 +262,6 @@ class _Own:
         holder.key, first.key = first.key, holder.key
         holder.start_s, first.start_s = first.start_s, holder.start_s
         holder.order, first.order = first.order, holder.order
+        holder.charge_s, first.charge_s = first.charge_s, holder.charge_s
         holder.owed_s, first.owed_s = first.owed_s, holder.owed_s
         self.holders[holder.order], self.holders[order] = holder, first

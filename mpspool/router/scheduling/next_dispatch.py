@@ -156,7 +156,7 @@ def _leave_late(
         in_time = not entry.deadline_ns or begin_ns + needed_s * 1e9 <= entry.deadline_ns
         if in_time or line.count == 1 or not queue.rules.refuse_late:
             return size
-        queue.discount(entry)
+        queue.leave(entry)
         queue.late.append(entry)
     return 0
 

@@ -37,6 +37,8 @@ _LIVED_BYTES = 16 * 1024
 # Such a part of a large answer is forgotten with each smaller one.
 _FORGETS_PART = 8
 _MAX_ANSWERED = 64
+# Between two requests: what has taken over the turn of one has a number of its own, before the next one's.
+_ORDER_STEP = 2**20
 # Who has less time than this is in a hurry: a dispatch that runs and one behind it may take a quarter of it.
 _SOON_NS = 8 * PATIENT_PIPELINE_NS
 
@@ -127,7 +129,7 @@ class Queue:
     hurried: bool = False
     enqueued: dict[str, Enqueued] = field(default_factory=dict)
     room: Room = field(init=False)
-    _order: Iterator[int] = field(default_factory=itertools.count)
+    _order: Iterator[int] = field(default_factory=lambda: itertools.count(step=_ORDER_STEP))
 
     def __post_init__(self) -> None:
         self.room = self._new_room()
@@ -203,15 +205,34 @@ class Queue:
             return 0.0
         return (self.rules.policy(first) if self.rules.fair else first.key) - first.arrived_s
 
-    def give_back(self, entry: Entry) -> None:
-        """It leaves without having been run: its client is not charged for it."""
-        if self.rules.fair and not entry.sent_ns:
-            self.shares.of(entry.slow).refund(entry.client, entry.charge_s)
+    def leave(self, entry: Entry) -> None:
+        """It is over. Where it has not been run its client has one turn less, the last of all, and is not charged for that."""
+        line = entry.line
+        self.discount(entry)
+        if not self.rules.fair or entry.sent_ns:
+            return
+        if line is not None:
+            self._take_over(entry)
+        self.shares.of(entry.slow).refund(entry.client, entry.charge_s)
+        entry.charge_s = 0.0
+
+    def _take_over(self, left: Entry) -> None:
+        """What has its client's last turn in that lane has the one of a request that has left: those that stay do not wait for what
+        is not run.
+        """
+        last: tuple[int, Entry, FairLine] | None = None
+        for line in self.lines.values():
+            if isinstance(line, FairLine) and line.slow == left.slow:
+                entry = line.last_of(left.client)
+                if entry is not None and (last is None or entry.order > last[0]):
+                    last = entry.order, entry, line
+        if last is not None and last[1].start_s > left.start_s:
+            last[2].take_over(last[1], left)
 
     def charge(self, entry: Entry, cost_s: float) -> None:
-        """What was sent costs no less than this: its client's others are later by what it was not charged for it so far."""
+        """What was sent costs this: its client's others are later by what it was not charged for its turn so far, or earlier."""
         more_s = cost_s - entry.charge_s
-        if more_s <= 0.0 or not self.rules.fair:
+        if not more_s or not self.rules.fair:
             return
         entry.charge_s = cost_s
         self.shares.of(entry.slow).owe(entry.client, more_s, entry.start_s)

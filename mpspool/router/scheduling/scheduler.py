@@ -459,7 +459,7 @@ class Scheduler:
         for entry in batch.entries:
             entry.held = False
             if entry.cost_s is None:
-                queue.charge(entry, batch.took_s(now_ns) * batch.part(entry))
+                queue.charge(entry, max(entry.charge_s, batch.took_s(now_ns) * batch.part(entry)))
             if entry.over:
                 entry.let_go()
         return batch
@@ -765,8 +765,7 @@ class Scheduler:
         queue = self._queue(entry.model)
         if entry.waiting and self._rules.limits.long:
             self._stirred[queue] = None  # the batch that is left need not be long
-        queue.discount(entry)
-        queue.give_back(entry)
+        queue.leave(entry)
         self._wanted -= 1
         if not entry.held:
             entry.let_go()
