@@ -758,6 +758,39 @@ def test_a_full_queue_makes_room_for_what_is_more_urgent(batching: BatchingSetti
     assert not left()
 
 
+@pytest.mark.parametrize("fair", [False, True])
+@pytest.mark.parametrize("why", ["its worker was lost", "its version has gone", "it cannot be joined"])
+def test_who_has_come_back_neither_hides_who_can_leave_nor_leaves_before(why: str, fair: bool) -> None:
+    """What has waited for longest is the last of its priority to make room, wherever it was meanwhile."""
+    batching = BatchingSettings(max_enqueued_batches=100) if "join" in why else None
+    scheduler = make(max_requests=3, batching=batching, fair=fair)
+
+    def ask(at_s: int, priority: int = 0, outputs: bytes = b"") -> Entry:
+        rows = 0 if batching is None else 1
+        item = Entry(MODEL, "", b"x", at_s * 10**9, rows=rows, kind=("", outputs, b""), priority=priority)
+        scheduler.arrive(item, item.arrived_ns)
+        return item
+
+    if "worker" in why:
+        scheduler.join("w", MODEL, 1)
+    old = Entry(MODEL, "", b"x", 100 * 10**9) if "version" in why else ask(100, outputs=b"scalar")
+    scheduler.dispatch(100 * 10**9)
+    young = [ask(120), ask(121)]
+    if "worker" in why:
+        scheduler.lost("w", None, 121 * 10**9)
+    elif "version" in why:
+        old.let_in = True
+        scheduler.arrive(old, 121 * 10**9)
+    else:
+        assert scheduler.keep_apart(old)
+    for left in reversed(young):
+        ask(122, priority=5)
+        assert [order.entry for order in scheduler.dispatch(122 * 10**9)] == [left]
+    with pytest.raises(PoolError, match="is full"):
+        ask(122, priority=5)
+    assert old.waiting
+
+
 def test_a_full_queue_of_clients_makes_room_for_what_is_more_urgent() -> None:
     """Of whoever has most waiting the last of the least urgent leaves; and for a client's own what that goes before."""
     scheduler = make(max_requests=3, fair=True)
@@ -1259,7 +1292,7 @@ class Pool(RuleBasedStateMachine):
                     item: (priority - item.priority) * 10**9 for item in waiting if item.priority < priority
                 }
                 assert set(leaving) == {item for item in before if self.now - item.arrived_ns < before[item]}
-                assert leaving == sorted(leaving, key=lambda item: item.priority)
+                assert leaving == sorted(leaving, key=lambda item: (item.priority, -item.arrived_ns))
 
     @invariant()
     def devices_count_what_runs(self) -> None:

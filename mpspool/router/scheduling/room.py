@@ -29,14 +29,36 @@ class Room:
         raise NotImplementedError
 
     def leaving_for(self, first: Entry, much: int) -> Iterator[Entry]:
-        """What may have to leave for a request that counts for so much, in this order. What came back from a worker counts as
-        having come last.
-        """
+        """What may have to leave for a request that counts for so much, in this order."""
         raise NotImplementedError
 
 
+class _Rank:
+    """What waits of one priority. `much`: what each counts for."""
+
+    __slots__ = ("_latest_ns", "_sorted", "much")
+
+    def __init__(self) -> None:
+        self.much: dict[Entry, int] = {}
+        self._latest_ns = 0  # when the last had arrived, of all that were added
+        self._sorted = True
+
+    def add(self, entry: Entry, much: int) -> None:
+        """What came back from a worker, or from a version that has gone, has waited for longer than others that are here."""
+        self._sorted = self._sorted and entry.arrived_ns >= self._latest_ns
+        self._latest_ns = max(self._latest_ns, entry.arrived_ns)
+        self.much[entry] = much
+
+    def last_first(self) -> Iterator[tuple[Entry, int]]:
+        """By when they arrived. Sorted once for all that came out of order since the last time."""
+        if not self._sorted:
+            self.much = dict(sorted(self.much.items(), key=lambda item: item[0].arrived_ns))
+            self._sorted = True
+        return reversed(self.much.items())
+
+
 class Ranks(Room):
-    """By priority: what has less than a newcomer leaves for it, of the least the last first; not what has waited for as long as
+    """By priority: what has less than a newcomer leaves for it, of the least the last to arrive first; not what has waited for as long as
     the difference is worth, so that nobody starves in a queue that stays full.
 
     Args:
@@ -47,29 +69,29 @@ class Ranks(Room):
     """
 
     def __init__(self, step_s: float) -> None:
-        self._ranks: dict[int, dict[Entry, int]] = {}
+        self._ranks: dict[int, _Rank] = {}
         self._step_ns = step_s * 1e9
         self.much = 0
 
     def add(self, entry: Entry, much: int = 1) -> None:
         rank = self._ranks.get(entry.priority)
         if rank is None:
-            rank = self._ranks[entry.priority] = {}
-        rank[entry] = much
+            rank = self._ranks[entry.priority] = _Rank()
+        rank.add(entry, much)
         self.much += much
 
     def discard(self, entry: Entry) -> None:
         rank = self._ranks.get(entry.priority)
-        if rank is not None and entry in rank:
-            self.much -= rank.pop(entry)
-            if not rank and entry.priority:
+        if rank is not None and entry in rank.much:
+            self.much -= rank.much.pop(entry)
+            if not rank.much and entry.priority:
                 del self._ranks[entry.priority]
 
     def beyond(self, keeps: int) -> Iterator[Entry]:
         """Of the least priority the last first, what there is beyond so much."""
         spare = self.much - keeps
         for priority in sorted(self._ranks):
-            for entry, much in reversed(self._ranks[priority].items()):
+            for entry, much in self._ranks[priority].last_first():
                 spare -= much
                 if spare < 0:
                     return
@@ -81,11 +103,10 @@ class Ranks(Room):
             if steps <= 0:
                 return
             since_ns = first.arrived_ns - steps * self._step_ns
-            for entry in reversed(self._ranks[priority]):
-                if entry.arrived_ns > since_ns:
-                    yield entry
-                elif not entry.sent_ns:  # all before it came earlier, but for what came back from a worker
+            for entry, _ in self._ranks[priority].last_first():
+                if entry.arrived_ns <= since_ns:
                     break
+                yield entry
 
 
 class _Part:
