@@ -438,6 +438,7 @@ class Dataplane:
             self._workers.hang_timeout_s[model] = item["hang_timeout_s"]
             self._models.get(model).was_available |= item["proved"]
             self._govern(model, item)
+            self._scheduler.close(model, closed=self.draining or wanted[model].leaves)
         self.memory.limits = rules.byte_limits(models, self.memory.limit_bytes)
         self.memory.sharing = rules.sharing_bytes(models)
         self._models.want(wanted)
@@ -447,6 +448,8 @@ class Dataplane:
             self._fail_without_hope(version)
         self._forget_gone()
         self._changed()
+        if self._scheduler.stirs:
+            self._pump_soon()
 
     def _forget_gone(self) -> None:
         for model in self._models.gone():
@@ -524,6 +527,9 @@ class Dataplane:
         """Accepts nothing more and waits until all is answered. Returns how many were refused after all."""
         self.draining = True
         self._changed()
+        for version in self._models.all():
+            self._scheduler.close(version.model)
+        self._pump_soon()
         end = self._loop.time() + timeout_s
         while (left := self._scheduler.unfinished()) and self._loop.time() < end:
             await asyncio.sleep(0.01)

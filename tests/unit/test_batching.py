@@ -75,6 +75,22 @@ def test_a_batch_that_is_not_full_waits_for_the_timeout() -> None:
     assert rows(scheduler.dispatch(3 * MS)) == [2]
 
 
+def test_no_batch_waits_where_nothing_more_comes() -> None:
+    """What is there goes at once, and what comes back from a lost worker; once more can come again, batches wait again."""
+    scheduler = make(workers=2, batch_timeout_us=5_000_000)
+    ask(scheduler)
+    assert scheduler.dispatch(0) == []
+    scheduler.close(MODEL)
+    assert scheduler.stirs
+    (sent,) = scheduler.dispatch(0)
+    scheduler.lost(sent.worker, None, 0)
+    assert rows(scheduler.dispatch(0)) == [1]
+    scheduler.join("w2", MODEL, 2)
+    scheduler.close(MODEL, closed=False)
+    ask(scheduler, at_ns=MS)
+    assert scheduler.dispatch(MS) == []
+
+
 def test_a_deadline_ends_the_wait_for_others() -> None:
     """When half of what a request has to spare is over; the batch goes with all that are there, and the next has its own time."""
     scheduler = make(batch_timeout_us=50_000)

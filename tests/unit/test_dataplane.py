@@ -1280,6 +1280,58 @@ def test_what_moves_to_the_next_version_during_a_drain_is_not_new(tmp_path: Path
     play(tmp_path, story)
 
 
+@pytest.mark.parametrize("ends", ["pool", "version"])
+def test_a_batch_that_nobody_can_join_any_more_does_not_wait(tmp_path: Path, ends: str) -> None:
+    """Not while the pool drains, nor once its version takes no requests; one that takes them again waits for more."""
+
+    async def story(scene: Scene) -> None:
+        old = batching_model(max_batch_size=8, batch_timeout_us=60_000_000)
+        scene.dataplane.want([old], {})
+        worker = scene.hello(0)
+        asked = scene.ask(body=rows_request(1))
+        await settle()
+        assert not scene.link.dispatches(worker)
+        if ends == "pool":
+            draining = asyncio.create_task(scene.dataplane.drain(20))
+        else:
+            scene.dataplane.want([{**old, **GONE}, {**old, "version": 2}], {})
+        await settle()
+        (dispatch,) = scene.link.dispatches(worker)
+        scene.answer(worker, dispatch)
+        assert await asked == b"answer"
+        if ends == "pool":
+            assert await draining == 0
+            return
+        scene.dataplane.want([old], {})
+        again = scene.ask(body=rows_request(1))
+        await settle()
+        assert scene.link.dispatches(worker) == [dispatch]
+        again.cancel()
+
+    play(tmp_path, story)
+
+
+def test_what_the_pool_says_while_it_drains_has_no_batch_wait(tmp_path: Path) -> None:
+    """Of a version that serves on, neither."""
+
+    async def story(scene: Scene) -> None:
+        model = batching_model(max_batch_size=8, batch_timeout_us=60_000_000)
+        scene.dataplane.want([model], {})
+        asked = scene.ask(body=rows_request(1))
+        await settle()
+        draining = asyncio.create_task(scene.dataplane.drain(20))
+        await settle()
+        scene.dataplane.want([model], {})
+        worker = scene.hello(0)
+        await settle()
+        (dispatch,) = scene.link.dispatches(worker)
+        scene.answer(worker, dispatch)
+        assert await asked == b"answer"
+        assert await draining == 0
+
+    play(tmp_path, story)
+
+
 @pytest.mark.parametrize(
     ("told", "right"),
     [([], 0), ([(0, b"answer")], 0), ([(0, b"answer"), (0, None)], 1), ([(0, b"answer"), (99, b"")], 1)],

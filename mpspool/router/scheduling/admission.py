@@ -198,7 +198,7 @@ def _runs_before(queue: Queue, entry: Entry, settings: BatchingSettings) -> list
             first = line.first(0)
             before = first is not None and first.key < own_first.key
             count = first.rows / settings.run_rows if first is not None and before else 0.0
-        if line is own or batching.waits(settings):
+        if line is own or queue.is_timed:
             count = float(int(count))
         if count:
             # More rows than were seen cost no more than those did, as far as is known.

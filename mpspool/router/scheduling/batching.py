@@ -70,8 +70,8 @@ def waits(settings: BatchingSettings) -> bool:
 
 
 def due_ns(line: Line, settings: BatchingSettings) -> int:
-    """From when on a worker may take from this line; 0 for at once."""
-    if not waits(settings) or line.rows >= settings.run_rows:
+    """From when on an idle worker may take from this line, where batches wait; 0 for at once."""
+    if line.rows >= settings.run_rows:
         return 0
     due_ns = line.since_ns + settings.batch_timeout_us * 1000
     return min(due_ns, line.until_ns) if line.until_ns else due_ns

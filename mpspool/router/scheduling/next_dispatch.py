@@ -107,7 +107,7 @@ def take(queue: Queue, line: Line, now_ns: int, begin_ns: int, share: int, long:
     if settings is not None and together:
         full = line.rows >= settings.run_rows
         entries, cost_us, sure_us = _take_batch(queue, line, settings, now_ns, begin_ns, long)
-        if full and batching.waits(settings):  # else the rest has waited long enough, as what was taken
+        if full and queue.is_timed:  # else the rest has waited long enough, as what was taken
             line.renew(settings.run_rows)
     else:
         entries, cost_us, sure_us = _take_short(queue, line, now_ns, begin_ns, share)
@@ -130,7 +130,9 @@ def take(queue: Queue, line: Line, now_ns: int, begin_ns: int, share: int, long:
 def _is_due(queue: Queue, line: Line, now_ns: int) -> bool:
     """Whether it could be sent now, and does not wait for more to fill its batch."""
     settings = queue.rules.batching
-    return settings is None or line.kind is None or batching.due_ns(line, settings) <= now_ns
+    if settings is None or line.kind is None or not queue.is_timed:
+        return True
+    return batching.due_ns(line, settings) <= now_ns
 
 
 def _leave_late(
@@ -165,14 +167,13 @@ def _plan_batch(queue: Queue, line: Line, entry: Entry, most: int, begin_ns: int
     """Rows of the next batch where this request is the first of it, and the seconds that it needs then."""
     if not queue.rules.refuse_late or not entry.deadline_ns:
         return most, 0.0
-    settings = queue.rules.batching
     cost_s = _least_s(queue, entry)
     whole_s = _surely_s(entry, max(cost_s, _least_us(queue, line, most) / 1e6))
     if begin_ns + whole_s * 1e9 <= entry.deadline_ns:
         return most, whole_s
     rows = most
     # Where batches wait for a timeout what is left of a full one would wait for its own.
-    if settings is not None and not batching.waits(settings):
+    if not queue.is_timed:
         rows = _rows_in_time(queue, line, entry, most)
     if line.rows - entry.rows < rows * queue.placement.open_count:
         return most, cost_s
@@ -231,7 +232,7 @@ def _take_batch(
     whole = min(most, line.rows)
     whole_us = _least_us(queue, line, whole)
     # What a full batch leaves would wait for its own timeout.
-    cut = queue.rules.refuse_late and not (batching.waits(settings) and line.rows >= settings.run_rows)
+    cut = queue.rules.refuse_late and not (queue.is_timed and line.rows >= settings.run_rows)
     entries: list[Entry] = []
     rows = 0
     until_ns = 0
@@ -272,7 +273,7 @@ def _batch_us(queue: Queue, line: Line, settings: BatchingSettings) -> float:
 def _rows_to_take(queue: Queue, line: Line, settings: BatchingSettings, long: bool) -> int:
     rows = min(line.rows, settings.run_rows)
     # Where batches wait for a timeout, what is left of one would wait for its own: only who is idle takes a part.
-    timed = batching.waits(settings)
+    timed = queue.is_timed
     if line.rows >= settings.run_rows + (not timed):
         return rows
     place = queue.placement
@@ -343,7 +344,7 @@ def look_again_ns(queue: Queue, now_ns: int) -> int | None:
     if not queue.lines:
         return None
     dues = [queue.placement.look_again_ns(now_ns, window_ns(queue))]
-    if (settings := queue.rules.batching) is not None:
+    if (settings := queue.rules.batching) is not None and queue.is_timed:
         dues += [batching.due_ns(line, settings) for line in queue.lines.values() if line.kind is not None]
     return min((due for due in dues if due is not None and due > now_ns), default=None)
 

@@ -103,6 +103,7 @@ class Queue:
         lines: in which all wait but suspects, by kind and by whether they are long.
         shares: where clients share fairly, their accounts.
         passed: those with a negative priority in the lines, whom others pass.
+        closed: nothing more comes: no batch waits for it.
         hurried: a request came that goes before others or after them, or is to be answered soon, were it refused at the door.
         enqueued: by signature, what waits to be run in batches, be it nothing.
         room: what waits in the lines.
@@ -126,6 +127,7 @@ class Queue:
     lines: dict[tuple[object, bool], Line] = field(default_factory=dict)
     shares: Lanes = field(default_factory=Lanes)
     passed: int = 0
+    closed: bool = False
     hurried: bool = False
     enqueued: dict[str, Enqueued] = field(default_factory=dict)
     room: Room = field(init=False)
@@ -324,7 +326,7 @@ class Queue:
         settings = self.rules.batching
         if settings is None or line.rows - entry.rows >= settings.run_rows:
             return False
-        if batching.waits(settings) and (
+        if self.is_timed and (
             line.since_ns == entry.arrived_ns or (entry.deadline_ns and line.until_ns == entry.joins_until_ns)
         ):
             return True  # it is due before the others: it has waited elsewhere for longer, or has less time
@@ -519,9 +521,9 @@ class Queue:
 
     @property
     def is_timed(self) -> bool:
-        """Whether what it may be sent next can fall due by itself: when a batch has waited long enough."""
+        """Whether a batch that is not full waits while a worker is idle, until it falls due by itself."""
         settings = self.rules.batching
-        return settings is not None and batching.waits(settings)
+        return settings is not None and batching.waits(settings) and not self.closed
 
     @property
     def waits(self) -> bool:

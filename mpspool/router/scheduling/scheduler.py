@@ -172,6 +172,13 @@ class Scheduler:
         queue.govern(rules)
         self._stirred[queue] = None
 
+    def close(self, model: ModelVersion, *, closed: bool = True) -> None:
+        """Nothing more comes for a model version, or it does again."""
+        queue = self._queue(model)
+        if queue.closed != closed:
+            queue.closed = closed
+            self._stirred[queue] = None
+
     def batching(self, model: ModelVersion) -> BatchingSettings | None:
         """How requests of a model version are joined; None where they run one by one."""
         return self._queue(model).rules.batching
