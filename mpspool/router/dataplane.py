@@ -319,8 +319,10 @@ class Dataplane:
             self._scheduler.cancel(entry)
             if self._scheduler.stirs:  # what is left may go another way
                 self._pump_soon()
-            if entry.part is None:
-                self.accounts.ended(entry, "", abandoned(entry, time.monotonic_ns()), None)
+        elif not _is_moving(entry):
+            return  # it was counted when it ended
+        if entry.part is None:
+            self.accounts.ended(entry, "", abandoned(entry, time.monotonic_ns()), None)
 
     async def _run_in_parts(self, whole: Pending, batching: BatchingSettings) -> bytes:
         """Runs a request of more rows than run at once over several workers, and puts it together in order."""
@@ -839,6 +841,12 @@ class Dataplane:
             await self._ticker
         self._workers.close()
         self._link.close()
+
+
+def _is_moving(entry: Pending) -> bool:
+    """Whether its version has gone, and it was to begin again in another."""
+    future = entry.future
+    return future.done() and not future.cancelled() and isinstance(future.exception(), _MovedError)
 
 
 def _blame(worker: Worker, culprits: Collection[str] | None) -> Blame:

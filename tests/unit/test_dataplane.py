@@ -1257,6 +1257,35 @@ def test_what_moves_to_the_next_version_has_waited_since_it_came(tmp_path: Path)
     play(tmp_path, story)
 
 
+@pytest.mark.parametrize("rows", [0, 7], ids=["whole", "in parts"])
+@pytest.mark.parametrize("first", ["version", "client"])
+def test_a_client_that_goes_as_its_version_does_is_counted_once(
+    tmp_path: Path, rows: int, first: str
+) -> None:
+    """In the same turn of the loop: its request ends there, whole or in parts, for all who count."""
+
+    async def story(scene: Scene) -> None:
+        model = batching_model(max_execution_batch_size=4, allowed_batch_sizes=[4]) if rows else MODEL
+        scene.dataplane.want([model], {})
+        last = scene.hello(0, "LOADING")
+        with scene.dataplane.accounts.looking() as looking:
+            asked = scene.ask(body=rows_request(rows) if rows else b"")
+            await settle()
+            scene.dataplane.want([{**model, **GONE}, {**model, "version": 2}], {})
+            steps = [functools.partial(scene.end, last), asked.cancel]
+            for step in steps if first == "version" else reversed(steps):
+                step()
+            await asyncio.wait([asked])
+        assert asked.cancelled()
+        (code,) = scene.recorder.codes
+        assert code is Code.CANCELLED or (first == "client" and code is Code.UNAVAILABLE)
+        (tally,) = (tally.counts() for tally in looking._tallies.values())
+        assert tally["asked"] == tally["failed"] == tally["left"] == 1
+        assert scene.dataplane.memory.used == 0
+
+    play(tmp_path, story)
+
+
 def test_what_moves_to_the_next_version_during_a_drain_is_not_new(tmp_path: Path) -> None:
     """It was taken in before: it is answered, as others that are in flight."""
 
