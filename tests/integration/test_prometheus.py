@@ -266,7 +266,7 @@ def test_all_of_a_requests_time_is_effective_or_waiting(pool: Pool, model: str) 
     with grpc.insecure_channel(pool.address) as channel:
         calls = [
             channel.unary_unary(f"{SERVING}Predict").future(predict(model, rows=3), timeout=30)
-            for _ in range(40)
+            for _ in range(JOINED)
         ]
         for call in calls:
             call.result()
@@ -274,7 +274,7 @@ def test_all_of_a_requests_time_is_effective_or_waiting(pool: Pool, model: str) 
         [now - then for now, then in zip(told(what), was, strict=True)]
         for what, was in zip(("sum", "count"), before, strict=True)
     )
-    assert counts == [40, 40, 40]
+    assert counts == [JOINED] * 3
     request_s, effective_s, waiting_s = total_s
     assert effective_s + waiting_s == pytest.approx(request_s)
     assert 0 < effective_s < request_s
