@@ -648,6 +648,26 @@ def leave_untaken(fronts: Fronts) -> socket.socket:
     return client
 
 
+def test_one_that_is_gone_makes_no_way() -> None:
+    """What was found a moment ago may have closed meanwhile: nobody is taken in its place beyond those that may be open."""
+    with contextlib.closing(Fronts(max_connections=4)) as fronts, contextlib.ExitStack() as stack:
+        listener = fronts.rest.listener
+        idle = [stack.enter_context(connect(fronts)) for _ in range(4)]
+        until(lambda: listener.open_connections == 4)
+        stack.enter_context(connect(fronts))  # for which the first of them goes, and the others are known
+        until(lambda: everything(idle[0]) == b"")
+        for client in idle[1:]:
+            client.close()
+        until(lambda: listener.open_connections == 1)
+        for _ in range(3):
+            stack.enter_context(connect(fronts))
+        until(lambda: listener.open_connections == 4)
+        line = [found[0] for found in listener._making_way._line]
+        assert all(one.is_gone for one in line)
+        assert not any(listener._end(one) for one in line)
+        assert listener.complaints.counts["REFUSED"] == 1
+
+
 @pytest.mark.parametrize("end", ["idle", "close", "half-close"])
 def test_what_is_closed_does_not_wait_for_ever_to_be_taken(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
     """Whoever closes it: it would count among the connections for as long as its client pleases."""

@@ -795,7 +795,7 @@ def test_who_has_something_waiting_has_no_credit_for_what_is_more_urgent(
 
 
 @pytest.mark.parametrize("running", [0, 2])
-def test_a_slow_lane_that_isgiven_up_holds_nobody_back(running: int) -> None:
+def test_a_slow_lane_that_is_given_up_holds_nobody_back(running: int) -> None:
     """What is long by then waits on as the rest does, and everything is sent."""
     pool = Pool(Limits(running=running, long=1), LONG_US)
     pool.know(LONG, SHORT)

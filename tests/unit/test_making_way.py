@@ -140,3 +140,33 @@ def test_what_was_found_holds_for_a_second() -> None:
     assert next_at(1 / 64, 5.0, 6.0, 6.1) == [0, 0, 1]
     assert next_at(1 / 4, 5.0, 7.4) == [0, 1]
     assert next_at(1 / 4, 5.0, 7.5) == [0, 0]
+
+
+def test_what_was_not_enough_does_not_hold() -> None:
+    """Others may be idle a moment later: they are looked at again, as if nobody had been found."""
+    idle: set[str] = set()
+    all_of_them = [("x", one) for one in "abc"] + [("y", "watches")]
+
+    def look() -> list[Asking[str]]:
+        return [
+            (one, whose, 0.0 if one in idle or whose == "y" else None, whose == "y")
+            for whose, one in all_of_them
+        ]
+
+    making_way = MakingWay(look, lambda _: True, lambda: 0.0)
+    assert not making_way.make_room("x")
+    idle.add("b")
+    assert making_way.make_room("x")
+
+
+def test_what_holds_no_more_is_not_kept() -> None:
+    """They may be gone, and nobody may want room for long."""
+    now_s = 0.0
+    making_way = MakingWay(lambda: [(one, "x", 0.0, False) for one in "abc"], lambda _: True, lambda: now_s)
+    assert making_way.make_room("y")
+    making_way.tick()
+    assert len(making_way._line) == 2
+    now_s = 60.0
+    making_way.tick()
+    assert not making_way._line
+    assert making_way.make_room("y")

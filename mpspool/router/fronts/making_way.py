@@ -55,6 +55,7 @@ class MakingWay(Generic[T]):
         while self._line:
             connection, whose, _, asks = self._line[-1]
             if asks and counts[whose] < counts[address]:
+                self._holds_until_s = self._next_look_s  # it is not enough
                 return False
             self._line.pop()
             if self._end(connection):
@@ -62,6 +63,12 @@ class MakingWay(Generic[T]):
                 counts[address] += 1
                 return True
         return False
+
+    def tick(self) -> None:
+        """To be called about once a second: of what was found, and may be gone, nothing is kept once it does not hold."""
+        if self._line and self._now_s() >= self._holds_until_s:
+            self._line = []
+            self._counts.clear()
 
     def _look_anew(self, begun_s: float) -> None:
         found = self._look()

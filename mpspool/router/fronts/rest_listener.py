@@ -141,7 +141,7 @@ class RestListener:
         return connection
 
     def _end(self, connection: _Connection) -> bool:
-        if self._quiet(connection)[0] is None:
+        if connection.is_gone or self._quiet(connection)[0] is None:
             return False
         del self._idle[connection]
         self._refuse(connection.own_transport)
@@ -184,6 +184,7 @@ class RestListener:
                 self.give_up(transport, "it takes nothing of its answer, or too little")
         self._stuck = stuck
         self.complaints.tick()
+        self._making_way.tick()
         self._ticker = self._loop.call_later(TICK_S, self._tick)
 
     def _is_ours(self, record: logging.LogRecord) -> bool:
@@ -204,6 +205,7 @@ class _Connection(web.RequestHandler):
 
     Attributes:
         address: the peer's, without its port: to ask for it again costs more than all else that is asked of thousands.
+        is_gone: it is no connection any more.
         own_transport: its socket's, also once aiohttp has closed it: that waits until the client has taken all.
     """
 
@@ -216,6 +218,7 @@ class _Connection(web.RequestHandler):
         "_seen",
         "_turns",
         "address",
+        "is_gone",
         "own_transport",
     )
 
@@ -224,6 +227,7 @@ class _Connection(web.RequestHandler):
     def __init__(self, turns: Turns, server: web.Server, address: str, **settings: Any) -> None:
         super().__init__(server, **settings)
         self.address = address
+        self.is_gone = False
         self._turns = turns
         self._in_line = False
         self._behind = b""  # what has come and aiohttp does not have yet
@@ -237,6 +241,10 @@ class _Connection(web.RequestHandler):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.own_transport = cast("asyncio.WriteTransport", transport)  # uvloop's is none by its class
         super().connection_made(transport)
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        self.is_gone = True
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         if not data:  # aiohttp goes on with what it has kept

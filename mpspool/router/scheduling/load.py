@@ -202,7 +202,8 @@ class WorkerLoad:
         device.long -= was_long and not self.long
         began_ns, began_clock_ns = batch.began
         if now_ns > began_ns:
-            batch.alone = (clock_ns - began_clock_ns) / (now_ns - began_ns)
+            # The clock is a sum of fractions.
+            batch.alone = min(1.0, (clock_ns - began_clock_ns) / (now_ns - began_ns))
         for following in self.batches.values():
             following.began = max(now_ns, following.began[0]), clock_ns
         return batch

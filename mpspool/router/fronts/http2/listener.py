@@ -122,13 +122,14 @@ class Listener:
             self._ticker = self._loop.call_later(TICK_S / _PARTS, self._tick)
 
     def _tick(self) -> None:
-        """Of a part of them: each has one within TICK_S."""
+        """Of a part of them: each has one in every round of TICK_S."""
         if not self._parts:
             links = list(self.links)
             self._parts = [links[place::_PARTS] for place in range(_PARTS)]
         now_s = self.now_s()
         self._each(self._parts.pop(), lambda link: link.tick(now_s))
         self.complaints.tick()
+        self._making_way.tick()
         if self.links:
             self._ticker = self._loop.call_later(TICK_S / _PARTS, self._tick)
         else:
