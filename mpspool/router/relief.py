@@ -105,10 +105,14 @@ class Holders:
             if held > 0 and (pace.late >= _TICKS or _has_hardly_begun(holder, held, size)):
                 found.append((held, holder))
         found.sort(key=_bytes, reverse=True)
-        took_s = self._now_s() - begun_s
-        if took_s > _LONG_LOOK_S:
-            self._next_look_s = begun_s + took_s * _BETWEEN_LOOKS
+        self._next_look_s = next_look_s(begun_s, self._now_s())
         return [holder for _, holder in found]
+
+
+def next_look_s(begun_s: float, ended_s: float) -> float:
+    """When thousands may be looked through again, after a look from then to then."""
+    took_s = ended_s - begun_s
+    return begun_s + took_s * _BETWEEN_LOOKS if took_s > _LONG_LOOK_S else begun_s
 
 
 def made_way() -> PoolError:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Generic, TypeVar
 
+from mpspool.router.relief import next_look_s
+
 T = TypeVar("T")
 
 # What was found holds for so long, if it is enough.
 _HOLDS_S = 1.0
-# Looking at thousands takes milliseconds: of all time no more than such a part.
-_LONG_LOOK_S, _BETWEEN_LOOKS = 0.001, 10
 
 # A connection, its peer's address, since when nothing of it is in the data plane (None while something is), and whether it asks
 # something all the same: a call that runs nothing, or a message that has not come.
@@ -74,8 +74,7 @@ class MakingWay(Generic[T]):
         found = self._look()
         self._counts = Counter(address for _, address, _, _ in found)
         self._line = in_order(found, self._counts)[::-1]
-        took_s = self._now_s() - begun_s
-        self._next_look_s = begun_s + (took_s * _BETWEEN_LOOKS if took_s > _LONG_LOOK_S else 0.0)
+        self._next_look_s = next_look_s(begun_s, self._now_s())
         self._holds_until_s = max(self._next_look_s, begun_s + _HOLDS_S)
 
 
