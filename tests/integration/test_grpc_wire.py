@@ -498,6 +498,37 @@ def test_an_answer_that_waits_for_its_client_is_counted(fronts: Fronts) -> None:
     raw.socket.close()
 
 
+def test_what_is_read_too_late_is_turned_away(fronts: Fronts) -> None:
+    """Of calls that come at once, those whose time is half over when they have their turn; the others are run, and all are told."""
+    raw = Raw(fronts.grpc.port)
+    numbers = [raw.h2.get_next_available_stream_id() + 2 * n for n in range(600)]
+    for number in numbers:
+        raw.answers[number] = Answer()
+        raw.h2.send_headers(number, [*HEAD, ("grpc-timeout", "1m" if number % 4 == 1 else "60S")])
+        raw.h2.send_data(number, message(b"%d" % number), end_stream=True)
+    before, called = refused_late(fronts), len(fronts.dataplane.heads)
+    raw.flush()
+    answers = {number: raw.answer(number) for number in numbers}
+    late = [answer for answer in answers.values() if "was not run" in answer.headers.get("grpc-message", "")]
+    assert len(late) > 100
+    assert {answer.code for answer in late} == {Code.DEADLINE_EXCEEDED}
+    assert refused_late(fronts) == before + len(late)
+    assert len(fronts.dataplane.heads) == called + len(numbers) - len(late)
+    for number in numbers:
+        if number % 4 != 1:
+            assert answers[number].body == message(b"%d" % number)
+    assert raw.call(message(b"after")).body == message(b"after")
+    assert raw.goaway is None
+    raw.socket.close()
+
+
+def refused_late(fronts: Fronts) -> int:
+    """As is counted of no model."""
+    told = 'mpspool_refusals_total{model="",reason="late",version=""} '
+    lines = fronts.get("/metrics")[1].splitlines()
+    return next((int(float(line[len(told) :])) for line in lines if line.startswith(told)), 0)
+
+
 def test_refusals_that_wait_for_their_client_are_counted(fronts: Fronts) -> None:
     """They have no data, and there may be as many of them as streams: by their headers, until they are taken or the client goes."""
     memory, before = fronts.dataplane.memory, set(fronts.grpc._server.listener.links)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
+from mpspool.core import http2_frames as frames
 from mpspool.core.errors import Code
+from mpspool.core.http2_frames import ErrorCode
 from mpspool.router.fronts import health
 from mpspool.router.fronts.grpc_call import Call, Method, Unary
 from mpspool.router.fronts.grpc_server import Server
@@ -15,7 +20,7 @@ from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.headers import encode
 from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.memory import Admission, Memory
-from tests.fakes.http2 import GREETING, REQUEST, Sink, data, headers
+from tests.fakes.http2 import GREETING, REQUEST, Sink, data, headers, reset_codes, split
 
 LIMIT_BYTES = 100_000
 WATCH = encode(
@@ -38,15 +43,29 @@ def status(code: Code) -> bytes:
     return encode((b"grpc-status", b"%d" % code))
 
 
+class Counting(Server):
+    """Remembers what it has turned away."""
+
+    def __init__(self, methods: dict[str, Method], memory: Memory) -> None:
+        super().__init__(methods, memory, 2**20)
+        self.late: list[str] = []
+
+    def too_late(self, path: str, *, timed: bool) -> None:
+        assert timed is (path == "/a/Run")
+        self.late.append(path)
+
+
 class Scene:
-    """A server whose only method of its own answers at once, and one connection of it."""
+    """A server whose methods of its own answer at once, one as if it ran a model, and one connection of it."""
 
     def __init__(self, methods: dict[str, Method] | None = None) -> None:
         self.memory = Memory(LIMIT_BYTES)
         self.called: list[bytes] = []
         self.sink = Sink()
         own = Unary(self._call, lambda size, _start, _head: self.memory.admit(size))
-        self.server = Server({"/a/B": own, **(methods or {})}, self.memory, 2**20)
+        self.server = Counting(
+            {"/a/B": own, "/a/Run": replace(own, timed=True), **(methods or {})}, self.memory
+        )
         self.connection = Connection(self.sink, self.server._open, Limits(), now_s=time.monotonic())
         self.receive(GREETING)
         self.sink.sent.clear()
@@ -60,8 +79,8 @@ class Scene:
         self.connection.receive(b"".join(parts), time.monotonic() - ago_s)
 
 
-def timed(number: int, timeout: bytes) -> bytes:
-    block = REQUEST + encode((b"grpc-timeout", timeout))
+def timed(number: int, timeout: bytes, block: bytes = REQUEST) -> bytes:
+    block += encode((b"grpc-timeout", timeout))
     return headers(number, block) + data(number, bytes(5), end=True)
 
 
@@ -70,12 +89,77 @@ def test_a_deadline_counts_from_when_its_call_came() -> None:
 
     async def run() -> None:
         scene = Scene()
-        scene.receive(timed(1, b"500m"), timed(3, b"9S"), ago_s=1.0)
-        assert status(Code.DEADLINE_EXCEEDED) in scene.sink.sent
-        assert not any(number == 1 for number in scene.connection.streams)
+        scene.receive(timed(1, b"500m"), timed(3, b"9S"), frames.rst_stream(1, ErrorCode.CANCEL), ago_s=1.0)
+        refused, reset = split(bytes(scene.sink.sent))
+        assert (refused.kind, refused.flags) == (frames.HEADERS, frames.END_HEADERS | frames.END_STREAM)
+        assert status(Code.DEADLINE_EXCEEDED) in refused.payload
+        assert reset_codes([refused, reset]) == {1: ErrorCode.NO_ERROR}
+        assert list(scene.connection.streams) == [3]
         await turns_until(lambda: not scene.connection.streams)
         assert scene.called == [b""]
         assert status(Code.OK) in scene.sink.sent
+        assert not scene.connection.over
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(("ago_s", "called"), [(4.0, 3), (6.0, 1), (11.0, 0)])
+def test_what_runs_a_model_is_not_begun_with_less_than_half_of_its_time(ago_s: float, called: int) -> None:
+    """It would be late, and make others late; what runs none has all of its time. Calls that bring no deadline have the server's."""
+
+    async def run() -> None:
+        scene = Scene()
+        scene.server.timeout_ns = 10 * 10**9
+        runs = encode((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/Run"))
+        runs += encode((b"content-type", b"application/grpc"))
+        end = data(1, bytes(5), end=True)
+        scene.receive(headers(1, runs) + end, timed(3, b"10S", runs), timed(5, b"10S"), ago_s=ago_s)
+        assert scene.server.late == ["/a/Run", "/a/Run", "/a/B"][: 3 - called]
+        await turns_until(lambda: len(scene.called) == called)
+        await turns_until(lambda: not scene.connection.streams)
+        assert len(scene.called) == called
+
+    asyncio.run(run())
+
+
+def test_one_that_takes_nothing_is_told_when_it_does() -> None:
+    """What its calls are told that have expired waits, and counts, as all that it does not take."""
+
+    async def run() -> None:
+        scene = Scene()
+        scene.connection.pause()
+        sent = len(scene.sink.sent)
+        for number in range(1, 2001, 2):
+            scene.receive(timed(number, b"1S"), ago_s=2.0)
+        assert len(scene.server.late) == len(scene.connection.streams) == 1000
+        assert len(scene.sink.sent) == sent
+        assert not scene.connection.over
+        assert scene.memory.used > 0
+        scene.connection.resume()
+        assert bytes(scene.sink.sent).count(status(Code.DEADLINE_EXCEEDED)) == 1000
+        assert not scene.connection.streams
+        assert scene.memory.used == 0
+        assert not scene.called
+
+    asyncio.run(run())
+
+
+def test_what_waited_to_be_read_came_at_even_times() -> None:
+    """Of one read that had waited for a second: the first that long ago, the last just now."""
+
+    async def run() -> None:
+        scene = Scene()
+        calls = b"".join(timed(number, b"9S") for number in range(1, 2001, 2))
+        now_s = time.monotonic()
+        scene.connection.receive(calls, now_s, 1.0)
+        came_s = []
+        while scene.connection.behind:
+            came_s.append(scene.connection.came_s - now_s)
+            scene.connection.go_on()
+        assert came_s == sorted(came_s)
+        assert came_s[0] == pytest.approx(-1.0)
+        assert came_s[len(came_s) // 2] == pytest.approx(-0.5, abs=0.05)
+        assert came_s[-1] == pytest.approx(0.0, abs=0.05)
 
     asyncio.run(run())
 

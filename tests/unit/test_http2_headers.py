@@ -168,15 +168,15 @@ def test_malformed_requests(fields) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "is_grpc"),
+    ("kind", "is_call"),
     [
         (b"application/grpc", True), (b"application/grpc+proto", True), (b"application/grpc;x=y", True),
         (b"application/grpc-web", False), (b"application/json", False), (b"", False),
     ],
 )  # fmt: skip
-def test_content_types(kind: bytes, is_grpc: bool) -> None:
+def test_content_types(kind: bytes, is_call: bool) -> None:
     """Those of gRPC, with any format behind it."""
-    assert read(*BASE[:5], (b"content-type", kind)).is_grpc is is_grpc
+    assert read(*BASE[:5], (b"content-type", kind)).is_call is is_call
 
 
 def test_fields_that_are_grpcs_own_are_no_metadata() -> None:

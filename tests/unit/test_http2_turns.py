@@ -11,11 +11,15 @@ import pytest
 from mpspool.core import http2_frames as frames
 from mpspool.router.fronts import turns
 from mpspool.router.fronts.http2 import link as link_module
+from mpspool.router.fronts.http2.connection import Connection
+from mpspool.router.fronts.http2.headers import NO_TABLE, RequestHead, encode
+from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.link import Link
 from mpspool.router.fronts.http2.listener import Listener
+from mpspool.router.fronts.http2.streams import Stream
 from mpspool.router.fronts.http2.tls_link import TlsLink
 from mpspool.router.memory import Memory
-from tests.fakes.http2 import GREETING, REQUEST, Echo, Scene, Sink, data, headers, reset_codes
+from tests.fakes.http2 import GREETING, REQUEST, Echo, Scene, Sink, data, headers, reset_codes, split
 
 SERVER = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
 CALLS = 500
@@ -46,6 +50,54 @@ def test_so_are_small_frames(small: bytes) -> None:
     connection.go_on()
     connection.go_on()
     assert not connection.behind
+
+
+def test_what_is_turned_away_takes_less_of_a_turn() -> None:
+    """It is answered without a Stream, and what else it brings is no fault of its client's."""
+    answer = encode((b":status", b"200"), (b"grpc-status", b"4"))
+    turned: list[int] = []
+
+    def turn_away(connection: Connection, stream_id: int, _head: RequestHead) -> None:
+        turned.append(stream_id)
+        connection.turn_away(stream_id, answer)
+
+    connection = Connection(sink := Sink(), turn_away, Limits())
+    connection.receive(GREETING, 0.0)
+    begun = len(sink.sent)
+    brought = [
+        headers(n) + data(n, b"xyz", end=True) + frames.rst_stream(n, 8) for n in range(1, 2 * CALLS, 2)
+    ]
+    connection.receive(b"".join(brought), 0.0)
+    turns = 1
+    while connection.behind:
+        assert len(turned) >= 20 * turns
+        connection.go_on()
+        turns += 1
+    assert turned == list(range(1, 2 * CALLS, 2))
+    sent = split(bytes(sink.sent[begun:]))
+    assert [frame.stream for frame in sent if frame.kind == frames.HEADERS] == turned
+    assert sent[0].payload == NO_TABLE + answer
+    assert {frame.payload for frame in sent[2:] if frame.kind == frames.HEADERS} == {answer}
+    assert reset_codes(sent) == dict.fromkeys(turned, frames.ErrorCode.NO_ERROR)
+    assert not connection.over
+    assert not connection.streams
+    assert connection.kept_header_bytes == 0
+
+
+def test_what_is_remembered_of_ended_streams_is_bounded() -> None:
+    """The last thousand: what the peer still sends on them is no fault of its; of earlier ones it is."""
+    connection = Connection(Sink(), lambda connection, number, _: connection.turn_away(number, b""), Limits())
+    connection.receive(GREETING, 0.0)
+    last = 20_001
+    for number in range(1, last + 1, 2):
+        connection.receive(headers(number), 0.0)
+        assert len(connection._resets) <= 2048
+    connection.receive(b"".join(data(last - 2 * ago, b"x") for ago in range(1000)), 0.0)
+    while connection.behind:
+        connection.go_on()
+    assert connection._resets_left == Limits().resets
+    connection.receive(data(1, b"x"), 0.0)
+    assert connection._resets_left == Limits().resets - 1
 
 
 def test_so_are_long_blocks() -> None:
@@ -178,6 +230,39 @@ def test_what_it_takes_to_decrypt_is_of_the_turn(monkeypatch: pytest.MonkeyPatch
         while not transport.reads:
             await asyncio.sleep(0)
         assert not link.connection.over
+
+    asyncio.run(run())
+
+
+def test_what_waited_in_the_kernel_came_before_it_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a connection waited for its turn; what comes after that has not waited, however long nothing had come."""
+    came: list[float] = []
+    unread, now_s = 0, 0.0
+    monkeypatch.setattr(link_module, "unread", lambda _transport: unread)
+    monkeypatch.setattr(link_module.time, "monotonic", lambda: now_s)
+
+    def open_stream(connection: Connection, stream_id: int, head: RequestHead) -> Stream:
+        came.append(connection.came_s)
+        return Echo(connection, stream_id, head, Scene())
+
+    async def run() -> None:
+        nonlocal unread, now_s
+        link = Link(listener := Listener(open_stream, Memory(2**30)))
+        link.connection_made(transport := Transport())  # type: ignore[arg-type]
+        link.data_received(GREETING)
+        for round_, unread in enumerate((1, 0)):
+            first = 1 + 2 * round_ * (CALLS + 1)
+            link.data_received(b"".join(headers(n, end=True) for n in range(first, first + 2 * CALLS, 2)))
+            begun_s = now_s
+            while not transport.reads:
+                now_s += 0.001
+                await asyncio.sleep(0)
+            link.data_received(headers(first + 2 * CALLS, end=True))
+            assert came[-1] == (begun_s if unread else now_s)
+            assert came[-1] < now_s or not unread
+            now_s += 100.0
+        link.connection_lost(None)
+        await listener.close()
 
     asyncio.run(run())
 

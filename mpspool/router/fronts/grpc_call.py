@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 logger = log.get("grpc")
 
-# A deadline further away is none: it has to fit into 63 bits of nanoseconds.
-_LONGEST_TIMEOUT_NS = 365 * 86400 * 10**9
 _PREFIX_BYTES = 5
 # The most of a message that is parsed where it is received, while all others wait: one with the name of each of 10,000 models has as much.
 SMALL_BYTES = 2**20
@@ -48,6 +46,10 @@ _NOTHING = BytesIO()
 _CONTENT_TYPE = (b"content-type", b"application/grpc")
 _ACCEPTS = (b"grpc-accept-encoding", ", ".join(ENCODINGS).encode())
 _LEAD = encode((b":status", b"200"), _CONTENT_TYPE)
+TOO_LATE = PoolError(
+    Code.DEADLINE_EXCEEDED,
+    "Deadline exceeded: too much of its time was over when it was read; it was not run",
+)
 _OK = encode((b"grpc-status", b"0"))
 _NOT_GRPC_TEXT = b"This port speaks gRPC: POST with content-type application/grpc\n"
 
@@ -120,11 +122,19 @@ class Call(Stream):
         "led",
     )  # fmt: skip
 
-    def __init__(self, connection: Connection, stream_id: int, head: RequestHead, server: Server) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        stream_id: int,
+        head: RequestHead,
+        server: Server,
+        method: Method | None,
+        deadline_ns: int = 0,
+    ) -> None:
         super().__init__(connection, stream_id, head)
         self._server = server
-        self._method: Method | None = None
-        self.deadline_ns = 0
+        self._method = method
+        self.deadline_ns = deadline_ns
         self.led = False
         self._task: asyncio.Task[None] | None = None
         # The message that is being read: what there is of its prefix and its beginning, then how many bytes are
@@ -161,14 +171,11 @@ class Call(Stream):
             most = self.connection.limits.header_list_bytes
             self.refuse(PoolError(Code.RESOURCE_EXHAUSTED, f"The headers are larger than {most} bytes"))
             return
-        if head.method != "POST" or not head.is_grpc:
+        if not head.is_call:
             self._refuse_http()
             return
-        timeout_ns = head.timeout_ns
-        method = server.methods.get(head.path)
-        if timeout_ns is None and server.timeout_ns and isinstance(method, Unary) and method.timed:
-            timeout_ns = server.timeout_ns
-        if timeout_ns is not None and timeout_ns < 0:
+        method = self._method
+        if head.timeout_ns is not None and head.timeout_ns < 0:
             self.refuse(PoolError(Code.INVALID_ARGUMENT, "grpc-timeout is malformed"))
             return
         if method is None:
@@ -177,12 +184,10 @@ class Call(Stream):
         if head.encoding not in ENCODINGS:
             self.refuse(PoolError(Code.UNIMPLEMENTED, f"grpc-encoding {head.encoding} is not supported"))
             return
-        self._method = method
-        if timeout_ns is not None and timeout_ns < _LONGEST_TIMEOUT_NS:
-            # Where others have had their turns before it, some of that time is over.
-            self.deadline_ns = int(self.connection.came_s * 1e9) + timeout_ns
+        if self.deadline_ns:
             if self.deadline_ns <= time.monotonic_ns():
-                self.refuse(server.expired(head.path))
+                server.too_late(head.path, timed=isinstance(method, Unary) and method.timed)
+                self.refuse(TOO_LATE)
                 return
             server.watch(self)
         if isinstance(method, Streaming):
@@ -454,8 +459,7 @@ class Call(Stream):
         """Ends the call with a status, where it has none yet."""
         if not self.open or self.sent_all:
             return
-        text = quote(cut(refusal.message), safe=_PLAIN)
-        self._end(encode((b"grpc-status", b"%d" % refusal.code), (b"grpc-message", text.encode()), _ACCEPTS))
+        self._end(_status(refusal))
 
     def _end(self, status: bytes) -> None:
         self._let_go()
@@ -490,6 +494,16 @@ class Call(Stream):
         self._start, self._buffer, self._complete = b"", _NOTHING, None
         while self._inbox:
             self._inbox.popleft()[2].release()
+
+
+def refusal_block(refusal: PoolError) -> bytes:
+    """A response that is nothing but a status."""
+    return _LEAD + _status(refusal)
+
+
+def _status(refusal: PoolError) -> bytes:
+    text = quote(cut(refusal.message), safe=_PLAIN)
+    return encode((b"grpc-status", b"%d" % refusal.code), (b"grpc-message", text.encode()), _ACCEPTS)
 
 
 def _cardinality(count: str) -> PoolError:

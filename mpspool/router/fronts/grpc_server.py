@@ -9,7 +9,7 @@ from typing import Any
 
 from mpspool.core.errors import Code, PoolError
 from mpspool.router.fronts.deadlines import Deadlines
-from mpspool.router.fronts.grpc_call import Call, Method
+from mpspool.router.fronts.grpc_call import TOO_LATE, Call, Method, Unary, refusal_block
 from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.headers import RequestHead
 from mpspool.router.fronts.http2.limits import Limits
@@ -20,6 +20,9 @@ from mpspool.router.memory import Admission, Memory
 _TIMER_S = 0.001
 # Calls that have ended are known no longer than this, whatever deadlines their clients gave them.
 PRUNE_S = 30.0
+# A deadline further away is none: it has to fit into 63 bits of nanoseconds.
+_LONGEST_TIMEOUT_NS = 365 * 86400 * 10**9
+_TOO_LATE = refusal_block(TOO_LATE)
 
 
 class Server:
@@ -79,8 +82,22 @@ class Server:
     def _calls(self) -> list[Any]:
         return [call for link in self.listener.links for call in link.connection.streams.values()]
 
-    def _open(self, connection: Connection, stream_id: int, head: RequestHead) -> Call:
-        return Call(connection, stream_id, head, self)
+    def _open(self, connection: Connection, stream_id: int, head: RequestHead) -> Call | None:
+        method, timeout_ns = self.methods.get(head.path), head.timeout_ns
+        timed = isinstance(method, Unary) and method.timed
+        if timeout_ns is None and timed and self.timeout_ns:
+            timeout_ns = self.timeout_ns
+        if timeout_ns is None or not 0 <= timeout_ns < _LONGEST_TIMEOUT_NS or not head.is_call:
+            return Call(connection, stream_id, head, self, method)
+        came_ns = int(connection.came_s * 1e9)
+        # Where others have had their turns before it, some of its time is over: with half of it, what a model answers would be late,
+        # and so would be those behind it. While a connection takes nothing more, what it is told has to wait in a Stream.
+        over_ns = time.monotonic_ns() - came_ns
+        if over_ns >= (timeout_ns // 2 if timed else timeout_ns) and not connection.paused:
+            self.too_late(head.path, timed=timed)
+            connection.turn_away(stream_id, _TOO_LATE)
+            return None
+        return Call(connection, stream_id, head, self, method, came_ns + timeout_ns)
 
     # -- refusals, which those who count them override --------------------------------------------
 
@@ -92,9 +109,8 @@ class Server:
         """Of a message over the limit, not read; `sizes` says what it has, and what it may have."""
         return PoolError(Code.RESOURCE_EXHAUSTED, f"SERVER: Received message larger than max ({sizes})")
 
-    def expired(self, path: str) -> PoolError:  # noqa: ARG002
-        """Of a call that nothing was done for before its deadline."""
-        return PoolError(Code.DEADLINE_EXCEEDED, "Deadline exceeded")
+    def too_late(self, path: str, *, timed: bool) -> None:
+        """A call was not begun: too much of its time was over when it was read; it would have run a model, or not."""
 
     def failed(self, path: str) -> PoolError:
         """Of a method that raised what it should not have."""

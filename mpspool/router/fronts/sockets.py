@@ -74,8 +74,17 @@ def cannot_bind(key: str, host: str, port: int, error: OSError) -> Problem:
 
 def unsent(transport: asyncio.BaseTransport) -> int:
     """Bytes that the kernel has of what was written, and the peer's has not; 0 where that is not known."""
+    return _told(transport, termios.TIOCOUTQ)
+
+
+def unread(transport: asyncio.BaseTransport) -> int:
+    """Bytes that the kernel has of what the peer has sent; 0 where that is not known."""
+    return _told(transport, termios.FIONREAD)
+
+
+def _told(transport: asyncio.BaseTransport, request: int) -> int:
     try:
-        told = fcntl.ioctl(transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
+        told = fcntl.ioctl(transport.get_extra_info("socket").fileno(), request, bytes(4))
     except (OSError, ValueError, AttributeError):  # it is closed
         return 0
     return int.from_bytes(told, sys.byteorder)

@@ -89,6 +89,8 @@ class Recorder(Protocol):
 
     def answered(self, method: str, code: Code, model: str = "", version: int | None = None) -> None: ...
 
+    def lacked(self, model: str, version: int, lack: Lack) -> None: ...
+
     def unkept(self, model: str, lack: Lack = Lack.ANSWERS) -> None: ...
 
 
@@ -335,9 +337,10 @@ class _Server(Server):
         self._count(path, Code.RESOURCE_EXHAUSTED)
         return super().too_large(path, sizes)
 
-    def expired(self, path: str) -> PoolError:
+    def too_late(self, path: str, *, timed: bool) -> None:
         self._count(path, Code.DEADLINE_EXCEEDED)
-        return super().expired(path)
+        if timed:
+            self._metrics.lacked("", 0, Lack.TIME)
 
     def keep(self, admission: Admission | None, size: int) -> None:
         try:

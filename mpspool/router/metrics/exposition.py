@@ -156,7 +156,7 @@ class Metrics:
         counts.examples.observe(count)
 
     def lacked(self, model: str, version: int, lack: Lack) -> None:
-        """Says of a request that finished() counts for want of what it was refused."""
+        """Says of a request that finished(), or answered(), counts for want of what it was refused."""
         counts = self._of(model, version)
         counts.lacks[lack] = counts.lacks.get(lack, 0) + 1
 

@@ -12,23 +12,30 @@ it is used, for what comes is either admitted or thrown away.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from mpspool.core import http2_frames as frames
 from mpspool.core.http2_frames import (
     ACK,
+    END_HEADERS,
     END_STREAM,
+    FRAME_HEADER,
+    HEADERS,
     MAX_WINDOW,
     STREAM_ID_MASK,
     ErrorCode,
     ProtocolError,
     Setting,
 )
-from mpspool.router.fronts.http2.headers import RequestHead
+from mpspool.router.fronts.http2.headers import NO_TABLE, RequestHead
 from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.receiving import Receiver
 from mpspool.router.fronts.http2.sending import Output
 from mpspool.router.fronts.http2.streams import Stream
 
+# As how many of the frames of a turn a call counts, and one that is turned away.
+_FRAMES_OF_CALL: Final = 128
+_FRAMES_OF_REFUSAL: Final = 8
 # Streams that we ended early: what the peer still sends on them is no fault of its.
 _REMEMBERED_RESETS = 1024
 _MAX_SETTINGS = 32
@@ -43,7 +50,7 @@ class Connection(Receiver):
 
     Args:
         output: takes what is to be sent.
-        open_stream: makes the Stream of a request.
+        open_stream: makes the Stream of a request; None where it has turned it away.
         limits: see there.
         peer: who it is, for RequestHead.
         complain: told what the peer did wrong; for a stream, or, the last time, for the connection.
@@ -57,7 +64,7 @@ class Connection(Receiver):
     def __init__(
         self,
         output: Output,
-        open_stream: Callable[[Connection, int, RequestHead], Stream],
+        open_stream: Callable[[Connection, int, RequestHead], Stream | None],
         limits: Limits,
         *,
         peer: str = "",
@@ -245,12 +252,29 @@ class Connection(Receiver):
             self._refuse(stream_id, ErrorCode.PROTOCOL_ERROR, head.malformed)
             return
         self.useless = min(self.useless, 0)
+        stream = self._open_stream(self, stream_id, head)
+        if stream is None:
+            self.turn_left -= _FRAMES_OF_REFUSAL
+            return
+        self.turn_left -= _FRAMES_OF_CALL
         self.kept_header_bytes = kept
-        stream = self.streams[stream_id] = self._open_stream(self, stream_id, head)
+        self.streams[stream_id] = stream
         stream.receiving = not flags & END_STREAM
         stream.on_head()
         if flags & END_STREAM and stream.open:
             self.on_end(stream)
+
+    def turn_away(self, stream_id: int, block: bytes) -> None:
+        """Answers a request that no Stream was made of by a header block, while not paused; what else it brings is thrown away."""
+        if not self._table_told:
+            self._table_told = True
+            block = NO_TABLE + block
+        self.output.write(
+            FRAME_HEADER.pack(len(block) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id)
+            + block
+            + frames.rst_stream(stream_id, ErrorCode.NO_ERROR)
+        )
+        self.remember_reset(stream_id)
 
     # -- the other frames -------------------------------------------------------------------------
 
@@ -371,10 +395,10 @@ class Connection(Receiver):
             raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "too many streams were reset")
 
     def remember_reset(self, stream_id: int) -> None:
-        resets = self._resets
-        resets[stream_id] = None
-        if len(resets) > _REMEMBERED_RESETS:
-            del resets[next(iter(resets))]
+        self._resets[stream_id] = None
+        if len(self._resets) > 2 * _REMEMBERED_RESETS:
+            # The older half at once: the first of a dictionary is found behind all that were deleted before it.
+            self._resets = dict.fromkeys(list(self._resets)[_REMEMBERED_RESETS:])
 
     def _drop(self, stream: Stream) -> None:
         self.forget(stream)

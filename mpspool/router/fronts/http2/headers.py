@@ -83,9 +83,10 @@ class RequestHead:
     kept_bytes: int = 0
 
     @property
-    def is_grpc(self) -> bool:
+    def is_call(self) -> bool:
+        """Of gRPC."""
         kind = self.content_type
-        return kind.startswith("application/grpc") and kind[16:17] in ("", "+", ";")
+        return self.method == "POST" and kind.startswith("application/grpc") and kind[16:17] in ("", "+", ";")
 
     def is_due(self, open_s: float) -> bool:
         """Whether its time may have run out by its sender's clock, so long after it was read: half of it is over by ours."""

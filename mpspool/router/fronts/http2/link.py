@@ -10,7 +10,7 @@ from mpspool.core import log
 from mpspool.core.http2_frames import ErrorCode
 from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.sending import Output
-from mpspool.router.fronts.sockets import address_of, peer_name, unsent
+from mpspool.router.fronts.sockets import address_of, peer_name, unread, unsent
 
 if TYPE_CHECKING:
     from mpspool.router.fronts.http2.listener import Listener
@@ -43,6 +43,8 @@ class Link(asyncio.Protocol):
         # In the transport's buffer, as far as it is counted as held, and whose.
         self._buffered = 0
         self._client: str | None = None
+        # When nothing more was read, for others' sake, and for how long what is read next may have waited by then.
+        self._paused_s = self._waited_s = 0.0
         self._water_bytes = _HIGH_WATER_BYTES
         self._gone = False
         self._over_s: float | None = None
@@ -83,13 +85,15 @@ class Link(asyncio.Protocol):
         self.read(data, begun_s)
         late = self.connection.behind or time.monotonic() - begun_s > _SLICE_S
         if late and not self._transport.is_closing():
+            self._paused_s = begun_s
             self._transport.pause_reading()
             self._listener.turns.take(self)
 
     def read(self, data: bytes, now_s: float) -> None:
         """What came by the socket, and the time."""
         try:
-            self.connection.receive(data, now_s)
+            waited_s, self._waited_s = self._waited_s, 0.0
+            self.connection.receive(data, now_s, waited_s)
         except Exception:
             logger.exception("connection failed")
             self.connection.fail(ErrorCode.INTERNAL_ERROR, "the server failed")
@@ -106,6 +110,8 @@ class Link(asyncio.Protocol):
         if self.connection.behind:
             self._listener.turns.take(self)
         elif not self._transport.is_closing():
+            if unread(self._transport):
+                self._waited_s = time.monotonic() - self._paused_s
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:

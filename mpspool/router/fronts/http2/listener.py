@@ -33,7 +33,7 @@ class Listener:
     """Takes connections. For one too many another makes way of which nothing runs: see MakingWay. Where there is none, it is not taken.
 
     Args:
-        open_stream: makes the Stream of a request.
+        open_stream: makes the Stream of a request; None where it has turned it away.
         memory: where what the sockets' buffers have for peers to take counts.
         limits: of each connection.
         max_connections: at once.
@@ -48,7 +48,7 @@ class Listener:
 
     def __init__(
         self,
-        open_stream: Callable[[Connection, int, RequestHead], Stream],
+        open_stream: Callable[[Connection, int, RequestHead], Stream | None],
         memory: Memory,
         limits: Limits | None = None,
         max_connections: int = 10_000,

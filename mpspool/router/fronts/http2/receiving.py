@@ -35,10 +35,9 @@ _MAX_CONTINUATIONS = 32
 _MOST_PADDING_BYTES = 256
 # A padded frame with less data brings nothing: it is answered by a WINDOW_UPDATE.
 _LEAST_PADDED_BYTES = 64
-# Frames that are read in one turn, before others have theirs, and as how many of them a call's headers count: some tenths of a millisecond.
-# So do each few bytes of a header block: a field of it may be one byte.
+# Frames that are read in one turn, before others have theirs: some tenths of a millisecond. Each few bytes of a header block count as one:
+# a field of it may be one byte.
 _FRAMES_OF_TURN: Final = 512
-_FRAMES_OF_CALL: Final = 128
 _BYTES_AS_FRAME: Final = 8
 _HTTP_1 = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
@@ -67,7 +66,8 @@ class Receiver(Sender):
         greeted: the peer speaks HTTP/2.
         over: the connection has ended, and nothing is read any more.
         behind: what has come was too much for one turn; the rest waits for go_on().
-        came_s: when what is being read came, at the latest: what waits for its turn has come before that.
+        came_s: when what is being read came, as far as that is known.
+        turn_left: frames that may be read before others have their turn.
         last_id: the highest stream that the peer has begun.
     """
 
@@ -77,11 +77,14 @@ class Receiver(Sender):
         self.greeted = self.over = self.behind = False
         self.came_s = now_s
         self.last_id = 0
+        self.turn_left = 0
         self._heard = True
         self._headers = HeaderDecoder(peer, limits.header_list_bytes)
         # What has come and is not read, from there on.
         self._rest = b""
         self._read = 0
+        # When the first and the last of it may have come.
+        self._first_s = self._last_s = now_s
         # The DATA frame that is being read: bytes to come, of padding, whose they are, whether they are the last.
         self._left = self._padding = 0
         self._into: Stream | None = None
@@ -122,11 +125,13 @@ class Receiver(Sender):
 
     # -- reading ----------------------------------------------------------------------------------
 
-    def receive(self, data: bytes, now_s: float) -> None:
-        """The next bytes from the peer, and the time."""
+    def receive(self, data: bytes, now_s: float, waited_s: float = 0.0) -> None:
+        """The next bytes from the peer, the time, and for how long the first of them may have waited to be read."""
         if self.over:
             return
-        self.now_s = self.came_s = now_s
+        self.now_s = self._last_s = now_s
+        if not self.behind:
+            self._first_s = now_s - waited_s
         self._heard = True
         if self._rest:
             data = self._rest[self._read :] + data
@@ -134,7 +139,7 @@ class Receiver(Sender):
         self._read_on(data, 0)
 
     def go_on(self) -> None:
-        """With what has come, at the time at which it came."""
+        """With what has come."""
         self.behind = False
         if self.over:
             return
@@ -143,6 +148,8 @@ class Receiver(Sender):
         self._read_on(data, position)
 
     def _read_on(self, data: bytes, position: int) -> None:
+        # It came at even times, as far as anyone knows.
+        self.came_s = self._first_s + (self._last_s - self._first_s) * position / max(1, len(data))
         try:
             if self.greeted:
                 self._walk(data, position)
@@ -188,13 +195,13 @@ class Receiver(Sender):
         if self._left or self._padding:
             position = self._on_payload(data, position, end)
         max_frame = self.limits.frame_bytes
-        left = _FRAMES_OF_TURN
+        self.turn_left = _FRAMES_OF_TURN
         self.behind = False
         while end - position >= FRAME_HEADER_BYTES and not self.over:
-            if left <= 0:
+            if self.turn_left <= 0:
                 self._rest, self._read, self.behind = data, position, True
                 return
-            left -= 1
+            self.turn_left -= 1
             word, flags, stream_id = FRAME_HEADER.unpack_from(data, position)
             size, kind = word >> 8, word & 0xFF
             stream_id &= STREAM_ID_MASK
@@ -219,10 +226,10 @@ class Receiver(Sender):
                 position = start + size
                 payload = data[start:position]
                 if kind == HEADERS:
-                    left -= _FRAMES_OF_CALL + size // _BYTES_AS_FRAME
+                    self.turn_left -= size // _BYTES_AS_FRAME
                     self._on_headers(flags, stream_id, payload)
                 elif kind == CONTINUATION:
-                    left -= size // _BYTES_AS_FRAME
+                    self.turn_left -= size // _BYTES_AS_FRAME
                     self._on_continuation(flags, payload)
                 else:
                     self.on_control(kind, flags, stream_id, payload)
