@@ -112,12 +112,13 @@ def _lines(
                 f"{times:g}",
                 f"{statistics.median(turn.sent for turn in turns):.0f}",
                 f"{statistics.median(turn.in_time for turn in turns):.0f}",
-                f"{statistics.median(parts):.2f}",
+                f"{statistics.median(parts):.2f} ({min(parts):.2f})",
                 f"{_median(turn.p50_ms for turn in turns)} / {_median(turn.p99_ms for turn in turns)}",
             ]
         )
     yield from tables.table(
-        ["sent, of what it can", "sent/s", "answered in time/s", "of what it can", "p50 / p99 ms"], rows
+        ["sent, of what it can", "sent/s", "answered in time/s", "of what it can (least)", "p50 / p99 ms"],
+        rows,
     )
 
 
