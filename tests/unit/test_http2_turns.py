@@ -82,6 +82,9 @@ def test_what_is_turned_away_takes_less_of_a_turn() -> None:
     assert not connection.over
     assert not connection.streams
     assert connection.kept_header_bytes == 0
+    connection.receive(headers(2 * CALLS + 1, end=True), 0.0)
+    (last,) = split(bytes(sink.sent[begun:]))[len(sent) :]
+    assert (last.kind, last.stream) == (frames.HEADERS, 2 * CALLS + 1)
 
 
 def test_what_is_remembered_of_ended_streams_is_bounded() -> None:

@@ -255,6 +255,9 @@ class Connection(Receiver):
         stream = self._open_stream(self, stream_id, head)
         if stream is None:
             self.turn_left -= _FRAMES_OF_REFUSAL
+            if not flags & END_STREAM:
+                self.output.write(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
+                self.remember_reset(stream_id)
             return
         self.turn_left -= _FRAMES_OF_CALL
         self.kept_header_bytes = kept
@@ -265,16 +268,13 @@ class Connection(Receiver):
             self.on_end(stream)
 
     def turn_away(self, stream_id: int, block: bytes) -> None:
-        """Answers a request that no Stream was made of by a header block, while not paused; what else it brings is thrown away."""
+        """Answers a request that no Stream is made of by a header block; not while paused."""
         if not self._table_told:
             self._table_told = True
             block = NO_TABLE + block
         self.output.write(
-            FRAME_HEADER.pack(len(block) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id)
-            + block
-            + frames.rst_stream(stream_id, ErrorCode.NO_ERROR)
+            FRAME_HEADER.pack(len(block) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id) + block
         )
-        self.remember_reset(stream_id)
 
     # -- the other frames -------------------------------------------------------------------------
 
