@@ -1,8 +1,8 @@
 """What is answered in time where more comes than can be answered. `python -m bench.overload`
 
 The pool is asked by `mpspool bench`: first one request after the other on each connection, which says what it can; then in open loop at
-parts and multiples of that, each request with a deadline. Round after round; the generator has the same CPUs, so that the pool
-has the less the more is sent.
+parts and multiples of that, each request with a deadline from when it is sent. Round after round; the generator has the same CPUs, so that
+the pool has the less the more is sent, and where it sends late, latencies, which count from when a request was due, may exceed the deadline.
 """
 
 from __future__ import annotations
@@ -38,13 +38,15 @@ class Turn:
     Attributes:
         sent: requests a second.
         in_time: answers a second, right and before their deadlines.
-        p50_ms, p99_ms: of these; None where there are too few.
+        p50_ms, p99_ms: of these, from when each was due; None where there are too few.
+        late_ms: how late the generator sent, p99.
     """
 
     sent: float
     in_time: float
     p50_ms: float | None
     p99_ms: float | None
+    late_ms: float | None
 
 
 def _ask(server: Server, folder: Path, options: argparse.Namespace, deadline_s: float, *load: str) -> Turn:
@@ -68,7 +70,8 @@ def _ask(server: Server, folder: Path, options: argparse.Namespace, deadline_s: 
         raise BenchError(f"mpspool bench ended with status {done.returncode}: {done.stderr or done.stdout}")
     (level,) = json.loads(told.read_text())["levels"]
     figures: Mapping[str, Any] = level["median"]
-    return Turn(level["sent"] / options.seconds, figures["rate"], figures["p50"], figures["p99"])
+    late_ms = level["runs"][0]["late_ms"]
+    return Turn(level["sent"] / options.seconds, figures["rate"], figures["p50"], figures["p99"], late_ms)
 
 
 def _measure(options: argparse.Namespace, run: Run) -> tuple[list[float], list[list[Turn]]]:
@@ -114,10 +117,18 @@ def _lines(
                 f"{statistics.median(turn.in_time for turn in turns):.0f}",
                 f"{statistics.median(parts):.2f} ({min(parts):.2f})",
                 f"{_median(turn.p50_ms for turn in turns)} / {_median(turn.p99_ms for turn in turns)}",
+                _median(turn.late_ms for turn in turns),
             ]
         )
     yield from tables.table(
-        ["sent, of what it can", "sent/s", "answered in time/s", "of what it can (least)", "p50 / p99 ms"],
+        [
+            "sent, of what it can",
+            "sent/s",
+            "answered in time/s",
+            "of what it can (least)",
+            "p50 / p99 ms",
+            "sent late, p99 ms",
+        ],
         rows,
     )
 
@@ -131,16 +142,19 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.overload", description=__doc__)
     add = parser.add_argument
     add("--model", choices=list(MODELS), default="half_plus_two", help="default: half_plus_two")
-    add("--times", default="0.5,1,1.5,2,3", help="of what it can; default: 0.5,1,1.5,2,3")
+    times = "0.5,1,1.5,2,3"
+    add("--times", type=_numbers, default=_numbers(times), help=f"of what it can; default: {times}")
     add("--deadline-ms", type=float, default=100.0, help="of each request; default: 100")
     add("--seconds", type=float, default=4.0, help="of each load; default: 4")
     add("--repeat", type=int, default=3, help="rounds; default: 3")
     add("--name", default=time.strftime("%Y%m%d-%H%M%S-overload"), help="of the files; default: the time")
     add("--results", type=Path, default=_RESULTS, help="where they go; default: bench/results")
     add("--cache", type=Path, default=environments.DEFAULT_CACHE, help="for the models")
-    options = parser.parse_args(argv)
-    options.times = [float(times) for times in options.times.split(",")]
-    return options
+    return parser.parse_args(argv)
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(number) for number in text.split(",")]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

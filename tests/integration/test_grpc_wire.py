@@ -513,7 +513,8 @@ def test_what_is_read_too_late_is_turned_away(fronts: Fronts) -> None:
     assert len(late) > 100
     assert {answer.code for answer in late} == {Code.DEADLINE_EXCEEDED}
     assert refused_late(fronts) == before + len(late)
-    assert len(fronts.dataplane.heads) == called + len(numbers) - len(late)
+    right = [answer for answer in answers.values() if answer.code is Code.OK]
+    assert len(right) <= len(fronts.dataplane.heads) - called <= len(numbers) - len(late)
     for number in numbers:
         if number % 4 != 1:
             assert answers[number].body == message(b"%d" % number)

@@ -23,6 +23,8 @@ from mpspool.router.memory import Admission, Memory
 from tests.fakes.http2 import GREETING, REQUEST, Sink, data, headers, reset_codes, split
 
 LIMIT_BYTES = 100_000
+RUN = encode((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/Run"))
+RUN += encode((b"content-type", b"application/grpc"))
 WATCH = encode(
     (b":method", b"POST"),
     (b":scheme", b"http"),
@@ -110,14 +112,26 @@ def test_what_runs_a_model_is_not_begun_with_less_than_half_of_its_time(ago_s: f
     async def run() -> None:
         scene = Scene()
         scene.server.timeout_ns = 10 * 10**9
-        runs = encode((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/a/Run"))
-        runs += encode((b"content-type", b"application/grpc"))
         end = data(1, bytes(5), end=True)
-        scene.receive(headers(1, runs) + end, timed(3, b"10S", runs), timed(5, b"10S"), ago_s=ago_s)
+        scene.receive(headers(1, RUN) + end, timed(3, b"10S", RUN), timed(5, b"10S"), ago_s=ago_s)
         assert scene.server.late == ["/a/Run", "/a/Run", "/a/B"][: 3 - called]
         await turns_until(lambda: len(scene.called) == called)
         await turns_until(lambda: not scene.connection.streams)
         assert len(scene.called) == called
+
+    asyncio.run(run())
+
+
+def test_what_is_no_call_needs_its_connection_no_longer() -> None:
+    """Though what it is told waits for the client to take it."""
+
+    async def run() -> None:
+        scene = Scene()
+        scene.receive(frames.settings(((frames.Setting.INITIAL_WINDOW_SIZE, 0),)))
+        get = encode((b":method", b"GET"), (b":scheme", b"http"), (b":path", b"/a/Run"))
+        scene.receive(headers(1, get, end=True))
+        assert list(scene.connection.streams) == [1]
+        assert not scene.connection.is_needed()
 
     asyncio.run(run())
 
@@ -129,8 +143,8 @@ def test_one_that_takes_nothing_is_told_when_it_does() -> None:
         scene = Scene()
         scene.connection.pause()
         sent = len(scene.sink.sent)
-        for number in range(1, 2001, 2):
-            scene.receive(timed(number, b"1S"), ago_s=2.0)
+        for number in range(1, 2001, 4):
+            scene.receive(timed(number, b"1S"), timed(number + 2, b"3S", RUN), ago_s=2.0)
         assert len(scene.server.late) == len(scene.connection.streams) == 1000
         assert len(scene.sink.sent) == sent
         assert not scene.connection.over
@@ -145,40 +159,36 @@ def test_one_that_takes_nothing_is_told_when_it_does() -> None:
 
 
 def test_what_waited_to_be_read_came_at_even_times() -> None:
-    """Of one read that had waited for a second: the first that long ago, the last just now."""
+    """Of one read that had waited for a second: the first that long ago, the last just now. What is read after it has not waited."""
 
     async def run() -> None:
         scene = Scene()
-        calls = b"".join(timed(number, b"9S") for number in range(1, 2001, 2))
         now_s = time.monotonic()
-        scene.connection.receive(calls, now_s, 1.0)
-        came_s = []
+        scene.connection.receive(b"".join(timed(number, b"9S") for number in range(1, 1001, 2)), now_s, 1.0)
         while scene.connection.behind:
-            came_s.append(scene.connection.came_s - now_s)
             scene.connection.go_on()
+        came_s = [call.deadline_ns / 1e9 - 9 - now_s for call in scene.connection.streams.values()]
         assert came_s == sorted(came_s)
-        assert came_s[0] == pytest.approx(-1.0)
-        assert came_s[len(came_s) // 2] == pytest.approx(-0.5, abs=0.05)
-        assert came_s[-1] == pytest.approx(0.0, abs=0.05)
+        assert came_s[0] == pytest.approx(-1.0, abs=0.01)
+        assert came_s[250] == pytest.approx(-0.5, abs=0.01)
+        assert came_s[-1] == pytest.approx(0.0, abs=0.01)
+        scene.connection.receive(timed(1001, b"9S"), now_s)
+        assert scene.connection.came_s == now_s
+        await turns_until(lambda: not scene.connection.streams)
 
     asyncio.run(run())
 
 
-def test_what_waits_for_its_turn_has_come_before_it() -> None:
-    """Of one read, calls that are read in later turns; a tick in between changes nothing of that."""
+def test_a_call_behind_the_message_of_another_came_behind_it() -> None:
+    """Of one read, and in one turn: it has not waited as long as what it is behind."""
 
     async def run() -> None:
         scene = Scene()
-        calls = [timed(number, b"9S") for number in range(1, 41, 2)]
-        scene.receive(*calls, ago_s=0.3)
-        assert scene.connection.behind
-        began = len(scene.connection.streams)
-        scene.connection.tick(time.monotonic())
-        past_ns = time.monotonic_ns() - 300_000_000
-        scene.connection.go_on()
-        late = list(scene.connection.streams.values())[began:]
-        assert late
-        assert all(isinstance(call, Call) and call.deadline_ns < past_ns + 9_000_000_000 for call in late)
+        long = headers(1) + data(1, b"\0" + (90_000).to_bytes(4, "big") + bytes(90_000), end=True)
+        scene.connection.receive(long + timed(3, b"1S", RUN), time.monotonic(), 0.9)
+        assert not scene.server.late
+        assert 3 in scene.connection.streams
+        await turns_until(lambda: len(scene.called) == 2)
 
     asyncio.run(run())
 

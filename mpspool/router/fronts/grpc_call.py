@@ -10,7 +10,6 @@ admitted has to come at a rate, for others are refused for it.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -110,6 +109,7 @@ class Call(Stream):
         "_complete",
         "_compressed",
         "_inbox",
+        "_late",
         "_left",
         "_method",
         "_server",
@@ -128,13 +128,15 @@ class Call(Stream):
         stream_id: int,
         head: RequestHead,
         server: Server,
-        method: Method | None,
         deadline_ns: int = 0,
+        *,
+        late: bool = False,
     ) -> None:
         super().__init__(connection, stream_id, head)
         self._server = server
-        self._method = method
+        self._method: Method | None = None
         self.deadline_ns = deadline_ns
+        self._late = late
         self.led = False
         self._task: asyncio.Task[None] | None = None
         # The message that is being read: what there is of its prefix and its beginning, then how many bytes are
@@ -174,7 +176,10 @@ class Call(Stream):
         if not head.is_call:
             self._refuse_http()
             return
-        method = self._method
+        if self._late:
+            self.refuse(TOO_LATE)
+            return
+        method = server.methods.get(head.path)
         if head.timeout_ns is not None and head.timeout_ns < 0:
             self.refuse(PoolError(Code.INVALID_ARGUMENT, "grpc-timeout is malformed"))
             return
@@ -184,11 +189,8 @@ class Call(Stream):
         if head.encoding not in ENCODINGS:
             self.refuse(PoolError(Code.UNIMPLEMENTED, f"grpc-encoding {head.encoding} is not supported"))
             return
+        self._method = method
         if self.deadline_ns:
-            if self.deadline_ns <= time.monotonic_ns():
-                server.too_late(head.path, timed=isinstance(method, Unary) and method.timed)
-                self.refuse(TOO_LATE)
-                return
             server.watch(self)
         if isinstance(method, Streaming):
             self._begin(method)

@@ -88,16 +88,17 @@ class Server:
         if timeout_ns is None and timed and self.timeout_ns:
             timeout_ns = self.timeout_ns
         if timeout_ns is None or not 0 <= timeout_ns < _LONGEST_TIMEOUT_NS or not head.is_call:
-            return Call(connection, stream_id, head, self, method)
+            return Call(connection, stream_id, head, self)
         came_ns = int(connection.came_s * 1e9)
         # Where others have had their turns before it, some of its time is over: with half of it, what a model answers would be late,
         # and so would be those behind it. While a connection takes nothing more, what it is told has to wait in a Stream.
-        over_ns = time.monotonic_ns() - came_ns
-        if over_ns >= (timeout_ns // 2 if timed else timeout_ns) and not connection.paused:
+        late = time.monotonic_ns() - came_ns >= (timeout_ns // 2 if timed else timeout_ns)
+        if late:
             self.too_late(head.path, timed=timed)
-            connection.turn_away(stream_id, _TOO_LATE)
-            return None
-        return Call(connection, stream_id, head, self, method, came_ns + timeout_ns)
+            if not connection.paused:
+                connection.turn_away(stream_id, _TOO_LATE)
+                return None
+        return Call(connection, stream_id, head, self, came_ns + timeout_ns, late=late)
 
     # -- refusals, which those who count them override --------------------------------------------
 

@@ -239,7 +239,7 @@ class RequestCollector(Collector):
         family = CounterMetricFamily(
             "mpspool_refusals",
             "Requests refused for want of room or time: queue_requests (max_queued_requests), queue_batches "
-            "(max_enqueued_batches), bytes (max_queued_bytes), late (could not have met their deadlines); and answers that "
+            "(max_enqueued_batches), bytes (max_queued_bytes), late (could not have met their deadlines; of no model those of which too much was over when they were read); and answers that "
             "were not kept for clients which take none (answers, of a model and no version); messages that made way before they were whole "
             "are bytes, of no version.",
             labels=(*VERSION, "reason"),

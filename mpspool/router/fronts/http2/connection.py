@@ -33,9 +33,8 @@ from mpspool.router.fronts.http2.receiving import Receiver
 from mpspool.router.fronts.http2.sending import Output
 from mpspool.router.fronts.http2.streams import Stream
 
-# As how many of the frames of a turn a call counts, and one that is turned away.
-_FRAMES_OF_CALL: Final = 128
-_FRAMES_OF_REFUSAL: Final = 8
+# As so many frames of a turn less counts a request that is turned away than one that is taken.
+_FRAMES_OF_STREAM: Final = 96
 # Streams that we ended early: what the peer still sends on them is no fault of its.
 _REMEMBERED_RESETS = 1024
 _MAX_SETTINGS = 32
@@ -254,12 +253,11 @@ class Connection(Receiver):
         self.useless = min(self.useless, 0)
         stream = self._open_stream(self, stream_id, head)
         if stream is None:
-            self.turn_left -= _FRAMES_OF_REFUSAL
+            self.turn_left += _FRAMES_OF_STREAM
             if not flags & END_STREAM:
                 self.output.write(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
                 self.remember_reset(stream_id)
             return
-        self.turn_left -= _FRAMES_OF_CALL
         self.kept_header_bytes = kept
         self.streams[stream_id] = stream
         stream.receiving = not flags & END_STREAM

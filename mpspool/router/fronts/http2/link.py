@@ -82,17 +82,17 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         begun_s = time.monotonic()
-        self.read(data, begun_s)
+        waited_s, self._waited_s = self._waited_s, 0.0
+        self.read(data, begun_s, waited_s)
         late = self.connection.behind or time.monotonic() - begun_s > _SLICE_S
         if late and not self._transport.is_closing():
             self._paused_s = begun_s
             self._transport.pause_reading()
             self._listener.turns.take(self)
 
-    def read(self, data: bytes, now_s: float) -> None:
-        """What came by the socket, and the time."""
+    def read(self, data: bytes, now_s: float, waited_s: float) -> None:
+        """What came by the socket, the time, and for how long it may have waited."""
         try:
-            waited_s, self._waited_s = self._waited_s, 0.0
             self.connection.receive(data, now_s, waited_s)
         except Exception:
             logger.exception("connection failed")

@@ -35,9 +35,10 @@ _MAX_CONTINUATIONS = 32
 _MOST_PADDING_BYTES = 256
 # A padded frame with less data brings nothing: it is answered by a WINDOW_UPDATE.
 _LEAST_PADDED_BYTES = 64
-# Frames that are read in one turn, before others have theirs: some tenths of a millisecond. Each few bytes of a header block count as one:
-# a field of it may be one byte.
+# Frames that are read in one turn, before others have theirs, and as how many of them a header block counts: some tenths of a millisecond.
+# Each few bytes of it count as one more: a field of it may be one byte.
 _FRAMES_OF_TURN: Final = 512
+_FRAMES_OF_BLOCK: Final = 128
 _BYTES_AS_FRAME: Final = 8
 _HTTP_1 = (
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain\r\nconnection: close\r\n\r\n"
@@ -66,7 +67,7 @@ class Receiver(Sender):
         greeted: the peer speaks HTTP/2.
         over: the connection has ended, and nothing is read any more.
         behind: what has come was too much for one turn; the rest waits for go_on().
-        came_s: when what is being read came, as far as that is known.
+        came_s: when the header block that was read last came, as far as that is known.
         turn_left: frames that may be read before others have their turn.
         last_id: the highest stream that the peer has begun.
     """
@@ -83,7 +84,7 @@ class Receiver(Sender):
         # What has come and is not read, from there on.
         self._rest = b""
         self._read = 0
-        # When the first and the last of it may have come.
+        # When the first of it may have come, and the last: all of it at even times, as far as anyone knows.
         self._first_s = self._last_s = now_s
         # The DATA frame that is being read: bytes to come, of padding, whose they are, whether they are the last.
         self._left = self._padding = 0
@@ -130,8 +131,7 @@ class Receiver(Sender):
         if self.over:
             return
         self.now_s = self._last_s = now_s
-        if not self.behind:
-            self._first_s = now_s - waited_s
+        self._first_s = now_s - waited_s
         self._heard = True
         if self._rest:
             data = self._rest[self._read :] + data
@@ -148,8 +148,6 @@ class Receiver(Sender):
         self._read_on(data, position)
 
     def _read_on(self, data: bytes, position: int) -> None:
-        # It came at even times, as far as anyone knows.
-        self.came_s = self._first_s + (self._last_s - self._first_s) * position / max(1, len(data))
         try:
             if self.greeted:
                 self._walk(data, position)
@@ -226,7 +224,8 @@ class Receiver(Sender):
                 position = start + size
                 payload = data[start:position]
                 if kind == HEADERS:
-                    self.turn_left -= size // _BYTES_AS_FRAME
+                    self.turn_left -= _FRAMES_OF_BLOCK + size // _BYTES_AS_FRAME
+                    self.came_s = self._first_s + (self._last_s - self._first_s) * position / end
                     self._on_headers(flags, stream_id, payload)
                 elif kind == CONTINUATION:
                     self.turn_left -= size // _BYTES_AS_FRAME

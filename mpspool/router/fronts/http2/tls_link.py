@@ -58,7 +58,7 @@ class TlsLink(Link):
         else:
             self._greet(data)
 
-    def read(self, data: bytes, now_s: float) -> None:
+    def read(self, data: bytes, now_s: float, waited_s: float) -> None:
         if self.connection.over:
             return
         try:
@@ -68,7 +68,7 @@ class TlsLink(Link):
             return
         self._answer(self._session.take())
         if clear:
-            super().read(clear, now_s)
+            super().read(clear, now_s, waited_s)
         if self._session.ended and not self._transport.is_closing():
             self.connection.lost()  # it may never read what its streams have, nor close its socket
             self.close()
