@@ -56,6 +56,23 @@ def test_our_name_wins_over_deeprecs() -> None:
     assert str(layer.sources[("contexts_per_gpu",)]) == "MPSPOOL_CONTEXTS_PER_GPU"
 
 
+@pytest.mark.parametrize(
+    ("short", "full"), [("MPSPOOL_POLICY", "MPSPOOL_SCHEDULING_POLICY"), ("MPSPOOL_MPS", "MPSPOOL_MPS_MODE")]
+)
+def test_two_names_of_ours_that_say_different_things(short: str, full: str) -> None:
+    fields = [*FIELDS, "scheduling.policy"]
+    layer = read_environment({short: "a", full: "b"}, fields)
+    names = sorted([f"'a' in {short}", f"'b' in {full}"], key=lambda text: text.partition(" in ")[2])
+    (problem,) = layer.problems
+    assert str(problem).endswith(f": {' and '.join(names)}: keep one")
+    assert read_environment({short: "a", full: "a"}, fields).problems == []
+
+
+def test_a_variable_without_its_section() -> None:
+    (problem,) = read_environment({"MPSPOOL_BACKOFF_S": "2"}, FIELDS).problems
+    assert str(problem) == "MPSPOOL_BACKOFF_S: unknown variable; did you mean MPSPOOL_RESTART_BACKOFF_S?"
+
+
 def test_empty_is_not_set() -> None:
     """A variable that a template left empty changes nothing."""
     empty = {"CONTEXTS_COUNT_PER_GPU": "", "ENABLE_MPS": " ", "MPSPOOL_GPUS": ""}

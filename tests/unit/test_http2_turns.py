@@ -52,8 +52,9 @@ def test_so_are_small_frames(small: bytes) -> None:
     assert not connection.behind
 
 
-def test_what_is_turned_away_takes_less_of_a_turn() -> None:
-    """It is answered without a Stream, and what else it brings is no fault of its client's."""
+@pytest.mark.parametrize("known", [True, False])
+def test_what_is_turned_away_takes_less_of_a_turn(known: bool) -> None:
+    """By far, where its header block is known. It is answered without a Stream, and what else it brings is no fault of its client's."""
     answer = encode((b":status", b"200"), (b"grpc-status", b"4"))
     turned: list[int] = []
 
@@ -64,13 +65,16 @@ def test_what_is_turned_away_takes_less_of_a_turn() -> None:
     connection = Connection(sink := Sink(), turn_away, Limits())
     connection.receive(GREETING, 0.0)
     begun = len(sink.sent)
+    blocks = {
+        n: REQUEST + encode((b"x-number", b"0" if known else b"%d" % n)) for n in range(1, 2 * CALLS, 2)
+    }
     brought = [
-        headers(n) + data(n, b"xyz", end=True) + frames.rst_stream(n, 8) for n in range(1, 2 * CALLS, 2)
+        headers(n, block) + data(n, b"xyz", end=True) + frames.rst_stream(n, 8) for n, block in blocks.items()
     ]
     connection.receive(b"".join(brought), 0.0)
     turns = 1
     while connection.behind:
-        assert len(turned) >= 12 * turns
+        assert len(turned) >= 20 * turns if known else len(turned) <= 8 * turns
         connection.go_on()
         turns += 1
     assert turned == list(range(1, 2 * CALLS, 2))

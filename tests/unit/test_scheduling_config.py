@@ -332,7 +332,57 @@ def test_a_model_is_told_what_is_the_pools(tmp_path: Path, key: str) -> None:
     (line,) = refused(tmp_path, f"models: {{half: x}}\n{key}: 1")
     assert line == f"{key}: unknown key in pool.yaml line 2; write it as scheduling: {{{key}: ...}}"
     (line,) = refused(tmp_path, f"models: {{half: {{base_path: x, batching: {{{key}: 1}}}}}}")
-    assert "scheduling" not in line
+    assert line.endswith(f"unknown key in pool.yaml line 1; scheduling.{key} is for all models")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("batch_timeout_micros: 5", "write it as batching: {batch_timeout_micros: ...}"),
+        ("max_enqueued_batches: 5", "write it as batching: {max_enqueued_batches: ...}"),
+        ("adaptive: true", "write it as batching: {adaptive: ...}"),
+        ("scheduling: {adaptive: true}", "write it as batching: {adaptive: ...}"),
+        ("scheduling: {max_queued_requests: 3}", "write it beside scheduling, not in it"),
+        ("batching: {policy: sjf}", "write it as scheduling: {policy: ...}"),
+        ("batching: {max_queued_bytes: 3}", "write it beside batching, not in it"),
+    ],
+)
+def test_where_a_key_belongs_is_told(tmp_path: Path, text: str, told: str) -> None:
+    (line,) = refused(tmp_path, f"models: {{half: x}}\n{text}")
+    assert line.endswith(f"in pool.yaml line 2; {told}")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("max_enqueued_batches: 5", "write it as batching: {max_enqueued_batches: ...}"),
+        ("batching: {policy: sjf}", "a model has it beside its base_path"),
+        ("batching: {max_queued_bytes: 3}", "write it beside batching, not in it"),
+    ],
+)
+def test_where_a_key_of_a_model_belongs_is_told(tmp_path: Path, text: str, told: str) -> None:
+    (line,) = refused(tmp_path, f"models: {{half: {{base_path: x, {text}}}}}")
+    assert line.endswith(f"in pool.yaml line 1; {told}")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["fair_by: 'metadata:x-mpspool-priority'", "{fair_by: 'metadata:X-Tenant', priority_key: x-tenant}"],
+)
+def test_a_priority_is_no_client(tmp_path: Path, text: str) -> None:
+    key = "x-tenant" if "tenant" in text else "x-mpspool-priority"
+    (line,) = refused(tmp_path, f"models: {{half: x}}\nscheduling: {{{text.strip('{}')}}}")
+    assert line == (
+        f"scheduling: in pool.yaml line 2: fair_by and priority_key are both {key}: whoever asks with another priority would"
+        " be another client; name another key, or priority_key: '' for no priorities"
+    )
+
+
+def test_a_section_with_nothing_in_it(tmp_path: Path) -> None:
+    """As where all that stood in it was commented out."""
+    assert refused(tmp_path, "models: {half: x}\nscheduling:\n") == [
+        "scheduling: nothing in pool.yaml line 2: expected fields of its own; leave it out where there are none"
+    ]
 
 
 @pytest.mark.parametrize(

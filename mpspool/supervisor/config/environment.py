@@ -19,7 +19,7 @@ SET_SESSION_THREAD_POOL_AFFINITY
     well wherever a slot's share is more than one CPU. Given cpusets, in a file too, stand whatever it says.
 
 DeepRec's other variables steer what sessions of one process share, and have no meaning here: PER_SESSION_HOSTALLOC
-is so in any case. Of two names for one field, MPSPOOL_... wins. A variable that is set but empty counts as not set.
+is so in any case. Of two names for one field, MPSPOOL_... wins; two of ours that say different things are a problem. A variable that is set but empty counts as not set.
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ def read_environment(environ: Mapping[str, str], fields: Iterable[str]) -> Layer
         layer.put(_MPS_MODE, "auto" if enabled else "off", ENABLE_MPS)
     for variable, name in known.items():
         _put(layer, environ, variable, name)
+    _find_doubles(layer, environ, known)
     _find_misspelt(layer, environ, {**known, MODEL: "models"})
     return layer
 
@@ -122,10 +123,23 @@ def _service_link(value: str) -> bool:
     return value.startswith(("tcp://", "udp://", "sctp://"))
 
 
+def _find_doubles(layer: Layer, environ: Mapping[str, str], known: Mapping[str, str]) -> None:
+    """Several variables of ours for one field that say different things."""
+    for name in dict.fromkeys(_SHORT.values()):
+        said = {variable: environ.get(variable, "").strip() for variable, of in known.items() if of == name}
+        said = {variable: value for variable, value in said.items() if value and not _service_link(value)}
+        if len(set(said.values())) > 1:
+            text = " and ".join(f"{value!r} in {variable}" for variable, value in sorted(said.items()))
+            layer.problems.append(Problem(name, f"{text}: keep one"))
+            layer.left_out.add(name)
+
+
 def _find_misspelt(layer: Layer, environ: Mapping[str, str], known: Mapping[str, str]) -> None:
     for variable, value in environ.items():
         if not variable.startswith(PREFIX) or variable in known or _service_link(value):
             continue
-        if near := difflib.get_close_matches(variable, known, n=1, cutoff=_SLIP):
+        # Without its section, or nearly so.
+        near = [full for full, name in known.items() if variable == variable_of(name.rpartition(".")[2])]
+        if near := near or difflib.get_close_matches(variable, known, n=1, cutoff=_SLIP):
             layer.problems.append(Problem(variable, f"unknown variable; did you mean {near[0]}?"))
             layer.left_out.add(known[near[0]])

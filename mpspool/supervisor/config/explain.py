@@ -50,20 +50,27 @@ def _problem(
     if error["type"] == "value_error" and key in sections:  # its fields do not go together
         message = f"{where.lstrip()}: {error['ctx']['error']}".removeprefix(": ")
     else:
-        message = _message(error, prefix + section, key, fields, where, sections[""])
+        message = _message(error, prefix + section, key, fields, where, sections)
     return Problem(dotted(shown(location)), message, source.line)
 
 
 def _message(
-    error: Mapping[str, Any], section: str, key: str, fields: Fields, where: str, pool: Fields
+    error: Mapping[str, Any],
+    section: str,
+    key: str,
+    fields: Fields,
+    where: str,
+    sections: Mapping[str, Fields],
 ) -> str:
     match error["type"]:
         case "extra_forbidden":
-            return f"unknown key{where}; {_suggest(section, key, fields, pool)}"
+            return f"unknown key{where}; {_suggest(section, key, fields, sections)}"
         case "missing":
             return f"missing{where}{_remark(fields.get(key, ''))}"
         case "value_error":
             text = str(error["ctx"]["error"])
+        case "model_type" if error["input"] is None:
+            return f"nothing{where}: expected fields of its own; leave it out where there are none"
         case "model_type":
             text = "expected fields of its own"
             if key in _EXAMPLES:
@@ -136,7 +143,8 @@ _OF_POOL = {
     " batching_params.pbtxt in its folder, with batching: {per_model: true}, a model's own here",
     "per_model": "batching.per_model is for all models",
 }
-_MODEL = "models.models"
+_OF_MODEL = "models."
+_MODEL = f"{_OF_MODEL}models"
 # What a request says, where a model says it.
 _DEADLINE = (
     "a request has its own deadline, and else grpc_timeout_ms or rest_timeout_ms, which are for all models"
@@ -149,17 +157,24 @@ _OF_REQUEST = {
 }
 
 
-def _suggest(section: str, key: str, fields: Fields, pool: Fields) -> str:
-    if key in SchedulingConfig.model_fields and section in ("", _MODEL):
-        return f"scheduling.{key} is for all models" if section else f"write it as scheduling: {{{key}: ...}}"
+def _suggest(section: str, key: str, fields: Fields, sections: Mapping[str, Fields]) -> str:
+    pool = sections[""]
+    if key in SchedulingConfig.model_fields:
+        if not section.startswith(_OF_MODEL):
+            return f"write it as scheduling: {{{key}: ...}}"
+        beside = "a model has it beside its base_path"
+        return beside if key == "policy" else f"scheduling.{key} is for all models"
     if key == "scheduling" and section == _MODEL:
         return "a model has policy: sjf beside its base_path; the rest of scheduling is for all models"
     if key in _OF_POOL:
         return _OF_POOL[key]
     if key in _OF_REQUEST and section in ("", _MODEL):
         return _OF_REQUEST[key]
-    if key in pool and key != "models" and section == _MODEL:
-        return f"{key} is for all models"
+    if key in pool and key != "models" and section:
+        beside = f"write it beside {section.removeprefix(_OF_MODEL)}, not in it"
+        return f"{key} is for all models" if section == _MODEL else beside
+    if key in sections.get("batching", ()) and key != "enabled":
+        return f"write it as batching: {{{key}: ...}}"
     if key in _TRITON:
         return f"what it is to Triton is here {_TRITON[key]}"
     near = nearest(key, fields)

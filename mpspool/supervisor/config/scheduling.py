@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from mpspool.core.metadata import is_text_key
 from mpspool.supervisor.config.values import Section
@@ -59,3 +59,12 @@ class SchedulingConfig(Section):
     """Whose requests take turns and share the bytes: none, peer (each client's address), or metadata:KEY (each value of it)."""
     refuse_late: bool = True
     """A request that cannot meet its deadline is refused at once."""
+
+    @model_validator(mode="after")
+    def _two_keys(self) -> Self:
+        if self.priority_key and self.fair_by == f"{_METADATA}{self.priority_key}":
+            raise ValueError(
+                f"fair_by and priority_key are both {self.priority_key}: whoever asks with another priority would be another"
+                " client; name another key, or priority_key: '' for no priorities"
+            )
+        return self

@@ -33,8 +33,9 @@ from mpspool.router.fronts.http2.receiving import Receiver
 from mpspool.router.fronts.http2.sending import Output
 from mpspool.router.fronts.http2.streams import Stream
 
-# As so many frames of a turn less counts a request that is turned away than one that is taken.
-_FRAMES_OF_STREAM: Final = 96
+# As so many frames of a turn less counts a request that is turned away than one that is taken; and one whose header block was known.
+_FRAMES_OF_STREAM: Final = 64
+_FRAMES_OF_DECODING: Final = 56
 # Streams that we ended early: what the peer still sends on them is no fault of its.
 _REMEMBERED_RESETS = 1024
 _MAX_SETTINGS = 32
@@ -253,7 +254,7 @@ class Connection(Receiver):
         self.useless = min(self.useless, 0)
         stream = self._open_stream(self, stream_id, head)
         if stream is None:
-            self.turn_left += _FRAMES_OF_STREAM
+            self.turn_left += _FRAMES_OF_STREAM + (_FRAMES_OF_DECODING if self.knew_block else 0)
             if not flags & END_STREAM:
                 self.output.write(frames.rst_stream(stream_id, ErrorCode.NO_ERROR))
                 self.remember_reset(stream_id)

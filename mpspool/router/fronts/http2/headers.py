@@ -109,6 +109,10 @@ class HeaderDecoder:
         self._blocks_bytes = 0
         self._heads: dict[tuple[Field, ...], RequestHead] = {}
 
+    def knows(self, block: bytes) -> bool:
+        """Whether what it means is remembered: to decode it takes no time."""
+        return block in self._blocks
+
     def decode(self, block: bytes) -> RequestHead:
         """Raises ProtocolError for what is no block or far too long: the table is not the peer's any more."""
         head = self._blocks.get(block)

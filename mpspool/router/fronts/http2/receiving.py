@@ -68,6 +68,7 @@ class Receiver(Sender):
         over: the connection has ended, and nothing is read any more.
         behind: what has come was too much for one turn; the rest waits for go_on().
         came_s: when the header block that was read last came, as far as that is known.
+        knew_block: that header block had come before.
         turn_left: frames that may be read before others have their turn.
         last_id: the highest stream that the peer has begun.
     """
@@ -79,6 +80,7 @@ class Receiver(Sender):
         self.came_s = now_s
         self.last_id = 0
         self.turn_left = 0
+        self.knew_block = False
         self._heard = True
         self._headers = HeaderDecoder(peer, limits.header_list_bytes)
         # What has come and is not read, from there on.
@@ -283,7 +285,7 @@ class Receiver(Sender):
         if flags & (PADDED | HAS_PRIORITY):
             block = _unwrap(flags, block)
         if flags & END_HEADERS:
-            self.on_block(flags, stream_id, self._headers.decode(block))
+            self.on_block(flags, stream_id, self._decode(block))
         else:
             self._block = stream_id, flags, [block]
 
@@ -296,7 +298,11 @@ class Receiver(Sender):
             raise ProtocolError(ErrorCode.ENHANCE_YOUR_CALM, "a header block without end")
         if flags & END_HEADERS:
             self._block = None
-            self.on_block(first_flags, stream_id, self._headers.decode(b"".join(parts)))
+            self.on_block(first_flags, stream_id, self._decode(b"".join(parts)))
+
+    def _decode(self, block: bytes) -> RequestHead:
+        self.knew_block = self._headers.knows(block)
+        return self._headers.decode(block)
 
     def count_useless(self, count: int = 1) -> None:
         self.useless += count
