@@ -51,6 +51,9 @@ def _of_key(option: str, words: list[str], options: set[str | None]) -> str:
     name = option.lstrip("-").replace("-", "_")
     named = (key for key in pool_fields() if name in (key.replace(".", "_"), key.rpartition(".")[2]))
     key = next((key for key in named if key not in {*options, *FLAG_FIELDS.values()}), None)
+    flags = (flag for flag, of in FLAG_FIELDS.items() if flag in options and name == of.replace(".", "_"))
+    if given := next(flags, None):
+        return f"write it as --{given.replace('_', '-')}"
     if key is None:
         theirs = {flag.name for flag in (*SERVING, *DEEPREC)} - {"version", *options}
         return "`mpspool tensorflow_model_server` takes TensorFlow Serving's flags" if name in theirs else ""

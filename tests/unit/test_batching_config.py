@@ -612,12 +612,18 @@ def test_parameters_that_no_model_takes_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ("maybe", "batching.enabled: 'maybe' in pool.yaml line 2: must be on, off, or parameters such as"),
-        ("", "batching.enabled: None in pool.yaml line 2: must be on, off, or parameters such as"),
+        (
+            "maybe",
+            "batching.enabled: 'maybe' in pool.yaml line 2: must be on or off, or, in the pool file, parameters such as",
+        ),
+        (
+            "",
+            "batching.enabled: None in pool.yaml line 2: must be on or off, or, in the pool file, parameters such as",
+        ),
         (
             "[on]",
             (
-                "batching.enabled: [True] in pool.yaml line 2: must be on, off, or parameters such as"
+                "batching.enabled: [True] in pool.yaml line 2: must be on or off, or, in the pool file, parameters such as"
                 " {max_batch_size: 128}"
             ),
         ),

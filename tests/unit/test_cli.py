@@ -130,6 +130,7 @@ def test_start_names_every_problem_and_starts_nothing() -> None:
             "--slow-lane 2",
             "; scheduling.slow_lane is a key of POOL.yaml, or MPSPOOL_SCHEDULING_SLOW_LANE=2 in the environment",
         ),
+        ("--scheduling-policy sjf", "; write it as --policy"),
         ("--restart-retries=5", "; restart.retries is a key of POOL.yaml, or MPSPOOL_RESTART_RETRIES=5 in"),
         ("--max_queued_bytes '1 GiB'", "MPSPOOL_MAX_QUEUED_BYTES='1 GiB' in the environment"),
         ("--dispatch --host x", "MPSPOOL_SCHEDULING_DISPATCH=... in the environment"),
@@ -138,7 +139,7 @@ def test_start_names_every_problem_and_starts_nothing() -> None:
         ("--oss-endpoint=x", "; `mpspool tensorflow_model_server` takes TensorFlow Serving's flags"),
         ("--polcy sjf", "Did you mean '--policy'?"),
         ("--grpc_port 1", "'--grpc-port'"),
-        ("--mps-mode on", "'--mps'"),
+        ("--mps-mode on", "; write it as --mps"),
     ],
 )
 def test_an_option_that_is_a_key_of_the_file_says_so(command: str, words: str, told: str) -> None:

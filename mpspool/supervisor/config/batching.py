@@ -28,7 +28,7 @@ POOL_WIDE = ("num_batch_threads", "thread_pool_name", "adaptive")
 def _read_switch(value: object) -> bool:
     word = str(value).strip().lower()
     if word not in _WORDS:
-        raise ValueError("must be on, off, or parameters such as {max_batch_size: 128}")
+        raise ValueError("must be on or off, or, in the pool file, parameters such as {max_batch_size: 128}")
     return _WORDS[word]
 
 
