@@ -81,6 +81,8 @@ def _measure(options: argparse.Namespace, run: Run) -> tuple[list[float], list[l
         for _ in range(options.repeat):
             measure.wait_until_quiet()
             can = _ask(server, run.folder, options, _PATIENCE_S, "--concurrency", str(_CONNECTIONS)).in_time
+            if not can:
+                raise BenchError(f"nothing was answered within {options.seconds:g} s")
             turns = [
                 _ask(
                     server,

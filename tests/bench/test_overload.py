@@ -24,7 +24,17 @@ def test_overload_runs(models_root: Path, tmp_path: Path) -> None:
         "2",
     ]
     done = subprocess.run(
-        [*command, "--results", str(tmp_path), "--name", "o", "--cache", str(models_root / "bench")],
+        [
+            *command,
+            "--deadline-ms",
+            "5000",
+            "--results",
+            str(tmp_path),
+            "--name",
+            "o",
+            "--cache",
+            str(models_root / "bench"),
+        ],
         capture_output=True,
         text=True,
         timeout=240,

@@ -65,7 +65,8 @@ def test_two_names_of_ours_that_say_different_things(short: str, full: str) -> N
     names = sorted([f"'a' in {short}", f"'b' in {full}"], key=lambda text: text.partition(" in ")[2])
     (problem,) = layer.problems
     assert str(problem).endswith(f": {' and '.join(names)}: keep one")
-    assert read_environment({short: "a", full: "a"}, fields).problems == []
+    for same in (("a", "a"), ("on", "On"), ("1", "true"), ("off", "0")):
+        assert read_environment(dict(zip((short, full), same, strict=True)), fields).problems == []
 
 
 def test_a_variable_without_its_section() -> None:
@@ -77,6 +78,7 @@ def test_empty_is_not_set() -> None:
     """A variable that a template left empty changes nothing."""
     empty = {"CONTEXTS_COUNT_PER_GPU": "", "ENABLE_MPS": " ", "MPSPOOL_GPUS": ""}
     assert read_environment(empty, FIELDS).values == {}
+    assert read_environment({"MPSPOOL_BACKOFF_S": " "}, FIELDS).problems == []
     assert read_affinity({"SET_SESSION_THREAD_POOL_AFFINITY": ""}).values == {}
 
 

@@ -175,8 +175,10 @@ def test_malformed_requests(fields) -> None:
     ],
 )  # fmt: skip
 def test_content_types(kind: bytes, is_call: bool) -> None:
-    """Those of gRPC, with any format behind it."""
+    """Those of gRPC, with any format behind it; and there is no call by another method than POST."""
     assert read(*BASE[:5], (b"content-type", kind)).is_call is is_call
+    others = [field for field in BASE[:5] if field[0] != b":method"]
+    assert not read((b":method", b"GET"), *others, (b"content-type", kind)).is_call
 
 
 def test_fields_that_are_grpcs_own_are_no_metadata() -> None:

@@ -252,9 +252,9 @@ def test_what_it_takes_to_decrypt_is_of_the_turn(monkeypatch: pytest.MonkeyPatch
         link.connection_made(transport := Transport())  # type: ignore[arg-type]
         link._session, link._open = Slow(), True  # type: ignore[assignment]
         monkeypatch.setattr(link_module.time, "monotonic", lambda: now_s)
-        link._waited_s = 9.0
+        link._waits = True
         link.data_received(GREETING[:1])
-        assert link._waited_s == 0.0  # it was of that read, whatever there was in it
+        assert not link._waits  # that was of this read, whatever there was in it
         assert not transport.reads
         while not transport.reads:
             await asyncio.sleep(0)

@@ -358,6 +358,8 @@ def test_where_a_key_belongs_is_told(tmp_path: Path, text: str, told: str) -> No
         ("max_enqueued_batches: 5", "write it as batching: {max_enqueued_batches: ...}"),
         ("batching: {policy: sjf}", "a model has it beside its base_path"),
         ("batching: {max_queued_bytes: 3}", "write it beside batching, not in it"),
+        ("mps: {cpu_slots: 3}", "write it beside mps, not in it"),
+        ("mps: {grpc_port: 3}", "grpc_port is for all models"),
     ],
 )
 def test_where_a_key_of_a_model_belongs_is_told(tmp_path: Path, text: str, told: str) -> None:
@@ -372,16 +374,20 @@ def test_where_a_key_of_a_model_belongs_is_told(tmp_path: Path, text: str, told:
 def test_a_priority_is_no_client(tmp_path: Path, text: str) -> None:
     key = "x-tenant" if "tenant" in text else "x-mpspool-priority"
     (line,) = refused(tmp_path, f"models: {{half: x}}\nscheduling: {{{text.strip('{}')}}}")
-    assert line == (
-        f"scheduling: in pool.yaml line 2: fair_by and priority_key are both {key}: whoever asks with another priority would"
-        " be another client; name another key, or priority_key: '' for no priorities"
+    assert (
+        "in pool.yaml line 2: the priority_key, too: whoever asks with another priority would be another"
+        in line
     )
+    assert line.startswith("scheduling.fair_by: 'metadata:")
+    assert key in line.lower()
+    (line,) = refused(tmp_path, "models: {half: x}", MPSPOOL_SCHEDULING_FAIR_BY="metadata:x-mpspool-priority")
+    assert "in MPSPOOL_SCHEDULING_FAIR_BY: the priority_key, too" in line
 
 
 def test_a_section_with_nothing_in_it(tmp_path: Path) -> None:
     """As where all that stood in it was commented out."""
     assert refused(tmp_path, "models: {half: x}\nscheduling:\n") == [
-        "scheduling: nothing in pool.yaml line 2: expected fields of its own; leave it out where there are none"
+        "scheduling: nothing in pool.yaml line 2: expected fields of its own, such as scheduling: {policy: sjf}"
     ]
 
 

@@ -147,8 +147,8 @@ def check_deadline(queue: Queue, parts: Sequence[Entry], now_ns: int) -> None:
             return
     ahead_s = _ahead_s(queue, first, workers)
     spare_s = left_s - cost_s - ahead_s
-    if spare_s < 0.0 or place.free_in_s(now_ns, spare_s) > spare_s:
-        busy_s = place.free_in_s(now_ns, 0.0)
+    busy_s = place.free_in_s(now_ns, max(0.0, spare_s))
+    if busy_s > spare_s:
         takes = [f"the request is expected to take {cost_s * 1e3:.1f} ms"]
         if ahead_s:
             takes.append(f"what waits before it {ahead_s * 1e3:.1f} ms")

@@ -46,6 +46,8 @@ _SHORT = {
     f"{PREFIX}ENABLE_PER_MODEL_BATCHING_PARAMETERS": "batching.per_model",
 }
 _SWITCH = {"1": True, "true": True, "0": False, "false": False}
+# What means the same of the fields that have several variables.
+_SAME = {**dict.fromkeys(("1", "true", "on", "own"), "on"), **dict.fromkeys(("0", "false", "off"), "off")}
 # Alike enough to be a slip; what Kubernetes sets for a Service named mpspool is less so.
 _SLIP = 0.9
 
@@ -128,7 +130,7 @@ def _find_doubles(layer: Layer, environ: Mapping[str, str], known: Mapping[str, 
     for name in dict.fromkeys(_SHORT.values()):
         said = {variable: environ.get(variable, "").strip() for variable, of in known.items() if of == name}
         said = {variable: value for variable, value in said.items() if value and not _service_link(value)}
-        if len(set(said.values())) > 1:
+        if len({_SAME.get(value.lower(), value) for value in said.values()}) > 1:
             text = " and ".join(f"{value!r} in {variable}" for variable, value in sorted(said.items()))
             layer.problems.append(Problem(name, f"{text}: keep one"))
             layer.left_out.add(name)
@@ -136,10 +138,11 @@ def _find_doubles(layer: Layer, environ: Mapping[str, str], known: Mapping[str, 
 
 def _find_misspelt(layer: Layer, environ: Mapping[str, str], known: Mapping[str, str]) -> None:
     for variable, value in environ.items():
-        if not variable.startswith(PREFIX) or variable in known or _service_link(value):
+        if not variable.startswith(PREFIX) or variable in known or not value.strip() or _service_link(value):
             continue
-        # Without its section, or nearly so.
-        near = [full for full, name in known.items() if variable == variable_of(name.rpartition(".")[2])]
+        # Without its section; one word is too little to tell it by.
+        bare = variable.removeprefix(PREFIX).lower()
+        near = [full for full, name in known.items() if "_" in bare and name.rpartition(".")[2] == bare]
         if near := near or difflib.get_close_matches(variable, known, n=1, cutoff=_SLIP):
             layer.problems.append(Problem(variable, f"unknown variable; did you mean {near[0]}?"))
             layer.left_out.add(known[near[0]])

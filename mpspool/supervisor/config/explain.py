@@ -69,12 +69,12 @@ def _message(
             return f"missing{where}{_remark(fields.get(key, ''))}"
         case "value_error":
             text = str(error["ctx"]["error"])
-        case "model_type" if error["input"] is None:
-            return f"nothing{where}: expected fields of its own; leave it out where there are none"
         case "model_type":
             text = "expected fields of its own"
             if key in _EXAMPLES:
                 text += f", such as {key}: {_EXAMPLES[key]}"
+            if error["input"] is None:
+                return f"nothing{where}: {text}"
         case "bool_parsing" | "bool_type":
             text = f"must be true or false{_remark(fields.get(key, ''))}"
         case "tuple_type":
@@ -170,13 +170,19 @@ def _suggest(section: str, key: str, fields: Fields, sections: Mapping[str, Fiel
         return _OF_POOL[key]
     if key in _OF_REQUEST and section in ("", _MODEL):
         return _OF_REQUEST[key]
-    if key in pool and key != "models" and section:
-        beside = f"write it beside {section.removeprefix(_OF_MODEL)}, not in it"
-        return f"{key} is for all models" if section == _MODEL else beside
-    if key in sections.get("batching", ()) and key != "enabled":
-        return f"write it as batching: {{{key}: ...}}"
+    of_model = section.startswith(_OF_MODEL)
+    if (
+        section not in ("", _MODEL)
+        and key != "models"
+        and key in (sections.get("models", ()) if of_model else pool)
+    ):
+        return f"write it beside {section.removeprefix(_OF_MODEL)}, not in it"
+    if of_model and key != "models" and key in pool:
+        return f"{key} is for all models"
     if key in _TRITON:
         return f"what it is to Triton is here {_TRITON[key]}"
+    if key in sections.get("batching", ()) and key != "enabled":
+        return f"write it as batching: {{{key}: ...}}"
     near = nearest(key, fields)
     return f"did you mean {near}?" if near else f"known are {', '.join(fields)}"
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from mpspool.core.metadata import is_text_key
 from mpspool.supervisor.config.values import Section
@@ -60,11 +60,13 @@ class SchedulingConfig(Section):
     refuse_late: bool = True
     """A request that cannot meet its deadline is refused at once."""
 
-    @model_validator(mode="after")
-    def _two_keys(self) -> Self:
-        if self.priority_key and self.fair_by == f"{_METADATA}{self.priority_key}":
+    @field_validator("fair_by")
+    @classmethod
+    def _no_priority(cls, value: str, others: ValidationInfo) -> str:
+        key = others.data.get("priority_key")
+        if key and value == _METADATA + key:
             raise ValueError(
-                f"fair_by and priority_key are both {self.priority_key}: whoever asks with another priority would be another"
-                " client; name another key, or priority_key: '' for no priorities"
+                "the priority_key, too: whoever asks with another priority would be another client; name another key, or"
+                " priority_key: '' for no priorities"
             )
-        return self
+        return value

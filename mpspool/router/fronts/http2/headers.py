@@ -84,7 +84,7 @@ class RequestHead:
 
     @property
     def is_call(self) -> bool:
-        """Of gRPC."""
+        """Whether it is a call of gRPC."""
         kind = self.content_type
         return self.method == "POST" and kind.startswith("application/grpc") and kind[16:17] in ("", "+", ";")
 

@@ -43,8 +43,9 @@ class Link(asyncio.Protocol):
         # In the transport's buffer, as far as it is counted as held, and whose.
         self._buffered = 0
         self._client: str | None = None
-        # When nothing more was read, for others' sake, and for how long what is read next may have waited by then.
-        self._paused_s = self._waited_s = 0.0
+        # Since when nothing more was read, for others' sake, and whether what is read next has come meanwhile.
+        self._paused_s = 0.0
+        self._waits = False
         self._water_bytes = _HIGH_WATER_BYTES
         self._gone = False
         self._over_s: float | None = None
@@ -82,7 +83,8 @@ class Link(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         begun_s = time.monotonic()
-        waited_s, self._waited_s = self._waited_s, 0.0
+        waited_s = begun_s - self._paused_s if self._waits else 0.0
+        self._waits = False
         self.read(data, begun_s, waited_s)
         late = self.connection.behind or time.monotonic() - begun_s > _SLICE_S
         if late and not self._transport.is_closing():
@@ -110,8 +112,7 @@ class Link(asyncio.Protocol):
         if self.connection.behind:
             self._listener.turns.take(self)
         elif not self._transport.is_closing():
-            if unread(self._transport):
-                self._waited_s = time.monotonic() - self._paused_s
+            self._waits = unread(self._transport) > 0
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:
