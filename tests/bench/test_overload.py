@@ -23,18 +23,9 @@ def test_overload_runs(models_root: Path, tmp_path: Path) -> None:
         "--repeat",
         "2",
     ]
+    command += ["--deadline-ms", "5000", "--results", str(tmp_path), "--name", "o"]
     done = subprocess.run(
-        [
-            *command,
-            "--deadline-ms",
-            "5000",
-            "--results",
-            str(tmp_path),
-            "--name",
-            "o",
-            "--cache",
-            str(models_root / "bench"),
-        ],
+        [*command, "--cache", str(models_root / "bench")],
         capture_output=True,
         text=True,
         timeout=240,

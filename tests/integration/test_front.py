@@ -109,6 +109,14 @@ def fronts() -> Iterator[Fronts]:
     started.close()
 
 
+def refusals(fronts: Fronts, reason: str) -> int:
+    """As is counted of no model."""
+    told = f'mpspool_refusals_total{{model="",reason="{reason}",version=""}} '
+    return int(
+        sum(float(line.rpartition(" ")[2]) for line in fronts.get("/metrics")[1].splitlines() if told in line)
+    )
+
+
 def refused(work: Callable[[], object]) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.RpcError) as caught:
         work()

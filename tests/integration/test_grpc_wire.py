@@ -33,7 +33,7 @@ from mpspool.core.http2_frames import ErrorCode
 from mpspool.router.fronts import grpc_call, grpc_server, health
 from mpspool.router.fronts.http2 import link as link_module
 from mpspool.router.fronts.http2.limits import Limits
-from tests.integration.test_front import PREDICT, Fronts
+from tests.integration.test_front import PREDICT, Fronts, refusals
 from tests.polling import until
 from tests.traced import traced
 
@@ -506,13 +506,13 @@ def test_what_is_read_too_late_is_turned_away(fronts: Fronts) -> None:
         raw.answers[number] = Answer()
         raw.h2.send_headers(number, [*HEAD, ("grpc-timeout", "1m" if number % 4 == 1 else "60S")])
         raw.h2.send_data(number, message(b"%d" % number), end_stream=True)
-    before, called = refused_late(fronts), len(fronts.dataplane.heads)
+    before, called = refusals(fronts, "late"), len(fronts.dataplane.heads)
     raw.flush()
     answers = {number: raw.answer(number) for number in numbers}
     late = [answer for answer in answers.values() if "was not run" in answer.headers.get("grpc-message", "")]
     assert len(late) > 100
     assert {answer.code for answer in late} == {Code.DEADLINE_EXCEEDED}
-    assert refused_late(fronts) == before + len(late)
+    assert refusals(fronts, "late") == before + len(late)
     right = [answer for answer in answers.values() if answer.code is Code.OK]
     assert len(right) <= len(fronts.dataplane.heads) - called <= len(numbers) - len(late)
     for number in numbers:
@@ -521,13 +521,6 @@ def test_what_is_read_too_late_is_turned_away(fronts: Fronts) -> None:
     assert raw.call(message(b"after")).body == message(b"after")
     assert raw.goaway is None
     raw.socket.close()
-
-
-def refused_late(fronts: Fronts) -> int:
-    """As is counted of no model."""
-    told = 'mpspool_refusals_total{model="",reason="late",version=""} '
-    lines = fronts.get("/metrics")[1].splitlines()
-    return next((int(float(line[len(told) :])) for line in lines if line.startswith(told)), 0)
 
 
 def test_refusals_that_wait_for_their_client_are_counted(fronts: Fronts) -> None:

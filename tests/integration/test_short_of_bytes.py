@@ -12,7 +12,7 @@ import pytest
 from h2.settings import SettingCodes
 
 from mpspool.core.errors import Code
-from tests.integration.test_front import Fronts
+from tests.integration.test_front import Fronts, refusals
 from tests.integration.test_grpc_wire import Raw, message
 from tests.integration.test_rest_front import begin, everything, post
 from tests.polling import until
@@ -72,13 +72,6 @@ def raw(fronts: Fronts, window: int = 0) -> Iterator[Raw]:
             client.h2.increment_flow_control_window(window)
             client.flush()
         yield client
-
-
-def refusals(fronts: Fronts, reason: str) -> int:
-    told = f'mpspool_refusals_total{{model="",reason="{reason}",version=""}} '
-    return int(
-        sum(float(line.rpartition(" ")[2]) for line in fronts.get("/metrics")[1].splitlines() if told in line)
-    )
 
 
 def test_a_size_and_a_beginning_keep_nobody_out(fronts: Fronts) -> None:

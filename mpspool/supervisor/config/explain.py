@@ -158,9 +158,9 @@ _OF_REQUEST = {
 
 
 def _suggest(section: str, key: str, fields: Fields, sections: Mapping[str, Fields]) -> str:
-    pool = sections[""]
+    pool, of_model = sections[""], section.startswith(_OF_MODEL)
     if key in SchedulingConfig.model_fields:
-        if not section.startswith(_OF_MODEL):
+        if not of_model:
             return f"write it as scheduling: {{{key}: ...}}"
         beside = "a model has it beside its base_path"
         return beside if key == "policy" else f"scheduling.{key} is for all models"
@@ -170,7 +170,6 @@ def _suggest(section: str, key: str, fields: Fields, sections: Mapping[str, Fiel
         return _OF_POOL[key]
     if key in _OF_REQUEST and section in ("", _MODEL):
         return _OF_REQUEST[key]
-    of_model = section.startswith(_OF_MODEL)
     if (
         section not in ("", _MODEL)
         and key != "models"
