@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import platform
-import statistics
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from bench import sharing_report, swap_report
 from bench.cell import Sample
 from bench.environments import REPOSITORY
 from bench.processors import sentence
-from bench.suite import PAIRS, STEADY, Cell, Pair, Plan, Results
+from bench.suite import PAIRS, STEADY, Cell, Plan, Results
 from bench.tables import table
 from mpspool import compiled
 
@@ -200,9 +199,9 @@ def _steady_table(results: Results) -> Iterator[str]:
     for (model, batch), pair in itertools.product(_groups(results, "steady"), PAIRS):
         for cell in (Cell("steady", model, batch, c) for c in _concurrencies(results, "steady")):
             ours, theirs = results.median(cell, pair.ours), results.median(cell, pair.theirs)
-            if ours is None or theirs is None:
+            ratio = results.p99_ratio(cell, pair.ours, pair.theirs)
+            if ours is None or theirs is None or ratio is None:
                 continue
-            ratio = _p99_ratio(results, cell, pair)
             rows.append(
                 (
                     f"{model}, {batch}: {results.titles[pair.theirs]}",
@@ -219,12 +218,6 @@ def _steady_table(results: Results) -> Iterator[str]:
         yield ""
         header = ("", "requests/s", "ours: p50 / p99 ms", "it: p50 / p99 ms", "p99: ours / it", "")
         yield from table(header, rows)
-
-
-def _p99_ratio(results: Results, cell: Cell, pair: Pair) -> float:
-    row = results.samples[cell]
-    rounds = zip(row[pair.ours], row[pair.theirs], strict=False)
-    return statistics.median(ours.p99_ms / theirs.p99_ms for ours, theirs in rounds)
 
 
 def _rival(name: str) -> str:
@@ -254,8 +247,7 @@ def target_lines(results: Results) -> Iterator[str]:
     """The targets of what was measured, and whether each is reached."""
     rows = []
     for target in TARGETS:
-        cell = Cell("pool", target.model, target.batch, _TARGET_CONCURRENCY)
-        ratio = results.ratio(cell, target.ours, target.theirs)
+        ratio = target_ratio(results, target)
         if ratio is not None:
             rows.append(
                 (
@@ -274,6 +266,12 @@ def target_lines(results: Results) -> Iterator[str]:
         yield from table(("", "at most", "measured", ""), list(sharing_report.targets(results.sharing)))
     if results.swaps:
         yield from swap_report.target_lines(results.swaps)
+
+
+def target_ratio(results: Results, target: Target) -> float | None:
+    """What was measured of it; None where not both were."""
+    cell = Cell("pool", target.model, target.batch, _TARGET_CONCURRENCY)
+    return results.ratio(cell, target.ours, target.theirs)
 
 
 def _notes(title: str, notes: Sequence[str]) -> Iterator[str]:

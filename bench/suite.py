@@ -96,10 +96,17 @@ class Results:
 
     def ratio(self, cell: Cell, ours: str, theirs: str) -> float | None:
         """The median over the rounds of ours / theirs, in answers per second."""
-        row = self.samples.get(cell, {})
-        pairs = zip(row.get(ours, []), row.get(theirs, []), strict=False)
-        ratios = [one.rate / other.rate for one, other in pairs if other.rate]
+        ratios = [one.rate / other.rate for one, other in self._pairs(cell, ours, theirs) if other.rate]
         return statistics.median(ratios) if ratios else None
+
+    def p99_ratio(self, cell: Cell, ours: str, theirs: str) -> float | None:
+        """The same in p99 of the latency."""
+        ratios = [one.p99_ms / other.p99_ms for one, other in self._pairs(cell, ours, theirs)]
+        return statistics.median(ratios) if ratios else None
+
+    def _pairs(self, cell: Cell, ours: str, theirs: str) -> Iterator[tuple[Sample, Sample]]:
+        row = self.samples.get(cell, {})
+        return zip(row.get(ours, []), row.get(theirs, []), strict=False)
 
 
 @dataclass(frozen=True, slots=True)
