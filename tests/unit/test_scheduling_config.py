@@ -72,6 +72,9 @@ class Shortest:
 def by_model(waiting):
     return {"a": 1, "b": 2}[waiting.model.name]
 
+def two(waiting, now_s):
+    return now_s
+
 def soon(waiting):
     return "soon"
 
@@ -532,6 +535,13 @@ _INSTALL = "install it beside mpspool, or put its folder on PYTHONPATH"
             "mine.inner.policy:text",
             f"the policy 'mine.inner.policy:text' is 'no policy', which cannot be called; {_WANTED}",
         ),
+        (
+            "mine.inner.policy:two",
+            (
+                "the policy 'mine.inner.policy:two' cannot be called with a waiting request alone:"
+                f" missing a required argument: 'now_s'; {_WANTED}"
+            ),
+        ),
         ("torn:X", "module torn cannot be imported: FileNotFoundError: [Errno 2] no licence; mend it"),
         ("leaves:X", "module leaves cannot be imported: SystemExit: 3; mend it"),
         ("dies:X", "dies:X cannot be tried: the process that tried was ended by SIGABRT"),
@@ -561,7 +571,7 @@ _INSTALL = "install it beside mpspool, or put its folder on PYTHONPATH"
         ),
         (
             "mine.inner.policy:Shortest",
-            "fails on a request for half@3: TypeError: Shortest() takes no arguments",
+            f"cannot be called with a waiting request alone: too many positional arguments; {_WANTED}",
         ),
     ],
 )

@@ -9,6 +9,7 @@ by a built-in one that both have, and by no other.
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import time
 from collections.abc import Callable
@@ -103,7 +104,7 @@ def find(name: str, aging: float) -> Policy:
     """The policy of that name: a built-in one, an entry point of GROUP, or "module:attribute".
 
     Raises:
-        LookupError, ImportError, AttributeError, TypeError: there is none, or what there is cannot be called.
+        LookupError, ImportError, AttributeError, TypeError: there is none, or what there is cannot be called so.
         Exception: importing it runs somebody else's code.
     """
     builtin: dict[str, Policy] = {"fifo": fifo, "edf": edf, "sjf": Sjf(aging)}
@@ -120,7 +121,20 @@ def find(name: str, aging: float) -> Policy:
         raise LookupError(f"no policy {name!r}: it is none of {known}, and no entry point of {GROUP}")
     if not callable(found):
         raise TypeError(f"the policy {name!r} is {found!r:.100}, which cannot be called")
+    if (unfit := _unfit(found)) is not None:
+        raise TypeError(f"the policy {name!r} cannot be called with a waiting request alone: {unfit}")
     return Own(name, found)
+
+
+def _unfit(policy: Callable[..., object]) -> TypeError | None:
+    """Why it does not take one argument; None where it does, or does not tell."""
+    try:
+        inspect.signature(policy).bind(None)
+    except ValueError:
+        return None
+    except TypeError as error:
+        return error
+    return None
 
 
 class Own:
