@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 from bench import embedding
 from bench.front import LAYERS
 from bench.variants import VARIANTS
-from tests.pool import ROOT
+from tests.bench.commands import run
 
 
 def test_everything_runs_without_a_peer(models_root: Path, tmp_path: Path) -> None:
     """One command: each layer, the pool and the in-process limit give a sample, sharing and swaps their figures; all is written."""
     results, cache = tmp_path / "results", models_root / "bench"
-    command = [sys.executable, "-m", "bench", "--quick", "--peers", "", "--models", "half_plus_two"]
-    command += ["--name", "smoke", "--results", str(results), "--cache", str(cache)]
+    named = "--name", "smoke", "--results", results, "--cache", cache
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=ROOT)
+        run("bench", "--quick", "--peers", "", "--models", "half_plus_two", *named, timeout_s=600)
     finally:  # a gigabyte, which pytest would keep for a while
         shutil.rmtree(cache / "models" / embedding.NAME, ignore_errors=True)
-    assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((results / "smoke.json").read_text())
     assert (found["failures"], found["restarts"]) == ([], [])
     measured = {(cell["part"], cell["contender"]): cell["rounds"] for cell in found["cells"]}
@@ -44,11 +40,9 @@ def test_everything_runs_without_a_peer(models_root: Path, tmp_path: Path) -> No
 
 def test_shared_runs(models_root: Path) -> None:
     """`python -m bench.batch` prints a line for each encoding and batch, of answers that are right."""
-    command = [sys.executable, "-m", "bench.batch", "--models", "half_plus_two", "--batches", "1,4"]
-    command += ["--rounds", "1", "--seconds", "0.01", "--cache", str(models_root / "bench")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stdout + done.stderr
-    shown = [line.split(" x)")[0] for line in done.stdout.splitlines() if line.startswith("half_plus_two")]
+    load = "--models", "half_plus_two", "--batches", "1,4", "--rounds", 1, "--seconds", 0.01
+    printed = run("bench.batch", *load, "--cache", models_root / "bench", timeout_s=300)
+    shown = [line.split(" x)")[0] for line in printed.splitlines() if line.startswith("half_plus_two")]
     assert [line.split()[1:4] for line in shown] == [
         [encoding, "batch", f"{batch}:"] for encoding in ("content", "lists") for batch in (1, 4)
     ]

@@ -13,6 +13,7 @@ import pytest
 
 from bench.gpu import services
 from bench.gpu.faulter import PTX
+from tests.bench.commands import run
 from tests.pool import ROOT
 
 # A driver that takes the kernel and reports that it wrote where it must not.
@@ -38,24 +39,14 @@ int cuCtxSynchronize(void) { return 700; }
 """
 
 
-def run(cache: Path, module: str, *arguments: str, timeout_s: float) -> None:
-    """To its end, on a stand-in with one worker of each model."""
-    command = [sys.executable, "-m", module, "--simulate", "--contexts", "1", "--seconds", "0.5", *arguments]
-    done = subprocess.run(
-        [*command, "--cache", str(cache)],
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+# A stand-in with one worker of each model.
+SIMULATED = "--simulate", "--contexts", 1, "--seconds", 0.5
 
 
 def test_everything_runs_on_a_stand_in(models_root: Path, tmp_path: Path) -> None:
     """One command: pairs with one process, attach proof, the stand-in's figures, faults and recoveries; all SIMULATED."""
-    named = ("--models", "widedeep", "--name", "smoke", "--results", str(tmp_path))
-    run(models_root / "bench", "bench.gpu", "--quick", *named, timeout_s=120)
+    named = "--name", "smoke", "--results", tmp_path, "--cache", models_root / "bench"
+    run("bench.gpu", *SIMULATED, "--quick", "--models", "widedeep", *named, timeout_s=120)
     found = json.loads((tmp_path / "smoke.json").read_text())
     assert found["simulated"] is True
     (cell,) = found["cells"]
@@ -103,8 +94,8 @@ def test_the_program_that_faults(tmp_path: Path) -> None:
 
 def test_three_services_on_a_stand_in(models_root: Path, tmp_path: Path) -> None:
     """Every policy at one load; the report has a line of each for each service."""
-    named = ("--levels", "0.3", "--name", "services", "--results", str(tmp_path))
-    run(models_root / "bench", "bench.gpu.services", *named, timeout_s=240)
+    named = "--name", "services", "--results", tmp_path, "--cache", models_root / "bench"
+    run("bench.gpu.services", *SIMULATED, "--levels", 0.3, *named, timeout_s=240)
     found = json.loads((tmp_path / "services.json").read_text())
     assert found["gpu"]["simulated"] is True
     assert list(found["levels"]) == list(services.SETUPS)

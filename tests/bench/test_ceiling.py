@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.pool import ROOT
+from tests.bench.commands import run
 
 
 def test_ceiling_runs(models_root: Path, tmp_path: Path) -> None:
     """`python -m bench.ceiling` holds limit, ceiling and both pools against one another, and writes what each came to."""
-    command = [sys.executable, "-m", "bench.ceiling", "--batch", "32", "--seconds", "0.3", "--repeat", "2"]
-    done = subprocess.run(
-        [*command, "--results", str(tmp_path), "--name", "c", "--cache", str(models_root / "bench")],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    load = "--batch", 32, "--seconds", 0.3, "--repeat", 2
+    named = "--results", tmp_path, "--name", "c", "--cache", models_root / "bench"
+    run("bench.ceiling", *load, *named, timeout_s=240)
     rounds = json.loads((tmp_path / "c.json").read_text())["rounds"]
     assert len(rounds) == 2
     for found in rounds:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.bench.commands import run
 from tests.pool import ROOT
 
 # A driver whose device memory is a memfd, and which, like some, grants no mapping that can only be read.
@@ -84,17 +85,8 @@ else:
 
 def test_several_processes_read_one_copy() -> None:
     """A variable made of foreign memory costs next to nothing, gathers right, and outlives its owner and its like."""
-    command = [sys.executable, "-m", "bench.gpu.device_weights", "--via", "memfd", "--clients", "2"]
-    done = subprocess.run(
-        [*command, "--rows", "262144", "--framework", "tensorflow"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = json.loads(done.stdout)
+    shared = "--via", "memfd", "--clients", 2, "--rows", 262144, "--framework", "tensorflow"
+    found = json.loads(run("bench.gpu.device_weights", *shared, timeout_s=120))
     assert found["right"] == [True, True]
     assert found["right after one client was killed"] == [True]
     assert found["right after the owner has let go"] == [True]

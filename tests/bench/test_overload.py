@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
-from tests.pool import ROOT
+from tests.bench.commands import run
 
 
 def test_overload_runs(models_root: Path, tmp_path: Path) -> None:
     """`python -m bench.overload` sends parts and multiples of what the pool can, and writes what was answered of it in time."""
-    command = [
-        sys.executable,
-        "-m",
-        "bench.overload",
-        "--times",
-        "0.5,3",
-        "--seconds",
-        "0.5",
-        "--repeat",
-        "2",
-    ]
-    command += ["--deadline-ms", "5000", "--results", str(tmp_path), "--name", "o"]
-    done = subprocess.run(
-        [*command, "--cache", str(models_root / "bench")],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-        cwd=ROOT,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    load = "--times", "0.5,3", "--seconds", 0.5, "--repeat", 2, "--deadline-ms", 5000
+    named = "--results", tmp_path, "--name", "o", "--cache", models_root / "bench"
+    run("bench.overload", *load, *named, timeout_s=240)
     told = json.loads((tmp_path / "o.json").read_text())
     assert [can > 0 for can in told["able"]] == [True, True]
     for less, more in told["rounds"]:

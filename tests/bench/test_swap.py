@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,19 +13,17 @@ from bench.measure import Memory, Segments
 from bench.swap import figures
 from bench.swap_load import Requests
 from bench.swap_servers import Seen
-from tests.pool import ROOT
+from tests.bench.commands import run
 
 
 def test_swap_runs(models_root: Path, tmp_path: Path) -> None:
     """`python -m bench.swap` swaps twice in either server: no request fails, and there is a figure for each swap."""
     cache = models_root / "bench"
-    command = [sys.executable, "-m", "bench.swap", "--quick", "--name", "smoke"]
-    command += ["--results", str(tmp_path), "--cache", str(cache)]
+    named = "--name", "smoke", "--results", tmp_path, "--cache", cache
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, cwd=ROOT)
+        run("bench.swap", "--quick", *named, timeout_s=600)
     finally:  # a gigabyte, which pytest would keep for a while
         shutil.rmtree(cache / "models" / embedding.NAME, ignore_errors=True)
-    assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "smoke.json").read_text())
     pool, process = found["swaps"]
     for server in (pool, process):

@@ -17,17 +17,14 @@ from typing import Final
 from mpspool.core import http2_frames as frames
 from mpspool.core.http2_frames import (
     ACK,
-    END_HEADERS,
     END_STREAM,
-    FRAME_HEADER,
-    HEADERS,
     MAX_WINDOW,
     STREAM_ID_MASK,
     ErrorCode,
     ProtocolError,
     Setting,
 )
-from mpspool.router.fronts.http2.headers import NO_TABLE, RequestHead
+from mpspool.router.fronts.http2.headers import RequestHead
 from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.receiving import Receiver
 from mpspool.router.fronts.http2.sending import Output
@@ -265,15 +262,6 @@ class Connection(Receiver):
         stream.on_head()
         if flags & END_STREAM and stream.open:
             self.on_end(stream)
-
-    def turn_away(self, stream_id: int, block: bytes) -> None:
-        """Answers a request that no Stream is made of by a header block; not while paused."""
-        if not self._table_told:
-            self._table_told = True
-            block = NO_TABLE + block
-        self.output.write(
-            FRAME_HEADER.pack(len(block) << 8 | HEADERS, END_HEADERS | END_STREAM, stream_id) + block
-        )
 
     # -- the other frames -------------------------------------------------------------------------
 

@@ -140,12 +140,22 @@ class Sender:
         """
         if not stream.open:
             return
-        if not self._table_told:
-            self._table_told = True
-            lead, tail = (NO_TABLE + lead, tail) if lead else (lead, NO_TABLE + tail)
+        lead, tail = (self._opening(lead), tail) if lead else (lead, self._opening(tail))
         stream.enqueue(lead, chunks, tail, last)
         stream.demand_taking()
         self.push(stream)
+
+    def turn_away(self, stream_id: int, block: bytes) -> None:
+        """Answers a request that no Stream is made of by a header block; not while paused."""
+        block = self._opening(block)
+        self.output.write(FRAME_HEADER.pack(len(block) << 8 | HEADERS, _END, stream_id) + block)
+
+    def _opening(self, block: bytes) -> bytes:
+        """A header block; before the connection's first stands that none of them needs a table."""
+        if self._table_told:
+            return block
+        self._table_told = True
+        return NO_TABLE + block
 
     def push(self, stream: Stream) -> None:
         """Sends what the windows and the transport allow of a stream's queue."""
