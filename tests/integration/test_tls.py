@@ -571,7 +571,7 @@ def test_what_a_large_message_leaves_behind(fronts: Fronts, ca: Authority) -> No
             pieces.append(len(data))
             return encrypt(data)
 
-        link.connection.output._seal = noted
+        link._gathered._output._seal = noted
         assert found.unary_unary(PREDICT)(bytes(10 * 2**20), timeout=20) == bytes(10 * 2**20)
     assert sum(pieces) > 10 * 2**20
     assert max(pieces) <= 2**15
@@ -687,7 +687,7 @@ def test_a_connection_that_fails(ca: Authority, server: Pair, work: str) -> None
     started = Fronts(tls=TlsSettings(**server.files()))
     listener = started.grpc._server.listener
     clients = [Secure(started, context(ca, "h2")) for _ in range(3)]
-    until(lambda: len(listener.links) == 3)
+    until(lambda: [link.connection.greeted for link in listener.links] == 3 * [True])
     first, *others = list(listener.links)
     ticked: list[object] = []
     first.connection.go_away = lambda: 1 / 0 if work == "end" else None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from mpspool.core import log
 from mpspool.core.http2_frames import ErrorCode
 from mpspool.router.fronts.http2.connection import Connection
+from mpspool.router.fronts.http2.gathering import Gathered
 from mpspool.router.fronts.http2.sending import Output
 from mpspool.router.fronts.sockets import address_of, peer_name, unread, unsent
 
@@ -58,8 +59,9 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport = cast("asyncio.Transport", transport)  # uvloop's is none by its class
         listener = self._listener
+        self._gathered = Gathered(self.output(transport), transport, listener.gathering)
         self.connection = Connection(
-            self.output(transport),
+            self._gathered,
             listener.open_stream,
             listener.limits,
             peer=peer_name(transport.get_extra_info("peername")),
@@ -224,6 +226,7 @@ class Link(asyncio.Protocol):
         self.write_end()
 
     def write_end(self) -> None:
+        self._gathered.flush()
         if self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from mpspool.core import log, unix_socket
 from mpspool.router.fronts.complaints import Complaints
 from mpspool.router.fronts.http2.connection import Connection
+from mpspool.router.fronts.http2.gathering import Gathering
 from mpspool.router.fronts.http2.headers import RequestHead
 from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.link import LINGER_S, Link
@@ -42,6 +43,7 @@ class Listener:
         memory: the same.
         links: the connections that are open, in the order in which they came.
         turns: of those that have sent more than is read at once.
+        gathering: of what they write.
         tls: of connections from now on; None for clear text.
         complaints: of bad connections.
     """
@@ -59,6 +61,7 @@ class Listener:
         self.max_connections = max_connections
         self.links: dict[Link, None] = {}
         self.turns = Turns(logger)
+        self.gathering = Gathering()
         self.tls: ssl.SSLContext | None = None
         self._loop = asyncio.get_running_loop()
         self._servers: list[asyncio.Server] = []

@@ -167,6 +167,7 @@ class TlsLink(Link):
         self._transport.close()
 
     def _say_end(self) -> None:
+        self._gathered.flush()
         if self._open and not self.ended and not self._transport.is_closing():
             self.ended = True
             self._transport.write(self._session.end())
