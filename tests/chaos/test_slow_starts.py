@@ -23,12 +23,12 @@ Starter = Callable[..., Pool]
 
 @pytest.fixture
 def start(start_pool: PoolStarter, model_dir: Callable[[str], Path], tmp_path: Path) -> Starter:
-    """Starts a pool of one worker, which is started so and has so long to get READY."""
+    """Starts a pool of one worker, which is started so, has so long to get READY, and for a request."""
 
-    def make(model: str, workers_start: str, limit_s: int, more: str = "") -> Pool:
+    def make(model: str, workers_start: str, limit_s: int, more: str = "", hang_s: int = 30) -> Pool:
         config = tmp_path / "pool.yaml"
         config.write_text(
-            f"models: [{{name: m, base_path: {model_dir(model)}, cpu_slots: 1, start_timeout_s: {limit_s}}}]\n"
+            f"models: [{{name: m, base_path: {model_dir(model)}, cpu_slots: 1, hang_timeout_s: {hang_s}, start_timeout_s: {limit_s}}}]\n"
             f"{more}\n"
         )
         return start_pool(config, env={"MPSPOOL_WORKERS_START": workers_start})
@@ -77,5 +77,15 @@ def test_a_worker_dead_behind_a_stopped_launcher(start: Starter) -> None:
     os.kill(launcher, signal.SIGSTOP)
     os.kill(worker["pid"], signal.SIGKILL)
     until(lambda: pool.workers()[WORKER]["state"] == "STARTING")
-    ended(pool, f"hung and killed: unknown to the router for {LIMIT_S} s (start_timeout_s)")
+    ended(pool, f"hung and killed: unknown to the router for {LIMIT_S} s")
+    assert pool.wait().workers()[WORKER]["generation"] > worker["generation"]
+
+
+def test_a_worker_that_is_stopped_when_the_router_dies(start: Starter) -> None:
+    """The next router never hears of it: it is replaced when it has had the time for a request, and to say hello."""
+    pool = start("half_plus_two", "fork", PLENTY_S, hang_s=1).wait()
+    worker, router = pool.workers()[WORKER], pool.process_pid("router")
+    os.kill(worker["pid"], signal.SIGSTOP)
+    os.kill(router, signal.SIGKILL)
+    ended(pool, "hung and killed: unknown to the router for 6 s")
     assert pool.wait().workers()[WORKER]["generation"] > worker["generation"]

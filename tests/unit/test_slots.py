@@ -144,8 +144,8 @@ def test_adopted_worker_is_no_restart() -> None:
 
 
 def limited() -> Slot:
-    """Its worker, started at 5, has until 105."""
-    slot = Slot("s", SETTINGS, start_timeout_s=100.0)
+    """Its worker, started at 5, has until 105; once it was READY it may be lost sight of for 30 s."""
+    slot = Slot("s", SETTINGS, start_timeout_s=100.0, lost_timeout_s=30.0)
     slot.started(7, 1, 5.0)
     return slot
 
@@ -162,13 +162,14 @@ def test_a_start_may_take_so_long() -> None:
 
 
 def test_a_ready_worker_is_overdue_only_once_it_is_lost() -> None:
-    """From then on it has as long as a start; being seen again takes that back, and is no new proof."""
+    """From then on it has its time for that; being seen again takes that back, and is no new proof."""
     slot = limited()
     slot.ready(50.0)
     assert not slot.overdue(1e9, 0.0)
     slot.lost(200.0)
-    slot.lost(250.0)
-    assert [slot.overdue(now, 0.0) for now in (299.9, 300.0)] == [False, True]
+    slot.lost(220.0)
+    assert [slot.overdue(now, 0.0) for now in (229.9, 230.0)] == [False, True]
+    assert [slot.overdue(now, 300.0) for now in (329.9, 330.0)] == [False, True]
     slot.ready(260.0)
     assert (slot.overdue(1e9, 0.0), slot.ready_since) == (False, 50.0)
     slot.lost(300.0)

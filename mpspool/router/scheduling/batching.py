@@ -55,7 +55,7 @@ def is_full(waiting: int, filling: int, rows: int, settings: BatchingSettings) -
     text = "The batch scheduling queue to which this task was submitted is full; "
     if settings.max_execution_batch_size:
         text += (
-            f"task size is {rows} but scheduling capacity is only {most * run_rows - waiting} (num_enqueued_batches="
+            f"task size is {rows} but scheduling capacity is only {max(0, most * run_rows - waiting)} (num_enqueued_batches="
             f"{batches}, max_enqueued_batches={most}, open_batch_size={max(0, waiting) - (batches - 1) * run_rows}, "
             f"max_execution_batch_size={run_rows})"
         )

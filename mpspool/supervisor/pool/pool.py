@@ -53,6 +53,8 @@ _SOON_S = 0.02
 _TOLD_S = 5.0
 # Beyond what a request may take: a worker's way out.
 _GO_S = 10.0
+# For a worker to say hello to a router that came anew, once it has run what it was running.
+_HELLO_S = 5.0
 # Of the session of supervisord, of us and of what both start, while nobody waits for that.
 _NICE = 10
 _BEGINS_AGAIN: Message = {"error": "the pool process begins again", "again": True}
@@ -429,12 +431,12 @@ class Pool:
                 record = records.get(str(worker)) or SlotRecord(generation=slot.generation if slot else 0)
                 if record.state is SlotState.FATAL and self._reload.differs(worker):
                     record = SlotRecord(generation=record.generation, restarts=record.restarts)
-                self._slots[worker] = Slot(
-                    str(worker), self._config.restart, record, start_timeout_s=mine.start_timeout_s
-                )
+                slot = self._slots[worker] = Slot(str(worker), self._config.restart, record)
                 if worker.model_version not in known or again:
                     self._weights.add(mine)
                     known.add(worker.model_version)
+            slot.start_timeout_s = mine.start_timeout_s
+            slot.lost_timeout_s = min(mine.start_timeout_s, mine.hang_timeout_s + _HELLO_S)
 
     def _held(self) -> set[WorkerId]:
         """Where versions change slot by slot, the slots whose place the other version has."""

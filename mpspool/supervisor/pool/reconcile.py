@@ -278,7 +278,7 @@ def _judged(
 
 def _overdue(slot: Slot, report: WorkerReport | None) -> str:
     if slot.ready_since is not None:
-        return f"unknown to the router for {_limit(slot)}"
+        return f"unknown to the router for {slot.lost_timeout_s:g} s"
     return f"still {report.state if report else WorkerState.STARTING.value} after {_limit(slot)}"
 
 

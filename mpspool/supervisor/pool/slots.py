@@ -5,8 +5,8 @@ READY: after RestartSettings.retries of them the slot is FATAL. `row` is how man
 followed a worker that was not READY for long: the first is immediate, each next one waits twice as
 long. A worker that reaches READY and dies young therefore backs off but is never given up.
 
-A worker that neither ends nor gets READY is overdue after the slot's start limit: it is ended as one that hangs,
-which counts as any other end.
+A worker that neither ends nor gets READY is overdue after the slot's start limit, and one that was READY and is unknown to the
+router after the slot's other limit: it is ended as one that hangs, which counts as any other end.
 """
 
 from __future__ import annotations
@@ -72,9 +72,10 @@ class Slot:
         settings: when a worker that ended is started again.
         record: of the slot this one goes on from.
         start_timeout_s: how long a worker may be on its way to READY.
+        lost_timeout_s: how long one that was READY may be lost sight of.
 
     Attributes:
-        start_timeout_s: as given.
+        start_timeout_s, lost_timeout_s: as given, or changed since.
         pid: the worker's, 0 while the slot has none.
         generation: of the worker that was started last, 0 before the first.
         restarts: how often a worker was started again, in all.
@@ -93,11 +94,13 @@ class Slot:
         record: SlotRecord | None = None,
         *,
         start_timeout_s: float = math.inf,
+        lost_timeout_s: float = math.inf,
     ) -> None:
         record = record or SlotRecord()
         self._life = Lifecycle(name, SLOT_MOVES, record.state)
         self._settings = settings
         self.start_timeout_s = start_timeout_s
+        self.lost_timeout_s = lost_timeout_s
         self._row = record.row
         self._unready = record.unready
         self._counted = False
@@ -180,7 +183,8 @@ class Slot:
         """
         if self.unready_since is None:
             return False
-        return now - max(self.unready_since, judged_since) >= self.start_timeout_s
+        limit_s = self.start_timeout_s if self.ready_since is None else self.lost_timeout_s
+        return now - max(self.unready_since, judged_since) >= limit_s
 
     def ended(self, status: int, at: float, reason: str = "", *, hit: bool = False) -> Instruction:
         """The worker is gone and reaped.
