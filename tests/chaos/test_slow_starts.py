@@ -59,15 +59,21 @@ def test_a_warm_up_that_never_ends(start: Starter) -> None:
 
 
 def test_a_worker_stopped_before_it_has_said_hello(start: Starter, tmp_path: Path) -> None:
-    """It imports TensorFlow, and the router has not heard of it: at the limit it is killed, and the next one serves."""
-    pool = start("half_plus_two", "exec", LIMIT_S)
+    """It imports TensorFlow, and the router has not heard of it: at the limit, which a reload has brought, it is killed, and the next one serves."""
+    pool = start("half_plus_two", "exec", PLENTY_S)
     os.kill(until(lambda: started(pool)), signal.SIGSTOP)
+    limit(pool, tmp_path, PLENTY_S, LIMIT_S)
     ended(pool, f"hung and killed: still STARTING after {LIMIT_S} s (start_timeout_s)")
     until(lambda: pool.workers()[WORKER]["generation"] > 1, 20, "the next one")
-    config = tmp_path / "pool.yaml"
-    config.write_text(config.read_text().replace(f"_s: {LIMIT_S}}}", f"_s: {PLENTY_S}}}"))
-    reload(pool)
+    limit(pool, tmp_path, LIMIT_S, PLENTY_S)
     pool.wait()
+
+
+def limit(pool: Pool, tmp_path: Path, before_s: int, after_s: int) -> None:
+    """Has it take up another start_timeout_s."""
+    config = tmp_path / "pool.yaml"
+    config.write_text(config.read_text().replace(f"_s: {before_s}}}", f"_s: {after_s}}}"))
+    assert "start_timeout_s holds at once" in reload(pool)
 
 
 def test_a_worker_dead_behind_a_stopped_launcher(start: Starter) -> None:
