@@ -27,8 +27,8 @@ from google.protobuf.message import DecodeError
 
 from bench import embedding
 from mpspool.core import tfs
-from mpspool.loadtest.frames import Request, header_block
 from mpspool.loadtest.link import Link
+from mpspool.loadtest.request import Request, header_block
 from mpspool.loadtest.timer import Timer
 from mpspool.loadtest.wire import Call
 

@@ -137,7 +137,9 @@ def main() -> None:
     """
 
 
-def refuse(error: StartError) -> NoReturn:
+def refuse(
+    error: StartError, outcome: str = "nothing was started", status: int = NOTHING_STARTED
+) -> NoReturn:
     for problem in error.problems:
         click.echo(f"error: {problem}", err=True)
-    fail("nothing was started", NOTHING_STARTED)
+    fail(outcome, status)

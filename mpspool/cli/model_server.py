@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mpspool import __version__
-from mpspool.cli.common import examples, fail, main, refuse
+from mpspool.cli.common import examples, main, refuse
 from mpspool.cli.start import begin
 
 if TYPE_CHECKING:
@@ -120,9 +120,7 @@ def _convert(files: Sequence[str]) -> None:
     try:
         told = convert_files(files, read_text)
     except StartError as error:
-        for problem in error.problems:
-            click.echo(f"error: {problem}", err=True)
-        fail("nothing was converted")
+        refuse(error, "nothing was converted", 1)
     for line in told.notes:
         click.echo(f"note: {line}", err=True)
     click.echo(yaml.safe_dump(told.document(), sort_keys=False, allow_unicode=True), nl=False)

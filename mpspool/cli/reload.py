@@ -7,7 +7,7 @@ from typing import TextIO
 
 import click
 
-from mpspool.cli.common import NOTHING_STARTED, SECONDS, examples, fail, main, run_dir_option
+from mpspool.cli.common import SECONDS, examples, fail, main, refuse, run_dir_option
 from mpspool.core.rundir import RunDir
 
 
@@ -64,8 +64,6 @@ def reload_config(
             models=models,
         )
     except StartError as error:
-        for problem in error.problems:
-            click.echo(f"error: {problem}", err=True)
-        fail("nothing was changed", NOTHING_STARTED)
+        refuse(error, "nothing was changed")
     except (ask.NoPoolError, reload_command.ReloadError) as error:
         fail(str(error))

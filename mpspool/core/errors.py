@@ -59,6 +59,11 @@ class PoolError(Exception):
         self.lack = lack
 
 
+def invalid(message: str) -> PoolError:
+    """The request is wrong, whoever is asked, and whenever."""
+    return PoolError(Code.INVALID_ARGUMENT, message)
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One thing wrong with what the user asked for: where, what, and what to do about it.

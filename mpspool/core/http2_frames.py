@@ -15,6 +15,8 @@ MAX_WINDOW = 2**31 - 1
 DEFAULT_WINDOW = 65_535
 DEFAULT_FRAME_BYTES = 16_384
 LARGEST_FRAME_BYTES = 2**24 - 1
+# Before the first header block that is sent: no dynamic table, whatever size the peer allows (RFC 7541, section 6.3).
+NO_TABLE = b"\x20"
 
 # Types.
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = (
@@ -81,7 +83,7 @@ def settings(pairs: Iterable[tuple[int, int]]) -> bytes:
 
 
 def parse_settings(payload: bytes) -> Iterable[tuple[int, int]]:
-    """(identifier, value), in order; the payload is whole pairs."""
+    """(identifier, value), in order. Raises struct.error for half a pair."""
     return _SETTING.iter_unpack(payload)
 
 

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError
 
 from mpspool.core import tfs
 from mpspool.core.envelope import varint
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, PoolError, invalid
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -46,7 +46,7 @@ def request(
     key = signature or tfs.DEFAULT_SIGNATURE
     known = signatures.signature_def
     if key not in known:
-        raise _invalid(f'Model "{model}" has no signature "{key}". It has: {_names(known)}.')
+        raise invalid(f'Model "{model}" has no signature "{key}". It has: {_names(known)}.')
     message = tfs.PredictRequest()
     message.model_spec.name = model
     message.model_spec.signature_name = signature
@@ -82,10 +82,6 @@ def response(body: bytes) -> dict[str, Any]:
         ) from error
 
 
-def _invalid(message: str) -> PoolError:
-    return PoolError(Code.INVALID_ARGUMENT, message)
-
-
 def _names(names: Any) -> str:
     return ", ".join(f'"{name}"' for name in sorted(names)) or "none"
 
@@ -95,17 +91,17 @@ def _by_input(document: Any, definition: Any) -> dict[str, Any]:
     named = isinstance(document, dict) and not _is_b64(document)
     if not named:
         if len(inputs) != 1:
-            raise _invalid(
+            raise invalid(
                 f"The signature has {len(inputs)} inputs ({_names(inputs)}): "
                 'give an object with a value for each, as {"name": value}.'
             )
         return {next(iter(inputs)): document}
     unknown = set(document) - set(inputs)
     if unknown:
-        raise _invalid(f"There is no input {_names(unknown)}. The signature has: {_names(inputs)}.")
+        raise invalid(f"There is no input {_names(unknown)}. The signature has: {_names(inputs)}.")
     missing = set(inputs) - set(document) - set(definition.defaults)
     if missing:
-        raise _invalid(f"No value for the input {_names(missing)}. The signature has: {_names(inputs)}.")
+        raise invalid(f"No value for the input {_names(missing)}. The signature has: {_names(inputs)}.")
     return dict(document)
 
 
@@ -141,7 +137,7 @@ def _shape(alias: str, value: Any, info: Any) -> list[int]:
             break
         value = value[0]
     if len(shape) > _MAX_DIMENSIONS:
-        raise _invalid(
+        raise invalid(
             f'Input "{alias}": {len(shape)} lists within one another; {_MAX_DIMENSIONS} is the most.'
         )
     unseen = _wanted(info)[len(shape) :] if shape[-1:] == [0] else []
@@ -168,15 +164,13 @@ def _leaves(where: str, value: Any, shape: list[int]) -> Iterator[tuple[str, Any
     """Each element with the place it has in the document. Raises PoolError where lists are ragged."""
     if not shape:
         if isinstance(value, list):
-            raise _invalid(
-                f'Input "{where}": a list, where the elements before it are none: {_shown(value)}.'
-            )
+            raise invalid(f'Input "{where}": a list, where the elements before it are none: {_shown(value)}.')
         yield where, value
         return
     if not isinstance(value, list):
-        raise _invalid(f'Input "{where}": {_shown(value)} is no list, as the elements before it are.')
+        raise invalid(f'Input "{where}": {_shown(value)} is no list, as the elements before it are.')
     if len(value) != shape[0]:
-        raise _invalid(
+        raise invalid(
             f'Input "{where}": {len(value)} elements, but the lists before it have {shape[0]}; no tensor is ragged.'
         )
     for index, element in enumerate(value):
@@ -188,7 +182,7 @@ def _string(where: str, value: Any) -> bytes:
         try:
             return value.encode()
         except UnicodeEncodeError:
-            raise _invalid(
+            raise invalid(
                 f'Input "{where}": {_shown(value)} has half of a surrogate pair, which is no text; give its bytes as'
                 ' {"b64": "..."}.'
             ) from None
@@ -196,26 +190,26 @@ def _string(where: str, value: Any) -> bytes:
         try:
             return base64.b64decode(value["b64"], validate=True)
         except (binascii.Error, TypeError, ValueError):
-            raise _invalid(f'Input "{where}": {_shown(value["b64"])} is not base64.') from None
-    raise _invalid(f'Input "{where}": {_shown(value)} is no string; give "text" or {{"b64": "..."}}.')
+            raise invalid(f'Input "{where}": {_shown(value["b64"])} is not base64.') from None
+    raise invalid(f'Input "{where}": {_shown(value)} is no string; give "text" or {{"b64": "..."}}.')
 
 
 def _numbers(alias: str, leaves: Iterator[tuple[str, Any]], number: int) -> Array:
     try:
         dtype = tfs.numpy_dtype(number)
     except KeyError:
-        raise _invalid(f'Input "{alias}": a {tfs.type_text(number)} cannot be given as JSON.') from None
+        raise invalid(f'Input "{alias}": a {tfs.type_text(number)} cannot be given as JSON.') from None
     convert = _CONVERTERS[_kind(dtype)]
     limits = _limits(dtype)
     values: list[Any] = []
     for where, leaf in leaves:
         value = convert(leaf)
         if value is None:
-            raise _invalid(
+            raise invalid(
                 f'Input "{where}": {_shown(leaf)} is no {tfs.type_text(number)}; {_HINTS[_kind(dtype)]}.'
             )
         if limits and not limits[0] <= value <= limits[1]:
-            raise _invalid(
+            raise invalid(
                 f'Input "{where}": {leaf} does not fit; a {tfs.type_text(number)} goes from {limits[0]} to {limits[1]}.'
             )
         values.append(value)

@@ -25,10 +25,10 @@ from mpspool.core.metadata import MetadataError
 from mpspool.loadtest import MOST_S, figures, messages, report, requests, server
 from mpspool.loadtest.figures import Level, Run
 from mpspool.loadtest.fleet import Fleet, GeneratorLostError
-from mpspool.loadtest.frames import header_block
 from mpspool.loadtest.messages import Answer, Ask, Job
 from mpspool.loadtest.options import Options, Trial
 from mpspool.loadtest.progress import Progress, progress
+from mpspool.loadtest.request import header_block
 
 _PREDICT = f"/{tfs.PREDICTION_SERVICE}/Predict"
 _METADATA = f"/{tfs.PREDICTION_SERVICE}/GetModelMetadata"

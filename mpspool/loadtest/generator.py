@@ -16,10 +16,10 @@ from typing import BinaryIO
 import uvloop
 
 from mpspool.loadtest import messages
-from mpspool.loadtest.frames import Request
 from mpspool.loadtest.link import Link, UnreachableError, secure
 from mpspool.loadtest.loops import Loop, loop_for
 from mpspool.loadtest.messages import Answer, Ask, Job, Phase, Result, Stop
+from mpspool.loadtest.request import Request
 from mpspool.loadtest.wire import Call
 
 _UNKNOWN = 2

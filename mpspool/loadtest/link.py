@@ -11,9 +11,8 @@ from typing import cast
 
 from mpspool.core.client_tls import MAY_HAVE_NONE, MAY_WANT, ClientTls
 from mpspool.core.errors import Code
-from mpspool.loadtest.frames import LAST_STREAM
-from mpspool.loadtest.messages import address
-from mpspool.loadtest.wire import Call, Connection, WireError
+from mpspool.core.host_port import host_port
+from mpspool.loadtest.wire import LAST_STREAM, Call, Connection, WireError
 
 CONNECT_TIMEOUT_S = 10.0
 _PAUSE_S, _MAX_PAUSE_S = 0.05, 1.0
@@ -79,7 +78,7 @@ class Link:
     async def connect(self) -> None:
         """Raises UnreachableError."""
         loop = asyncio.get_running_loop()
-        where = address(self._host, self._port)
+        where = host_port(self._host, self._port)
         new = _Socket(self, loop.create_future())
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):

@@ -11,12 +11,12 @@ from collections.abc import Callable
 from time import monotonic
 
 from mpspool.core.errors import Code
-from mpspool.loadtest.frames import LAST_STREAM, Request
 from mpspool.loadtest.link import Link, UnreachableError, secure
 from mpspool.loadtest.messages import Job, Phase, Progress, Result
+from mpspool.loadtest.request import Request
 from mpspool.loadtest.tally import Tally, Use
 from mpspool.loadtest.timer import Timer
-from mpspool.loadtest.wire import Call
+from mpspool.loadtest.wire import LAST_STREAM, Call
 
 # How often deadlines are looked at: so many times in one, within bounds.
 _LOOKS = 20

@@ -11,11 +11,6 @@ from mpspool.core.client_tls import ClientTls
 HEAD_BYTES = 4
 
 
-def address(host: str, port: int) -> str:
-    """HOST:PORT, an IPv6 address in brackets."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 class Ask(msgspec.Struct, tag="ask"):
     """One call, whose answer is wanted."""
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from pathlib import Path
 
 from mpspool.core.client_tls import ClientTls
-from mpspool.loadtest import messages
+from mpspool.core.host_port import host_port
 from mpspool.loadtest.messages import Phase
 
 # As --json: standard output.
@@ -58,7 +58,7 @@ class Options:
 
     @property
     def address(self) -> str:
-        return messages.address(self.host, self.port)
+        return host_port(self.host, self.port)
 
     @property
     def made_up(self) -> bool:

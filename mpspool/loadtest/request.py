@@ -1,87 +1,26 @@
-"""What a load sends over HTTP/2, made once: the frames' heads, and a call's bytes but for its stream id."""
+"""A call that a load sends by gRPC: its bytes, made once, but for its stream id."""
 
 from __future__ import annotations
 
 import base64
 import struct
 from collections.abc import Iterable
-from enum import IntEnum
 
 from mpspool.core import metadata
-from mpspool.core.errors import Code
-from mpspool.core.http2_frames import END_HEADERS, END_STREAM, ErrorCode
+from mpspool.core.http2_frames import (
+    DATA,
+    DEFAULT_FRAME_BYTES,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    LARGEST_FRAME_BYTES,
+    NO_TABLE,
+)
 
-# Until a server has said otherwise (RFC 9113, section 6.5.2); of the windows the most there can be, too.
-FRAME_BYTES = 16384
-WINDOW_BYTES = 65535
-LAST_STREAM = MAX_WINDOW_BYTES = 2**31 - 1
-# Before the first header block: no dynamic table, whatever size the server allows (RFC 7541, section 6.3).
-NO_TABLE = b"\x20"
-
-# Length (in two parts), type, flags, stream.
-read_head = struct.Struct(">BHBBI").unpack_from
 _MESSAGE = struct.Struct(">BI")
-_SETTING = struct.Struct(">HI")
 
 _TIMEOUT_UNITS = (("u", 1e-6), ("m", 1e-3), ("S", 1.0))
 _MAX_TIMEOUT = 99_999_999
-
-
-class Kind(IntEnum):
-    """Types of frames."""
-
-    DATA = 0
-    HEADERS = 1
-    RST_STREAM = 3
-    SETTINGS = 4
-    PUSH_PROMISE = 5
-    PING = 6
-    GOAWAY = 7
-    WINDOW_UPDATE = 8
-    CONTINUATION = 9
-
-
-# What a gRPC client makes of a stream's end without a status (grpc/doc/PROTOCOL-HTTP2.md); of all others INTERNAL.
-CODE_OF_RESET = {
-    ErrorCode.STREAM_CLOSED: Code.UNKNOWN,
-    ErrorCode.REFUSED_STREAM: Code.UNAVAILABLE,
-    ErrorCode.CANCEL: Code.CANCELLED,
-    ErrorCode.ENHANCE_YOUR_CALM: Code.RESOURCE_EXHAUSTED,
-    ErrorCode.INADEQUATE_SECURITY: Code.PERMISSION_DENIED,
-}
-# Of HTTP's status where there is none of gRPC's (grpc/doc/http-grpc-status-mapping.md); of all others UNKNOWN.
-CODE_OF_HTTP = {
-    400: Code.INTERNAL,
-    401: Code.UNAUTHENTICATED,
-    403: Code.PERMISSION_DENIED,
-    404: Code.UNIMPLEMENTED,
-    429: Code.UNAVAILABLE,
-    502: Code.UNAVAILABLE,
-    503: Code.UNAVAILABLE,
-    504: Code.UNAVAILABLE,
-}
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    return head(kind, flags, len(payload)) + stream.to_bytes(4, "big") + payload
-
-
-def head(kind: int, flags: int, size: int) -> bytes:
-    """A frame's first five bytes: all but its stream."""
-    return size.to_bytes(3, "big") + bytes((kind, flags))
-
-
-def settings(values: dict[int, int]) -> bytes:
-    return frame(Kind.SETTINGS, 0, 0, b"".join(_SETTING.pack(*item) for item in values.items()))
-
-
-def read_settings(payload: bytes) -> Iterable[tuple[int, int]]:
-    """Raises struct.error for half a setting."""
-    return _SETTING.iter_unpack(payload)
-
-
-def window_update(stream: int, size: int) -> bytes:
-    return frame(Kind.WINDOW_UPDATE, 0, stream, size.to_bytes(4, "big"))
 
 
 def header_block(
@@ -111,8 +50,10 @@ def header_block(
     last = [("te", "trailers"), ("grpc-timeout", timeout(deadline_s))]
     last += [(key, _on_the_wire(key, text)) for key, text in named]
     block += b"".join(b"\x00" + _string(key) + _string(value) for key, value in last)
-    if len(block) + len(NO_TABLE) > FRAME_BYTES:
-        raise metadata.MetadataError(f"the metadata takes {len(block)} bytes; {FRAME_BYTES} are the most")
+    if len(block) + len(NO_TABLE) > DEFAULT_FRAME_BYTES:
+        raise metadata.MetadataError(
+            f"the metadata takes {len(block)} bytes; {DEFAULT_FRAME_BYTES} are the most"
+        )
     return block
 
 
@@ -164,5 +105,10 @@ class Request:
         self.block = block
         self.body = _MESSAGE.pack(0, len(message)) + message
         self.size = len(self.body)
-        self.head = head(Kind.HEADERS, END_HEADERS, len(block))
-        self.middle = block + head(Kind.DATA, END_STREAM, min(self.size, 2**24 - 1))
+        self.head = _head(HEADERS, END_HEADERS, len(block))
+        self.middle = block + _head(DATA, END_STREAM, min(self.size, LARGEST_FRAME_BYTES))
+
+
+def _head(kind: int, flags: int, size: int) -> bytes:
+    """A frame's first five bytes: all but its stream."""
+    return size.to_bytes(3, "big") + bytes((kind, flags))

@@ -16,39 +16,55 @@ from urllib.parse import unquote
 
 from hpack import Decoder, HPACKError
 
+from mpspool.core import http2_frames as frames
 from mpspool.core.errors import Code
 from mpspool.core.http2_frames import (
     ACK,
+    CONTINUATION,
+    DATA,
+    DEFAULT_FRAME_BYTES,
+    DEFAULT_WINDOW,
     END_HEADERS,
     END_STREAM,
     HAS_PRIORITY,
+    HEADERS,
+    LARGEST_FRAME_BYTES,
+    MAX_WINDOW,
+    NO_TABLE,
     PADDED,
     PREFACE,
+    STREAM_ID_MASK,
     ErrorCode,
     Setting,
 )
-from mpspool.loadtest.frames import (
-    CODE_OF_HTTP,
-    CODE_OF_RESET,
-    FRAME_BYTES,
-    LAST_STREAM,
-    MAX_WINDOW_BYTES,
-    NO_TABLE,
-    WINDOW_BYTES,
-    Kind,
-    Request,
-    frame,
-    read_head,
-    read_settings,
-    settings,
-    window_update,
-)
+from mpspool.loadtest.request import Request
 
+LAST_STREAM = STREAM_ID_MASK
 # The server gets back so much of a window at once.
 _RETURNED_BYTES = 2**28
 _REMEMBERED_BLOCKS = 64
 _MAX_BLOCK_BYTES = 2**18
-_DATA, _HEADERS, _CONTINUATION = Kind.DATA.value, Kind.HEADERS.value, Kind.CONTINUATION.value
+# A frame's header: length (in two parts), type, flags, stream.
+_read_header = struct.Struct(">BHBBI").unpack_from
+# What a gRPC client makes of a stream's end without a status (grpc/doc/PROTOCOL-HTTP2.md); of all others INTERNAL.
+_CODE_OF_RESET = {
+    ErrorCode.STREAM_CLOSED: Code.UNKNOWN,
+    ErrorCode.REFUSED_STREAM: Code.UNAVAILABLE,
+    ErrorCode.CANCEL: Code.CANCELLED,
+    ErrorCode.ENHANCE_YOUR_CALM: Code.RESOURCE_EXHAUSTED,
+    ErrorCode.INADEQUATE_SECURITY: Code.PERMISSION_DENIED,
+}
+# Of HTTP's status where there is none of gRPC's (grpc/doc/http-grpc-status-mapping.md); of all others UNKNOWN.
+_CODE_OF_HTTP = {
+    400: Code.INTERNAL,
+    401: Code.UNAUTHENTICATED,
+    403: Code.PERMISSION_DENIED,
+    404: Code.UNIMPLEMENTED,
+    429: Code.UNAVAILABLE,
+    502: Code.UNAVAILABLE,
+    503: Code.UNAVAILABLE,
+    504: Code.UNAVAILABLE,
+}
 
 
 class WireError(Exception):
@@ -134,9 +150,9 @@ class Connection:
         self._greeted = False  # the first header block is on its way
         # What the server allows.
         self._most = LAST_STREAM
-        self._frame = FRAME_BYTES
-        self._window = WINDOW_BYTES
-        self._stream_window = WINDOW_BYTES
+        self._frame = DEFAULT_FRAME_BYTES
+        self._window = DEFAULT_WINDOW
+        self._stream_window = DEFAULT_WINDOW
         # What is read.
         self._decoder = Decoder()
         self._heads: dict[bytes, Head] = {}
@@ -148,8 +164,8 @@ class Connection:
 
     def open(self) -> None:
         """Says hello: windows as large as there are, for it is not the client that is to be measured."""
-        hello = settings({Setting.ENABLE_PUSH: 0, Setting.INITIAL_WINDOW_SIZE: MAX_WINDOW_BYTES})
-        self.send(PREFACE + hello + window_update(0, MAX_WINDOW_BYTES - WINDOW_BYTES))
+        hello = frames.settings(((Setting.ENABLE_PUSH, 0), (Setting.INITIAL_WINDOW_SIZE, MAX_WINDOW)))
+        self.send(PREFACE + hello + frames.window_update(0, MAX_WINDOW - DEFAULT_WINDOW))
 
     def start(self, call: Call) -> None:
         """Sends it, or as much of it as the server allows now."""
@@ -174,7 +190,7 @@ class Connection:
             return
         block = request.block if self._greeted else NO_TABLE + request.block
         self._greeted = True
-        self.send(frame(_HEADERS, END_HEADERS, stream, block))
+        self.send(frames.frame(HEADERS, END_HEADERS, stream, block))
         call.unsent = memoryview(request.body)
         call.room = self._stream_window
         if not self._pump(call):
@@ -195,7 +211,7 @@ class Connection:
             last = END_STREAM if begin + len(piece) == len(unsent) else 0
             out += [
                 len(piece).to_bytes(3, "big"),
-                bytes((_DATA, last)),
+                bytes((DATA, last)),
                 call.stream.to_bytes(4, "big"),
                 piece,
             ]
@@ -251,13 +267,13 @@ class Connection:
             end = len(data)
             self._rest = b""
         while end - at >= 9:
-            high, low, kind, flags, stream = read_head(data, at)
+            high, low, kind, flags, stream = _read_header(data, at)
             size = high << 16 | low
             begin = at + 9
             if (
-                kind == _DATA
+                kind == DATA
                 and not flags & PADDED
-                and size <= FRAME_BYTES
+                and size <= DEFAULT_FRAME_BYTES
                 and self._block is None
                 and self.ready
             ):
@@ -272,13 +288,13 @@ class Connection:
                 if flags & END_STREAM and call is not None:
                     self._finish(call, Head(-1, "", 0), over)
                 continue
-            if size > FRAME_BYTES or not self.ready:
+            if size > DEFAULT_FRAME_BYTES or not self.ready:
                 self._check(kind, flags, size)
             if begin + size > end:
                 break
             at = begin + size
             if (
-                kind == _HEADERS
+                kind == HEADERS
                 and flags & END_HEADERS
                 and not flags & (PADDED | HAS_PRIORITY)
                 and not self._block
@@ -290,7 +306,7 @@ class Connection:
         if at < end:
             self._rest = data[at:]
         if self._received >= _RETURNED_BYTES:
-            self.send(window_update(0, self._received))
+            self.send(frames.window_update(0, self._received))
             self._received = 0
         self.start_waiting()
 
@@ -317,43 +333,43 @@ class Connection:
         if call.parts is not None:
             call.parts.append(data[begin:end])
         if call.length - call.granted >= _RETURNED_BYTES:
-            self.send(window_update(call.stream, call.length - call.granted))
+            self.send(frames.window_update(call.stream, call.length - call.granted))
             call.granted = call.length
 
     def _check(self, kind: int, flags: int, size: int) -> None:
         """What is wrong with a frame before it has come."""
-        if not self.ready and (kind != Kind.SETTINGS or flags & ACK):
+        if not self.ready and (kind != frames.SETTINGS or flags & ACK):
             raise WireError("what answers does not speak HTTP/2")
-        if size > FRAME_BYTES:
-            raise WireError(f"a frame of {size} bytes, where {FRAME_BYTES} are allowed")
+        if size > DEFAULT_FRAME_BYTES:
+            raise WireError(f"a frame of {size} bytes, where {DEFAULT_FRAME_BYTES} are allowed")
 
     def _other(self, kind: int, flags: int, stream: int, payload: bytes, over: list[Call]) -> None:
         """Whatever is not the usual answer."""
-        if (self._block is not None) != (kind == _CONTINUATION):
+        if (self._block is not None) != (kind == CONTINUATION):
             raise WireError("a header block that is broken off")
         match kind:
-            case Kind.DATA:
+            case frames.DATA:
                 self._padded_data(flags, stream, payload, over)
-            case Kind.HEADERS:
+            case frames.HEADERS:
                 self._block = (stream, flags, [_stripped(payload, flags)])
                 self._block_goes_on(flags, over)
-            case Kind.CONTINUATION:
+            case frames.CONTINUATION:
                 self._continuation(flags, stream, payload, over)
-            case Kind.RST_STREAM:
+            case frames.RST_STREAM:
                 self._stream_reset(stream, payload, over)
-            case Kind.SETTINGS:
+            case frames.SETTINGS:
                 if not flags & ACK:
                     self._settings(payload)
-            case Kind.PING:
+            case frames.PING:
                 if not flags & ACK:
-                    self.send(frame(Kind.PING, ACK, 0, payload))
-            case Kind.GOAWAY:
+                    self.send(frames.frame(frames.PING, ACK, 0, payload))
+            case frames.GOAWAY:
                 self._goaway(payload, over)
-            case Kind.WINDOW_UPDATE:
+            case frames.WINDOW_UPDATE:
                 self._window_update(stream, payload)
-            case Kind.PUSH_PROMISE:
+            case frames.PUSH_PROMISE:
                 raise WireError("a push, which nobody allowed")
-            case _:  # HAS_PRIORITY, and what is not known has to be ignored
+            case _:  # PRIORITY, and what is not known has to be ignored
                 pass
 
     def _padded_data(self, flags: int, stream: int, payload: bytes, over: list[Call]) -> None:
@@ -422,12 +438,12 @@ class Connection:
             call.code, call.text = head.code, head.text
         else:
             http = head.http or call.http
-            call.code = CODE_OF_HTTP.get(http, Code.UNKNOWN)
+            call.code = _CODE_OF_HTTP.get(http, Code.UNKNOWN)
             call.text = "the answer has no grpc-status" + (f"; HTTP status {http}" if http != 200 else "")
         over.append(call)
 
     def _reset(self, stream: int) -> None:
-        self.send(frame(Kind.RST_STREAM, 0, stream, ErrorCode.CANCEL.to_bytes(4, "big")))
+        self.send(frames.rst_stream(stream, ErrorCode.CANCEL))
 
     def _stream_reset(self, stream: int, payload: bytes, over: list[Call]) -> None:
         call = self.calls.pop(stream, None)
@@ -435,24 +451,24 @@ class Connection:
             return
         self._blocked.pop(stream, None)
         number = int.from_bytes(payload, "big")
-        call.code = CODE_OF_RESET.get(number, Code.INTERNAL)  # type: ignore[call-overload]
+        call.code = _CODE_OF_RESET.get(number, Code.INTERNAL)  # type: ignore[call-overload]
         call.text = f"the server reset the stream: {_name(number)}"
         call.refused = number == ErrorCode.REFUSED_STREAM
         over.append(call)
 
     def _settings(self, payload: bytes) -> None:
         try:
-            found = dict(read_settings(payload))
+            found = dict(frames.parse_settings(payload))
         except struct.error as error:
             raise WireError("half a setting") from error
         self.ready = True
         self._most = found.get(Setting.MAX_CONCURRENT_STREAMS, self._most)
         self._frame = found.get(Setting.MAX_FRAME_SIZE, self._frame)
-        if not FRAME_BYTES <= self._frame < 2**24:
+        if not DEFAULT_FRAME_BYTES <= self._frame <= LARGEST_FRAME_BYTES:
             raise WireError(
-                f"frames of {self._frame} bytes at most, where HTTP/2 has them from {FRAME_BYTES} on"
+                f"frames of {self._frame} bytes at most, where HTTP/2 has them from {DEFAULT_FRAME_BYTES} on"
             )
-        self.send(frame(Kind.SETTINGS, ACK, 0))
+        self.send(frames.frame(frames.SETTINGS, ACK, 0))
         if Setting.INITIAL_WINDOW_SIZE in found:
             grown = found[Setting.INITIAL_WINDOW_SIZE] - self._stream_window
             self._stream_window += grown
@@ -461,10 +477,10 @@ class Connection:
             self._unblock()
 
     def _window_update(self, stream: int, payload: bytes) -> None:
-        size = int.from_bytes(payload, "big") & LAST_STREAM
+        size = int.from_bytes(payload, "big") & STREAM_ID_MASK
         if not stream:
             self._window += size
-            if self._window > MAX_WINDOW_BYTES:
+            if self._window > MAX_WINDOW:
                 raise WireError("a window beyond what HTTP/2 has")
             if self._blocked:
                 self._unblock()
@@ -481,7 +497,10 @@ class Connection:
                 return
 
     def _goaway(self, payload: bytes, over: list[Call]) -> None:
-        last, number = int.from_bytes(payload[:4], "big") & LAST_STREAM, int.from_bytes(payload[4:8], "big")
+        last, number = (
+            int.from_bytes(payload[:4], "big") & STREAM_ID_MASK,
+            int.from_bytes(payload[4:8], "big"),
+        )
         why = payload[8:].decode("utf-8", "replace")
         self.closing = f"the server ends the connection: {_name(number)}{f', {why}' if why else ''}"
         refused = [call for stream, call in self.calls.items() if stream > last]

@@ -146,13 +146,13 @@ class Control:
         """Pids of the processes attached to that server."""
         return self._pids(f"get_client_list {server}")
 
-    def terminate_client(self, server: int, client: int, timeout_s: float = _ANSWER_LIMIT_S) -> None:
+    def terminate_client(self, server: int, client: int) -> None:
         """Takes a client off its server, so that it can be killed without harm to the others.
 
         Raises:
             ControlError: the daemon answers with a CUDA error, by its number.
         """
-        if (said := self.raw(f"terminate_client {server} {client}", timeout_s).strip()) != "0":
+        if (said := self.raw(f"terminate_client {server} {client}").strip()) != "0":
             raise ControlError(f"terminate_client {server} {client} answered {said!r}")
 
     def quit(self, timeout_s: float = _ANSWER_LIMIT_S) -> None:

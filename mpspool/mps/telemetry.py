@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mpspool.mps.devices import text_of
+
 RESET_XIDS: Mapping[int, str] = {
     46: "GPU stopped processing",
     62: "internal micro-controller halt",
@@ -226,8 +228,8 @@ class Telemetry:
                 ask("nvmlDeviceGetComputeInstanceId", handle),
             )
         watched.handle, watched.whole = handle, whole
-        watched.name = _text(ask("nvmlDeviceGetName", handle) or "")
-        watched.whole_uuid = _text(ask("nvmlDeviceGetUUID", whole) or "") if whole is not None else ""
+        watched.name = text_of(ask("nvmlDeviceGetName", handle) or "")
+        watched.whole_uuid = text_of(ask("nvmlDeviceGetUUID", whole) or "") if whole is not None else ""
         if self._events is not None and watched.whole_uuid not in {"", *self._registered}:
             ask("nvmlDeviceRegisterEvents", whole, _XID_EVENT, self._events)
             self._registered.add(watched.whole_uuid)
@@ -246,7 +248,7 @@ class Telemetry:
                 self._note(event)
 
     def _note(self, event: Any) -> None:
-        uuid = _text(_Asking(self._nvml)("nvmlDeviceGetUUID", event.device) or "")
+        uuid = text_of(_Asking(self._nvml)("nvmlDeviceGetUUID", event.device) or "")
         xid = int(event.eventData)
         for watched in self._watched:
             if uuid and watched.whole_uuid == uuid and _concerns(event, watched.instance):
@@ -356,8 +358,3 @@ def _recovery(ask: _Asking, whole: Any) -> str:
         return ""
     needed = _RECOVERIES.get(int(values[0].value.uiVal), "")
     return f"the driver says that it needs {needed}" if needed else ""
-
-
-def _text(value: str | bytes) -> str:
-    """Old versions of pynvml answer bytes."""
-    return value.decode() if isinstance(value, bytes) else value

@@ -10,6 +10,7 @@ import socket
 from pathlib import Path
 
 from mpspool.core.errors import Problem
+from mpspool.core.host_port import host_port
 
 DEFAULT_GRPC_PORT = 8500
 DEFAULT_REST_PORT = 8501
@@ -47,10 +48,10 @@ def client_address(host: str, port: int) -> str:
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
-        return f"{host}:{port}"
+        return host_port(host, port)
     if address.is_unspecified:
         address = ipaddress.ip_address("127.0.0.1" if address.version == 4 else "::1")
-    return f"[{address}]:{port}" if address.version == 6 else f"{address}:{port}"
+    return host_port(str(address), port)
 
 
 def with_port(address: str) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from mpspool.core import envelope, tfs
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, PoolError, invalid
 from mpspool.core.ids import ModelVersion
 from mpspool.worker import codec
 from mpspool.worker.engine.base import Array, Engine, Signature
@@ -119,7 +119,7 @@ class Plan:
                 raise self._missing(alias, given)
         if used != len(given):
             known = [alias for alias in self._aliases if alias in given]
-            raise _invalid(
+            raise invalid(
                 f"Inputs contains invalid name. Used request inputs: {','.join(known)}, "
                 f"request input: {','.join(sorted(given))}"
             )
@@ -131,14 +131,14 @@ class Plan:
             return
         extra = sorted(set(given) - set(self._aliases))
         missing = sorted(set(self._aliases) - set(given))
-        raise _invalid(
+        raise invalid(
             f"input size does not match signature: {sent}!={wanted} "
             f"len({{{','.join(sorted(given))}}}) != len({{{','.join(self._aliases)}}}). "
             f"Sent extra: {{{','.join(extra)}}}. Missing but required: {{{','.join(missing)}}}."
         )
 
     def _missing(self, alias: str, given: Any) -> PoolError:
-        return _invalid(
+        return invalid(
             f"Signature input alias: {alias}(feed name: {self._feed_names[alias]}) not found in request "
             f"and no default value provided. Inputs expected to be in the request "
             f"{{{','.join(sorted(given))}}}, or default input alias set: "
@@ -150,7 +150,7 @@ class Plan:
             if inputs[alias].dtype != dtype:
                 wanted = tfs.type_text(self.signature.inputs[alias].dtype)
                 given = tfs.type_text(tfs.number_of(inputs[alias].dtype))
-                raise _invalid(f"Expects arg[{index}] to be {wanted} but {given} is provided")
+                raise invalid(f"Expects arg[{index}] to be {wanted} but {given} is provided")
 
     def response(self, output_filter: tuple[str, ...]) -> ResponsePlan:
         """How the outputs asked for are answered. Raises PoolError."""
@@ -167,12 +167,12 @@ class Plan:
         seen: set[str] = set()
         for alias in output_filter:
             if alias not in self.signature.outputs:
-                raise _invalid(
+                raise invalid(
                     f"output tensor alias not found in signature: {alias} Outputs expected to be in the "
                     f"set {{{','.join(sorted(self.signature.outputs))}}}."
                 )
             if alias in seen:
-                raise _invalid(f"duplicate output tensor alias: {alias}")
+                raise invalid(f"duplicate output tensor alias: {alias}")
             seen.add(alias)
 
 
@@ -180,10 +180,6 @@ def _tensor(raw: Any, alias: str, body: bytes) -> Array:
     try:
         return codec.decode(raw, lambda: tfs.PredictRequest.FromString(body).inputs[alias])
     except codec.TensorError:
-        raise _invalid(f"tensor parsing error: {alias}") from None
+        raise invalid(f"tensor parsing error: {alias}") from None
     except DecodeError:  # in a list, which is not looked into before
         raise envelope.malformed(body) from None
-
-
-def _invalid(message: str) -> PoolError:
-    return PoolError(Code.INVALID_ARGUMENT, message)

@@ -29,11 +29,12 @@ from h2.events import StreamEnded
 from mpspool.core import tfs
 from mpspool.core.client_tls import ClientTls
 from mpspool.core.errors import Code
+from mpspool.core.http2_frames import PUSH_PROMISE, frame
 from mpspool.loadtest import fleet, generator
 from mpspool.loadtest.figures import run_of
-from mpspool.loadtest.frames import Kind, frame, header_block
 from mpspool.loadtest.loops import loop_for
 from mpspool.loadtest.messages import Answer, Ask, Job, Phase, Progress, Result
+from mpspool.loadtest.request import header_block
 from tests.conftest import PoolStarter
 from tests.polling import until
 from tests.pool import CLI, ROOT, Pool, cli
@@ -359,7 +360,7 @@ def _answer_one_and_push(listener: socket.socket, over: threading.Event) -> None
                     h2.send_headers(asked[0], [(":status", "200")])
                     h2.send_data(asked[0], bytes(5))
                     h2.send_headers(asked[0], [("grpc-status", "0")], end_stream=True)
-                    connection.sendall(h2.data_to_send() + frame(Kind.PUSH_PROMISE, 4, asked[1], bytes(4)))
+                    connection.sendall(h2.data_to_send() + frame(PUSH_PROMISE, 4, asked[1], bytes(4)))
                     break
                 connection.sendall(h2.data_to_send())
 

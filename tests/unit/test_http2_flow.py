@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpspool.core import http2_frames as frames
-from mpspool.core.http2_frames import ErrorCode, Setting
-from mpspool.router.fronts.http2.headers import NO_TABLE
+from mpspool.core.http2_frames import NO_TABLE, ErrorCode, Setting
 from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.streams import Buffer, headers_frame
 from tests.fakes.http2 import LEAD, TAIL, Echo, Frame, Scene, Sink, data, goaway_code, headers, reset_codes

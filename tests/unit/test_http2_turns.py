@@ -12,7 +12,7 @@ from mpspool.core import http2_frames as frames
 from mpspool.router.fronts import turns
 from mpspool.router.fronts.http2 import link as link_module
 from mpspool.router.fronts.http2.connection import Connection
-from mpspool.router.fronts.http2.headers import NO_TABLE, RequestHead, encode
+from mpspool.router.fronts.http2.headers import RequestHead, encode
 from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.link import Link
 from mpspool.router.fronts.http2.listener import Listener
@@ -80,7 +80,7 @@ def test_what_is_turned_away_takes_less_of_a_turn(known: bool) -> None:
     assert turned == list(range(1, 2 * CALLS, 2))
     sent = split(bytes(sink.sent[begun:]))
     assert [frame.stream for frame in sent if frame.kind == frames.HEADERS] == turned
-    assert sent[0].payload == NO_TABLE + answer
+    assert sent[0].payload == frames.NO_TABLE + answer
     assert {frame.payload for frame in sent[2:] if frame.kind == frames.HEADERS} == {answer}
     assert reset_codes(sent) == dict.fromkeys(turned, frames.ErrorCode.NO_ERROR)
     assert not connection.over

@@ -29,13 +29,13 @@ from mpspool.core.errors import Code
 from mpspool.loadtest import command, figures, plot, records, report, requests, server
 from mpspool.loadtest.command import BenchError
 from mpspool.loadtest.figures import Level, failures_of, figure, percentile, run_of
-from mpspool.loadtest.frames import Request
 from mpspool.loadtest.link import Link, UnreachableError
 from mpspool.loadtest.loops import loop_for
 from mpspool.loadtest.messages import Answer, Ask, Failure, Job, Phase, Result
 from mpspool.loadtest.options import Options, Trial
 from mpspool.loadtest.progress import Progress
 from mpspool.loadtest.records import RecordError
+from mpspool.loadtest.request import Request
 from mpspool.loadtest.requests import RequestError
 from mpspool.loadtest.tally import Tally
 from mpspool.loadtest.timer import Timer

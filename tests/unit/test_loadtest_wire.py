@@ -14,12 +14,11 @@ from hpack import Encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mpspool.core import http2_frames
+from mpspool.core import http2_frames as frames
 from mpspool.core.errors import Code
 from mpspool.core.metadata import MetadataError
-from mpspool.loadtest import frames
-from mpspool.loadtest.frames import Kind, Request, header_block
-from mpspool.loadtest.wire import Call, Connection, WireError
+from mpspool.loadtest.request import Request, header_block, timeout
+from mpspool.loadtest.wire import LAST_STREAM, Call, Connection, WireError
 
 H2 = h2.connection.H2Connection
 BLOCK = header_block("/a.B/C", "host:1", [("x-key", "value")], 5.0)
@@ -42,7 +41,7 @@ class Server:
         answer: Callable[[bytes], bytes | str] = lambda body: body,
         settings: dict[int, int] | None = None,
         cuts: list[int] | None = None,
-        last_stream: int = frames.LAST_STREAM,
+        last_stream: int = LAST_STREAM,
     ) -> None:
         self.h2 = H2(h2.config.H2Configuration(client_side=False, header_encoding="utf-8"))
         self.sent: list[bytes] = []
@@ -228,16 +227,16 @@ def test_header_blocks_that_change_the_table() -> None:
 def test_a_stream_that_is_reset() -> None:
     """A reset has the code that gRPC gives it; one that was refused unseen says so."""
     for error, code, refused in (
-        (http2_frames.ErrorCode.REFUSED_STREAM, Code.UNAVAILABLE, True),
-        (http2_frames.ErrorCode.ENHANCE_YOUR_CALM, Code.RESOURCE_EXHAUSTED, False),
-        (http2_frames.ErrorCode.PROTOCOL_ERROR, Code.INTERNAL, False),
+        (frames.ErrorCode.REFUSED_STREAM, Code.UNAVAILABLE, True),
+        (frames.ErrorCode.ENHANCE_YOUR_CALM, Code.RESOURCE_EXHAUSTED, False),
+        (frames.ErrorCode.PROTOCOL_ERROR, Code.INTERNAL, False),
         (99, Code.INTERNAL, False),
     ):
         server = Server()
         server.pump()
         call = server.call(b"x")
         (over,) = server.client.receive(
-            frames.frame(Kind.RST_STREAM, 0, call.stream, int(error).to_bytes(4, "big"))
+            frames.frame(frames.RST_STREAM, 0, call.stream, int(error).to_bytes(4, "big"))
         )
         assert (over.code, over.refused) == (code, refused)
 
@@ -248,7 +247,7 @@ def test_goaway() -> None:
     server.pump()
     first, second = server.call(b"1"), server.call(b"2")
     payload = first.stream.to_bytes(4, "big") + bytes(4) + b"bye"
-    assert server.client.receive(frames.frame(Kind.GOAWAY, 0, 0, payload)) == [second]
+    assert server.client.receive(frames.frame(frames.GOAWAY, 0, 0, payload)) == [second]
     assert second.refused
     assert "bye" in server.client.closing
     assert texts(server.pump()) == [b"1"]
@@ -333,17 +332,19 @@ def test_much_is_received() -> None:
     ("data", "text"),
     [
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", "HTTP/2"),
-        (frames.frame(Kind.PING, 0, 0, bytes(8)), "HTTP/2"),
-        (frames.settings({}) + frames.head(Kind.HEADERS, 4, 20_000) + bytes(4), "20000 bytes"),
-        (frames.settings({}) + frames.frame(Kind.CONTINUATION, 4, 1), "broken off"),
+        (frames.frame(frames.PING, 0, 0, bytes(8)), "HTTP/2"),
+        (frames.settings(()) + frames.frame(frames.HEADERS, 4, 1, bytes(20_000))[:9], "20000 bytes"),
+        (frames.settings(()) + frames.frame(frames.CONTINUATION, 4, 1), "broken off"),
         (
-            frames.settings({}) + frames.frame(Kind.HEADERS, 0, 1) + frames.frame(Kind.PING, 0, 0, bytes(8)),
+            frames.settings(())
+            + frames.frame(frames.HEADERS, 0, 1)
+            + frames.frame(frames.PING, 0, 0, bytes(8)),
             "broken off",
         ),
-        (frames.settings({}) + frames.frame(Kind.HEADERS, 4, 1, b"\xff\xff\xff"), "header block"),
-        (frames.settings({}) + frames.frame(Kind.PUSH_PROMISE, 4, 1), "push"),
-        (frames.settings({http2_frames.Setting.MAX_FRAME_SIZE: 5}), "5 bytes"),
-        (frames.settings({}) + frames.window_update(0, 2**31 - 1), "window"),
+        (frames.settings(()) + frames.frame(frames.HEADERS, 4, 1, b"\xff\xff\xff"), "header block"),
+        (frames.settings(()) + frames.frame(frames.PUSH_PROMISE, 4, 1), "push"),
+        (frames.settings([(frames.Setting.MAX_FRAME_SIZE, 5)]), "5 bytes"),
+        (frames.settings(()) + frames.window_update(0, 2**31 - 1), "window"),
     ],
 )
 def test_what_is_no_http2(data: bytes, text: str) -> None:
@@ -358,13 +359,13 @@ def test_what_was_over_before_is_told() -> None:
     """A call whose answer is in the same bytes is over; the other is lost with the connection."""
     client = Connection(lambda _: None)
     client.open()
-    client.receive(frames.settings({}))
+    client.receive(frames.settings(()))
     first, second = Call(Request(BLOCK, b"x")), Call(Request(BLOCK, b"x"))
     client.start(first)
     client.start(second)
-    answer = frames.frame(Kind.HEADERS, 5, 1, Encoder().encode([*HEAD, *OK]))
+    answer = frames.frame(frames.HEADERS, 5, 1, Encoder().encode([*HEAD, *OK]))
     with pytest.raises(WireError) as raised:
-        client.receive(answer + frames.frame(Kind.PUSH_PROMISE, 4, 3))
+        client.receive(answer + frames.frame(frames.PUSH_PROMISE, 4, 3))
     assert raised.value.over == [first]
     assert first.code == Code.OK
     assert client.lost() == [second]
@@ -375,7 +376,7 @@ def test_any_bytes_are_borne(data: bytes, cut: int) -> None:
     """Whatever a server sends, it is an answer or a WireError."""
     client = Connection(lambda _: None)
     client.open()
-    client.receive(frames.settings({}))
+    client.receive(frames.settings(()))
     client.start(Call(Request(BLOCK, b"x")))
     try:
         client.receive(data[:cut])
@@ -390,12 +391,12 @@ def test_padded_and_continued_frames() -> None:
     server.pump()
     call = server.call(b"x")
     block = H2(h2.config.H2Configuration(client_side=False)).encoder.encode([*HEAD])
-    data = frames.frame(Kind.HEADERS, http2_frames.HAS_PRIORITY, call.stream, bytes(5) + block[:1])
-    data += frames.frame(Kind.CONTINUATION, http2_frames.END_HEADERS, call.stream, block[1:])
-    data += frames.frame(Kind.DATA, http2_frames.PADDED, call.stream, b"\x03\x00\x00\x00\x00\x01yppp")
+    data = frames.frame(frames.HEADERS, frames.HAS_PRIORITY, call.stream, bytes(5) + block[:1])
+    data += frames.frame(frames.CONTINUATION, frames.END_HEADERS, call.stream, block[1:])
+    data += frames.frame(frames.DATA, frames.PADDED, call.stream, b"\x03\x00\x00\x00\x00\x01yppp")
     data += frames.frame(
-        Kind.HEADERS,
-        http2_frames.END_HEADERS | http2_frames.END_STREAM,
+        frames.HEADERS,
+        frames.END_HEADERS | frames.END_STREAM,
         call.stream,
         b"\x00\x0bgrpc-status\x010",
     )
@@ -421,10 +422,10 @@ def test_an_answer_without_a_status(http: str, code: Code) -> None:
 
 def test_timeouts() -> None:
     """grpc-timeout has eight digits at most, and is never zero."""
-    assert frames.timeout(0.25) == "250000u"
-    assert frames.timeout(1e-9) == "1u"
-    assert frames.timeout(3600) == "3600000m"
-    assert frames.timeout(1e6) == "1000000S"
+    assert timeout(0.25) == "250000u"
+    assert timeout(1e-9) == "1u"
+    assert timeout(3600) == "3600000m"
+    assert timeout(1e6) == "1000000S"
 
 
 @pytest.mark.parametrize(

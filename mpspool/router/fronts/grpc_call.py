@@ -1,7 +1,7 @@
 """A call of gRPC over HTTP/2: its messages, its deadline and its status.
 
 A unary method takes one message, which was admitted before it was read, and returns one; any other shape is
-a streaming method, which takes an iterator of messages and sends as many as it likes.
+a streaming method, which is given the Call, and receives and sends as many as it likes.
 
 A message is admitted when its beginning is there, which says whose it is: a size alone reserves nothing. What was
 admitted has to come at a rate, for others are refused for it.

@@ -1,4 +1,4 @@
-"""Compressed messages of gRPC: gzip and deflate, in steps, and never to more than is allowed."""
+"""Compressed messages of gRPC and bodies of REST: gzip and deflate, in steps, and never to more than is allowed."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ class RestApi:
         waiting.watch(taking)
         try:
             with contextlib.suppress(ConnectionError):  # it has gone
-                rest_listener.name(answer)
+                rest_listener.set_server_header(answer)
                 await answer.prepare(request)
                 await answer.write_eof()
         finally:

@@ -50,7 +50,7 @@ def least_of(size: int) -> int:
     return _GRPCS.least(size)
 
 
-def name(answer: web.StreamResponse) -> None:
+def set_server_header(answer: web.StreamResponse) -> None:
     """To be called before an answer begins to be sent: aiohttp says what the server is made of where it has no name."""
     answer.headers["Server"] = "mpspool"
 
@@ -303,7 +303,7 @@ class _Connection(web.RequestHandler):
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
-        name(resp)
+        set_server_header(resp)
         return await super().finish_response(request, resp, start_time)
 
     def _look(self) -> int:

@@ -11,6 +11,7 @@ import sys
 import termios
 
 from mpspool.core.errors import Problem
+from mpspool.core.host_port import host_port
 
 # In the kernel's queue, until we accept them.
 BACKLOG = 1024
@@ -69,7 +70,7 @@ def _bind(family: int, address: tuple[object, ...], port: int) -> socket.socket:
 def cannot_bind(key: str, host: str, port: int, error: OSError) -> Problem:
     """What bind() raised for the port of a key, as people are told it."""
     why = error.strerror or str(error)  # of a name that stands for nothing, errno is none of the system's
-    return Problem(key, f"cannot listen on {shown(host, port)}: {why}")
+    return Problem(key, f"cannot listen on {host_port(host, port)}: {why}")
 
 
 def unsent(transport: asyncio.BaseTransport) -> int:
@@ -94,12 +95,7 @@ def peer_name(address: object) -> str:
     """As "127.0.0.1:1234"; empty for what is gone already."""
     if not isinstance(address, tuple):
         return ""
-    return shown(*address[:2])
-
-
-def shown(host: str, port: int) -> str:
-    """An address as people write it: "127.0.0.1:1234", "[::1]:1234"."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return host_port(*address[:2])
 
 
 def address_of(address: object) -> str:

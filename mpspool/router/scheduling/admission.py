@@ -22,8 +22,9 @@ def check_room(queue: Queue, parts: Sequence[Entry]) -> Sequence[tuple[Entry, Po
     """Whether a new request, or all parts of one, fit. Where more wait than may, as when a worker was lost, no more leave than come.
 
     Returns:
-        Those that have to leave for it: where clients share fairly, of another that has more waiting than its part, and of its
-        own client's, or where clients do not share, of lower priority that it goes before; and for want of what it would have been refused, if they could not.
+        Those that have to leave for it, each with the error that it would have been refused with, if they could not. Where clients share
+        fairly: of another that has more waiting than its part, or of its own client's that it goes before; where they do not: of lower
+        priority that it goes before.
 
     Raises:
         PoolError: they do not.

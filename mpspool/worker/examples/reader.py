@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from mpspool.core import envelope, tfs
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, PoolError, invalid
 from mpspool.core.ids import ModelVersion
 from mpspool.core.methods import Method
 from mpspool.worker.call import Call, Kind, check_model
@@ -61,7 +61,7 @@ class ExamplesReader:
         if found is None:
             plan = self._plans.find(name)
             if plan is None:
-                raise _invalid(f"No signature was found with the name: {name}")
+                raise invalid(f"No signature was found with the name: {name}")
             one = _asked(_NAMES[self._method], plan, self._plans, self._model)
             found = self._answers[name] = plan, ExamplesResponse([one])
         return found
@@ -103,10 +103,10 @@ class MultiInferenceReader:
         for model, (name, method) in zip(names, tasks, strict=True):
             self._check_name(model)
             if name in found:
-                raise _invalid(f"Duplicate evaluation of signature: {name}")
+                raise invalid(f"Duplicate evaluation of signature: {name}")
             plan = self._plans.find(name)
             if plan is None:
-                raise _invalid(f"Requested signature not found in model graph: {name}")
+                raise invalid(f"Requested signature not found in model graph: {name}")
             if method not in _TASKS:
                 raise PoolError(Code.UNIMPLEMENTED, f"Unsupported signature method_name: {method}")
             found[name] = plan, _asked(method, plan, self._plans, self._model)
@@ -118,9 +118,9 @@ class MultiInferenceReader:
 
     def _check_name(self, model: str) -> None:
         if not model:
-            raise _invalid("Found ModelSpec with an empty model name.")
+            raise invalid("Found ModelSpec with an empty model name.")
         if model != self._model.name:
-            raise _invalid("All ModelSpecs in a MultiInferenceRequest must access the same model name.")
+            raise invalid("All ModelSpecs in a MultiInferenceRequest must access the same model name.")
 
 
 class MultiKind(Kind):
@@ -172,7 +172,7 @@ def examples(given: Any) -> Array:
     which = given.WhichOneof("kind")
     found = list(getattr(given, which).examples) if which else []
     if not found:
-        raise _invalid("Input is empty.")
+        raise invalid("Input is empty.")
     context = b"".join(given.example_list_with_context.context)
     check_context(len(context), len(found))
     return as_array([context + one for one in found] if context else found)
@@ -197,7 +197,3 @@ def _parse(kind: Any, body: bytes, method: Method) -> Any:
         return kind.FromString(body)
     except DecodeError:
         raise envelope.malformed(body, method.message) from None
-
-
-def _invalid(message: str) -> PoolError:
-    return PoolError(Code.INVALID_ARGUMENT, message)

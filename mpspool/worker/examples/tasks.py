@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from mpspool.core import tfs
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import invalid
 from mpspool.worker import codec, varints
 from mpspool.worker.engine.base import Array
 
@@ -59,12 +59,12 @@ class Classification:
     def __init__(self, definition: Any) -> None:
         _check_one_input(definition)
         if len(definition.outputs) not in (1, 2):
-            raise _invalid(f"Expected one or two output Tensors, found {len(definition.outputs)}")
+            raise invalid(f"Expected one or two output Tensors, found {len(definition.outputs)}")
         if INPUTS not in definition.inputs:
-            raise _invalid(f"No classification inputs found in SignatureDef: {definition}")
+            raise invalid(f"No classification inputs found in SignatureDef: {definition}")
         self.aliases = tuple(alias for alias in (_CLASSES, _SCORES) if alias in definition.outputs)
         if not self.aliases:
-            raise _invalid(
+            raise invalid(
                 "Expected classification signature outputs to contain at least one of "
                 f'"{_CLASSES}" or "{_SCORES}". Signature was: {definition}'
             )
@@ -78,7 +78,7 @@ class Classification:
             if array is not None:
                 _check_classes(array, alias, number, count)
         if labels is not None and scores is not None and labels.shape[1] != scores.shape[1]:
-            raise _invalid(
+            raise invalid(
                 "Tensors class and score should match in dim_size(1). Got "
                 f"{labels.shape[1]} vs. {scores.shape[1]}"
             )
@@ -128,25 +128,25 @@ class Regression:
     def __init__(self, definition: Any) -> None:
         _check_one_input(definition)
         if len(definition.outputs) != 1:
-            raise _invalid("Expected one output Tensor.")
+            raise invalid("Expected one output Tensor.")
         if INPUTS not in definition.inputs:
-            raise _invalid(f"No regression inputs found in SignatureDef: {definition}")
+            raise invalid(f"No regression inputs found in SignatureDef: {definition}")
         if _OUTPUTS not in definition.outputs:
-            raise _invalid(f"No regression outputs found in SignatureDef: {definition}")
+            raise invalid(f"No regression outputs found in SignatureDef: {definition}")
         self.aliases: tuple[str, ...] = (_OUTPUTS,)
 
     def check(self, outputs: Sequence[Array], count: int) -> None:
         """See Task."""
         (values,) = outputs
         if values.ndim != 1 and not (values.ndim == 2 and values.shape[1] == 1):
-            raise _invalid(
+            raise invalid(
                 "Expected output Tensor shape to be either [batch_size] or [batch_size, 1] but got "
                 f"{_shape(values)}"
             )
         if len(values) != count:
-            raise _invalid(f"Input batch size did not match output batch size: {count} vs. {len(values)}")
+            raise invalid(f"Input batch size did not match output batch size: {count} vs. {len(values)}")
         if (number := _type(values)) != "DT_FLOAT":
-            raise _invalid(f"Expected output Tensor of DT_FLOAT.  Got: {number}")
+            raise invalid(f"Expected output Tensor of DT_FLOAT.  Got: {number}")
 
     def entries(self, outputs: Sequence[Array], count: int) -> list[bytes]:
         """See Task."""
@@ -157,16 +157,16 @@ class Regression:
 
 def _check_one_input(definition: Any) -> None:
     if len(definition.inputs) != 1:
-        raise _invalid("Expected one input Tensor.")
+        raise invalid("Expected one input Tensor.")
 
 
 def _check_classes(array: Array, alias: str, number: str, count: int) -> None:
     if array.ndim != 2:
-        raise _invalid(f"Expected Tensor shape: [batch_size num_classes] but got {_shape(array)}")
+        raise invalid(f"Expected Tensor shape: [batch_size num_classes] but got {_shape(array)}")
     if (found := _type(array)) != number:
-        raise _invalid(f"Expected {alias} Tensor of {number}. Got: {found}")
+        raise invalid(f"Expected {alias} Tensor of {number}. Got: {found}")
     if len(array) != count:
-        raise _invalid(f"Expected {alias} output batch size of {count}. Got: {len(array)}")
+        raise invalid(f"Expected {alias} output batch size of {count}. Got: {len(array)}")
 
 
 def _shape(array: Array) -> str:
@@ -189,7 +189,3 @@ def _delimited(content: bytes) -> bytes:
 
 def _starts(count: int, width: int) -> Sequence[int]:
     return range(0, count * width, width) if width else [0] * count
-
-
-def _invalid(message: str) -> PoolError:
-    return PoolError(Code.INVALID_ARGUMENT, message)

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, PoolError, invalid
 
 # Lists and objects of a document: empty ones take 30 times their two or three bytes while it is read.
 MAX_NODES = 2**24
@@ -92,10 +92,6 @@ def signature_of(document: dict[str, Any]) -> str:
     if not isinstance(name, str):
         raise wrong(document, f"not formatted correctly. '{_SIGNATURE}' key must be a string value.")
     return name
-
-
-def invalid(message: str) -> PoolError:
-    return PoolError(Code.INVALID_ARGUMENT, message)
 
 
 def wrong(value: Any, what: str) -> PoolError:

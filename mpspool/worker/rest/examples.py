@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from mpspool.core import tfs
+from mpspool.core.errors import invalid
 from mpspool.core.ids import ModelVersion
 from mpspool.core.methods import Method
 from mpspool.worker.call import Call, Kind
@@ -16,7 +17,7 @@ from mpspool.worker.examples.response import ExamplesResponse
 from mpspool.worker.examples.tasks import Classification
 from mpspool.worker.plan import Plan, Plans
 from mpspool.worker.rest import document, write
-from mpspool.worker.rest.document import as_bytes, invalid, kind_of, wrong
+from mpspool.worker.rest.document import as_bytes, kind_of, wrong
 from mpspool.worker.rest.values import decode_b64, is_b64
 
 _CONTEXT, _EXAMPLES = "context", "examples"

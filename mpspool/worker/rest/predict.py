@@ -10,12 +10,12 @@ import numpy as np
 import orjson
 
 from mpspool.core import tfs
-from mpspool.core.errors import PoolError
+from mpspool.core.errors import PoolError, invalid
 from mpspool.worker.call import Call, Kind
 from mpspool.worker.engine.base import Array, Signature
 from mpspool.worker.plan import Plan, Plans
 from mpspool.worker.rest import document, write
-from mpspool.worker.rest.document import invalid, shown, wrong
+from mpspool.worker.rest.document import shown, wrong
 from mpspool.worker.rest.values import Type, is_b64
 
 _INSTANCES, _INPUTS = "instances", "inputs"

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from mpspool.core import tfs
-from mpspool.core.errors import Code, PoolError
+from mpspool.core.errors import Code, PoolError, invalid
 from mpspool.worker import codec
 from mpspool.worker.engine.base import Array
-from mpspool.worker.rest.document import as_bytes, invalid, kind_of, shown
+from mpspool.worker.rest.document import as_bytes, kind_of, shown
 
 _B64 = "b64"
 _FLOATS = frozenset({"DT_FLOAT", "DT_DOUBLE"})

@@ -13,13 +13,14 @@ from mpspool.core import weights
 from mpspool.core.weights import Message, Offer, Taken, Want
 
 _RETRY_S = 0.05
+_OFFER_S = 60.0
 
 
 class HandoverError(Exception):
     """The pool process could not be reached in time; the text says what to do."""
 
 
-def offer(path: Path, message: Offer, descriptor: int | None, timeout_s: float = 60.0) -> None:
+def offer(path: Path, message: Offer, descriptor: int | None) -> None:
     """Brings a segment, or the reason why there is none, and waits until the pool has it.
 
     The pool may be away for a while: it is asked again until the time is over.
@@ -27,7 +28,7 @@ def offer(path: Path, message: Offer, descriptor: int | None, timeout_s: float =
     Raises:
         HandoverError: the time is over.
     """
-    answer, received = _ask(path, message, descriptor, time.monotonic() + timeout_s)
+    answer, received = _ask(path, message, descriptor, time.monotonic() + _OFFER_S)
     _close(received)
     if not isinstance(answer, Taken):
         raise HandoverError(f"the pool process answered a segment with {answer}")

@@ -30,7 +30,8 @@ from mpspool.router.fronts.http2.receiving import Receiver
 from mpspool.router.fronts.http2.sending import Output
 from mpspool.router.fronts.http2.streams import Stream
 
-# As so many frames of a turn less counts a request that is turned away than one that is taken; and one whose header block was known.
+# What a request that is turned away leaves of its turn, in frames, for one that is taken costs more; and what one leaves of which the
+# header block was known.
 _FRAMES_OF_STREAM: Final = 64
 _FRAMES_OF_DECODING: Final = 56
 # Streams that we ended early: what the peer still sends on them is no fault of its.

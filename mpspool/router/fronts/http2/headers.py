@@ -24,8 +24,6 @@ from mpspool.core.http2_frames import ErrorCode, ProtocolError
 Field = tuple[bytes, bytes]
 
 TABLE_BYTES = 4096
-# To be put before the first block that is sent: no dynamic table, whatever size the peer allows.
-NO_TABLE = b"\x20"
 
 _FIELD_OVERHEAD = 32
 # That a block may begin with (RFC 7541, section 4.2): the least that there was since the block before, and the last.
@@ -70,7 +68,6 @@ class RequestHead:
 
     method: str = ""
     path: str = ""
-    authority: str = ""
     content_type: str = ""
     timeout_ns: int | None = None
     encoding: str = "identity"
@@ -254,7 +251,6 @@ def _read(fields: tuple[Field, ...], peer: str) -> RequestHead:
     return RequestHead(
         method=pseudo[b":method"],
         path=pseudo[b":path"],
-        authority=pseudo.get(b":authority") or known.get(b"host", ""),
         content_type=known.get(b"content-type", ""),
         encoding=known.get(b"grpc-encoding", "identity"),
         content_length=int(known.get(b"content-length", -1)),

@@ -15,10 +15,10 @@ from mpspool.core.http2_frames import (
     HEADERS,
     LARGEST_FRAME_BYTES,
     MAX_WINDOW,
+    NO_TABLE,
     ErrorCode,
     ProtocolError,
 )
-from mpspool.router.fronts.http2.headers import NO_TABLE
 from mpspool.router.fronts.http2.streams import Buffer, Stream
 
 # Handed to the transport at once: it says after each whether it takes more.
