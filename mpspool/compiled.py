@@ -34,7 +34,7 @@ MODULES = (
     "router/task_log.py",
     "router/workers.py",
     "router/fronts/deadlines.py",
-    "router/fronts/turns.py",
+    "router/fronts/reading_turns.py",
     "router/fronts/grpc_call.py",
     "router/fronts/grpc_server.py",
     "router/fronts/tfs_grpc.py",

@@ -25,7 +25,7 @@ from bench.guard import Run
 from mpspool.core import control
 from mpspool.core.states import PoolState
 from mpspool.mps.control import ControlError, daemon_environment
-from mpspool.supervisor import simulate
+from mpspool.supervisor.commands import simulate
 
 MODEL = "tower"
 MOST_CONTEXTS = 4

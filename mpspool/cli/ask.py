@@ -390,7 +390,7 @@ def _client_tls(
     """As the options say; the pool in that folder, where it is asked, is known by its certificate."""
     from mpspool.core import client_tls
     from mpspool.core.tls import TlsError
-    from mpspool.supervisor import ask
+    from mpspool.supervisor.commands import ask
 
     try:
         given = client_tls.read(ca, cert, key, server_name)
@@ -406,7 +406,7 @@ def _client_tls(
 
 def _metrics_url(run: RunDir) -> str:
     """Of the pool that is asked; "" where it has no HTTP front."""
-    from mpspool.supervisor import ask
+    from mpspool.supervisor.commands import ask
 
     with contextlib.suppress(ask.NoPoolError):
         if found := ask.rest_address(run):
@@ -416,7 +416,7 @@ def _metrics_url(run: RunDir) -> str:
 
 def _grpc_beside(run: RunDir, address: str) -> str:
     """Where the gRPC front is of the pool whose HTTP front that is."""
-    from mpspool.supervisor import ask
+    from mpspool.supervisor.commands import ask
 
     with contextlib.suppress(ask.NoPoolError):
         if address == ask.rest_address(run):
@@ -426,7 +426,7 @@ def _grpc_beside(run: RunDir, address: str) -> str:
 
 def _hint(run: RunDir, address: str, name: str, error: str) -> str:
     """What the pool at that address knows of a model that its router does not find, or of its own certificate."""
-    from mpspool.supervisor import ask
+    from mpspool.supervisor.commands import ask
     from mpspool.supervisor.config.explain import nearest
 
     if "CERTIFICATE_VERIFY_FAILED" in error:
@@ -450,7 +450,8 @@ def _hint(run: RunDir, address: str, name: str, error: str) -> str:
 def _renewed(run: RunDir, address: str) -> str:
     """That the files of the pool at that address have another certificate by now than it has taken up."""
     from mpspool.core import tls
-    from mpspool.supervisor import ask, report
+    from mpspool.supervisor import report
+    from mpspool.supervisor.commands import ask
 
     with contextlib.suppress(ask.NoPoolError, tls.TlsError):
         own = ask.grpc_tls(run) if address == ask.grpc_address(run) else None
@@ -462,7 +463,8 @@ def _renewed(run: RunDir, address: str) -> str:
 
 def _address(run: RunDir) -> str:
     """Of the pool in that folder; in the default one, of whoever has the default port, where there is no pool."""
-    from mpspool.supervisor import ask, report
+    from mpspool.supervisor import report
+    from mpspool.supervisor.commands import ask
     from mpspool.supervisor.ports import with_port
 
     try:

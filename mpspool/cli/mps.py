@@ -32,7 +32,8 @@ def mps_show(run: RunDir, *, as_json: bool) -> None:
     """Show what each worker runs with, and what its next generation gets."""
     import json
 
-    from mpspool.supervisor import ask, mps_command
+    from mpspool.supervisor.commands import ask
+    from mpspool.supervisor.commands import mps as mps_command
 
     try:
         found = mps_command.show(run)
@@ -75,7 +76,8 @@ def mps_set(
     one that runs with them already is left alone, and after one that does not come back all others. They hold until the pool is stopped; the pool
     file says what holds from its next start on.
     """
-    from mpspool.supervisor import ask, mps_command
+    from mpspool.supervisor.commands import ask
+    from mpspool.supervisor.commands import mps as mps_command
 
     if name is not None and worker is not None:
         raise click.UsageError("give either --model or --worker: a worker belongs to one model")

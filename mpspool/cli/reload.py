@@ -50,7 +50,8 @@ def reload_config(
     import json
 
     from mpspool.core.errors import StartError
-    from mpspool.supervisor import ask, reload_command
+    from mpspool.supervisor.commands import ask
+    from mpspool.supervisor.commands import reload as reload_command
 
     models = None if models_from is None else json.load(models_from)
     try:

@@ -54,7 +54,7 @@ def simulate_fault(run: RunDir, device: str, kind: str, worker: str | None, seco
     DEVICE is one of a pool that was started with --simulate-gpus, as `mpspool status` shows it. A real GPU cannot
     be told to fail.
     """
-    from mpspool.supervisor import simulate as simulation
+    from mpspool.supervisor.commands import simulate as simulation
 
     for option, given, word in (("--worker", worker, "PID"), ("--for", seconds, "SECONDS")):
         if given is not None and FAULTS[kind] != word:

@@ -233,7 +233,8 @@ def _check_models(settings: PoolSettings) -> list[str]:
         What it has warned of.
     """
     from mpspool.core.errors import StartError
-    from mpspool.supervisor import describe, report
+    from mpspool.supervisor import report
+    from mpspool.supervisor.commands import describe
 
     with report.busy("TensorFlow reads the models"):
         problems, warnings = describe.check(settings.models)
@@ -275,7 +276,7 @@ def _announce_detached(settings: PoolSettings) -> Callable[[str], None]:
 def _versions(
     _context: click.Context, _parameter: click.Parameter, values: tuple[str, ...]
 ) -> tuple[ModelVersion, ...]:
-    from mpspool.supervisor.versions_command import parse
+    from mpspool.supervisor.commands.versions import parse
 
     found = [(value, *parse(value)) for value in values]
     if bad := [value for value, _, number in found if number is None]:
@@ -304,7 +305,7 @@ def wait(run: RunDir, versions: tuple[ModelVersion, ...], timeout: float) -> Non
     the reason, when the time is over, when the pool has failed, when a worker was given up or the version is
     refused.
     """
-    from mpspool.supervisor import ask
+    from mpspool.supervisor.commands import ask
 
     if reason := ask.why_not_ready(run, versions, timeout, lambda text: click.echo(text, err=True)):
         fail(reason)
@@ -325,7 +326,7 @@ def stop(run: RunDir, timeout: float | None) -> None:
 
     Exit status 0 when nothing is left, also when nothing was there.
     """
-    from mpspool.supervisor import ask
+    from mpspool.supervisor.commands import ask
 
     try:
         left = ask.stop(run, _stop_timeout_s(run) if timeout is None else timeout)
@@ -341,7 +342,7 @@ def _stop_timeout_s(run: RunDir) -> float:
     import msgspec
 
     from mpspool.core import settings
-    from mpspool.supervisor import ask
+    from mpspool.supervisor.commands import ask
 
     try:
         found = settings.load(run.settings_file("pool"), settings.PoolSettings)

@@ -64,7 +64,8 @@ def model(
     """
     import json
 
-    from mpspool.supervisor import ask, describe, model_report, report
+    from mpspool.supervisor import report
+    from mpspool.supervisor.commands import ask, describe, model_report
 
     if (name is None) == (path is None):
         raise click.UsageError("give either NAME, a model of the pool, or --path, a SavedModel")
@@ -125,7 +126,8 @@ def capture(
     By gRPC, or Predict by REST. A worker answers them before it is READY, and a version that cannot is not served. A new version that has none of
     its own is warmed with those of the version before it. The file has clients' data in it.
     """
-    from mpspool.supervisor import ask, capture, report
+    from mpspool.supervisor import report
+    from mpspool.supervisor.commands import ask, capture
 
     try:
         with report.busy(f"requests for {name} are waited for"):
@@ -160,7 +162,7 @@ def load(run: RunDir, model: str, timeout: float) -> None:
 
     Without a version: all that was unloaded by hand counts no more.
     """
-    from mpspool.supervisor import versions_command as versions
+    from mpspool.supervisor.commands import versions
 
     name, number = versions.parse(model)
     _say_version(lambda: versions.load(run, name, number, timeout))
@@ -183,7 +185,7 @@ def unload(run: RunDir, model: str, timeout: float) -> None:
 
     Where the policy means another version in its place, that one is loaded first.
     """
-    from mpspool.supervisor import versions_command as versions
+    from mpspool.supervisor.commands import versions
 
     _say_version(lambda: versions.unload(run, *versions.parse(model), timeout))
     _say_till_when()
@@ -204,7 +206,7 @@ def rollback(run: RunDir, name: str, timeout: float) -> None:
 
     The version that was left stays out until `mpspool load`; a newer one is served as soon as it is there.
     """
-    from mpspool.supervisor import versions_command as versions
+    from mpspool.supervisor.commands import versions
 
     _say_version(lambda: versions.rollback(run, name, timeout))
     _say_till_when()
@@ -239,7 +241,7 @@ def route(
     Every version named must be served: by version_policy, or by `mpspool load`. A share holds until one of its
     versions goes.
     """
-    from mpspool.supervisor import versions_command as versions
+    from mpspool.supervisor.commands import versions
 
     _say_version(lambda: versions.route(run, name, weights, labels, metadata))
 
@@ -249,7 +251,8 @@ def _say_till_when() -> None:
 
 
 def _say_version(order: Callable[[], str]) -> None:
-    from mpspool.supervisor import ask, versions_command
+    from mpspool.supervisor.commands import ask
+    from mpspool.supervisor.commands import versions as versions_command
 
     try:
         click.echo(order())

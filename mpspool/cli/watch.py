@@ -30,7 +30,8 @@ def status(run: RunDir, as_json: bool) -> None:
     """
     import json
 
-    from mpspool.supervisor import ask, report
+    from mpspool.supervisor import report
+    from mpspool.supervisor.commands import ask
 
     try:
         found = ask.status(run)
@@ -71,7 +72,7 @@ def top(run: RunDir, interval_s: float) -> None:
 
     It waits for a pool that is not there, or that goes away. Where the output is no terminal it prints one frame.
     """
-    from mpspool.supervisor import ask
+    from mpspool.supervisor.commands import ask
     from mpspool.supervisor.top import screen
 
     try:
@@ -109,7 +110,7 @@ def clients(run: RunDir, for_s: float, as_json: bool) -> None:
     It ends after --for, or with Ctrl-C. Nothing is counted while nobody looks. Of clients that are more than 1,024, each with a
     model, the rest is one row.
     """
-    from mpspool.supervisor import clients as command
+    from mpspool.supervisor.commands import clients as command
 
     try:
         command.show(run, for_s, as_json=as_json)
@@ -199,7 +200,7 @@ def record(run: RunDir, for_s: float, output: Path) -> None:
     It ends after --for, or with Ctrl-C, which leaves out what is under way then. The router keeps up to 32,768 requests that
     are under way or still to be written, and nothing while nobody records.
     """
-    from mpspool.supervisor import record as recorder
+    from mpspool.supervisor.commands import record as recorder
 
     try:
         recorder.record(run, for_s, output)
@@ -222,7 +223,7 @@ def logs(run: RunDir, process: str | None, follow: bool) -> None:
     PROCESS is a worker's id or a process' name, as `mpspool status` shows them; "supervisord" and, with
     --detach, "mpspool" have logs too. Those of the pool before lie in logs/before of the run folder.
     """
-    from mpspool.supervisor import log_files
+    from mpspool.supervisor.commands import log_files
 
     known = log_files.names(run)
     if not known:

@@ -104,7 +104,7 @@ class Worker:
     def _load(self) -> None:
         with without_keras():
             from mpspool.worker import warmup
-            from mpspool.worker.engine.compiled import COMPILED
+            from mpspool.worker.engine.compiled_calls import COMPILED
             from mpspool.worker.engine.load import load
             from mpspool.worker.weights.attach import attach, checked
             from mpspool.worker.weights.memory import private_bytes

@@ -16,7 +16,7 @@ from typing import Any
 from mpspool.core import settings
 from mpspool.core.settings import SlotSettings
 from mpspool.worker import device, gpu
-from mpspool.worker.weights.room import available_bytes
+from mpspool.worker.weights.available_memory import available_bytes
 from mpspool.worker.without_keras import without_keras
 
 

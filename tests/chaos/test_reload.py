@@ -21,7 +21,7 @@ import pytest
 from mpspool.core import control
 from mpspool.core.rundir import RunDir
 from mpspool.core.states import ModelVersionState
-from mpspool.supervisor import versions_command
+from mpspool.supervisor.commands import versions as versions_command
 from tests import models
 from tests.conftest import PoolStarter, short_dir
 from tests.polling import until

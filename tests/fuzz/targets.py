@@ -23,7 +23,7 @@ from mpspool.core.methods import Method
 from mpspool.core.settings import BatchingSettings
 from mpspool.router.asked import Asked
 from mpspool.router.fronts import inflate, reload
-from mpspool.router.fronts.http2 import hello as client_hello
+from mpspool.router.fronts.http2 import client_hello
 from mpspool.router.fronts.rest_path import wanted
 from mpspool.router.memory import Memory
 from mpspool.supervisor.config.schema import pool_fields, read_config

@@ -29,12 +29,12 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.segment_file import PAGE, Manifest
 from mpspool.core.settings import ModelSettings, PublishSettings, WeightsSettings
 from mpspool.core.weights import Offer, Taken, Want
-from mpspool.worker.weights import handover, huge_pages, memory, segment
+from mpspool.worker.weights import huge_pages, memory, segment, weights_socket
 from mpspool.worker.weights.checkpoint import read_index, shard_file
-from mpspool.worker.weights.handover import HandoverError
 from mpspool.worker.weights.huge_pages import HugePages
 from mpspool.worker.weights.layout import lay_out
 from mpspool.worker.weights.segment import Segment, SegmentError
+from mpspool.worker.weights.weights_socket import HandoverError
 from tests import checkpoints, models
 from tests.conftest import short_dir
 from tests.polling import until
@@ -596,7 +596,7 @@ def test_the_pool_may_be_away(bench: Bench, written: Path) -> None:
     path.unlink()
     child = bench.start(bench.settings(written / "keras"))
     answers: list[Any] = []
-    asking = threading.Thread(target=lambda: answers.append(handover.want(path, "later", 1, 30.0)))
+    asking = threading.Thread(target=lambda: answers.append(weights_socket.want(path, "later", 1, 30.0)))
     asking.start()
     bench.pool = FakePool(path, Offer("later", 1, "none to share"))
     asking.join()
@@ -609,7 +609,7 @@ def test_the_pool_may_be_away(bench: Bench, written: Path) -> None:
 def test_a_worker_fetches_the_segment(bench: Bench, written: Path) -> None:
     """What was offered is what a worker gets, in a descriptor of its own."""
     assert bench.publish(written / "keras") == 0
-    message, descriptor = handover.want(bench.run_dir.weights_socket, MODEL.name, MODEL.version, 10.0)
+    message, descriptor = weights_socket.want(bench.run_dir.weights_socket, MODEL.name, MODEL.version, 10.0)
     assert message.reason == ""
     assert descriptor is not None
     assert Segment.open(descriptor).manifest.model == MODEL.name
@@ -620,7 +620,7 @@ def test_an_absent_pool_is_an_error_in_time(tmp_path: Path) -> None:
     """The error names the socket."""
     start = time.monotonic()
     with pytest.raises(HandoverError, match=r"did not answer on .*none\.sock.*mpspool status"):
-        handover.want(tmp_path / "none.sock", "m", 1, 0.3)
+        weights_socket.want(tmp_path / "none.sock", "m", 1, 0.3)
     assert time.monotonic() - start < 30
 
 
@@ -628,4 +628,4 @@ def test_an_answer_for_another_is_refused(bench: Bench) -> None:
     """A worker never gets another model's weights."""
     bench.pool.offers.append((Offer("other", 1), None))
     with pytest.raises(HandoverError, match="asked for m@1"):
-        handover.want(bench.run_dir.weights_socket, "m", 1, 5.0)
+        weights_socket.want(bench.run_dir.weights_socket, "m", 1, 5.0)

@@ -21,8 +21,8 @@ from google.protobuf import json_format
 from structlog.testing import capture_logs
 
 from mpspool.core import tfs
+from mpspool.router.fronts import reading_turns as turns_module
 from mpspool.router.fronts import rest, rest_body, rest_listener
-from mpspool.router.fronts import turns as turns_module
 from tests.integration.test_front import Fronts
 from tests.polling import until
 

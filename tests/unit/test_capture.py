@@ -17,8 +17,9 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import ModelSettings, PoolSettings, RouterSettings, VersionPolicy
 from mpspool.core.states import VersionPhase
 from mpspool.router.capture import Capture
-from mpspool.supervisor import ask, lock, programs
-from mpspool.supervisor.capture import CaptureError, capture
+from mpspool.supervisor import lock, programs
+from mpspool.supervisor.commands import ask
+from mpspool.supervisor.commands.capture import CaptureError, capture
 from mpspool.supervisor.pool.versions import RECORDS, ModelRecord, Records, Route, VersionRecord
 from mpspool.supervisor.version_folders import WARMUP_FILE
 from tests.conftest import short_dir

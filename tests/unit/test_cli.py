@@ -26,7 +26,9 @@ from mpspool.cli.common import SECONDS
 from mpspool.core.rundir import RunDir, default_run_dir
 from mpspool.core.settings import PoolSettings, RouterSettings, save
 from mpspool.core.states import NO_SLOT, NOT_SERVED
-from mpspool.supervisor import ask, describe, lock, mps_command, report
+from mpspool.supervisor import lock, report
+from mpspool.supervisor.commands import ask, describe
+from mpspool.supervisor.commands import mps as mps_command
 from tests.conftest import short_dir
 from tests.pool import free_port
 
@@ -37,7 +39,7 @@ HEAVY = ("tensorflow", "grpc", "zmq", "pydantic", "numpy", "rich", "asyncio", "s
     ("module", "forbidden"),
     [
         ("mpspool.cli", HEAVY),
-        ("mpspool.supervisor.ask", ("tensorflow", "grpc", "zmq", "pydantic", "numpy")),
+        ("mpspool.supervisor.commands.ask", ("tensorflow", "grpc", "zmq", "pydantic", "numpy")),
         ("mpspool.supervisor.pool.pool", ("tensorflow", "grpc", "zmq", "pydantic", "numpy")),
         ("mpspool.router.app", ("tensorflow", "pydantic", "numpy")),
     ],

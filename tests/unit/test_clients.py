@@ -22,7 +22,8 @@ from mpspool.core.settings import SchedulingSettings
 from mpspool.router.app import Control
 from mpspool.router.clients import PART, Clients
 from mpspool.router.fronts.http2.headers import RequestHead
-from mpspool.supervisor import ask, lock
+from mpspool.supervisor import lock
+from mpspool.supervisor.commands import ask
 from tests.conftest import short_dir
 from tests.unit.test_dataplane import (
     GONE,

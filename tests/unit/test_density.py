@@ -23,7 +23,8 @@ from mpspool.core.control import ControlServer
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.router.task_log import SIZE, TaskLog
-from mpspool.supervisor import ask, lock, report
+from mpspool.supervisor import lock, report
+from mpspool.supervisor.commands import ask
 from mpspool.supervisor.density import command, draw, figures, read
 from mpspool.supervisor.density.figures import DeviceFigures
 from mpspool.supervisor.density.read import BrokenRecordError, Record

@@ -724,7 +724,7 @@ def on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator
     model = tmp_path / "half/1"
     model.mkdir(parents=True)
     (model / "saved_model.pb").write_bytes(b"\x08\x01\x12\x04\x0a\x02ab\x12\x00")
-    monkeypatch.setattr("mpspool.supervisor.describe.check", lambda _models: ([], []))
+    monkeypatch.setattr("mpspool.supervisor.commands.describe.check", lambda _models: ([], []))
 
     def become(facts: Facts, pool: str) -> Run:
         files_say = replace(TF if facts.tensorflow.error else facts.tensorflow, gpus={}, import_s=0.0)

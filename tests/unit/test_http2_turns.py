@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mpspool.core import http2_frames as frames
-from mpspool.router.fronts import turns
+from mpspool.router.fronts import reading_turns
 from mpspool.router.fronts.http2 import link as link_module
 from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.headers import RequestHead, encode
@@ -330,7 +330,7 @@ def test_connections_tick_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_connections_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has sent more than is read at once waits in line, and is not read meanwhile; who has sent less does not wait."""
-    monkeypatch.setattr(turns, "_TURN_S", 0.0)
+    monkeypatch.setattr(reading_turns, "_TURN_S", 0.0)
     begun: list[tuple[Any, int]] = []
 
     async def run() -> None:

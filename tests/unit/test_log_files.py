@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import log_files
+from mpspool.supervisor.commands import log_files
 from tests.polling import until
 from tests.pool import CLI, ROOT
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mpspool.core.ids import ModelVersion
-from mpspool.supervisor.readiness import unready, verdict
+from mpspool.supervisor.commands.readiness import unready, verdict
 
 Version = tuple[int, str, str]
 

@@ -17,7 +17,8 @@ from bench.sim.trace import Request
 from mpspool.cli import main
 from mpspool.core.control import ControlServer, Message
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import ask, lock, record
+from mpspool.supervisor import lock
+from mpspool.supervisor.commands import ask, record
 from tests.conftest import short_dir
 
 ROWS = [

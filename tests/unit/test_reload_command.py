@@ -12,9 +12,9 @@ import pytest
 
 from mpspool.core.control import ControlServer, Message
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import reload_command
+from mpspool.supervisor.commands import reload as reload_command
+from mpspool.supervisor.commands.reload import ReloadError
 from mpspool.supervisor.config.schema import overruled, read_config
-from mpspool.supervisor.reload_command import ReloadError
 from tests.conftest import short_dir
 
 

@@ -13,7 +13,8 @@ from mpspool.core.rundir import default_run_dir
 from mpspool.core.settings import ModelSettings, PoolSettings, RouterSettings
 from mpspool.core.weights import COPIED
 from mpspool.mps.telemetry import GpuReading, as_message
-from mpspool.supervisor import model_report, report
+from mpspool.supervisor import report
+from mpspool.supervisor.commands import model_report
 from mpspool.supervisor.ports import client_address, with_port
 
 DOCUMENT = '{"x": [1, 2, 5]}'

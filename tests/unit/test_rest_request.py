@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpspool.core import tfs
-from mpspool.supervisor import rest_request
+from mpspool.supervisor.commands import rest_request
 
 
 def signatures(**inputs: int) -> Any:

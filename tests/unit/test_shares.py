@@ -30,7 +30,8 @@ from mpspool.mps.control import Control
 from mpspool.mps.devices import GpuDevice
 from mpspool.mps.environment import Inherited, inherited, share_environment
 from mpspool.mps.external import Folders, Peer
-from mpspool.supervisor import leftovers, mps_command, programs, shares
+from mpspool.supervisor import leftovers, programs, shares
+from mpspool.supervisor.commands import mps as mps_command
 from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.cpus import Topology
 from mpspool.supervisor.planning.drafts import Machine

@@ -9,8 +9,8 @@ import pytest
 
 from mpspool.core.control import Message
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import versions_command
-from mpspool.supervisor.versions_command import VersionError
+from mpspool.supervisor.commands import versions as versions_command
+from mpspool.supervisor.commands.versions import VersionError
 
 
 def after_order(monkeypatch: pytest.MonkeyPatch, *seen: dict[int, str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from mpspool.core import tfs
 from mpspool.core.segment_file import MAGIC, PAGE, Manifest, header
-from mpspool.worker.weights import room
+from mpspool.worker.weights import available_memory
 from mpspool.worker.weights.checkpoint import Tensor, element_bytes
 from mpspool.worker.weights.layout import WORTH_BYTES, lay_out, why_private
 
@@ -148,9 +148,9 @@ _GROUP = "sys/fs/cgroup/pod/box/memory"
 )
 def test_the_tightest_limit_counts(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
     """The machine's memory and every control group's above the process, of both versions; caches can be taken."""
-    assert room.available_bytes(tree(tmp_path, files)) == expected
+    assert available_memory.available_bytes(tree(tmp_path, files)) == expected
 
 
 def test_this_machine_says_how_much_there_is() -> None:
     """The real files are read."""
-    assert (room.available_bytes() or 0) > 0
+    assert (available_memory.available_bytes() or 0) > 0

@@ -17,8 +17,8 @@ from mpspool.router.fronts.complaints import Complaints
 from mpspool.router.fronts.http2.limits import Limits
 from mpspool.router.fronts.http2.listener import TICK_S
 from mpspool.router.fronts.making_way import Asking, MakingWay
+from mpspool.router.fronts.reading_turns import Turns
 from mpspool.router.fronts.sockets import BACKLOG, address_of, bind, peer_name
-from mpspool.router.fronts.turns import Turns
 
 logger = log.get("rest")
 

@@ -15,7 +15,7 @@ from mpspool.core import control
 from mpspool.core.control import ControlError, Message
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import ask
+from mpspool.supervisor.commands import ask
 from mpspool.supervisor.density.errors import DensityError
 
 _ANSWER_S = 10.0

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mpspool.supervisor.counted import counted
 from mpspool.supervisor.cpus import Topology
 from mpspool.supervisor.doctor.facts import Facts, Host, Intent, SharedMemory, TensorFlow
 from mpspool.supervisor.doctor.finding import Finding, Status
+from mpspool.supervisor.number_words import counted
 
 # What supervisord asks for (supervisor/programs.py), and what NVIDIA advises under MPS.
 _LEAST_OPEN_FILES = 1024

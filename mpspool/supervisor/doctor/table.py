@@ -5,10 +5,10 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from mpspool.supervisor.counted import counted
 from mpspool.supervisor.doctor.examine import evidence
 from mpspool.supervisor.doctor.facts import Facts
 from mpspool.supervisor.doctor.finding import Finding, Status
+from mpspool.supervisor.number_words import counted
 from mpspool.supervisor.planning import announce
 from mpspool.supervisor.report import a_console
 

@@ -10,8 +10,8 @@ from mpspool.core.settings import ModelSettings, SlotSettings
 from mpspool.mps.devices import RESET, GpuDevice
 from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.config.sections import Shares
-from mpspool.supervisor.counted import counted
 from mpspool.supervisor.cpus import format_cpus
+from mpspool.supervisor.number_words import counted
 from mpspool.supervisor.planning.drafts import (
     CORES_PER_CPU_SLOT,
     Draft,

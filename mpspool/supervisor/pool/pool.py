@@ -25,7 +25,7 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings
 from mpspool.core.states import NO_SLOT, NOT_SERVED, SlotState, VersionPhase
 from mpspool.supervisor import cpus, grace, lock, programs, settings_files
-from mpspool.supervisor.pool import fetchers, pace, reconcile, status, turns
+from mpspool.supervisor.pool import fetchers, pace, reconcile, slot_by_slot, status
 from mpspool.supervisor.pool.endings import Endings
 from mpspool.supervisor.pool.gpus import Gpus
 from mpspool.supervisor.pool.handover import Handover
@@ -444,7 +444,7 @@ class Pool:
         return {
             worker
             for before, after in self._servables.turns()
-            for worker in turns.held(self._slots, before, after, may_start=after not in missing)
+            for worker in slot_by_slot.held(self._slots, before, after, may_start=after not in missing)
         }
 
     def _unwanted(self) -> set[WorkerId]:

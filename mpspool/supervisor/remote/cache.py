@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from mpspool.core.rundir import write_file
-from mpspool.supervisor.remote import room
+from mpspool.supervisor.remote import disk_room
 from mpspool.supervisor.remote.listing import File, Listing, total_bytes
 from mpspool.supervisor.version_folders import version_folders
 
@@ -112,9 +112,9 @@ class Cache:
         """
         size = total_bytes(listing)
         try:
-            with room.kept(self.folder, size) as kept:
+            with disk_room.kept(self.folder, size) as kept:
                 return self._take(number, listing, copy, may_be_put, kept)
-        except room.NoRoomError as error:
+        except disk_room.NoRoomError as error:
             raise CacheError(
                 f"version {number} takes {size:,} bytes, and {error}: free some, or name another folder in cache_dir"
             ) from error
@@ -125,7 +125,7 @@ class Cache:
         listing: Listing,
         copy: Copy,
         may_be_put: Callable[[Path], bool],
-        kept: room.Room,
+        kept: disk_room.Room,
     ) -> bool:
         partial = self.folder / f"{number}{_PARTIAL}"
         shutil.rmtree(partial, ignore_errors=True)
@@ -152,7 +152,7 @@ class Cache:
         return self.folder / f"{number}.json"
 
 
-def _copy_all(listing: Listing, folder: Path, copy: Copy, kept: room.Room) -> None:
+def _copy_all(listing: Listing, folder: Path, copy: Copy, kept: disk_room.Room) -> None:
     for file in listing:
         target = folder / file.name
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

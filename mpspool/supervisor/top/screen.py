@@ -17,7 +17,8 @@ from typing import NoReturn, Self
 from rich.console import Console, Group
 
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import ask, lock, report
+from mpspool.supervisor import lock, report
+from mpspool.supervisor.commands import ask
 from mpspool.supervisor.top.figures import Figures, Sample, figures, steady
 from mpspool.supervisor.top.frame import Frame, frame
 from mpspool.supervisor.top.sample import Sampler

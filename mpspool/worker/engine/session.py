@@ -18,7 +18,7 @@ from mpspool.core.errors import PoolError
 from mpspool.core.weights import WeightsReport
 from mpspool.worker.batch_function import stop_waiting
 from mpspool.worker.engine.base import Array, Signature
-from mpspool.worker.engine.compiled import COMPILED
+from mpspool.worker.engine.compiled_calls import COMPILED
 from mpspool.worker.engine.failure import pool_error
 from mpspool.worker.engine.saved_model import Signatures, read_meta_graph
 from mpspool.worker.engine.subnormals import without_subnormals

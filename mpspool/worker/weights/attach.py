@@ -12,9 +12,9 @@ from mpspool.core.segment_file import source_of
 from mpspool.core.settings import WorkerSettings
 from mpspool.core.weights import COPIED, WeightsReport
 from mpspool.worker.engine.saved_model import LoadError
-from mpspool.worker.weights.handover import want
 from mpspool.worker.weights.memory import private_bytes
 from mpspool.worker.weights.segment import Segment
+from mpspool.worker.weights.weights_socket import want
 
 logger = log.get("weights")
 

@@ -31,7 +31,7 @@ from mpspool.worker.weights.restores import (
 )
 from mpspool.worker.weights.rewriting import Handles, pruned
 from mpspool.worker.weights.segment import Segment
-from mpspool.worker.weights.shares import Shares
+from mpspool.worker.weights.shared_variables import Shares
 
 logger = log.get("weights")
 

@@ -32,10 +32,10 @@ from mpspool.worker.weights.checkpoint import (
     read_index,
     shard_file,
 )
-from mpspool.worker.weights.handover import HandoverError, offer
 from mpspool.worker.weights.huge_pages import HugePages
 from mpspool.worker.weights.layout import lay_out
 from mpspool.worker.weights.rests import Rests
+from mpspool.worker.weights.weights_socket import HandoverError, offer
 
 logger = log.get("publish")
 

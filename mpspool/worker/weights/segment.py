@@ -23,7 +23,7 @@ from mpspool.core.segment_file import (
     SegmentError,
     read_manifest,
 )
-from mpspool.worker.weights import huge_pages, memory, room
+from mpspool.worker.weights import available_memory, huge_pages, memory
 from mpspool.worker.weights.checkpoint import canonical
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def _add_seals(descriptor: int) -> None:
 
 def _require_room(size: int, backing: str) -> None:
     """The kernel gives memory until it has none, and then ends a process: better to refuse before."""
-    available = room.available_bytes()
+    available = available_memory.available_bytes()
     if available is not None and size > available:
         raise _shortage(size, "memory", f"{max(available, 0):,} bytes are available", backing)
     if backing == "shm" and size > (free := _free_bytes(_SHM)):

@@ -19,8 +19,8 @@ from mpspool.router.fronts.http2.link import LINGER_S, Link
 from mpspool.router.fronts.http2.streams import Stream
 from mpspool.router.fronts.http2.tls_link import TlsLink
 from mpspool.router.fronts.making_way import Asking, MakingWay
+from mpspool.router.fronts.reading_turns import Turns
 from mpspool.router.fronts.sockets import BACKLOG, bind
-from mpspool.router.fronts.turns import Turns
 from mpspool.router.memory import Memory
 
 logger = log.get("http2")

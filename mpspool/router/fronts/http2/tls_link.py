@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from mpspool.core.http2_frames import ErrorCode
 from mpspool.core.tls import ALPN
-from mpspool.router.fronts.http2 import hello
-from mpspool.router.fronts.http2.hello import Kind
+from mpspool.router.fronts.http2 import client_hello
+from mpspool.router.fronts.http2.client_hello import Kind
 from mpspool.router.fronts.http2.link import Link
 from mpspool.router.fronts.http2.sending import Output
 from mpspool.router.fronts.http2.streams import Buffer
@@ -91,7 +91,7 @@ class TlsLink(Link):
             self._shake()
             return
         self._hello += data
-        found = hello.read(self._hello)
+        found = client_hello.read(self._hello)
         if found.kind is Kind.CLEAR:
             self._give_up("it speaks without TLS, and must speak with it")
             self._transport.close()

@@ -13,7 +13,7 @@ from mpspool.core.control import ControlError
 from mpspool.core.methods import Method
 from mpspool.core.rundir import RunDir
 from mpspool.core.tfrecord import framed
-from mpspool.supervisor import ask, rest_request
+from mpspool.supervisor.commands import ask, rest_request
 from mpspool.supervisor.version_folders import WARMUP_FILE
 
 # The router says something at least so often.

@@ -13,7 +13,8 @@ from mpspool.core.rundir import RunDir
 from mpspool.core.settings import MpsSettings, PoolSettings, WorkerSettings
 from mpspool.core.states import DomainState
 from mpspool.mps.control import Control, ControlError
-from mpspool.supervisor import ask, lock, programs
+from mpspool.supervisor import lock, programs
+from mpspool.supervisor.commands import ask
 from mpspool.supervisor.report import elsewhere, program
 
 _ANSWER_S = 5.0

@@ -16,8 +16,9 @@ import click
 from mpspool.core import control, output_file
 from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import ask, cpus
-from mpspool.supervisor.counted import counted, short
+from mpspool.supervisor import cpus
+from mpspool.supervisor.commands import ask
+from mpspool.supervisor.number_words import counted, short
 
 
 class RecordError(Exception):

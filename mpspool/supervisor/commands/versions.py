@@ -10,7 +10,7 @@ from mpspool.core.control import ControlError, Message, NotTakenError
 from mpspool.core.metadata import is_text_key
 from mpspool.core.rundir import RunDir
 from mpspool.core.states import ModelVersionState
-from mpspool.supervisor import ask
+from mpspool.supervisor.commands import ask
 
 _ANSWER_S = 30.0
 # Of a 64-bit number.

@@ -8,7 +8,8 @@ from mpspool.core import control
 from mpspool.core.control import ControlError, Message
 from mpspool.core.errors import Problem
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import ask, lock, shares
+from mpspool.supervisor import lock, shares
+from mpspool.supervisor.commands import ask
 from mpspool.supervisor.report import a_console, mark, table
 
 # By option, the field of shares.Override and what reads it.

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpspool.core.control import Message
-from mpspool.supervisor.counted import counted
-from mpspool.supervisor.describe import batches_itself, remedy
+from mpspool.supervisor.commands.describe import batches_itself, remedy
+from mpspool.supervisor.number_words import counted
 from mpspool.supervisor.report import a_console, coloured, excess, size, table
 
 Part = Mapping[str, Any]

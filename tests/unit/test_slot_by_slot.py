@@ -5,8 +5,8 @@ from __future__ import annotations
 from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.process import EXIT_NEVER
 from mpspool.core.settings import RestartSettings
+from mpspool.supervisor.pool.slot_by_slot import held
 from mpspool.supervisor.pool.slots import Slot
-from mpspool.supervisor.pool.turns import held
 
 BEFORE, AFTER = ModelVersion("m", 1), ModelVersion("m", 2)
 

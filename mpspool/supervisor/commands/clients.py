@@ -12,8 +12,9 @@ import click
 
 from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import ask, report
-from mpspool.supervisor.counted import counted, short
+from mpspool.supervisor import report
+from mpspool.supervisor.commands import ask
+from mpspool.supervisor.number_words import counted, short
 
 # Of the table; --json has all.
 _ROWS = 20

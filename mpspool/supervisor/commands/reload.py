@@ -13,7 +13,8 @@ import msgspec
 from mpspool.core.control import ControlError, Message
 from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import RunDir
-from mpspool.supervisor import ask, lock, origin, report
+from mpspool.supervisor import lock, origin, report
+from mpspool.supervisor.commands import ask
 
 _ANSWER_S = 30.0
 _POLL_S = 0.1

@@ -12,11 +12,11 @@ from structlog.testing import capture_logs
 from mpspool.core import log
 from mpspool.core.http2_frames import PREFACE
 from mpspool.router.fronts.complaints import Complaints
-from mpspool.router.fronts.http2 import hello
-from mpspool.router.fronts.http2.hello import Kind
+from mpspool.router.fronts.http2 import client_hello
+from mpspool.router.fronts.http2.client_hello import Kind
 
 
-def client_hello(*protocols: str) -> bytes:
+def hello_of(*protocols: str) -> bytes:
     """A real one."""
     context = ssl.create_default_context()
     if protocols:
@@ -28,27 +28,27 @@ def client_hello(*protocols: str) -> bytes:
     return out.read()
 
 
-HELLO = client_hello("h2", "http/1.1")
+HELLO = hello_of("h2", "http/1.1")
 
 
 def test_what_is_offered() -> None:
     """All protocols, in the client's order; nothing where it offers none."""
-    assert hello.read(HELLO) == hello.Hello(Kind.HELLO, (b"h2", b"http/1.1"))
-    assert hello.read(client_hello()) == hello.Hello(Kind.HELLO)
-    assert hello.read(HELLO + b"more") == hello.read(HELLO)
+    assert client_hello.read(HELLO) == client_hello.Hello(Kind.HELLO, (b"h2", b"http/1.1"))
+    assert client_hello.read(hello_of()) == client_hello.Hello(Kind.HELLO)
+    assert client_hello.read(HELLO + b"more") == client_hello.read(HELLO)
 
 
 def test_in_pieces() -> None:
     """Until it is whole it is to be continued; also where it comes in many records."""
     for size in range(len(HELLO)):
-        assert hello.read(HELLO[:size]).kind is Kind.CUT
+        assert client_hello.read(HELLO[:size]).kind is Kind.CUT
     message = HELLO[5:]
     records = b"".join(
         b"\x16\x03\x01" + len(part).to_bytes(2, "big") + part
         for part in (message[start : start + 50] for start in range(0, len(message), 50))
     )
-    assert hello.read(records) == hello.read(HELLO)
-    assert hello.read(records[:-1]).kind is Kind.CUT
+    assert client_hello.read(records) == client_hello.read(HELLO)
+    assert client_hello.read(records[:-1]).kind is Kind.CUT
 
 
 @pytest.mark.parametrize(
@@ -56,27 +56,27 @@ def test_in_pieces() -> None:
 )
 def test_no_tls(data: bytes) -> None:
     """Known by the first bytes, so that nothing has to be waited for."""
-    assert hello.read(data).kind is Kind.CLEAR
-    assert hello.read(data[:2]).kind is Kind.CLEAR
+    assert client_hello.read(data).kind is Kind.CLEAR
+    assert client_hello.read(data[:2]).kind is Kind.CLEAR
 
 
 def test_a_record_of_another_kind_of_handshake_is_none() -> None:
     """A server's words are no client's."""
-    assert hello.read(b"\x16\x03\x03\0\x04\x02\0\0\0").kind is Kind.CLEAR
+    assert client_hello.read(b"\x16\x03\x03\0\x04\x02\0\0\0").kind is Kind.CLEAR
 
 
 def test_a_hello_without_end() -> None:
     """It is not collected for ever."""
     endless = (b"\x16\x03\x01\x40\0" + b"\x01\xff\xff\xff" + bytes(2**14 - 4)) * 9
-    assert hello.read(endless[: 2**14]).kind is Kind.CUT
-    assert hello.read(endless).kind is Kind.CLEAR
+    assert client_hello.read(endless[: 2**14]).kind is Kind.CUT
+    assert client_hello.read(endless).kind is Kind.CLEAR
 
 
 def test_a_hello_of_crumbs() -> None:
     """Nor in thousands of records: each piece that comes has all of them read again."""
     crumbs = b"".join(b"\x16\x03\x01\0\x01" + bytes([byte]) for byte in b"\x01\xff\xff\xff" + bytes(5000))
-    assert hello.read(crumbs[: 6 * 50]).kind is Kind.CUT
-    assert hello.read(crumbs[: 6 * 100]).kind is Kind.CLEAR
+    assert client_hello.read(crumbs[: 6 * 50]).kind is Kind.CUT
+    assert client_hello.read(crumbs[: 6 * 100]).kind is Kind.CLEAR
 
 
 @given(st.binary(max_size=300), st.integers(0, len(HELLO)), st.integers(0, len(HELLO)))
@@ -84,7 +84,7 @@ def test_whatever_comes(noise: bytes, start: int, stop: int) -> None:
     """Any bytes, and a real hello with some of it replaced, are read or refused, and never break anything."""
     for data in (noise, HELLO[:start] + noise + HELLO[stop:]):
         if data:
-            assert isinstance(hello.read(data), hello.Hello)
+            assert isinstance(client_hello.read(data), client_hello.Hello)
 
 
 def test_a_flood_of_bad_connections_is_a_few_lines() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpspool.supervisor.remote import room
+from mpspool.supervisor.remote import disk_room
 
 SIZE = 2**26
 
@@ -28,20 +28,20 @@ def taken(folder: Path) -> int:
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """What has come is given back at once, however large the file system is."""
-    monkeypatch.setattr(room, "_FREE_BYTES", 2**20)
+    monkeypatch.setattr(disk_room, "_FREE_BYTES", 2**20)
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def allocate(_descriptor: int, _size: int) -> None:
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(room, "_allocate", allocate)
+    monkeypatch.setattr(disk_room, "_allocate", allocate)
 
 
 @pytest.mark.usefixtures("steps")
 def test_room_is_taken_and_given_back(tmp_path: Path) -> None:
     """All of it at first, under no name; then what is still to come of each file, and nothing at the end."""
-    with room.kept(tmp_path, SIZE) as kept:
+    with disk_room.kept(tmp_path, SIZE) as kept:
         if not taken(tmp_path):
             pytest.skip("the file system cannot keep room")
         assert taken(tmp_path) >= SIZE
@@ -53,14 +53,17 @@ def test_room_is_taken_and_given_back(tmp_path: Path) -> None:
         assert 0 <= taken(tmp_path) - SIZE // 4 < 2**20
         kept.done(SIZE // 2)
         assert not taken(tmp_path)
-    with room.kept(tmp_path, SIZE):
+    with disk_room.kept(tmp_path, SIZE):
         assert taken(tmp_path) >= SIZE
     assert not taken(tmp_path)
 
 
 def test_more_than_there_is_is_refused(tmp_path: Path) -> None:
     """Before anything is taken; it says how much there is."""
-    with pytest.raises(room.NoRoomError, match=f"can be had in {tmp_path}"), room.kept(tmp_path, 2**60):
+    with (
+        pytest.raises(disk_room.NoRoomError, match=f"can be had in {tmp_path}"),
+        disk_room.kept(tmp_path, 2**60),
+    ):
         raise AssertionError
 
 
@@ -68,18 +71,18 @@ def test_more_than_there_is_is_refused(tmp_path: Path) -> None:
 def test_a_quota_is_found_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """It is not in the file system's figures."""
     refuse(monkeypatch, number)
-    with pytest.raises(room.NoRoomError, match=os.strerror(number)), room.kept(tmp_path, SIZE):
+    with pytest.raises(disk_room.NoRoomError, match=os.strerror(number)), disk_room.kept(tmp_path, SIZE):
         raise AssertionError
 
 
 def test_a_file_system_that_cannot_keep_room_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As well as it can be."""
     refuse(monkeypatch, errno.EOPNOTSUPP)
-    with room.kept(tmp_path, SIZE) as kept:
+    with disk_room.kept(tmp_path, SIZE) as kept:
         kept.came(SIZE // 2)
         kept.done(SIZE)
     refuse(monkeypatch, errno.EIO)
-    with pytest.raises(OSError, match=os.strerror(errno.EIO)), room.kept(tmp_path, SIZE):
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)), disk_room.kept(tmp_path, SIZE):
         raise AssertionError
 
 
@@ -93,6 +96,6 @@ def test_two_that_have_looked_at_once_do_not_take_what_stays_free(
         full = os.statvfs_result((*seen[:3], 0, 0, *seen[5:]))
         monkeypatch.setattr(os, "statvfs", lambda _path: full)
 
-    monkeypatch.setattr(room, "_allocate", allocate)
-    with pytest.raises(room.NoRoomError, match="0 can be had"), room.kept(tmp_path, SIZE):
+    monkeypatch.setattr(disk_room, "_allocate", allocate)
+    with pytest.raises(disk_room.NoRoomError, match="0 can be had"), disk_room.kept(tmp_path, SIZE):
         raise AssertionError

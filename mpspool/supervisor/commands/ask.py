@@ -19,7 +19,8 @@ from mpspool.core.ids import ModelVersion
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import ModelSettings, PoolSettings, TlsSettings
 from mpspool.core.states import VersionPhase
-from mpspool.supervisor import lock, programs, readiness, report
+from mpspool.supervisor import lock, programs, report
+from mpspool.supervisor.commands import readiness
 from mpspool.supervisor.pool.versions import RECORDS, Records, Versions
 from mpspool.supervisor.ports import client_address
 

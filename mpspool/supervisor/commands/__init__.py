@@ -1,0 +1,1 @@
+"""What the command line does with a pool that runs: asks it, changes it, looks at it."""
