@@ -26,6 +26,7 @@ from mpspool.core import control
 from mpspool.core.states import PoolState
 from mpspool.mps.control import ControlError, daemon_environment
 from mpspool.supervisor.commands import simulate
+from mpspool.supervisor.commands.errors import CommandError
 
 MODEL = "tower"
 MOST_CONTEXTS = 4
@@ -250,7 +251,7 @@ def _simulated_fault(pool: Pool) -> tuple[float, str]:
     at = time.time()
     try:
         said = simulate.fault(pool.run, DEVICE, "server-fault")
-    except simulate.SimulateError as error:
+    except CommandError as error:
         raise BenchError(str(error)) from error
     return at, f"{said}, telling it so included"
 

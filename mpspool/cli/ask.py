@@ -23,6 +23,7 @@ from mpspool.cli.common import (
 )
 from mpspool.core.rundir import RunDir
 from mpspool.loadtest import MOST_S
+from mpspool.supervisor.commands.errors import NoPoolError
 
 if TYPE_CHECKING:
     from mpspool.core.client_tls import ClientTls
@@ -395,7 +396,7 @@ def _client_tls(
     try:
         given = client_tls.read(ca, cert, key, server_name)
         if not ca and not server_name:
-            with contextlib.suppress(ask.NoPoolError):
+            with contextlib.suppress(NoPoolError):
                 if address == ask.grpc_address(run):
                     own = ask.grpc_tls(run)
                     return client_tls.pinned(own, cert, key) if own else (given if tls or cert else None)
@@ -408,7 +409,7 @@ def _metrics_url(run: RunDir) -> str:
     """Of the pool that is asked; "" where it has no HTTP front."""
     from mpspool.supervisor.commands import ask
 
-    with contextlib.suppress(ask.NoPoolError):
+    with contextlib.suppress(NoPoolError):
         if found := ask.rest_address(run):
             return f"http://{found}/metrics"
     return ""
@@ -418,7 +419,7 @@ def _grpc_beside(run: RunDir, address: str) -> str:
     """Where the gRPC front is of the pool whose HTTP front that is."""
     from mpspool.supervisor.commands import ask
 
-    with contextlib.suppress(ask.NoPoolError):
+    with contextlib.suppress(NoPoolError):
         if address == ask.rest_address(run):
             return f"; the pool's gRPC port is {ask.grpc_address(run).rpartition(':')[2]}"
     return ""
@@ -433,7 +434,7 @@ def _hint(run: RunDir, address: str, name: str, error: str) -> str:
         return _renewed(run, address)
     if not error.startswith("NOT_FOUND"):
         return ""
-    with contextlib.suppress(ask.NoPoolError):
+    with contextlib.suppress(NoPoolError):
         if address != ask.grpc_address(run):
             return ""
         models = {model["name"]: model["versions"] for model in ask.status(run)["models"]}
@@ -453,7 +454,7 @@ def _renewed(run: RunDir, address: str) -> str:
     from mpspool.supervisor import report
     from mpspool.supervisor.commands import ask
 
-    with contextlib.suppress(ask.NoPoolError, tls.TlsError):
+    with contextlib.suppress(NoPoolError, tls.TlsError):
         own = ask.grpc_tls(run) if address == ask.grpc_address(run) else None
         if own and tls.read(own).digest != own.digest:
             command = f"{report.program()} reload{report.elsewhere(str(run.root))}"
@@ -469,7 +470,7 @@ def _address(run: RunDir) -> str:
 
     try:
         return ask.grpc_address(run)
-    except ask.NoPoolError as error:
+    except NoPoolError as error:
         if report.elsewhere(str(run.root)):
             fail(str(error))
         return with_port("127.0.0.1")

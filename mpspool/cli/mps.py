@@ -6,6 +6,7 @@ import click
 
 from mpspool.cli.common import examples, fail, main, run_dir_option
 from mpspool.core.rundir import RunDir
+from mpspool.supervisor.commands.errors import CommandError
 
 
 @main.group(
@@ -32,13 +33,12 @@ def mps_show(run: RunDir, *, as_json: bool) -> None:
     """Show what each worker runs with, and what its next generation gets."""
     import json
 
-    from mpspool.supervisor.commands import ask
     from mpspool.supervisor.commands import mps as mps_command
 
     try:
         found = mps_command.show(run)
-    except ask.NoPoolError as error:
-        fail(str(error))
+    except CommandError as error:
+        fail(str(error), error.status)
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
@@ -76,7 +76,6 @@ def mps_set(
     one that runs with them already is left alone, and after one that does not come back all others. They hold until the pool is stopped; the pool
     file says what holds from its next start on.
     """
-    from mpspool.supervisor.commands import ask
     from mpspool.supervisor.commands import mps as mps_command
 
     if name is not None and worker is not None:
@@ -95,5 +94,5 @@ def mps_set(
             for done in ("renewed", "unchanged"):
                 if one := answer.get(done):
                     click.echo(f"{done} {mps_command.describe(one, 'running')}")
-    except (ask.NoPoolError, mps_command.MpsError) as error:
-        fail(str(error))
+    except CommandError as error:
+        fail(str(error), error.status)

@@ -9,6 +9,7 @@ import click
 
 from mpspool.cli.common import SECONDS, examples, fail, main, refuse, run_dir_option
 from mpspool.core.rundir import RunDir
+from mpspool.supervisor.commands.errors import CommandError
 
 
 @main.command(
@@ -50,7 +51,6 @@ def reload_config(
     import json
 
     from mpspool.core.errors import StartError
-    from mpspool.supervisor.commands import ask
     from mpspool.supervisor.commands import reload as reload_command
 
     models = None if models_from is None else json.load(models_from)
@@ -66,5 +66,5 @@ def reload_config(
         )
     except StartError as error:
         refuse(error, "nothing was changed")
-    except (ask.NoPoolError, reload_command.ReloadError) as error:
-        fail(str(error))
+    except CommandError as error:
+        fail(str(error), error.status)

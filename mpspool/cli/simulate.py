@@ -7,6 +7,7 @@ import click
 from mpspool.cli.common import Seconds, examples, fail, main, run_dir_option
 from mpspool.core.rundir import RunDir
 from mpspool.mps.simulated import FAULTS
+from mpspool.supervisor.commands.errors import CommandError
 
 
 @main.group(
@@ -62,5 +63,5 @@ def simulate_fault(run: RunDir, device: str, kind: str, worker: str | None, seco
             raise click.UsageError(f"{option} goes with --kind {kinds}")
     try:
         click.echo(simulation.fault(run, device, kind, worker=worker, seconds=seconds))
-    except simulation.SimulateError as error:
-        fail(str(error))
+    except CommandError as error:
+        fail(str(error), error.status)

@@ -16,6 +16,7 @@ import click
 from mpspool.cli.common import SECONDS, examples, fail, main, refuse, run_dir_option
 from mpspool.core.ids import ModelVersion
 from mpspool.core.rundir import RunDir
+from mpspool.supervisor.commands.errors import NoPoolError
 
 if TYPE_CHECKING:
     from mpspool.core.settings import PoolSettings
@@ -330,7 +331,7 @@ def stop(run: RunDir, timeout: float | None) -> None:
 
     try:
         left = ask.stop(run, _stop_timeout_s(run) if timeout is None else timeout)
-    except ask.NoPoolError as none:
+    except NoPoolError as none:
         click.echo(str(none))
         return
     if left:

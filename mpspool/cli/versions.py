@@ -10,6 +10,7 @@ import click
 
 from mpspool.cli.common import SECONDS, examples, fail, main, run_dir_option
 from mpspool.core.rundir import RunDir
+from mpspool.supervisor.commands.errors import CommandError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,8 +78,8 @@ def model(
                 found = describe.saved_model(describe.at_path(path, version, custom_ops, tags))
             else:
                 found = describe.of_pool(ask.status(run), ask.model(run, str(name), version))
-    except (ask.NoPoolError, ask.NoModelError, describe.DescribeError) as error:
-        fail(str(error))
+    except CommandError as error:
+        fail(str(error), error.status)
     if as_json:
         click.echo(json.dumps(found, indent=2))
     else:
@@ -127,13 +128,13 @@ def capture(
     its own is warmed with those of the version before it. The file has clients' data in it.
     """
     from mpspool.supervisor import report
-    from mpspool.supervisor.commands import ask, capture
+    from mpspool.supervisor.commands import capture
 
     try:
         with report.busy(f"requests for {name} are waited for"):
             click.echo(capture.capture(run, name, version, count, timeout, output))
-    except (ask.NoPoolError, ask.NoModelError, capture.CaptureError) as error:
-        fail(str(error))
+    except CommandError as error:
+        fail(str(error), error.status)
 
 
 def _so_long_option(command: F) -> F:
@@ -251,10 +252,8 @@ def _say_till_when() -> None:
 
 
 def _say_version(order: Callable[[], str]) -> None:
-    from mpspool.supervisor.commands import ask
-    from mpspool.supervisor.commands import versions as versions_command
 
     try:
         click.echo(order())
-    except (ask.NoPoolError, versions_command.VersionError) as error:
-        fail(str(error))
+    except CommandError as error:
+        fail(str(error), error.status)

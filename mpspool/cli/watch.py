@@ -10,6 +10,7 @@ import click
 from mpspool.cli.common import Seconds, examples, fail, main, run_dir_option
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import durations
+from mpspool.supervisor.commands.errors import CommandError
 
 # How long a stretch of time is looked at.
 _STRETCH = Seconds(min=durations.LEAST_S)
@@ -35,8 +36,8 @@ def status(run: RunDir, as_json: bool) -> None:
 
     try:
         found = ask.status(run)
-    except ask.NoPoolError as error:
-        fail(str(error))
+    except CommandError as error:
+        fail(str(error), error.status)
     if as_json:
         click.echo(json.dumps(report.for_scripts(found), indent=2))
     else:
@@ -72,13 +73,12 @@ def top(run: RunDir, interval_s: float) -> None:
 
     It waits for a pool that is not there, or that goes away. Where the output is no terminal it prints one frame.
     """
-    from mpspool.supervisor.commands import ask
     from mpspool.supervisor.top import screen
 
     try:
         screen.show(run, interval_s)
-    except ask.NoPoolError as error:
-        fail(str(error))
+    except CommandError as error:
+        fail(str(error), error.status)
 
 
 @main.command(
@@ -114,8 +114,8 @@ def clients(run: RunDir, for_s: float, as_json: bool) -> None:
 
     try:
         command.show(run, for_s, as_json=as_json)
-    except command.ClientsError as error:
-        fail(str(error))
+    except CommandError as error:
+        fail(str(error), error.status)
 
 
 @main.command(
@@ -156,11 +156,11 @@ def density(run: RunDir, last_s: float, output: Path, devices: str | None, as_js
 
     The router keeps the last 131,072 dispatches. A pool on which nothing ran has no picture.
     """
-    from mpspool.supervisor.density import command, errors
+    from mpspool.supervisor.density import command
 
     try:
         command.show(run, last_s, output, devices, as_json)
-    except errors.DensityError as error:
+    except CommandError as error:
         fail(str(error), error.status)
 
 
@@ -204,7 +204,7 @@ def record(run: RunDir, for_s: float, output: Path) -> None:
 
     try:
         recorder.record(run, for_s, output)
-    except recorder.RecordError as error:
+    except CommandError as error:
         fail(str(error), error.status)
 
 

@@ -19,7 +19,8 @@ from mpspool.core.states import VersionPhase
 from mpspool.router.capture import Capture
 from mpspool.supervisor import lock, programs
 from mpspool.supervisor.commands import ask
-from mpspool.supervisor.commands.capture import CaptureError, capture
+from mpspool.supervisor.commands.capture import capture
+from mpspool.supervisor.commands.errors import CommandError
 from mpspool.supervisor.pool.versions import RECORDS, ModelRecord, Records, Route, VersionRecord
 from mpspool.supervisor.version_folders import WARMUP_FILE
 from tests.conftest import short_dir
@@ -113,7 +114,7 @@ def test_what_is_no_regular_file_stays_what_it_is(tmp_path: Path, monkeypatch: p
     model = ModelSettings(name="m", version=1, path=str(tmp_path), slots=[])
     monkeypatch.setattr(ask, "model", lambda *_: model)
     monkeypatch.setattr(control, "stream", lambda *_, **__: iter(()))
-    with pytest.raises(CaptureError, match="it is no regular file; give another --output"):
+    with pytest.raises(CommandError, match="it is no regular file; give another --output"):
         capture(RunDir(tmp_path), "m", None, 1, 1, pipe)
     assert pipe.is_fifo()
 

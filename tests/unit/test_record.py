@@ -19,6 +19,7 @@ from mpspool.core.control import ControlServer, Message
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import lock
 from mpspool.supervisor.commands import ask, record
+from mpspool.supervisor.commands.errors import CommandError
 from tests.conftest import short_dir
 
 ROWS = [
@@ -193,7 +194,7 @@ def test_a_router_that_does_not_answer(run: RunDir, tmp_path: Path, monkeypatch:
     """The pool is named, and where to look."""
     monkeypatch.setattr(lock, "holder", lambda _: 4711)
     monkeypatch.setattr(ask, "PATIENCE_S", 0.0)
-    with pytest.raises(record.RecordError, match="the router of the pool of process 4711 does not answer"):
+    with pytest.raises(CommandError, match="the router of the pool of process 4711 does not answer"):
         record.record(run, 1, tmp_path / "t.jsonl")
 
 

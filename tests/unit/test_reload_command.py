@@ -13,7 +13,7 @@ import pytest
 from mpspool.core.control import ControlServer, Message
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor.commands import reload as reload_command
-from mpspool.supervisor.commands.reload import ReloadError
+from mpspool.supervisor.commands.errors import CommandError
 from mpspool.supervisor.config.schema import overruled, read_config
 from tests.conftest import short_dir
 
@@ -21,7 +21,7 @@ from tests.conftest import short_dir
 def warnings_of(
     answer: Message, *, failing: Sequence[str] = (), models: Sequence[Message] = (), **found: Any
 ) -> list[str]:
-    """What it warns of where a pool that gave this answer to a reload says `found` from then on. Raises ReloadError."""
+    """What it warns of where a pool that gave this answer to a reload says `found` from then on. Raises CommandError."""
     told: list[str] = []
 
     async def reloaded(_request: Message) -> Message:
@@ -49,7 +49,7 @@ def warnings_of(
 def test_one_that_another_takes_the_place_of_says_so() -> None:
     """At once, and not that it is late: what it waits for will never be."""
     answer = {"settings": "mine", "failed": [], "changed": []}
-    with pytest.raises(ReloadError, match="another configuration has been taken up meanwhile"):
+    with pytest.raises(CommandError, match="another configuration has been taken up meanwhile"):
         warnings_of(answer, settings="later", waits=["m@1 is LOADING"], failed=[])
 
 
@@ -58,7 +58,7 @@ def test_what_failed_before_is_a_warning() -> None:
     before, now = ("m", "m@2: corrupt"), ("n", "n@1: corrupt")
     answer = {"settings": "mine", "failed": [before], "changed": ["n"]}
     assert warnings_of(answer, settings="mine", failed=[before]) == ["warning: as before: m@2: corrupt"]
-    with pytest.raises(ReloadError, match=r"^n@1: corrupt$"):
+    with pytest.raises(CommandError, match=r"^n@1: corrupt$"):
         warnings_of(answer, settings="mine", failed=[before, now])
 
 
@@ -68,7 +68,7 @@ def test_a_policy_that_has_come_to_fail_is_an_error() -> None:
     text = "a@b@1: the policy mine:late fails, and requests go in the order of arrival: KeyError (the router asks it, with the environment of the start)"
     failing = {"version": 1, "policy": "mine:late", "policy_error": "KeyError"}
     told = {"settings": "mine", "failed": [], "models": [{"name": "a@b", "versions": [failing]}]}
-    with pytest.raises(ReloadError, match=f"^{re.escape(text)}$"):
+    with pytest.raises(CommandError, match=f"^{re.escape(text)}$"):
         warnings_of(answer, **told)
     assert warnings_of(answer, failing=[text], **told) == [f"warning: as before: {text}"]
 

@@ -32,6 +32,7 @@ from mpspool.mps.environment import Inherited, inherited, share_environment
 from mpspool.mps.external import Folders, Peer
 from mpspool.supervisor import leftovers, programs, shares
 from mpspool.supervisor.commands import mps as mps_command
+from mpspool.supervisor.commands.errors import CommandError
 from mpspool.supervisor.config.schema import PoolConfig
 from mpspool.supervisor.cpus import Topology
 from mpspool.supervisor.planning.drafts import Machine
@@ -402,7 +403,7 @@ def test_overrides_add_up() -> None:
 
 def test_every_wrong_option_is_named() -> None:
     """Before the pool is asked."""
-    with pytest.raises(mps_command.MpsError) as wrong:
+    with pytest.raises(CommandError) as wrong:
         mps_command.read({"active_thread_percentage": "0", "pinned_memory": "x", "priority": None})
     first, second = str(wrong.value).splitlines()
     assert first.startswith("--active-thread-percentage: '0': expected a whole percentage from 1 to 100")

@@ -10,7 +10,7 @@ import pytest
 from mpspool.core.control import Message
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor.commands import versions as versions_command
-from mpspool.supervisor.commands.versions import VersionError
+from mpspool.supervisor.commands.errors import CommandError
 
 
 def after_order(monkeypatch: pytest.MonkeyPatch, *seen: dict[int, str]) -> None:
@@ -29,7 +29,7 @@ def test_a_version_that_goes_before_it_is_served_is_told(
 ) -> None:
     """Its folder was deleted, say: nobody waits for it until the time is over."""
     after_order(monkeypatch, {4: "AVAILABLE"}, {4: "AVAILABLE", 5: "LOADING"}, {6: "AVAILABLE"})
-    with pytest.raises(VersionError, match="m@5 has gone before it was served"):
+    with pytest.raises(CommandError, match="m@5 has gone before it was served"):
         versions_command.load(RunDir(tmp_path), "m", None, 60)
 
 

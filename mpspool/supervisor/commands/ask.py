@@ -21,6 +21,7 @@ from mpspool.core.settings import ModelSettings, PoolSettings, TlsSettings
 from mpspool.core.states import VersionPhase
 from mpspool.supervisor import lock, programs, report
 from mpspool.supervisor.commands import readiness
+from mpspool.supervisor.commands.errors import NoModelError, NoPoolError
 from mpspool.supervisor.pool.versions import RECORDS, Records, Versions
 from mpspool.supervisor.ports import client_address
 
@@ -33,14 +34,6 @@ PATIENCE_S = 10.0
 _ENDING_S = 3.0
 # After the grace time: supervisord, and MPS daemons that quit.
 STOP_MARGIN_S = 30.0
-
-
-class NoPoolError(Exception):
-    """No pool runs in the run folder, or it does not answer."""
-
-
-class NoModelError(Exception):
-    """The pool has no such model, or not in that version; the text names those it has."""
 
 
 def status(run: RunDir) -> Message:

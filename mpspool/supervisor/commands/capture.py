@@ -14,16 +14,13 @@ from mpspool.core.methods import Method
 from mpspool.core.rundir import RunDir
 from mpspool.core.tfrecord import framed
 from mpspool.supervisor.commands import ask, rest_request
+from mpspool.supervisor.commands.errors import CommandError
 from mpspool.supervisor.version_folders import WARMUP_FILE
 
 # The router says something at least so often.
 _SILENCE_S = 5.0
 
 _Request = tuple[Method, bytes]
-
-
-class CaptureError(Exception):
-    """Nothing was captured, or less than was asked for; the text says what to do."""
 
 
 def capture(
@@ -44,9 +41,9 @@ def capture(
         What was done, in words.
 
     Raises:
-        ask.NoPoolError: there is no pool.
-        ask.NoModelError: it has no such model.
-        CaptureError: none came, or the file cannot be written.
+        NoPoolError: there is no pool.
+        NoModelError: it has no such model.
+        CommandError: none came, or the file cannot be written.
     """
     model = ask.model(run, name, version)
     file = output or Path(model.path) / WARMUP_FILE
@@ -55,7 +52,7 @@ def capture(
     if not found:
         if output is None:
             _forget(file)
-        raise CaptureError(
+        raise CommandError(
             f"no request for {name if version is None else f'{name}@{version}'} was answered within {timeout_s:g} s"
             f" (Classify and Regress by REST do not count); nothing was written to {file}"
         )
@@ -77,18 +74,18 @@ def _forget(file: Path) -> None:
 
 
 def _check(file: Path, *, own: bool) -> None:
-    """Raises CaptureError for what cannot be written, before anybody waits for it."""
+    """Raises CommandError for what cannot be written, before anybody waits for it."""
     remedy = "give --output FILE, and put it there yourself" if own else "give another --output"
     try:
         if file.exists() and not file.is_file():  # which the file would take the place of
-            raise CaptureError(f"{file} cannot be written: it is no regular file; {remedy}")
+            raise CommandError(f"{file} cannot be written: it is no regular file; {remedy}")
         if own:
             file.parent.mkdir(exist_ok=True)
         probe = file.with_name(f".{file.name}.{os.getpid()}")
         probe.touch()
         probe.unlink()
     except OSError as error:
-        raise CaptureError(f"{file} cannot be written: {error.strerror}; {remedy}") from error
+        raise CommandError(f"{file} cannot be written: {error.strerror}; {remedy}") from error
 
 
 def _requests(
@@ -113,12 +110,12 @@ def _requests(
                 if time.monotonic() > end:
                     break
     except (ControlError, ValueError) as error:
-        raise CaptureError(f"the router does not answer any more: {error}") from error
+        raise CommandError(f"the router does not answer any more: {error}") from error
     return found, present
 
 
 def _as_messages(run: RunDir, name: str, version: int, requests: list[_Request]) -> list[_Request]:
-    """With what came by REST as what gRPC would have sent. Raises CaptureError: there is nothing left."""
+    """With what came by REST as what gRPC would have sent. Raises CommandError: there is nothing left."""
     if not any(method.is_rest for method, _ in requests):
         return requests
     from mpspool.core import tfs
@@ -126,7 +123,7 @@ def _as_messages(run: RunDir, name: str, version: int, requests: list[_Request])
     try:
         answer = control.call(run.router_control, "signatures", model=name, version=version)
     except (ControlError, ValueError) as error:
-        raise CaptureError(f"the router does not answer any more: {error}") from error
+        raise CommandError(f"the router does not answer any more: {error}") from error
     signatures = tfs.SignatureDefMap.FromString(base64.b64decode(answer["signatures"]))
     found = []
     for method, body in requests:
@@ -135,7 +132,7 @@ def _as_messages(run: RunDir, name: str, version: int, requests: list[_Request])
         elif (message := rest_request.message(name, body, signatures)) is not None:
             found.append((Method.PREDICT, message))
     if not found:
-        raise CaptureError(f"none of {len(requests)} requests, all by REST, can be said in a message")
+        raise CommandError(f"none of {len(requests)} requests, all by REST, can be said in a message")
     return found
 
 
@@ -148,7 +145,7 @@ def _write(file: Path, requests: list[_Request]) -> None:
         temporary.replace(file)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise CaptureError(f"{file} cannot be written: {error.strerror}; it is as it was") from error
+        raise CommandError(f"{file} cannot be written: {error.strerror}; it is as it was") from error
 
 
 def _log_entry(method: Method, body: bytes) -> bytes:

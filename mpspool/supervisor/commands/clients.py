@@ -14,6 +14,7 @@ from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import report
 from mpspool.supervisor.commands import ask
+from mpspool.supervisor.commands.errors import CommandError
 from mpspool.supervisor.number_words import counted, short
 
 # Of the table; --json has all.
@@ -23,10 +24,6 @@ _TITLES = (
     *("open", "waited ms", "most ms", "share"),
 )
 _TEXTS = ("client", "model")
-
-
-class ClientsError(Exception):
-    """Why nothing is shown, or not all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,7 @@ def show(run: RunDir, for_s: float, *, as_json: bool) -> None:
         as_json: for scripts.
 
     Raises:
-        ClientsError: there is no pool, its router went away, or, for people, nobody asked.
+        CommandError: there is no pool, its router went away, or, for people, nobody asked.
     """
     # All that was told so far, and for how long that is.
     told: list[Message] = []
@@ -71,14 +68,12 @@ def show(run: RunDir, for_s: float, *, as_json: bool) -> None:
                 if length is None:
                     click.echo(f"looking for {for_s:g} s; Ctrl-C ends it and shows what there is", err=True)
                 told, length, coming = coming, piece, []
-    except ask.NoPoolError as error:
-        raise ClientsError(str(error)) from error
     except ControlError as error:
         problem = f"the router went away before the end ({error})"
     except KeyboardInterrupt:
         pass
     if length is None:
-        raise ClientsError(problem or "the router has not answered yet")
+        raise CommandError(problem or "the router has not answered yet")
     look = Look(_rows(told), **length)
     if as_json:
         click.echo(json.dumps(for_scripts(look), indent=2))
@@ -89,7 +84,7 @@ def show(run: RunDir, for_s: float, *, as_json: bool) -> None:
             f"nobody asked for anything in {short(look.seconds)} s; is the pool under load? --for looks for longer"
         )
     if problem:
-        raise ClientsError(problem)
+        raise CommandError(problem)
 
 
 def for_scripts(look: Look) -> dict[str, Any]:

@@ -17,16 +17,13 @@ from mpspool.core.errors import Problem
 from mpspool.core.settings import ModelSettings
 from mpspool.core.states import ModelVersionState
 from mpspool.supervisor.children import ending
+from mpspool.supervisor.commands.errors import CommandError
 from mpspool.supervisor.planning.base_path import BasePathError, latest_version
 from mpspool.supervisor.saved_model import check_saved_model
 from mpspool.supervisor.version_folders import SAVED_MODEL_FILES
 
 # Each is a process that imports TensorFlow: half a GB.
 _AT_ONCE = 8
-
-
-class DescribeError(Exception):
-    """A model that cannot be described; the text says why, and what to do."""
 
 
 def at_path(
@@ -41,7 +38,7 @@ def at_path(
         tags: of the graph; none for "serve".
 
     Raises:
-        DescribeError: there is none.
+        CommandError: there is none.
     """
     folder = _folder(Path(os.path.abspath(path)), version)
     return ModelSettings(
@@ -55,21 +52,19 @@ def at_path(
 
 
 def _folder(path: Path, version: int | None) -> Path:
-    """The version folder. Raises DescribeError."""
+    """The version folder. Raises CommandError."""
     if _is_saved_model(path):
         if version is not None:
-            raise DescribeError(f"{path} is a SavedModel itself, and has no versions: leave --version out")
+            raise CommandError(f"{path} is a SavedModel itself, and has no versions: leave --version out")
         return path
     if version is not None and _is_saved_model(path / str(version)):
         return path / str(version)
     try:
         latest, folder = latest_version(path)
     except BasePathError as error:
-        raise DescribeError(str(error)) from error
+        raise CommandError(str(error)) from error
     if version is not None:
-        raise DescribeError(
-            f"there is no SavedModel in {path / str(version)}; the latest version is {latest}"
-        )
+        raise CommandError(f"there is no SavedModel in {path / str(version)}; the latest version is {latest}")
     return folder
 
 
@@ -79,12 +74,12 @@ def _is_saved_model(folder: Path) -> bool:
 
 
 def saved_model(model: ModelSettings) -> Message:
-    """What the files say: "path" and what `mpspool.worker.describe` prints. Raises DescribeError."""
+    """What the files say: "path" and what `mpspool.worker.describe` prints. Raises CommandError."""
     folder = Path(model.path)
     if not _is_saved_model(folder):
-        raise DescribeError(f"there is no SavedModel in {folder} any more: copy or export it again")
+        raise CommandError(f"there is no SavedModel in {folder} any more: copy or export it again")
     if problems := check_saved_model(folder):
-        raise DescribeError("; ".join(problems))
+        raise CommandError("; ".join(problems))
     return {"path": model.path, **_ask_child(model)}
 
 
@@ -99,7 +94,7 @@ def check(models: Sequence[ModelSettings]) -> tuple[list[Problem], list[str]]:
         path = f"models.{model.name}"
         try:
             found = saved_model(model)
-        except DescribeError as error:
+        except CommandError as error:
             return [Problem(path, str(error))], []
         unknown = found["unregistered"]
         problems = (
@@ -131,7 +126,7 @@ def remedy(unregistered: Sequence[str], where: str) -> str:
 def of_pool(status: Message, model: ModelSettings) -> Message:
     """saved_model(), and what the pool's status says: "model", "version", "state", "error", "weights".
 
-    "weights" is {} until a worker is READY. Raises DescribeError.
+    "weights" is {} until a worker is READY. Raises CommandError.
     """
     known = {
         (found["name"], version["version"]): version
@@ -156,7 +151,7 @@ def _ask_child(model: ModelSettings) -> Message:
         found: Message = json.loads(done.stdout)
     except ValueError:
         why = ending("the process that read it", done.returncode, done.stderr)
-        raise DescribeError(f"{model.path} cannot be described: {why}") from None
+        raise CommandError(f"{model.path} cannot be described: {why}") from None
     if "error" in found:
-        raise DescribeError(" ".join(found["error"].split()))
+        raise CommandError(" ".join(found["error"].split()))
     return found

@@ -10,6 +10,7 @@ from mpspool.core.errors import Problem
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import lock, shares
 from mpspool.supervisor.commands import ask
+from mpspool.supervisor.commands.errors import CommandError, NoPoolError
 from mpspool.supervisor.report import a_console, mark, table
 
 # By option, the field of shares.Override and what reads it.
@@ -23,12 +24,8 @@ _ANSWER_S = 10.0
 _RENEWAL_S = 3600.0
 
 
-class MpsError(Exception):
-    """The pool did not do it, or not all of it; the text says why, and what to do."""
-
-
 def read(options: Mapping[str, str | None]) -> dict[str, list[int]]:
-    """What was asked for, by the fields of shares.Override. Raises MpsError with all that is wrong."""
+    """What was asked for, by the fields of shares.Override. Raises CommandError with all that is wrong."""
     found, problems = {}, []
     for option, text in options.items():
         field, reader = _READERS[option]
@@ -39,16 +36,16 @@ def read(options: Mapping[str, str | None]) -> dict[str, list[int]]:
         except ValueError as error:
             problems.append(Problem(f"--{option.replace('_', '-')}", f"{text!r}: {error}"))
     if problems:
-        raise MpsError("\n".join(map(str, problems)))
+        raise CommandError("\n".join(map(str, problems)))
     return found
 
 
 def show(run: RunDir) -> Message:
-    """What each worker under MPS runs with, and what its next generation gets. Raises ask.NoPoolError."""
+    """What each worker under MPS runs with, and what its next generation gets. Raises NoPoolError."""
     try:
         return control.call(run.pool_control, "mps_show", timeout_s=_ANSWER_S)
     except (ControlError, ValueError) as error:
-        raise ask.NoPoolError(_why(run, error)) from error
+        raise NoPoolError(_why(run, error)) from error
 
 
 def change(
@@ -58,16 +55,16 @@ def change(
     {"renewed": WORKER} or, where it runs with these values already, {"unchanged": WORKER}.
 
     Raises:
-        ask.NoPoolError: there is no pool.
-        MpsError: the pool refuses, or a worker did not come back.
+        NoPoolError: there is no pool.
+        CommandError: the pool refuses, or a worker did not come back.
     """
     arguments = {"model": model, "worker": worker, "restart": restart, **values}
     try:
         yield from control.stream(run.pool_control, "mps_set", timeout_s=_RENEWAL_S, **arguments)
     except (ControlError, ValueError) as error:
         if not lock.holder(run):
-            raise ask.NoPoolError(ask.no_pool(run)) from error
-        raise MpsError(str(error)) from error
+            raise NoPoolError(ask.no_pool(run)) from error
+        raise CommandError(str(error)) from error
 
 
 def _why(run: RunDir, error: Exception) -> str:

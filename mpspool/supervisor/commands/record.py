@@ -18,15 +18,8 @@ from mpspool.core.control import ControlError, Message
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import cpus
 from mpspool.supervisor.commands import ask
+from mpspool.supervisor.commands.errors import CommandError
 from mpspool.supervisor.number_words import counted, short
-
-
-class RecordError(Exception):
-    """Why there is no trace, or not all of one; `status` is the exit status."""
-
-    def __init__(self, text: str, status: int = 1) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 def record(run: RunDir, for_s: float, output: Path) -> None:
@@ -38,7 +31,7 @@ def record(run: RunDir, for_s: float, output: Path) -> None:
         output: the trace. It is made, or replaced, when the first request is over.
 
     Raises:
-        RecordError: nothing was recorded, or less than was asked for.
+        CommandError: nothing was recorded, or less than was asked for.
     """
     _check(output)
     trace = _Trace(output)
@@ -54,26 +47,24 @@ def record(run: RunDir, for_s: float, output: Path) -> None:
             trace.length_s = max(trace.length_s, for_s)  # the router's clock began before ours
         except KeyboardInterrupt:
             pass
-        except ask.NoPoolError as error:
-            raise RecordError(str(error)) from error
         except ControlError as error:
             problem = f"the router went away before the end ({error})"
         except OSError as error:
             problem = f"cannot write {str(output)!r}: {error.strerror or error}"
     if not trace.count:
         why = problem or f"nothing arrived in {short(trace.length_s)} s; is the pool under load?"
-        raise RecordError(f"no trace was written: {why}")
+        raise CommandError(f"no trace was written: {why}")
     click.echo(trace.told(_devices(run, trace.models)))
     if problem:
-        raise RecordError(f"{problem}: the trace ends there")
+        raise CommandError(f"{problem}: the trace ends there")
 
 
 def _check(output: Path) -> None:
-    """Before the time is spent. Raises RecordError."""
+    """Before the time is spent. Raises CommandError."""
     if output.suffix == ".csv":
-        raise RecordError(f"{str(output)!r}: a trace is recorded as JSON lines; name it .jsonl", status=2)
+        raise CommandError(f"{str(output)!r}: a trace is recorded as JSON lines; name it .jsonl", status=2)
     if why := output_file.why_not(output, "--output"):
-        raise RecordError(why, status=2)
+        raise CommandError(why, status=2)
 
 
 def _devices(run: RunDir, models: Counter[str]) -> str:

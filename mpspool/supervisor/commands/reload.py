@@ -15,16 +15,13 @@ from mpspool.core.errors import Problem, StartError
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import lock, origin, report
 from mpspool.supervisor.commands import ask
+from mpspool.supervisor.commands.errors import CommandError, NoPoolError
 
 _ANSWER_S = 30.0
 _POLL_S = 0.1
 _SHOWN = 10
 
 Say = Callable[[str], None]
-
-
-class ReloadError(Exception):
-    """The pool does not take up the configuration, or not in time; the text says what is missing."""
 
 
 def reload(
@@ -49,9 +46,9 @@ def reload(
         models: to be served in place of those that are configured, until the next reload.
 
     Raises:
-        ask.NoPoolError: there is no pool.
+        NoPoolError: there is no pool.
         StartError: it is refused, and nothing has changed.
-        ReloadError: it does not come about.
+        CommandError: it does not come about.
     """
     # The models are given by the pool process, which waits for this: it does not begin again meanwhile.
     again = (ControlError, ValueError) if models is None else ()
@@ -105,11 +102,11 @@ def _failing_policies(run: RunDir) -> list[str]:
 
 def _origin(run: RunDir) -> origin.Origin:
     if not lock.holder(run):
-        raise ask.NoPoolError(ask.no_pool(run))
+        raise NoPoolError(ask.no_pool(run))
     try:
         return origin.load(run)
     except (OSError, msgspec.DecodeError) as error:
-        raise ask.NoPoolError(f"the pool in {run.root} is only starting") from error
+        raise NoPoolError(f"the pool in {run.root} is only starting") from error
 
 
 def _read(
@@ -145,25 +142,25 @@ def _call(
     try:
         return ask.call(run, op, again, _ANSWER_S, **arguments)
     except (ControlError, ValueError) as error:
-        raise ReloadError(str(error)) from error
+        raise CommandError(str(error)) from error
 
 
 def _wait(run: RunDir, answer: Message, timeout_s: float, warn: Say, failing: Sequence[str]) -> None:
-    """Until all is as it should be, but for what failed before and was not touched, policies (`failing`) included. Raises ReloadError."""
+    """Until all is as it should be, but for what failed before and was not touched, policies (`failing`) included. Raises CommandError."""
     end = time.monotonic() + timeout_s
     before = set(failing) | {text for model, text in answer["failed"] if model not in answer["changed"]}
     waits: Sequence[str] = ("the pool process does not answer",)
     while time.monotonic() < end:
         found = _call(run, "reloaded")
         if found["settings"] != answer["settings"]:
-            raise ReloadError("another configuration has been taken up meanwhile, in place of this one")
+            raise CommandError("another configuration has been taken up meanwhile, in place of this one")
         waits = found["waits"]
         if not waits:
             failed = [text for _, text in found["failed"]] + _failing_policies(run)
             if new := [text for text in failed if text not in before]:
-                raise ReloadError("; ".join(new))
+                raise CommandError("; ".join(new))
             for text in failed:
                 warn(f"warning: as before: {text}")
             return
         time.sleep(_POLL_S)
-    raise ReloadError(f"not over after {timeout_s:g} s: {'; '.join(waits[:_SHOWN])}")
+    raise CommandError(f"not over after {timeout_s:g} s: {'; '.join(waits[:_SHOWN])}")

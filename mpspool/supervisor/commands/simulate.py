@@ -15,13 +15,10 @@ from mpspool.core.states import DomainState
 from mpspool.mps.control import Control, ControlError
 from mpspool.supervisor import lock, programs
 from mpspool.supervisor.commands import ask
+from mpspool.supervisor.commands.errors import CommandError
 from mpspool.supervisor.report import elsewhere, program
 
 _ANSWER_S = 5.0
-
-
-class SimulateError(Exception):
-    """Nothing was made to fail; the text says why, and what to do."""
 
 
 def fault(
@@ -37,7 +34,7 @@ def fault(
         seconds: how long it lasts, of a kind that takes SECONDS; None for good.
 
     Raises:
-        SimulateError: no pool runs there, it has no such device or worker, that is no stand-in or lost, or it does not
+        CommandError: no pool runs there, it has no such device or worker, that is no stand-in or lost, or it does not
             do it.
     """
     daemon = _daemon(run, device)
@@ -50,18 +47,18 @@ def fault(
         said = Control.of(daemon, os.environ).raw(" ".join(words)).strip()
     except ControlError as error:
         logs = f"{program()} logs {programs.mps_program(device)}{elsewhere(str(run.root))}"
-        raise SimulateError(f"{device} did not fail: {error}; see `{logs}`") from error
+        raise CommandError(f"{device} did not fail: {error}; see `{logs}`") from error
     return f"{said} on {device}" + (f", {worker}" if worker else "")
 
 
 def _pid(run: RunDir, device: str, worker: str) -> int:
-    """Of the process that is a client of the device. Raises SimulateError."""
+    """Of the process that is a client of the device. Raises CommandError."""
     there = [str(known) for known in _workers(run) if known.device == device]
     if worker not in there:
-        raise SimulateError(f"{device} has no worker {worker!r}; it has: {', '.join(there) or 'none'}")
+        raise CommandError(f"{device} has no worker {worker!r}; it has: {', '.join(there) or 'none'}")
     if pid := slot_lock.holder(run.lock_file(WorkerId.parse(worker).program)):
         return pid
-    raise SimulateError(f"{worker} does not run; see `{program()} status{elsewhere(str(run.root))}`")
+    raise CommandError(f"{worker} does not run; see `{program()} status{elsewhere(str(run.root))}`")
 
 
 def _workers(run: RunDir) -> list[WorkerId]:
@@ -74,13 +71,13 @@ def _workers(run: RunDir) -> list[WorkerId]:
 
 
 def _daemon(run: RunDir, device: str) -> MpsSettings:
-    """Of the stand-in. Raises SimulateError."""
+    """Of the stand-in. Raises CommandError."""
     if not lock.holder(run):
-        raise SimulateError(ask.no_pool(run))
+        raise CommandError(ask.no_pool(run))
     try:
         pool = settings.load(run.settings_file(programs.POOL), PoolSettings)
     except (OSError, msgspec.DecodeError) as error:
-        raise SimulateError(
+        raise CommandError(
             f"the pool in {run.root} is only starting; wait for it with `mpspool wait`"
         ) from error
     known = [daemon.device for daemon in pool.mps_daemons]
@@ -90,19 +87,19 @@ def _daemon(run: RunDir, device: str) -> MpsSettings:
             why = f"the GPUs of the pool in {run.root} are real: {', '.join(known)}"
         elif any(slot.gpu_uuid for model in pool.models for slot in model.slots):
             why = f"no GPU of the pool in {run.root} is a stand-in under MPS"
-        raise SimulateError(f"{device} cannot be told to fail: {why}; start a pool with --simulate-gpus N")
+        raise CommandError(f"{device} cannot be told to fail: {why}; start a pool with --simulate-gpus N")
     for daemon in pool.mps_daemons:
         if daemon.device == device:
             _require_there(run, device)
             return daemon
-    raise SimulateError(f"the pool in {run.root} has no device {device!r}; it has: {', '.join(known)}")
+    raise CommandError(f"the pool in {run.root} has no device {device!r}; it has: {', '.join(known)}")
 
 
 def _require_there(run: RunDir, device: str) -> None:
-    """Raises SimulateError for a device that the pool has lost; one that does not answer is not asked twice."""
+    """Raises CommandError for a device that the pool has lost; one that does not answer is not asked twice."""
     with contextlib.suppress(control.ControlError, ValueError):
         for found in control.call(run.pool_control, "status", timeout_s=_ANSWER_S)["devices"]:
             if found["device"] == device and found["state"] == DomainState.LOST.value:
-                raise SimulateError(
+                raise CommandError(
                     f"{device} is lost already ({found['error']}): nothing runs on it until the pool is started again"
                 )

@@ -11,6 +11,7 @@ from mpspool.core.metadata import is_text_key
 from mpspool.core.rundir import RunDir
 from mpspool.core.states import ModelVersionState
 from mpspool.supervisor.commands import ask
+from mpspool.supervisor.commands.errors import CommandError
 
 _ANSWER_S = 30.0
 # Of a 64-bit number.
@@ -20,10 +21,6 @@ _COMING = {ModelVersionState.LOADING.name, ModelVersionState.AVAILABLE.name}
 
 # Of a model's versions, by number: None while it is not over, else what came of it.
 _Verdict = Callable[[dict[int, Message]], str | None]
-
-
-class VersionError(Exception):
-    """The pool does not do it, or it did not come off; the text says why."""
 
 
 def parse(text: str) -> tuple[str, int | None]:
@@ -39,8 +36,8 @@ def load(run: RunDir, name: str, version: int | None, timeout_s: float) -> str:
         What is served, in words.
 
     Raises:
-        ask.NoPoolError: there is no pool.
-        VersionError: it is refused, fails, or takes too long.
+        NoPoolError: there is no pool.
+        CommandError: it is refused, fails, or takes too long.
     """
     order = _order(run, "load", name, version)
     wanted = order["wanted"] if version is None else [version]
@@ -49,7 +46,7 @@ def load(run: RunDir, name: str, version: int | None, timeout_s: float) -> str:
     def verdict(versions: dict[int, Message]) -> str | None:
         if gone := sorted(seen - versions.keys()):
             which = ", ".join(f"{name}@{number}" for number in gone)
-            raise VersionError(
+            raise CommandError(
                 f"{which} has gone before it was served: its folder has, or another is meant by now"
             )
         seen.update(number for number in wanted if versions.get(number, {}).get("state") in _COMING)
@@ -96,8 +93,8 @@ def route(run: RunDir, name: str, weights: str | None, labels: Sequence[str], me
         The route as it is now, in words.
 
     Raises:
-        ask.NoPoolError: there is no pool.
-        VersionError: it is refused.
+        NoPoolError: there is no pool.
+        CommandError: it is refused.
     """
     given = {
         "weights": _weights(weights) if weights and weights != "latest" else {},
@@ -119,20 +116,20 @@ def _is_number(text: str) -> bool:
 def _weights(text: str) -> dict[int, int]:
     pairs = [item.partition("=") for item in text.split(",")]
     if not all(_is_number(number.strip()) and _is_number(share.strip()) for number, _, share in pairs):
-        raise VersionError(f"{text!r} is no route; write VERSION=WEIGHT,..., such as 7=90,8=10, or latest")
+        raise CommandError(f"{text!r} is no route; write VERSION=WEIGHT,..., such as 7=90,8=10, or latest")
     numbers = [int(number) for number, _, _ in pairs]
     if twice := next((number for number in numbers if numbers.count(number) > 1), None):
-        raise VersionError(f"{text!r} has version {twice} twice: give each one weight")
+        raise CommandError(f"{text!r} has version {twice} twice: give each one weight")
     found = {int(number): int(share) for number, _, share in pairs if int(share)}
     if not found:
-        raise VersionError(f"{text!r} leaves nobody to answer: give one version a weight above 0")
+        raise CommandError(f"{text!r} leaves nobody to answer: give one version a weight above 0")
     return found
 
 
 def _label(text: str) -> tuple[str, int]:
     label, _, number = text.rpartition("=")
     if not label or not _is_number(number):
-        raise VersionError(f"--label {text!r}: write LABEL=VERSION, such as canary=8")
+        raise CommandError(f"--label {text!r}: write LABEL=VERSION, such as canary=8")
     return label, int(number)
 
 
@@ -140,9 +137,9 @@ def _rule(text: str) -> tuple[str, str, int]:
     rule, _, number = text.rpartition(":")
     key, _, value = rule.partition("=")
     if not key or not value or not _is_number(number):
-        raise VersionError(f"--metadata {text!r}: write KEY=VALUE:VERSION, such as x-canary=yes:8")
+        raise CommandError(f"--metadata {text!r}: write KEY=VALUE:VERSION, such as x-canary=yes:8")
     if not is_text_key(key.lower()):
-        raise VersionError(
+        raise CommandError(
             f"--metadata {text!r}: a key of metadata has letters, digits, - _ and . only,"
             " without grpc- before or -bin behind"
         )
@@ -157,7 +154,7 @@ def _call(run: RunDir, op: str, **arguments: Any) -> Message:
     try:
         return ask.call(run, op, NotTakenError, _ANSWER_S, **arguments)
     except (ControlError, ValueError) as error:
-        raise VersionError(str(error)) from error
+        raise CommandError(str(error)) from error
 
 
 def _wait(run: RunDir, name: str, timeout_s: float, verdict: _Verdict) -> str:
@@ -167,7 +164,7 @@ def _wait(run: RunDir, name: str, timeout_s: float, verdict: _Verdict) -> str:
         if (words := verdict(seen)) is not None:
             return words
     shown = ", ".join(f"{number} {version['state']}" for number, version in sorted(seen.items())) or "none"
-    raise VersionError(f"not over after {timeout_s:g} s, though the order holds: versions of {name}: {shown}")
+    raise CommandError(f"not over after {timeout_s:g} s, though the order holds: versions of {name}: {shown}")
 
 
 def _versions(run: RunDir, name: str, end: float) -> Iterator[dict[int, Message]]:
@@ -179,7 +176,7 @@ def _versions(run: RunDir, name: str, end: float) -> Iterator[dict[int, Message]
 
 
 def _loaded(name: str, wanted: Sequence[int], versions: dict[int, Message]) -> str | None:
-    """Raises VersionError where one of them has failed."""
+    """Raises CommandError where one of them has failed."""
     meant = _check(name, wanted, versions)
     if meant and all(found.get("state") == ModelVersionState.AVAILABLE.name for found in meant.values()):
         return "\n".join(f"{name}@{number} AVAILABLE" for number in sorted(meant))
@@ -187,11 +184,11 @@ def _loaded(name: str, wanted: Sequence[int], versions: dict[int, Message]) -> s
 
 
 def _check(name: str, wanted: Sequence[int], versions: dict[int, Message]) -> dict[int, Message]:
-    """Those of the versions that are wanted. Raises VersionError where one has failed; not where it is to be loaded again."""
+    """Those of the versions that are wanted. Raises CommandError where one has failed; not where it is to be loaded again."""
     meant = {number: versions.get(number, {}) for number in wanted}
     failed = [f"{name}@{number}: {found['error']}" for number, found in meant.items() if found.get("error")]
     if failed:
-        raise VersionError("; ".join(failed))
+        raise CommandError("; ".join(failed))
     return meant
 
 

@@ -13,8 +13,8 @@ import click
 
 from mpspool.core import output_file
 from mpspool.core.rundir import RunDir
+from mpspool.supervisor.commands.errors import CommandError
 from mpspool.supervisor.density import draw, figures, read, summary
-from mpspool.supervisor.density.errors import DensityError
 from mpspool.supervisor.density.figures import DeviceFigures
 from mpspool.supervisor.density.read import Record
 from mpspool.supervisor.density.window import Window
@@ -33,7 +33,7 @@ def show(run: RunDir, last_s: float, output: Path, devices: str | None, as_json:
         as_json: the file for scripts, "-" for standard output, which then gets nothing else; None for none.
 
     Raises:
-        DensityError: what is asked for cannot be had.
+        CommandError: what is asked for cannot be had.
     """
     draw.check_format(output)
     _check_files(output, as_json)
@@ -68,7 +68,7 @@ def _check_files(output: Path, as_json: str | None) -> None:
         if Path(as_json).resolve() == output.resolve():
             why = f"--json and --output both name {as_json!r}; give each its own file"
     if why:
-        raise DensityError(why, status=2)
+        raise CommandError(why, status=2)
 
 
 def _draw(found: Sequence[DeviceFigures], looked_at: Window, record: Record, output: Path) -> None:
@@ -77,7 +77,7 @@ def _draw(found: Sequence[DeviceFigures], looked_at: Window, record: Record, out
     try:
         drawn = draw.picture(found, looked_at, title, note)
     except ImportError as error:
-        raise DensityError(
+        raise CommandError(
             f"no picture without matplotlib ({error}): `pip install matplotlib`; --json does without",
             status=2,
         ) from error
@@ -108,7 +108,7 @@ def _write_json(file: str, found: dict[str, Any]) -> None:
     try:
         Path(file).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise DensityError(
+        raise CommandError(
             f"cannot write {file!r}: {error.strerror or error}; name another file with --json"
         ) from error
 
@@ -120,7 +120,7 @@ def _natural(name: str) -> tuple[str, int]:
 
 
 def _chosen(record: Record, devices: str | None) -> list[str]:
-    """Raises DensityError for one that the pool does not have."""
+    """Raises CommandError for one that the pool does not have."""
     known = sorted(record.devices, key=_natural)
     if devices is None:
         return known
@@ -128,5 +128,5 @@ def _chosen(record: Record, devices: str | None) -> list[str]:
     for name in wanted:
         if name not in known:
             have = f"it has: {', '.join(known)}" if known else "none of its workers has been READY yet"
-            raise DensityError(f"--device names {name!r}, which the pool does not have; {have}")
+            raise CommandError(f"--device names {name!r}, which the pool does not have; {have}")
     return list(dict.fromkeys(wanted))

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpspool.supervisor.commands.errors import CommandError
 from mpspool.supervisor.density import figures
-from mpspool.supervisor.density.errors import DensityError
 from mpspool.supervisor.density.figures import DeviceFigures, Steps
 from mpspool.supervisor.density.read import Integers
 from mpspool.supervisor.density.window import Window
@@ -47,10 +47,10 @@ _MOST, _THIN = "#b0b0b0", 0.6
 
 
 def check_format(file: Path) -> None:
-    """Raises DensityError for a name that says nothing of a format that we can write."""
+    """Raises CommandError for a name that says nothing of a format that we can write."""
     if file.suffix.removeprefix(".").lower() not in FORMATS:
         wanted = ", ".join(f".{one}" for one in FORMATS)
-        raise DensityError(f"--output is {str(file)!r}; its name has to end with one of {wanted}", status=2)
+        raise CommandError(f"--output is {str(file)!r}; its name has to end with one of {wanted}", status=2)
 
 
 def picture(devices: Sequence[DeviceFigures], window: Window, title: str, note: str = "") -> Figure:
@@ -91,11 +91,11 @@ def _write(drawn: Figure, down: float, text: str, **kind: Any) -> None:
 
 
 def save(drawn: Figure, file: Path) -> None:
-    """Raises DensityError where it cannot be written."""
+    """Raises CommandError where it cannot be written."""
     try:
         drawn.savefig(file, dpi=_DPI)
     except OSError as error:
-        raise DensityError(
+        raise CommandError(
             f"cannot write {str(file)!r}: {error.strerror or error}; name another file with --output"
         ) from error
 

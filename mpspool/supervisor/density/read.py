@@ -16,7 +16,7 @@ from mpspool.core.control import ControlError, Message
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor.commands import ask
-from mpspool.supervisor.density.errors import DensityError
+from mpspool.supervisor.commands.errors import CommandError
 
 _ANSWER_S = 10.0
 _POLL_S = 0.1
@@ -58,14 +58,14 @@ class Record:
 
 
 def ask_router(run: RunDir, last_s: float) -> Record:
-    """What ran in the last so many seconds, and some more. Raises DensityError."""
+    """What ran in the last so many seconds, and some more. Raises CommandError."""
     end = time.monotonic() + ask.PATIENCE_S
     while True:
         try:
             return decode(control.stream(run.router_control, "tasks", timeout_s=_ANSWER_S, last_s=last_s))
         except (ControlError, BrokenRecordError, ValueError) as error:
             if why := ask.why_no_router(run, error, end):
-                raise DensityError(why) from error
+                raise CommandError(why) from error
         time.sleep(_POLL_S)
 
 

@@ -19,6 +19,7 @@ from rich.console import Console, Group
 from mpspool.core.rundir import RunDir
 from mpspool.supervisor import lock, report
 from mpspool.supervisor.commands import ask
+from mpspool.supervisor.commands.errors import NoPoolError
 from mpspool.supervisor.top.figures import Figures, Sample, figures, steady
 from mpspool.supervisor.top.frame import Frame, frame
 from mpspool.supervisor.top.sample import Sampler
@@ -54,7 +55,7 @@ def _leave(signum: int, _frame: FrameType | None) -> NoReturn:
 def _print_once(run: RunDir, console: Console, sampler: Sampler, interval_s: float) -> None:
     samples = [sampler.take()]
     if samples[0].status is None:
-        raise ask.NoPoolError(samples[0].problem if lock.holder(run) else ask.no_pool(run))
+        raise NoPoolError(samples[0].problem if lock.holder(run) else ask.no_pool(run))
     time.sleep(interval_s)
     samples.append(sampler.take())
     for line in frame(figures(samples), console.width, clock=time.strftime("%H:%M:%S")).lines:
