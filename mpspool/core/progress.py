@@ -10,6 +10,7 @@ All fields are native unsigned 64-bit words, each written by one store. Times ar
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import time
@@ -75,7 +76,7 @@ class ProgressWriter:
 
 
 class ProgressReader:
-    """The router's side. Raises OSError where the page is not there."""
+    """Whoever looks. Raises OSError where the page is not there, and ValueError where it is only being made."""
 
     def __init__(self, path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -92,3 +93,10 @@ class ProgressReader:
     def close(self) -> None:
         self._words.release()
         self._map.close()
+
+
+def look(path: Path) -> Progress | None:
+    """The page as it is now; None where there is none."""
+    with contextlib.suppress(OSError, ValueError), contextlib.closing(ProgressReader(path)) as page:
+        return page.read()
+    return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -95,3 +96,22 @@ def test_a_worker_that_is_stopped_when_the_router_dies(start: Starter) -> None:
     os.kill(router, signal.SIGKILL)
     ended(pool, "hung and killed: unknown to the router for 6 s")
     assert pool.wait().workers()[WORKER]["generation"] > worker["generation"]
+
+
+def test_a_worker_that_runs_a_request_when_the_router_dies(
+    start_pool: PoolStarter, model_dir: Callable[[str], Path], testing_ops: Path, tmp_path: Path
+) -> None:
+    """The next router hears of it once that is done: until then its progress page says that it lives."""
+    config = tmp_path / "pool.yaml"
+    config.write_text(
+        f"models: [{{name: m, base_path: {model_dir('sleeper')}, cpu_slots: 1, hang_timeout_s: 3, custom_ops: [{testing_ops}]}}]"
+    )
+    pool = start_pool(config).wait()
+    worker, router = pool.workers()[WORKER], pool.process_pid("router")
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(cli, "predict", "m", "--input", '{"x": [14.0]}', "--address", pool.address)
+        until(lambda: pool.workers()[WORKER]["in_flight"] == 1)
+        os.kill(router, signal.SIGKILL)
+        assert asked.result().returncode == 1
+    until(lambda: pool.process_pid("router") not in (0, router))
+    assert pool.wait().workers()[WORKER]["generation"] == worker["generation"]

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import socket as sockets
 from collections.abc import Callable
 from typing import cast
 
 import pytest
+import uvloop
 from structlog.testing import capture_logs
 
+from mpspool.router.fronts.http2.connection import Connection
 from mpspool.router.fronts.http2.gathering import Gathered, Gathering
-from mpspool.router.fronts.http2.streams import Buffer
+from mpspool.router.fronts.http2.headers import RequestHead
+from mpspool.router.fronts.http2.listener import Listener
+from mpspool.router.fronts.http2.streams import Buffer, Stream
+from mpspool.router.memory import Memory
+from tests.fakes.http2 import GREETING, LEAD, REQUEST, TAIL, headers
 
 
 class Socket:
@@ -150,3 +157,35 @@ def test_one_that_fails_is_ended_and_the_others_do_not_notice() -> None:
         in_a_loop(write)
     assert (bad.aborted, good.calls) == (True, [b"a", b"b"])
     assert [line["event"] for line in logs] == ["connection failed"]
+
+
+def test_what_was_gathered_goes_where_the_peer_has_half_closed() -> None:
+    """The transport closes by itself then."""
+    opened: list[Stream] = []
+
+    def open_stream(connection: Connection, stream_id: int, head: RequestHead) -> Stream:
+        opened.append(Stream(connection, stream_id, head))
+        return opened[-1]
+
+    async def run() -> bytes:
+        listener = Listener(open_stream, Memory(2**30))
+        client = sockets.create_connection(("127.0.0.1", await listener.start("127.0.0.1", 0)))
+        client.sendall(GREETING + b"".join(headers(number, REQUEST, end=True) for number in (1, 3, 5, 7)))
+        while len(opened) < 4:
+            await asyncio.sleep(0)
+
+        def answer() -> None:
+            for stream in opened:
+                stream.connection.respond(stream, LEAD, b"", b"answer", TAIL)
+            client.shutdown(sockets.SHUT_WR)
+
+        asyncio.get_running_loop().call_soon(answer)
+        received = b""
+        client.setblocking(False)
+        while piece := await asyncio.get_running_loop().sock_recv(client, 2**16):
+            received += piece
+        client.close()
+        await listener.close()
+        return received
+
+    assert uvloop.run(run()).count(b"answer") == 4

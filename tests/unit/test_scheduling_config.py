@@ -59,6 +59,7 @@ def refused(tmp_path: Path, text: str, flags: dict[str, object] | None = None, *
 
 
 POLICY = """
+import functools
 import sys
 import time
 
@@ -71,6 +72,13 @@ class Shortest:
 
 def by_model(waiting):
     return {"a": 1, "b": 2}[waiting.model.name]
+
+def with_time(policy):
+    return functools.wraps(policy)(lambda waiting: policy(waiting, 0.0))
+
+@with_time
+def told_the_time(waiting, now_s):
+    return now_s - waiting.arrived_s
 
 def two(waiting, now_s):
     return now_s
@@ -474,6 +482,7 @@ def test_the_start_says_how_it_shares_out(tmp_path: Path, given: str, told: list
         ("torn:X", "torn:X"),
         ("mine.inner.policy:Shortest.make", "mine.inner.policy:Shortest.make"),
         ("shortest-tenant", "mine.inner.policy:Shortest.make"),
+        ("mine.inner.policy:told_the_time", "mine.inner.policy:told_the_time"),
     ],
 )
 def test_a_policy_is_named(name: str, found: str) -> None:

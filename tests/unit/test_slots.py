@@ -170,6 +170,10 @@ def test_a_ready_worker_is_overdue_only_once_it_is_lost() -> None:
     slot.lost(220.0)
     assert [slot.overdue(now, 0.0) for now in (229.9, 230.0)] == [False, True]
     assert [slot.overdue(now, 300.0) for now in (329.9, 330.0)] == [False, True]
+    slot.runs(225.0)
+    assert [slot.overdue(now, 0.0) for now in (254.9, 255.0)] == [False, True], "it was heard of no sooner"
+    slot.runs(299.0)
+    assert [slot.overdue(now, 0.0) for now in (299.9, 300.0)] == [False, True], "the other limit holds, too"
     slot.ready(260.0)
     assert (slot.overdue(1e9, 0.0), slot.ready_since) == (False, 50.0)
     slot.lost(300.0)

@@ -129,7 +129,7 @@ def find(name: str, aging: float) -> Policy:
 def _unfit(policy: Callable[..., object]) -> TypeError | None:
     """Why it does not take one argument; None where it does, or does not tell."""
     try:
-        inspect.signature(policy).bind(None)
+        inspect.signature(policy, follow_wrapped=False).bind(None)
     except ValueError:
         return None
     except TypeError as error:

@@ -292,6 +292,8 @@ class Pool:
         for worker, slot in self._slots.items():
             if slot.state is SlotState.OCCUPIED and self._processes_pid(worker.program) == slot.pid:
                 self._workers.watch(worker, slot.pid)
+                if slot.is_lost and self._workers.runs_a_request(worker, slot.generation):
+                    slot.runs(time.monotonic())
         moved = not self._stopping and await self._step()
         unwanted = self._unwanted()
         actions = reconcile.reconcile(

@@ -277,8 +277,13 @@ def _judged(
 
 
 def _overdue(slot: Slot, report: WorkerReport | None) -> str:
-    if slot.ready_since is not None:
-        return f"unknown to the router for {slot.lost_timeout_s:g} s"
+    if slot.is_lost:
+        limit = f"{slot.lost_timeout_s:g} s"
+        return (
+            f"{report.state} and not READY again after {limit}"
+            if report
+            else f"unknown to the router for {limit}"
+        )
     return f"still {report.state if report else WorkerState.STARTING.value} after {_limit(slot)}"
 
 

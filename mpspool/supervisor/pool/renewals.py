@@ -8,7 +8,6 @@ after the one before is READY again, so that requests go to the others meanwhile
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
 import time
@@ -18,7 +17,6 @@ from typing import Any
 from mpspool.core import log
 from mpspool.core.control import Message
 from mpspool.core.ids import WorkerId
-from mpspool.core.progress import ProgressReader
 from mpspool.core.rundir import RunDir
 from mpspool.core.settings import PoolSettings, SlotSettings
 from mpspool.core.states import SlotState
@@ -223,17 +221,11 @@ class Renewals:
             if time.monotonic() >= asked_at + SAY_AGAIN_S:
                 self._workers.ask_to_leave(worker)
                 asked_at = time.monotonic()
-            if self._runs_a_request(worker, generation):
+            if self._workers.runs_a_request(worker, generation):
                 idle_since = time.monotonic()
             elif time.monotonic() > idle_since + _LEAVE_S and worker not in self._endings:
                 self._endings.hung(worker, f"runs nothing, and did not leave within {_LEAVE_S:g} s")
             await asyncio.sleep(_POLL_S)
-
-    def _runs_a_request(self, worker: WorkerId, generation: int) -> bool:
-        page = self._run.progress_file(worker.program, generation)
-        with contextlib.suppress(OSError), contextlib.closing(ProgressReader(page)) as progress:
-            return bool(progress.read().dispatch)
-        return False  # it has gone
 
     async def _ready(self, worker: WorkerId, slot: Slot, after: int) -> bool:
         """Waits until a generation after that one is READY; False where none will be, or it takes too long."""

@@ -6,7 +6,8 @@ followed a worker that was not READY for long: the first is immediate, each next
 long. A worker that reaches READY and dies young therefore backs off but is never given up.
 
 A worker that neither ends nor gets READY is overdue after the slot's start limit, and one that was READY and is unknown to the
-router after the slot's other limit: it is ended as one that hangs, which counts as any other end.
+router after the slot's other limit, which begins anew while it runs a request: it is ended as one that hangs, which counts as any
+other end.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Slot:
         settings: when a worker that ended is started again.
         record: of the slot this one goes on from.
         start_timeout_s: how long a worker may be on its way to READY.
-        lost_timeout_s: how long one that was READY may be lost sight of.
+        lost_timeout_s: how long one that was READY may be lost sight of, and not be seen to run a request.
 
     Attributes:
         start_timeout_s, lost_timeout_s: as given, or changed since.
@@ -109,6 +110,7 @@ class Slot:
         self.restarts = record.restarts
         self.ready_since = record.ready_since
         self.unready_since = record.unready_since
+        self._ran_at = -math.inf
         self.due = record.due
         self.reason = record.reason
         self.proved = record.proved
@@ -173,6 +175,15 @@ class Slot:
         if self.serves:
             self.unready_since = now
 
+    @property
+    def is_lost(self) -> bool:
+        """Whether its worker was READY, and was lost sight of."""
+        return self.ready_since is not None and self.unready_since is not None
+
+    def runs(self, now: float) -> None:
+        """Its worker, which was lost sight of, runs a request: it can be heard of only once that is done."""
+        self._ran_at = now
+
     def overdue(self, now: float, judged_since: float) -> bool:
         """Whether the worker has not been READY for so long that it counts as hung.
 
@@ -183,8 +194,9 @@ class Slot:
         """
         if self.unready_since is None:
             return False
-        limit_s = self.start_timeout_s if self.ready_since is None else self.lost_timeout_s
-        return now - max(self.unready_since, judged_since) >= limit_s
+        since = max(self.unready_since, judged_since)
+        lost = self.is_lost and now - max(since, self._ran_at) >= self.lost_timeout_s
+        return lost or now - since >= self.start_timeout_s
 
     def ended(self, status: int, at: float, reason: str = "", *, hit: bool = False) -> Instruction:
         """The worker is gone and reaped.

@@ -230,6 +230,10 @@ class Link(asyncio.Protocol):
         if self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
 
+    def eof_received(self) -> None:
+        """The peer sends no more: the transport closes now, once what it has been given is sent."""
+        self._gathered.flush()
+
     def abort(self) -> None:
         self._transport.abort()
 

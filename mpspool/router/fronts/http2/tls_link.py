@@ -126,6 +126,7 @@ class TlsLink(Link):
     def _give_up(self, why: str, alert: bytes = b"") -> None:
         """Says so, and waits a while for the peer to close: what it has sent meanwhile must not have it miss the alert."""
         self.complain(ErrorCode.INADEQUATE_SECURITY, why)
+        self._gathered.flush()
         if alert and not self._transport.is_closing():
             self._transport.write(alert)
         self.connection.lost()
