@@ -249,11 +249,11 @@ def _check_models(settings: PoolSettings) -> list[str]:
 def _print_plan(settings: PoolSettings, planned: Plan) -> None:
     for line in planned.facts:
         click.echo(line)
-    ports = (("gRPC", settings.grpc_port), ("HTTP", settings.rest_port))
+    ports = (("gRPC", settings.router.grpc_port), ("HTTP", settings.router.rest_port))
     fronts = (
         ", ".join(
-            [f"{name} on {settings.host}:{port}" for name, port in ports if port]
-            + [f"gRPC on unix:{path}" for path in (settings.grpc_socket_path,) if path]
+            [f"{name} on {settings.router.host}:{port}" for name, port in ports if port]
+            + [f"gRPC on unix:{path}" for path in (settings.router.grpc_socket_path,) if path]
         )
         or "both fronts off"
     )

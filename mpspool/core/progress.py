@@ -21,6 +21,8 @@ _SIZE = 4096
 _DISPATCH, _INDEX, _STARTED_NS, _BEAT_NS = range(4)
 # In place of an index: all of a dispatch that has no outcome yet runs at once.
 WHOLE = 2**32 - 1
+# Without a heartbeat for so long, of ten a second, a process stands still, on a busy machine, too.
+_ALIVE_NS = 10_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,9 @@ class ProgressReader:
         self._map.close()
 
 
-def look(path: Path) -> Progress | None:
-    """The page as it is now; None where there is none."""
+def runs_a_request(path: Path) -> bool:
+    """Whether the worker whose page that is lives, and runs one; not where there is no page."""
     with contextlib.suppress(OSError, ValueError), contextlib.closing(ProgressReader(path)) as page:
-        return page.read()
-    return None
+        found = page.read()
+        return bool(found.dispatch) and time.monotonic_ns() - found.beat_ns < _ALIVE_NS
+    return False

@@ -284,6 +284,7 @@ class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the router serves the queues of all model versions.
 
     Attributes:
+        dispatch: which worker is sent the next dispatch: "least_loaded" or "round_robin".
         aging: with "sjf", how many seconds of waiting a second of cost stands for.
         running_per_device: dispatches that run at once on one device, over all models; 0 for no limit.
         slow_lane: of those, or of a device's workers, so many at most run long ones; 0 for no limit.
@@ -293,6 +294,7 @@ class SchedulingSettings(msgspec.Struct, frozen=True, kw_only=True):
         refuse_late: what cannot meet its deadline is refused at once.
     """
 
+    dispatch: str = "least_loaded"
     aging: float = 3.0
     running_per_device: int = 0
     slow_lane: int = 0
@@ -326,7 +328,6 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         grpc_socket_path: a UNIX socket for gRPC beside the port; "" for none.
-        dispatch: "least_loaded" or "round_robin".
         max_connections: of clients at once, by each front; for one more another makes way, or it is closed.
         max_queued_bytes: of requests read, waiting or running, and of answers not sent; more is RESOURCE_EXHAUSTED.
         allow_reload: HandleReloadConfigRequest is answered.
@@ -345,7 +346,6 @@ class RouterSettings(msgspec.Struct, frozen=True, kw_only=True):
     grpc_port: int
     rest_port: int
     grpc_socket_path: str = ""
-    dispatch: str = "least_loaded"
     max_message_bytes: int = MAX_MESSAGE_BYTES
     max_connections: int = 10_000
     max_queued_bytes: int = 2**32
@@ -409,17 +409,12 @@ class PoolSettings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     run_dir: str
-    host: str
-    grpc_port: int
-    rest_port: int
     mps: str
     models: list[ModelSettings]
     mps_daemons: list[MpsSettings]
     router: RouterSettings
-    grpc_socket_path: str = ""
     remotes: list[RemoteSettings] = []
     restart: RestartSettings = RestartSettings()
-    simulated: str = ""
     poll_s: float = 1.0
     load_retries: int = 5
     load_retry_s: float = 60.0

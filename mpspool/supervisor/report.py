@@ -517,10 +517,10 @@ def _pool_changes(after: Status) -> Iterator[str]:
 
 def how_to_try(settings: PoolSettings, document: str) -> str:
     """A command that asks the first model with that JSON; "" with gRPC off."""
-    if not settings.grpc_port:
+    if not settings.router.grpc_port:
         return ""
     model = settings.models[0].name
-    address = client_address(settings.host, settings.grpc_port)
+    address = client_address(settings.router.host, settings.router.grpc_port)
     # `predict` finds the pool of the default run folder by itself.
     where = f" --address {shlex.quote(address)}" if elsewhere(settings.run_dir) else ""
     if settings.router.tls is not None:  # by its run folder it is known by its certificate, too

@@ -135,9 +135,6 @@ def meant(root: Path, route: Route) -> int:
     router = RouterSettings(run_dir=str(root), host="127.0.0.1", grpc_port=1, rest_port=0)
     pool = PoolSettings(
         run_dir=str(root),
-        host="127.0.0.1",
-        grpc_port=1,
-        rest_port=0,
         mps="off",
         mps_daemons=[],
         models=[model],

@@ -41,9 +41,6 @@ def model(name: str = "m", slots: int = 1, **values: object) -> ModelSettings:
 def pool(*models: ModelSettings, **values: object) -> PoolSettings:
     found = PoolSettings(
         run_dir="/run/p",
-        host="h",
-        grpc_port=8500,
-        rest_port=8501,
         mps="off",
         models=list(models),
         mps_daemons=[],
@@ -93,8 +90,8 @@ def test_every_setting_is_looked_at() -> None:
     assert {*told_by._SLOT, "device", "slot", "memory_bytes"} == set(SlotSettings.__struct_fields__)
     pool_fields = {*told_by._FIXED, *told_by._POOL, "models", "mps_daemons", "remotes", "router"}
     assert pool_fields == set(PoolSettings.__struct_fields__)
-    of_pool = {"run_dir", "host", "grpc_port", "grpc_socket_path", "rest_port", "simulated", "scheduling"}
-    assert {*told_by._ROUTER} | of_pool == set(RouterSettings.__struct_fields__)
+    router_fields = {*told_by._FIXED_ROUTER, *told_by._ROUTER, "run_dir", "scheduling"}
+    assert router_fields == set(RouterSettings.__struct_fields__)
 
 
 @given(POOLS)
@@ -164,11 +161,11 @@ def test_daemons_stay(old: PoolSettings, new: PoolSettings) -> None:
 @pytest.mark.parametrize(
     ("values", "key"),
     [
-        ({"grpc_port": 1}, "grpc_port"),
-        ({"host": "0.0.0.0"}, "host"),
+        ({"router": msgspec.structs.replace(ROUTER, grpc_port=1)}, "grpc_port"),
+        ({"router": msgspec.structs.replace(ROUTER, host="0.0.0.0")}, "host"),
         ({"run_dir": "/other"}, "run_dir"),
         ({"mps": "on"}, "mps"),
-        ({"simulated": "gpus"}, "simulated"),
+        ({"router": msgspec.structs.replace(ROUTER, simulated="gpus")}, "simulated"),
         (
             {"router": msgspec.structs.replace(ROUTER, scheduling=SchedulingSettings(fair_by="peer"))},
             "scheduling.fair_by",
@@ -244,7 +241,7 @@ def test_what_holds_at_once_has_the_users_words() -> None:
         model(labels={"a": 1}, policy=VersionPolicy(latest=2), queue=QueueSettings(policy="sjf")),
         poll_s=5.0,
         router=msgspec.structs.replace(
-            ROUTER, dispatch="round_robin", scheduling=SchedulingSettings(aging=1.0)
+            ROUTER, scheduling=SchedulingSettings(dispatch="round_robin", aging=1.0)
         ),
     )
     assert compare(pool(model()), new).lines() == [

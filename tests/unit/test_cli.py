@@ -292,17 +292,15 @@ def test_predict_asks_the_pool_of_the_folder(tmp_path: Path) -> None:
     with lock.held(run):
         for port, told in ((1, "is a server running at 127.0.0.1:1? ("), (0, "gRPC front off")):
             router = RouterSettings(run_dir=str(run.root), host="127.0.0.1", grpc_port=port, rest_port=0)
-            pool = PoolSettings(
-                run_dir=str(run.root), host="127.0.0.1", grpc_port=port, rest_port=0, mps="off", models=[],
-                mps_daemons=[], router=router,
-            )  # fmt: skip
+            pool = PoolSettings(run_dir=str(run.root), mps="off", models=[], mps_daemons=[], router=router)
             run.settings.mkdir(exist_ok=True)
             save(run.settings_file("pool"), pool)
             done = CliRunner().invoke(main, args)
             assert done.exit_code == 1
             assert told in done.stderr
             assert (f"status --run-dir {run.root})" in done.stderr) == bool(port)
-        save(run.settings_file("pool"), msgspec.structs.replace(pool, grpc_socket_path="/s"))
+        router = msgspec.structs.replace(router, grpc_socket_path="/s")
+        save(run.settings_file("pool"), msgspec.structs.replace(pool, router=router))
         assert "it has a socket, for predict: --address unix:/s" in CliRunner().invoke(main, args).stderr
 
 
@@ -314,11 +312,8 @@ def held(tmp_path: Path) -> Iterator[RunDir]:
         router = RouterSettings(run_dir=str(run.root), host="127.0.0.1", grpc_port=1, rest_port=2)
         save(
             run.settings_file("pool"),
-            PoolSettings(
-                run_dir=str(run.root), host="127.0.0.1", grpc_port=1, rest_port=2, mps="off", models=[],
-                mps_daemons=[], router=router,
-            ),
-        )  # fmt: skip
+            PoolSettings(run_dir=str(run.root), mps="off", models=[], mps_daemons=[], router=router),
+        )
         yield run
 
 

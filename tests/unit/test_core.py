@@ -24,7 +24,7 @@ import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpspool.core import control, process, settings
+from mpspool.core import control, process, progress, settings
 from mpspool.core.control import ControlError, ControlServer, Message
 from mpspool.core.errors import MAX_ERROR_BYTES, cut
 from mpspool.core.ids import WorkerId, escape
@@ -99,6 +99,22 @@ def test_progress_is_idle_between_requests(tmp_path: Path) -> None:
     reader.close()
     writer.close()
     assert not (tmp_path / "page").exists()
+
+
+def test_who_runs_a_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose heart beats, and no other; not one that has gone."""
+    page = tmp_path / "page"
+    assert not progress.runs_a_request(page)
+    page.touch()
+    assert not progress.runs_a_request(page), "it is only being made"
+    writer = ProgressWriter(page)
+    assert not progress.runs_a_request(page)
+    writer.start(7, 0)
+    assert progress.runs_a_request(page)
+    monkeypatch.setattr(progress, "_ALIVE_NS", 0)
+    assert not progress.runs_a_request(page), "it stands still"
+    writer.close()
+    assert not progress.runs_a_request(page)
 
 
 def test_settings_are_private_and_whole(tmp_path: Path) -> None:

@@ -42,7 +42,9 @@ exec sleep 60
 
 def settings_of(run: Path) -> PoolSettings:
     fronts = {"run_dir": str(run), "host": "127.0.0.1", "grpc_port": 0, "rest_port": 0}
-    return PoolSettings(**fronts, mps="off", models=[], mps_daemons=[], router=RouterSettings(**fronts))
+    return PoolSettings(
+        run_dir=str(run), mps="off", models=[], mps_daemons=[], router=RouterSettings(**fronts)
+    )
 
 
 def test_what_an_earlier_pool_left_and_nothing_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,9 +200,6 @@ def settings(restart: RestartSettings, external: bool) -> PoolSettings:
     ]
     return PoolSettings(
         run_dir="/r",
-        host="",
-        grpc_port=0,
-        rest_port=0,
         mps="on",
         models=[ModelSettings(name="half", version=1, path="/m", slots=slots)],
         mps_daemons=daemons,

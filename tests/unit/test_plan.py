@@ -521,11 +521,11 @@ def test_settings_carry_the_whole_plan(tmp_path: Path) -> None:
         host="0.0.0.0",
         grpc_port=1234,
         rest_port=0,
-        dispatch="round_robin",
         max_connections=11,
         max_message_bytes=2**20,
         max_queued_bytes=2**21,
         scheduling=SchedulingSettings(
+            dispatch="round_robin",
             aging=2,
             running_per_device=3,
             slow_lane=1,
@@ -539,13 +539,12 @@ def test_settings_carry_the_whole_plan(tmp_path: Path) -> None:
         simulated="gpus",
     )
     assert (settings.restart.retries, settings.restart.backoff_s, settings.restart.max_backoff_s) == (1, 2, 3)
-    assert (settings.run_dir, settings.mps, settings.simulated, settings.grace_s) == (
+    assert (settings.run_dir, settings.mps, settings.router.simulated, settings.grace_s) == (
         RUN_DIR,
         "simulated",
         "gpus",
         5,
     )
-    assert (settings.host, settings.grpc_port, settings.rest_port) == ("0.0.0.0", 1234, 0)
     assert settings.mps_daemons == made.mps_daemons
     (model,) = settings.models
     assert (model.hang_timeout_s, model.gpu_memory_growth, model.gpu_memory_fraction) == (9, False, 0.25)

@@ -80,9 +80,6 @@ def test_a_new_pool_process_says_nothing_before_it_has_looked(
     monkeypatch.setattr(router_link, "_SETTLE_S", 0.05)  # there is no router here
     config = PoolSettings(
         run_dir=str(run.root),
-        host="127.0.0.1",
-        grpc_port=0,
-        rest_port=0,
         mps="off",
         models=[],
         mps_daemons=[],

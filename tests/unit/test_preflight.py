@@ -486,7 +486,7 @@ def test_simulated_devices_take_the_place_of_real_ones(root: Path) -> None:
     flags = {"model": [f"half={root / 'half'}"], "run_dir": str(root / "run"), "grpc_port": 0, "rest_port": 0}
     config = load_config(None, {**flags, "simulate_gpus": 2, "simulate_cpus": 16}, {})
     settings, _ = resolve(config, {})
-    assert (settings.mps, settings.simulated) == ("simulated", "gpus,cpus")
+    assert (settings.mps, settings.router.simulated) == ("simulated", "gpus,cpus")
     assert [daemon.device for daemon in settings.mps_daemons] == ["gpu0", "gpu1"]
     assert sorted(cpu for slot in settings.models[0].slots for cpu in slot.cpus) == list(range(16))
 

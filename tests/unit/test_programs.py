@@ -21,9 +21,6 @@ AWKWARD_NAMES = ["plain", "with space", "a,b=c", "$HOME", "ünïcode"]
 def settings(run: RunDir) -> PoolSettings:
     return PoolSettings(
         run_dir=str(run.root),
-        host="127.0.0.1",
-        grpc_port=1,
-        rest_port=2,
         mps="on",
         models=[],
         mps_daemons=[

@@ -68,9 +68,6 @@ class Scene:
         )
         config = PoolSettings(
             run_dir=str(run.root),
-            host="localhost",
-            grpc_port=0,
-            rest_port=0,
             mps="on",
             models=[self.model],
             mps_daemons=[self.daemon],

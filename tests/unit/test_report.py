@@ -27,9 +27,6 @@ def settings(
     router = RouterSettings(run_dir=run_dir, host=host, grpc_port=port, rest_port=0)
     return PoolSettings(
         run_dir=run_dir,
-        host=host,
-        grpc_port=port,
-        rest_port=0,
         mps="off",
         models=[model],
         mps_daemons=[],

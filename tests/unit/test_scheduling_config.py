@@ -142,7 +142,7 @@ def importable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_defaults(tmp_path: Path) -> None:
     """First come, first served, to the worker with the least to do."""
     config = read(tmp_path)
-    assert router(config).dispatch == "least_loaded"
+    assert router(config).scheduling.dispatch == "least_loaded"
     assert router(config).scheduling == SchedulingSettings()
     assert (SchedulingSettings().priority_key, SchedulingSettings().fair_by) == ("x-mpspool-priority", "none")
     assert queues(config) == [QueueSettings()]

@@ -146,7 +146,7 @@ def watching(
         max_clients=max_clients,
     )
     config = PoolSettings(
-        **front,
+        run_dir=str(run.root),
         mps="on",
         models=[model],
         mps_daemons=[daemon],

@@ -54,7 +54,7 @@ def pool(run: RunDir, *devices: str, simulated: bool = True) -> None:
     root = str(run.root)
     router = RouterSettings(run_dir=root, host="127.0.0.1", grpc_port=1, rest_port=0)
     settings = PoolSettings(
-        run_dir=root, host="127.0.0.1", grpc_port=1, rest_port=0, mps="simulated", mps_daemons=daemons, router=router,
+        run_dir=root, mps="simulated", mps_daemons=daemons, router=router,
         models=[ModelSettings(
             name="half", version=1, path="/m", slots=[SlotSettings(device=device, slot=0) for device in devices]
         )],

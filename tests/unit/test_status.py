@@ -37,9 +37,6 @@ def settings(*models: str) -> PoolSettings:
     places = [SlotSettings(device="cpu0", slot=number) for number in range(2)]
     return PoolSettings(
         run_dir="/r",
-        host="127.0.0.1",
-        grpc_port=1,
-        rest_port=0,
         mps="off",
         models=[ModelSettings(name=name, version=1, path="/m/1", slots=places) for name in models],
         mps_daemons=[],

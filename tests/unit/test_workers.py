@@ -44,9 +44,6 @@ def pool_of_one_gpu(folder: Path, *, external: bool) -> PoolSettings:
     )
     return PoolSettings(
         run_dir=str(folder),
-        host="localhost",
-        grpc_port=0,
-        rest_port=0,
         mps="on",
         models=[ModelSettings(name="half", version=1, path="/m", slots=slots)],
         mps_daemons=[daemon],

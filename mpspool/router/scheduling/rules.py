@@ -28,7 +28,7 @@ def pool_rules(settings: RouterSettings) -> PoolRules:
     """What holds for all queues."""
     scheduling = settings.scheduling
     limits = Limits(scheduling.running_per_device, scheduling.slow_lane)
-    return PoolRules(settings.dispatch, limits, scheduling.slow_ms * 1000)
+    return PoolRules(scheduling.dispatch, limits, scheduling.slow_ms * 1000)
 
 
 def queue_rules(

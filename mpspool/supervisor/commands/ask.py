@@ -242,7 +242,7 @@ def _has_open(pid: int, file: Path) -> bool:
 
 def grpc_address(run: RunDir) -> str:
     """HOST:PORT of the gRPC front of the pool that runs there. Raises NoPoolError where there is none."""
-    found = _settings(run)
+    found = _settings(run).router
     if not found.grpc_port:
         socket = (
             f"; it has a socket, for predict: --address unix:{found.grpc_socket_path}"
@@ -260,7 +260,7 @@ def grpc_tls(run: RunDir) -> TlsSettings | None:
 
 def rest_address(run: RunDir) -> str:
     """HOST:PORT of the HTTP front of the pool that runs there, "" where that is off. Raises NoPoolError."""
-    found = _settings(run)
+    found = _settings(run).router
     return client_address(found.host, found.rest_port) if found.rest_port else ""
 
 

@@ -28,16 +28,15 @@ _KEYS = {
     "poll_s": "file_system_poll_wait_seconds",
     "load_retries": "max_num_load_retries",
     "load_retry_s": "load_retry_interval_micros",
-    "dispatch": "scheduling.dispatch",
     "policy": "version_policy",
     "labels": "version_labels",
     "warmup_iterations": "enable_model_warmup and num_request_iterations_for_warmup",
 }
 # What processes other than workers are started with.
-_FIXED = ("run_dir", "host", "grpc_port", "grpc_socket_path", "rest_port", "mps", "simulated")
+_FIXED = ("run_dir", "mps")
+_FIXED_ROUTER = ("host", "grpc_port", "grpc_socket_path", "rest_port", "simulated")
 _POOL = ("restart", "poll_s", "load_retries", "load_retry_s", "grace_s")
 _ROUTER = (
-    "dispatch",
     "max_connections",
     "max_message_bytes",
     "max_queued_bytes",
@@ -153,10 +152,7 @@ class Changes:
 def compare(old: PoolSettings, new: PoolSettings) -> Changes:
     """What `new` would change in a pool that runs with `old`."""
     changes = Changes()
-    for key in _differing(old, new, _FIXED):
-        changes.refused.append(
-            Refused(key, f"{getattr(old, key)!r} cannot become {getattr(new, key)!r} now; {_RESTART}")
-        )
+    changes.refused += _refused(old, new, _FIXED)
     changes.refused += _daemons_refused(old.mps_daemons, new.mps_daemons)
     changes.pool += [_KEYS.get(key, key) for key in _differing(old, new, _POOL)]
     _compare_routers(old.router, new.router, changes)
@@ -198,7 +194,15 @@ def renews(running: WorkerSettings, model: ModelSettings, slot: SlotSettings) ->
     return bool(differs or _differing(running.slot, slot, _SLOT))
 
 
+def _refused(old: msgspec.Struct, new: msgspec.Struct, fixed: Iterable[str]) -> list[Refused]:
+    return [
+        Refused(key, f"{getattr(old, key)!r} cannot become {getattr(new, key)!r} now; {_RESTART}")
+        for key in _differing(old, new, fixed)
+    ]
+
+
 def _compare_routers(old: RouterSettings, new: RouterSettings, changes: Changes) -> None:
+    changes.refused += _refused(old, new, _FIXED_ROUTER)
     changes.pool += [_KEYS.get(key, key) for key in _differing(old, new, _ROUTER)]
     for key in _differing(old.scheduling, new.scheduling, old.scheduling.__struct_fields__):
         if key == "fair_by":  # what waits is in the lines of whoever was told apart then

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import msgspec
 
-from mpspool.core import log, process, settings
+from mpspool.core import log, process, progress, settings
 from mpspool.core.control import ControlServer, Message, Watch
 from mpspool.core.ids import ModelVersion, WorkerId
 from mpspool.core.rundir import RunDir
@@ -292,7 +292,8 @@ class Pool:
         for worker, slot in self._slots.items():
             if slot.state is SlotState.OCCUPIED and self._processes_pid(worker.program) == slot.pid:
                 self._workers.watch(worker, slot.pid)
-                if slot.is_lost and self._workers.runs_a_request(worker, slot.generation):
+                page = self._run.progress_file(worker.program, slot.generation)
+                if slot.is_lost and progress.runs_a_request(page):
                     slot.runs(time.monotonic())
         moved = not self._stopping and await self._step()
         unwanted = self._unwanted()

@@ -14,7 +14,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
 
-from mpspool.core import log
+from mpspool.core import log, progress
 from mpspool.core.control import Message
 from mpspool.core.ids import WorkerId
 from mpspool.core.rundir import RunDir
@@ -221,7 +221,7 @@ class Renewals:
             if time.monotonic() >= asked_at + SAY_AGAIN_S:
                 self._workers.ask_to_leave(worker)
                 asked_at = time.monotonic()
-            if self._workers.runs_a_request(worker, generation):
+            if progress.runs_a_request(self._run.progress_file(worker.program, generation)):
                 idle_since = time.monotonic()
             elif time.monotonic() > idle_since + _LEAVE_S and worker not in self._endings:
                 self._endings.hung(worker, f"runs nothing, and did not leave within {_LEAVE_S:g} s")

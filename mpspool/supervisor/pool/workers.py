@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from mpspool.core import log, process, progress, settings, slot_lock
+from mpspool.core import log, process, settings, slot_lock
 from mpspool.core.ids import FETCH_PREFIX, PUBLISH_PREFIX, WORKER_PREFIX, WorkerId
 from mpspool.core.rundir import RunDir, write_file
 from mpspool.core.settings import ModelSettings, MpsSettings, PoolSettings, SlotSettings, WorkerSettings
@@ -41,8 +41,6 @@ _ANSWER_S = 0.5
 _OVERRIDES = "overrides"
 # Of programs that come and go, and were removed, those whose logs are kept.
 _KEPT_LOGS = 50
-# Without a heartbeat for so long, of ten a second, a process stands still, on a busy machine, too.
-_ALIVE_NS = 10_000_000_000
 _REMOVED = (WORKER_PREFIX, PUBLISH_PREFIX, FETCH_PREFIX)
 
 
@@ -128,13 +126,6 @@ class Workers:
     def _conf(self, worker: WorkerId) -> bytes:
         model, slot = self.place(worker)
         return programs.worker_conf(self._run, worker, slot, allocator=model.gpu_allocator).encode()
-
-    def runs_a_request(self, worker: WorkerId, generation: int) -> bool:
-        """Whether it lives and runs one, as its progress page says."""
-        found = progress.look(self._run.progress_file(worker.program, generation))
-        if found is None or not found.dispatch:
-            return False
-        return time.monotonic_ns() - found.beat_ns < _ALIVE_NS
 
     def place(self, worker: WorkerId) -> tuple[ModelSettings, SlotSettings]:
         """Its model and slot, with what its next generation gets."""
