@@ -19,6 +19,7 @@ from tests import tensors
 from tests.conftest import PoolStarter
 from tests.light import answer as light_answer
 from tests.light import light_pool, metric
+from tests.polling import until
 from tests.pool import Pool
 
 PREDICT = f"/{tfs.PREDICTION_SERVICE}/Predict"
@@ -168,9 +169,13 @@ def test_a_bad_request_fails_alone(timed: Pool) -> None:
     # Ten, five and two or three of the nineteen ran together in the end; that they were sent as one is in the worker's log.
     assert metric(timed, "mpspool_batch_requests_count", model="widedeep") - batches in (4, 5)
     assert metric(timed, "mpspool_batch_requests_sum", model="widedeep") == requests + 19
-    logs = [event for slot in range(2) for event in timed.events(f"worker.widedeep@1.cpu0.{slot}")]
-    refused = [event for event in logs if event["event"].startswith("a run of several requests was refused")]
-    assert [event["requests"] for event in refused] == [20]
+
+    def refused() -> list[int]:
+        logs = [event for slot in range(2) for event in timed.events(f"worker.widedeep@1.cpu0.{slot}")]
+        text = "a run of several requests was refused"
+        return [event["requests"] for event in logs if event["event"].startswith(text)]
+
+    until(lambda: refused() == [20])
 
 
 def test_a_large_request_is_spread_over_the_workers(pool: Pool) -> None:

@@ -508,6 +508,59 @@ def together(scheduler: Scheduler) -> bool:
     return send.together
 
 
+def whole(scheduler: Scheduler, runs: float, at_ns: int = 0) -> Entry:
+    """One of so many runs of ten rows, that goes to one worker."""
+    large = Entry(MODEL, "", b"x", at_ns, rows=10, kind=("", b"", b"k"))
+    large.runs = runs
+    scheduler.arrive(large, at_ns)
+    return large
+
+
+SPLIT = {"max_batch_size": 100, "max_execution_batch_size": 10}
+
+
+def test_all_runs_of_a_large_request_that_goes_whole_count_among_those_that_wait() -> None:
+    """As its rows do where it is run in parts."""
+    scheduler = make(workers=0, max_enqueued_batches=10, **SPLIT)
+    whole(scheduler, 2.5)
+    last = whole(scheduler, 7.0)
+    with pytest.raises(PoolError, match="task size is 10 but scheduling capacity is only 5"):
+        ask(scheduler, 10)
+    with pytest.raises(PoolError, match="task size is 70 but"):
+        whole(scheduler, 7.0)
+    ask(scheduler, 5)
+    scheduler.cancel(last)
+    whole(scheduler, 7.0)
+
+
+@pytest.mark.parametrize(("count", "runs"), [(50, 1.0), (5, 10.0)])
+def test_all_runs_that_wait_before_a_request_count(count: int, runs: float) -> None:
+    scheduler = make(max_enqueued_batches=1_000, **SPLIT)
+    for _ in range(3):
+        scheduler.costs.observe(MODEL, "", 0, 100_000, 10)
+    for _ in range(count):
+        whole(scheduler, runs)
+    with pytest.raises(PoolError, match=r"what waits before it 5000\.0 ms"):
+        ask(scheduler, 10, deadline_ns=2_000 * MS)
+    ask(scheduler, 10, deadline_ns=6_000 * MS)
+
+
+def test_a_large_request_that_goes_whole_waits_for_the_slow_lane_by_all_its_runs() -> None:
+    """Also where that is known of a run only while it waits."""
+    settings = BatchingSettings(max_enqueued_batches=1_000, **SPLIT)
+    scheduler = Scheduler(PoolRules(limits=Limits(long=1), long_us=500_000), QueueRules(batching=settings))
+    for _ in range(3):
+        scheduler.costs.observe(MODEL, "", 0, 40_000, 10)
+    for _ in range(3):
+        whole(scheduler, 10.0)
+    for _ in range(80):
+        scheduler.costs.observe(MODEL, "", 0, 60_000, 10)
+    for number in range(3):
+        scheduler.join(f"w{number}", MODEL, 1, "gpu0")
+    assert rows(scheduler.dispatch(0)) == [10]
+    assert scheduler.devices()[0].long == 1
+
+
 def test_what_is_kept_apart_costs_what_such_have_as_a_whole() -> None:
     """Of more rows than run at once as well: it takes its worker once."""
     scheduler = make(max_batch_size=4)

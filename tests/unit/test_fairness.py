@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 
@@ -758,6 +759,28 @@ def test_who_waits_already_does_not_lose_its_place_to_who_is_before_it_by_its_po
         client: pool.work_ms([one for one in entries if one.sent_ns]) for client, entries in asked.items()
     }
     assert took["after"] >= share * sum(took.values())
+
+
+@pytest.mark.parametrize("urgent", [0.05, 0.2, 0.5])
+@pytest.mark.parametrize("both", [False, True])
+def test_clients_that_mix_deadlines_share_by_what_their_requests_cost(urgent: float, both: bool) -> None:
+    """One asks for 2 ms at a time, the other for 20; of some, or of the one's alone, the answer is wanted in a second."""
+    pool = Pool(fair=True, policy=edf, refuse_late=False)
+    pool.know("2", "20")
+    pool.join(A)
+    chance = random.Random(7)
+    asked: dict[str, list[Entry]] = {"2": [], "20": []}
+    while pool.now_ns < 30_000 * MS:
+        for signature, entries in asked.items():
+            missing = 40 - sum(not entry.sent_ns for entry in entries[-200:])
+            new = pool.ask(signature, client=signature, count=missing)
+            for entry in new if both or signature == "2" else ():
+                if chance.random() < urgent:
+                    entry.deadline_ns = entry.arrived_ns + 1_000 * MS
+            entries.extend(new)
+        pool.step()
+    took = [pool.work_ms([one for one in entries if one.sent_ns]) for entries in asked.values()]
+    assert took[0] == pytest.approx(sum(took) / 2, rel=0.1)
 
 
 @pytest.mark.parametrize("passing", [0, 700], ids=["few clients", "many clients"])

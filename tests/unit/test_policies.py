@@ -510,6 +510,9 @@ def test_a_policy_of_ones_own(mine: Path, name: str) -> None:
     [
         "raise RuntimeError('no')",
         "raise SystemExit",
+        "raise GeneratorExit",
+        "import asyncio; raise asyncio.CancelledError",
+        "raise type('Odd', (Exception,), {'__str__': None})",
         "return float('nan')",
         "return float('inf')",
         "return '1'",

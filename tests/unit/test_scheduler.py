@@ -1265,13 +1265,13 @@ class Pool(RuleBasedStateMachine):
             assert sum(line.count for line in queue.lines.values()) == len(lined)
             assert queue.waiting_s == pytest.approx(sum(item.sure_s for item in lined), abs=1e-9)
             enqueued = queue.enqueued.values()
-            assert sum(each.rows for each in enqueued) == sum(item.rows for item in lined)
-            assert sum(each.count for each in enqueued) == sum(item.rows > 0 for item in lined)
+            assert sum(each.rows for each in enqueued) == sum(item.all_rows for item in lined)
+            assert sum(each.runs for each in enqueued) == sum(item.run_count for item in lined if item.rows)
             assert sum(each.filling for each in enqueued) == sum(item.fills for item in lined)
             self._check_room(queue.room, lined, [1] * len(lined))
             for signature, each in queue.enqueued.items():
                 mine = [item for item in lined if item.signature == signature and item.rows]
-                self._check_room(each.room, mine, [item.rows for item in mine])
+                self._check_room(each.room, mine, [item.all_rows for item in mine])
                 filling = [item for item in mine if item.fills]
                 self._check_room(each.room_filling, filling, [1] * len(filling))
 

@@ -45,8 +45,9 @@ def check_room(queue: Queue, parts: Sequence[Entry]) -> Sequence[tuple[Entry, Po
         return ()
     if settings is not None and first.rows:
         enqueued = queue.enqueued.get(first.signature)
-        # None has more rows than a batch: so many fit, however they are joined.
-        if (enqueued.count if enqueued else 0) + len(parts) > settings.max_enqueued_batches + idle:
+        # No run has more rows than a batch: so many fit, however they are joined.
+        runs = (enqueued.runs if enqueued else 0) + sum(entry.run_count for entry in parts)
+        if runs > settings.max_enqueued_batches + idle:
             leaving = _room_for_rows(parts, enqueued, settings, idle)
     lacking = queue.length + len(parts) - idle - queue.rules.max_requests
     places = min(lacking, len(parts)) - len(leaving)
@@ -66,7 +67,7 @@ def _room_for_rows(
     rows, filling = (enqueued.rows, enqueued.filling) if enqueued else (0, 0)
     rows -= idle * settings.run_rows
     filling -= idle
-    more = sum(entry.rows for entry in parts)
+    more = sum(entry.all_rows for entry in parts)
     if batching.has_room(rows, filling, more, settings):
         return []
     if enqueued is None:
@@ -77,14 +78,14 @@ def _room_for_rows(
     leaving = list(itertools.islice(enqueued.room_filling.leaving_for(first, 1), batches_over))
     if len(leaving) < batches_over:
         raise batching.is_full(rows, filling, more, settings)
-    rows_over = min(more, rows + more - most * settings.run_rows) - sum(last.rows for last in leaving)
+    rows_over = min(more, rows + more - most * settings.run_rows) - sum(last.all_rows for last in leaving)
     already = set(leaving)
     others = (last for last in enqueued.room.leaving_for(first, more) if last not in already)
     while rows_over > 0:
         if (last := next(others, None)) is None:
             raise batching.is_full(rows, filling, more, settings)
         leaving.append(last)
-        rows_over -= last.rows
+        rows_over -= last.all_rows
     return [(last, batching.is_full(rows, filling, more, settings)) for last in leaving]
 
 
@@ -194,11 +195,11 @@ def _runs_before(queue: Queue, entry: Entry, settings: BatchingSettings) -> list
     for line in queue.lines.values():
         if line.kind is None or line.slow != slow:
             continue
-        count = line.rows / settings.run_rows
+        count = line.all_rows / settings.run_rows
         if line is not own and own_first is not None:
             first = line.first(0)
             before = first is not None and first.key < own_first.key
-            count = first.rows / settings.run_rows if first is not None and before else 0.0
+            count = first.all_rows / settings.run_rows if first is not None and before else 0.0
         if line is own or queue.is_timed:
             count = float(int(count))
         if count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import TYPE_CHECKING
 
 from mypy_extensions import mypyc_attr
@@ -115,6 +116,16 @@ class Entry:
     def deadline_s(self) -> float:
         """0 for none."""
         return self.deadline_ns / 1e9
+
+    @property
+    def run_count(self) -> int:
+        """`runs`, of which the last need not be full."""
+        return math.ceil(self.runs)
+
+    @property
+    def all_rows(self) -> int:
+        """Those of all its runs."""
+        return self.rows if self.runs == 1.0 else round(self.rows * self.runs)
 
     @property
     def joins_until_ns(self) -> int:

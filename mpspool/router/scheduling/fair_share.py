@@ -13,6 +13,7 @@ import heapq
 import math
 from collections import deque
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 # Until then it is charged so much, and no less in the end.
 LEAST_S = 0.001
@@ -21,6 +22,21 @@ _SLACK = 256
 _RECENT = 16
 # Parties: of more those are forgotten that would wait least for having asked before.
 _MOST = 2**16
+
+
+@dataclass(slots=True)
+class _Ahead:
+    """What of a party was let begin later than its account is.
+
+    Attributes:
+        next_s: when another one like the last would begin.
+        after_s: how much later than its turn the last was next by its policy.
+        most_after_s: of all of them.
+    """
+
+    next_s: float
+    after_s: float
+    most_after_s: float
 
 
 class FairShare:
@@ -33,13 +49,45 @@ class FairShare:
     def __init__(self) -> None:
         self.clock_s = 0.0
         self._turns_s: deque[float] = deque([0.0], maxlen=_RECENT)
+        # The accounts: when what a party asks for next counts as arrived, by what it has had.
         self._next_s: dict[Hashable, float] = {}
+        self._ahead: dict[Hashable, _Ahead] = {}
         self._most = _SLACK  # parties, before those are forgotten that can be
 
-    def arrive(self, party: Hashable, cost_s: float, earliest_s: float = math.inf) -> float:
-        """When a request of this party counts as arrived, as now() has it."""
-        start_s = self.now(party, earliest_s)
-        self._next_s[party] = start_s + cost_s
+    def arrive(self, party: Hashable, cost_s: float) -> float:
+        """When a request of this party counts as arrived, of whom nothing waits."""
+        start_s = self.now(party)
+        if (ahead := self._ahead.pop(party, None)) is not None:
+            start_s = max(start_s, ahead.next_s)
+        return self._place(party, start_s, start_s + cost_s)
+
+    def follow(self, party: Hashable, cost_s: float, after_s: float) -> float:
+        """The same of one of whom something waits: it goes on from there, though others that its policy puts before it have come further.
+
+        But no request of it is next sooner than those that were served of late, or one that is not urgent would gather credit for those
+        that are. What is urgent is let begin later, for that, than where the account is, which goes on from there: it is not for what is
+        not urgent to wait for that.
+
+        Args:
+            party: whose.
+            cost_s: what it is charged.
+            after_s: how much later than its turn it is next by its policy.
+        """
+        own_s = self._next_s.get(party)
+        at_s = min(self.clock_s, self.turn_s - after_s)
+        if own_s is None:
+            own_s = max(at_s, 0.0)
+        start_s = max(at_s, own_s)
+        ahead = self._ahead.get(party)
+        if ahead is not None and after_s <= ahead.most_after_s:
+            start_s = max(start_s, ahead.next_s + ahead.after_s - after_s)
+        if start_s > own_s:
+            most_after_s = after_s if ahead is None else max(after_s, ahead.most_after_s)
+            self._ahead[party] = _Ahead(start_s + cost_s, after_s, most_after_s)
+        return self._place(party, start_s, own_s + cost_s)
+
+    def _place(self, party: Hashable, start_s: float, next_s: float) -> float:
+        self._next_s[party] = next_s
         if len(self._next_s) > self._most:
             self._forget()
         return start_s
@@ -52,6 +100,8 @@ class FairShare:
         """A request of this party leaves without having been run."""
         if party in self._next_s:
             self._next_s[party] -= cost_s
+        if (ahead := self._ahead.get(party)) is not None:
+            ahead.next_s -= cost_s
 
     @property
     def turn_s(self) -> float:
@@ -70,10 +120,17 @@ class FairShare:
     def forget(self, party: Hashable) -> None:
         """It does not come again."""
         self._next_s.pop(party, None)
+        self._ahead.pop(party, None)
 
     def owe(self, party: Hashable, more_s: float, start_s: float = 0.0) -> None:
-        """What a party was sent cost more than it was charged. `start_s`: when that counted as arrived."""
-        self._next_s[party] = max(self._next_s.get(party, 0.0), start_s) + more_s
+        """What a party was sent cost more than it was charged. `start_s`: when that counted as arrived, for one that was forgotten."""
+        self._next_s[party] = self._next_s.get(party, start_s) + more_s
+        if (ahead := self._ahead.get(party)) is not None:
+            ahead.next_s += more_s
+
+    def reach(self, party: Hashable, at_s: float) -> None:
+        """What this party asks for next counts as arrived no sooner."""
+        self._next_s[party] = max(self._next_s.get(party, 0.0), at_s)
 
     def _forget(self) -> None:
         """Those that have nothing ahead of the clock are as good as new. Looked for once in as many arrivals as there are."""
@@ -83,6 +140,11 @@ class FairShare:
         ):  # each asks but once: nobody is ever served who had to wait, and the clock stands
             most = heapq.nlargest(_MOST // 2, self._next_s.items(), key=lambda known: known[1])
             self._next_s = dict(most)
+        self._ahead = {
+            party: ahead
+            for party, ahead in self._ahead.items()
+            if ahead.next_s > self.clock_s and len(self._ahead) <= _MOST
+        }
         self._most = max(_SLACK, 2 * len(self._next_s))
 
 

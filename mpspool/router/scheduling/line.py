@@ -22,13 +22,14 @@ class Line:
         slow: it is for them, alone or since a batch of them was to be long.
         fair: its clients take turns.
         begun_by: the client of its first.
-        count, rows: of those that wait and are still wanted.
+        count, rows, all_rows: of those that wait and are still wanted; the last of all runs of those that take several.
         since_ns: no younger than the oldest of them, while they do not fill a batch.
         until_ns: till when, at the latest, they wait for more, by their deadlines, while they do not fill a batch; 0 where none has one.
     """
 
     __slots__ = (
         "_heap",
+        "all_rows",
         "begun_by",
         "count",
         "kind",
@@ -49,7 +50,7 @@ class Line:
         self.slow = long
         self.begun_by = begun_by
         self.count = 0
-        self.rows = 0
+        self.rows = self.all_rows = 0
         self.since_ns = 0
         self.until_ns = 0
         self._heap: list[tuple[float, int, Entry]] = []
@@ -74,6 +75,7 @@ class Line:
             self.until_ns = min(self.until_ns or entry.deadline_ns, entry.joins_until_ns)
         self.count += 1
         self.rows += entry.rows
+        self.all_rows += entry.all_rows
         entry.line = self
 
     def leave(self, entry: Entry) -> None:
@@ -81,6 +83,7 @@ class Line:
         entry.line = None
         self.count -= 1
         self.rows -= entry.rows
+        self.all_rows -= entry.all_rows
         if not self.count:
             self._heap.clear()  # who comes back may have another place
 

@@ -261,13 +261,17 @@ def _take_batch(
 
 
 def _is_never_long(queue: Queue, line: Line, settings: BatchingSettings, long_us: float) -> bool:
-    """Whether not even a full batch is nearly long by now."""
-    return _least_us(queue, line, settings.run_rows) < _NOT_LONG * long_us
+    """Whether not even a full batch is nearly long by now, however many runs the next one takes."""
+    first = line.first(0)
+    runs = first.runs if first is not None else 1.0
+    return runs * _least_us(queue, line, settings.run_rows) < _NOT_LONG * long_us
 
 
 def _batch_us(queue: Queue, line: Line, settings: BatchingSettings) -> float:
     """What the next batch of a line costs for sure if it is none for the slow lane; 0 where nobody knows."""
-    return _least_us(queue, line, _rows_to_take(queue, line, settings, long=False))
+    first = line.first(0)
+    runs = first.runs if first is not None else 1.0
+    return runs * _least_us(queue, line, _rows_to_take(queue, line, settings, long=False))
 
 
 def _rows_to_take(queue: Queue, line: Line, settings: BatchingSettings, long: bool) -> int:

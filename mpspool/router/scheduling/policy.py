@@ -184,7 +184,9 @@ class Own:
             if math.isfinite(number):
                 return number
             reason = f"it returned {value!r:.100}, which is no finite number"
-        except (Exception, SystemExit) as error:  # noqa: BLE001  it is somebody else's code
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001  it is somebody else's code
             reason = why(error)
         self.failures += 1
         if not self.error:
@@ -215,4 +217,8 @@ def missing(name: str, error: BaseException) -> Own:
 
 def why(error: BaseException) -> str:
     """What somebody else's code raised, in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001  that is its code, too
+        text = ""
+    return f"{type(error).__name__}: {' '.join(text.split())}".removesuffix(": ")

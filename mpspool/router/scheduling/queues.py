@@ -6,7 +6,6 @@ admission.py says who comes into it, next_dispatch.py what leaves it for a worke
 from __future__ import annotations
 
 import itertools
-import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
@@ -70,13 +69,13 @@ class Enqueued:
 
     Attributes:
         room, room_filling: all of it, by rows, and what fills a batch each.
-        count, rows: of all of it.
+        runs, rows: of all of it; runs if nothing is joined.
         filling: how many fill a batch each.
     """
 
     room: Room
     room_filling: Room
-    count: int = 0
+    runs: int = 0
     rows: int = 0
     filling: int = 0
 
@@ -159,9 +158,10 @@ class Queue:
             entry.slow = self.is_slow(entry)
             self._enter(entry.slow)
             share = self.shares.of(entry.slow)
-            # Who waits already goes on from there, though those have come further that its policy puts before it; no more than that.
-            earliest_s = share.turn_s - later_s if self._waits_of(entry.client, entry.slow) else math.inf
-            entry.start_s = share.arrive(entry.client, entry.charge_s, earliest_s)
+            if self._waits_of(entry.client, entry.slow):
+                entry.start_s = share.follow(entry.client, entry.charge_s, later_s)
+            else:
+                entry.start_s = share.arrive(entry.client, entry.charge_s)
             entry.key = entry.start_s + later_s
         entry.order = next(self._order)
 
@@ -315,10 +315,10 @@ class Queue:
             enqueued = self.enqueued.get(entry.signature)
             if enqueued is None:
                 enqueued = self.enqueued[entry.signature] = Enqueued(self._new_room(), self._new_room())
-            enqueued.count += 1
-            enqueued.rows += entry.rows
+            enqueued.runs += entry.run_count
+            enqueued.rows += entry.all_rows
             enqueued.filling += entry.fills
-            enqueued.room.add(entry, entry.rows)
+            enqueued.room.add(entry, entry.all_rows)
             if entry.fills:
                 enqueued.room_filling.add(entry)
         if line.count == 1:
@@ -384,13 +384,13 @@ class Queue:
                 self.room.discard(entry)
                 if entry.rows:
                     enqueued = self.enqueued[entry.signature]
-                    enqueued.count -= 1
-                    enqueued.rows -= entry.rows
+                    enqueued.runs -= entry.run_count
+                    enqueued.rows -= entry.all_rows
                     enqueued.filling -= entry.fills
                     enqueued.room.discard(entry)
                     if entry.fills:
                         enqueued.room_filling.discard(entry)
-                    if not enqueued.count and len(self.enqueued) > _MAX_SIGNATURES:
+                    if not enqueued.runs and len(self.enqueued) > _MAX_SIGNATURES:
                         del self.enqueued[entry.signature]
                 if not line.count:
                     self.lines.pop((line.kind, line.long), None)

@@ -74,7 +74,7 @@ class Turns:
         place.start_s = start_s + cost_s
         lane = self._lanes.of(slow)
         lane.served(start_s)
-        lane.owe(party, 0.0, place.start_s)
+        lane.reach(party, place.start_s)
         if not others and slow:  # the others go along
             self._lanes.catch_up(False)
             _lift(self._places[False].values(), self.clock_s)
