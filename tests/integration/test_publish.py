@@ -463,7 +463,7 @@ def test_a_full_file_system_is_a_shortage(bench: Bench, tmp_path: Path) -> None:
 
 def test_more_than_the_memory_is_refused_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel would end a process for it."""
-    monkeypatch.setattr(segment.room, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(segment.available_memory, "available_bytes", lambda: 1000)
     with pytest.raises(SegmentError, match=r"need 1,001 bytes in memory .*: 1,000 bytes are available: free"):
         segment.create("memfd", "", 1001, "name")
     os.close(segment.create("memfd", "", 1000, "name"))
