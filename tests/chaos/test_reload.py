@@ -412,7 +412,7 @@ if "reload" in sys.orig_argv:
     import os
     import time
 
-    from mpspool.supervisor import reload_command
+    from mpspool.supervisor.commands import reload as reload_command
 
     read = reload_command._read
 
