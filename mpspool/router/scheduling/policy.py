@@ -8,6 +8,7 @@ by a built-in one that both have, and by no other.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import inspect
 import math
@@ -30,6 +31,8 @@ NO_DEADLINE_S = 10.0
 _BEYOND = 0.01
 # One of somebody's own that takes longer for a request is slow: nothing else is done meanwhile.
 SLOW_S = 0.01
+# What it may raise, and goes no further; not what whoever tries it ends it by (probe.py).
+_RAISED = (Exception, SystemExit, GeneratorExit, asyncio.CancelledError)
 _NEWEST = 0.02  # of what it takes, in the average: that others had the processor for once makes nothing slow
 
 
@@ -184,9 +187,7 @@ class Own:
             if math.isfinite(number):
                 return number
             reason = f"it returned {value!r:.100}, which is no finite number"
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # noqa: BLE001  it is somebody else's code
+        except _RAISED as error:  # it is somebody else's code
             reason = why(error)
         self.failures += 1
         if not self.error:
